@@ -1,0 +1,483 @@
+"""The CommitLog role: one process that owns a replica's log, answers clients, and minds its satellites.
+
+A plain class; `shells.py` wraps it as a Ray actor. It serves its store through a server it is given (the Flight
+server lives in cluster/), so nothing here knows the wire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.errors import (
+    Corrupt,
+    DeliveryUnknown,
+    OffsetOutOfRange,
+    RayMQError,
+    Rejected,
+    Unavailable,
+)
+from raymq.store.files import Files
+from raymq.store.message_store import MessageStore
+from raymq.store.put import Append, FetchRequest, FetchSlice, PutOutcome, PutRequest
+from raymq.store.status import PutStatus
+
+from .shard_api import PutTicket
+from .supervisor import Progress, Supervisor
+
+log = logging.getLogger("raymq.commit_log")
+
+#: how long the ack loop sleeps with nothing in flight; a bell wakes it at once
+IDLE_WAIT_MS = 200
+#: every wait times out: a lost bell only delays (D4)
+BUSY_WAIT_MS = 10
+
+
+class Server(Protocol):
+    """What the host needs of the server that faces the network."""
+
+    port: int
+
+    def close(self) -> None:
+        """Stop serving."""
+
+
+@dataclass
+class Waiting:
+    """A put that waits for its promise."""
+
+    ticket: PutTicket
+    append: Append
+    leader_only: bool
+    deadline_ms: int
+
+
+@dataclass
+class Counters:
+    """What status and the benchmarks show."""
+
+    puts: int = 0
+    rows: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    rejected: int = 0
+    unknown: int = 0
+    fetches: int = 0
+    restarts: int = field(default=0)
+
+
+class LeaderHost:
+    """The leader of a shard: implements `shard_api.ShardBackend` over a MessageStore and a Supervisor.
+
+    Threads: server threads call put, fetch and call; `run_acks` and `run_dispatch` are one thread each.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        *,
+        identity: dict[str, Any],
+        roles: tuple[str, ...],
+        files: Files | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.identity_facts = identity
+        self.config = config
+        self.clock = clock or Clock()
+        self.counters = Counters()
+        self.failed: RayMQError | None = None
+        #: shard -> endpoint, as far as this shard was told
+        self.routes: dict[str, str] = {}
+        self._sync = config.flush == "sync"
+        self._mirror = "replication" in roles
+        self._waiting: deque[Waiting] = deque()
+        self._submit_lock = threading.Lock()
+        self._sequence = 0
+        self._readable = threading.Condition()
+        self._dispatch_wake = threading.Event()
+        self._stopping = False
+        files = files or Files()
+        self.supervisor = Supervisor(
+            root, roles, clock=self.clock, files=files, witness_sync=self._witness_sync
+        )
+        self.store = MessageStore.open(
+            root,
+            config=config,
+            files=files,
+            clock=self.clock,
+            identity={
+                "cluster_id": identity["cluster_id"],
+                "shard": identity["shard"],
+                "replica": identity.get("replica", 0),
+            },
+            on_locked=self.supervisor.fence_old,
+        )
+        # What recovery found may still sit in the page cache only: prove it before anybody relies on it.
+        self.store.log.sync()
+        if not self._mirror:
+            self.store.log.note_confirmed(self.store.log.end)
+        self.supervisor.begin(
+            self.store.log.end, self.store.log.synced, self.store.log.confirmed
+        )
+        self.supervisor.publish_appended(self.store.log.end)
+        self._threads = [
+            threading.Thread(target=self._guard(self._run_acks), name="raymq-acks", daemon=True),
+            threading.Thread(
+                target=self._guard(self._run_dispatch), name="raymq-dispatch", daemon=True
+            ),
+            threading.Thread(
+                target=self._guard(self._run_allocate), name="raymq-allocate", daemon=True
+            ),
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._dispatch_wake.set()
+
+    # --- ShardBackend: put ----------------------------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        """Cluster id, shard and this process's incarnation."""
+        return dict(self.identity_facts)
+
+    def put(self, request: PutRequest) -> PutTicket:
+        """Append a batch; the ticket completes when its promise is kept.
+
+        Raises: Rejected, Fenced, StorageFull, Unavailable with nothing stored.
+        """
+        self._check_serving()
+        try:
+            appended = self.store.put(request)
+        except (Rejected, Unavailable):
+            self.counters.rejected += 1
+            raise
+        ticket = PutTicket(request)
+        self._await(ticket, appended, leader_only=request.acks == "leader")
+        self.counters.puts += 1
+        self.counters.rows += appended.count
+        self.counters.bytes += request.batch.nbytes
+        self.counters.duplicates += appended.duplicates
+        return ticket
+
+    def _await(self, ticket: PutTicket, appended: Append, *, leader_only: bool) -> None:
+        if self._kept(appended.end_offset, leader_only=leader_only):
+            ticket.complete(_outcome(appended))
+            self._ring(appended, leader_only, None)
+            return
+        limit = self.config.sync_flush_timeout_ms
+        if self._mirror and not leader_only:
+            limit = max(limit, self.config.slave_timeout_ms)
+        deadline = self.clock.monotonic_ms() + limit
+        self._ring(appended, leader_only, Waiting(ticket, appended, leader_only, deadline))
+
+    def _ring(self, appended: Append, leader_only: bool, waiting: Waiting | None) -> None:
+        with self._submit_lock:
+            self._sequence += 1
+            if waiting is not None:
+                self._waiting.append(waiting)
+            deadline = waiting.deadline_ms if waiting is not None else 0
+            # Order: bytes (written), then the word, then the bell.
+            self.supervisor.publish_appended(self.store.log.end)
+            self.supervisor.submit(
+                self._sequence, appended.end_offset, "leader" if leader_only else "quorum", deadline
+            )
+
+    def _kept(self, end_offset: int, *, leader_only: bool) -> bool:
+        log_ = self.store.log
+        if leader_only:
+            return not self._sync or log_.synced >= end_offset
+        if self._mirror:
+            return log_.confirmed >= end_offset
+        return not self._sync or log_.synced >= end_offset
+
+    # --- the ack loop ---------------------------------------------------------------------------------------
+
+    def _run_acks(self) -> None:
+        while not self._stopping:
+            self.supervisor.wait(BUSY_WAIT_MS if self._waiting else IDLE_WAIT_MS)
+            self.supervisor.tick()
+            self._advance(self.supervisor.progress())
+
+    def _advance(self, progress: Progress) -> None:
+        log_ = self.store.log
+        before = log_.confirmed
+        log_.note_synced(progress.flushed)
+        if self._mirror:
+            log_.note_confirmed(progress.confirmed)
+        else:
+            log_.note_confirmed(log_.synced if self._sync else log_.end)
+        if log_.confirmed > before:
+            self._dispatch_wake.set()
+        self._complete()
+
+    def _complete(self) -> None:
+        now = self.clock.monotonic_ms()
+        kept: list[Waiting] = []
+        with self._submit_lock:
+            while self._waiting:
+                head = self._waiting[0]
+                if self._kept(head.append.end_offset, leader_only=head.leader_only):
+                    kept.append(self._waiting.popleft())
+                elif now >= head.deadline_ms:
+                    self._waiting.popleft()
+                    self._unknown(head)
+                else:
+                    break
+        for waiting in kept:
+            waiting.ticket.complete(_outcome(waiting.append))
+
+    def _unknown(self, waiting: Waiting) -> None:
+        flushed = self.store.log.synced >= waiting.append.end_offset or not self._sync
+        # The replica's status wins over the flush's, as in handleDiskFlushAndHA.
+        late_replica = self._mirror and not waiting.leader_only and flushed
+        status = PutStatus.FLUSH_SLAVE_TIMEOUT if late_replica else PutStatus.FLUSH_DISK_TIMEOUT
+        self.counters.unknown += 1
+        waiting.ticket.fail(
+            DeliveryUnknown(
+                f"stored at the leader, but {status.value}: it may or may not stay; a retry with the same sequence "
+                "is safe",
+                status=status.value,
+                append=waiting.append._asdict(),
+            )
+        )
+
+    def _witness_sync(self) -> int:
+        return self.store.log.sync()
+
+    # --- dispatch, allocation -------------------------------------------------------------------------------
+
+    def _run_dispatch(self) -> None:
+        last_sync = self.clock.monotonic_ms()
+        while not self._stopping:
+            self._dispatch_wake.wait(1.0)
+            self._dispatch_wake.clear()
+            while not self._stopping:
+                before = self.store.dispatched
+                after = self.store.dispatch(self.store.log.confirmed)
+                if after == before:
+                    break
+                with self._readable:
+                    self._readable.notify_all()
+            now = self.clock.monotonic_ms()
+            if now - last_sync >= 60_000 and not self._stopping:
+                self.store.sync_queues()
+                last_sync = now
+
+    def _run_allocate(self) -> None:
+        ahead = self.store.log.allocate_ahead()
+        while not self._stopping:
+            if not ahead.step():
+                ahead.wait(0.2)
+
+    def _guard(self, body: Callable[[], None]) -> Callable[[], None]:
+        """A service loop that dies takes the process's service with it: nothing limps on half alive."""
+
+        def run() -> None:
+            try:
+                body()
+            except RayMQError as error:
+                self._fail(error)
+            except OSError as error:
+                self._fail(Unavailable(f"{body.__name__}: {error}", field="store"))
+            except Exception as error:
+                log.exception("service loop died")
+                self._fail(Unavailable(f"{body.__name__}: {error!r}", field="store"))
+
+        return run
+
+    def _fail(self, error: RayMQError) -> None:
+        if self._stopping:
+            return
+        log.error("the shard stops writing: %s", error)
+        self.failed = error
+        with self._submit_lock:
+            waiting, self._waiting = list(self._waiting), deque()
+        for entry in waiting:
+            self._unknown(entry)
+        with self._readable:
+            self._readable.notify_all()
+
+    def _check_serving(self) -> None:
+        if self.failed is not None:
+            raise Unavailable(
+                f"the shard stopped writing: {self.failed}", field="shard", status="SERVICE_NOT_AVAILABLE"
+            )
+        if self._stopping:
+            raise Unavailable("the shard is stopping", field="shard", status="SERVICE_NOT_AVAILABLE")
+
+    # --- ShardBackend: fetch --------------------------------------------------------------------------------
+
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
+        """Read every queue asked for; wait up to `wait_ms` while none has anything.
+
+        Source: PullRequestHoldService: a request is held until a message arrives or its time is up.
+        """
+        self.counters.fetches += 1
+        deadline = self.clock.monotonic_ms() + request.wait_ms
+        while True:
+            with self._readable:
+                found = self._read(request)
+                left = deadline - self.clock.monotonic_ms()
+                if any(part.error or len(part.records) for part in found) or left <= 0:
+                    return found
+                if self._stopping:
+                    raise Unavailable("the shard is stopping", field="shard")
+                self._readable.wait(left / 1000)
+
+    def _read(self, request: FetchRequest) -> list[FetchSlice]:
+        slices: list[FetchSlice] = []
+        budget = request.max_bytes
+        for queue_id, offset in request.offsets.items():
+            try:
+                part = self.store.fetch(
+                    request.topic,
+                    queue_id,
+                    offset,
+                    max_bytes=max(budget, 1),
+                    max_records=request.max_records,
+                )
+            except OffsetOutOfRange as error:
+                low, high = self.store.queue_range(request.topic, queue_id)
+                slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
+                continue
+            if len(part.records):
+                budget -= part.records.nbytes
+                slices.append(part)
+                if budget <= 0:
+                    break
+        return slices
+
+    # --- ShardBackend: call ---------------------------------------------------------------------------------
+
+    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """An administrative operation.
+
+        Raises: Rejected for an unknown operation or bad arguments.
+        """
+        handler = getattr(self, f"_op_{op}", None)
+        if handler is None:
+            raise Rejected(f"unknown operation {op!r}", field="op", limit="a known operation")
+        result: dict[str, Any] = handler(**args)
+        return result
+
+    def _op_describe(self) -> dict[str, Any]:
+        return dict(self.identity_facts)
+
+    def _op_routes(self) -> dict[str, Any]:
+        return dict(self.routes)
+
+    def _op_status(self) -> dict[str, Any]:
+        return self.status()
+
+    def _op_topics(self) -> dict[str, Any]:
+        return {
+            t.name: {"queues": t.queues, "shards": list(t.shards)}
+            for t in list(self.store.state.topics.values())
+        }
+
+    def _op_create_topic(self, name: str, queues: int, shards: list[int]) -> dict[str, Any]:
+        self._check_serving()
+        appended = self.store.create_topic(name, queues, shards)
+        if appended is None:
+            return {"created": False}
+        self._wait(appended)
+        return {"created": True}
+
+    def _op_queue_ranges(self, topic: str) -> dict[str, Any]:
+        info = self.store.state.topics.get(topic)
+        if info is None:
+            raise Rejected(
+                f"topic {topic} does not exist", field="topic", limit="an existing topic"
+            )
+        shard = int(self.identity_facts["shard"])
+        return {
+            str(queue): list(self.store.queue_range(topic, queue))
+            for queue in range(info.queues)
+            if info.shard_of(queue) == shard
+        }
+
+    def _op_commit_offsets(self, group: str, topic: str, offsets: dict[str, int]) -> dict[str, Any]:
+        self._check_serving()
+        self._wait(
+            self.store.commit_offsets(group, topic, {int(q): int(o) for q, o in offsets.items()})
+        )
+        return {}
+
+    def _op_offsets(self, group: str, topic: str) -> dict[str, Any]:
+        table = self.store.state.offsets.get((group, topic), {})
+        return {str(queue): offset for queue, offset in table.items()}
+
+    def _op_init_producer(self, producer_id: int) -> dict[str, Any]:
+        self._check_serving()
+        epoch, appended = self.store.init_producer(producer_id)
+        self._wait(appended)
+        return {"epoch": epoch}
+
+    def _wait(self, appended: Append) -> None:
+        ticket = PutTicket(None)
+        self._await(ticket, appended, leader_only=False)
+        ticket.wait(60.0)
+
+    def replicate(
+        self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]
+    ) -> None:
+        """A leader takes no replica stream."""
+        raise Rejected("this replica is the leader", field="mode", limit="follower")
+
+    # --- status and shutdown --------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Positions, counters and satellites, for people and benchmarks."""
+        log_ = self.store.log
+        return {
+            **self.identity_facts,
+            "mode": "leader",
+            "state": "RUNNING" if self.failed is None else "READ_ONLY",
+            "error": None if self.failed is None else str(self.failed),
+            "min_offset": log_.start,
+            "appended": log_.end,
+            "synced": log_.synced,
+            "confirmed": log_.confirmed,
+            "dispatched": self.store.dispatched,
+            "recovery": None
+            if log_.recovered is None
+            else {"row": log_.recovered.row, "end": log_.recovered.end},
+            "counters": vars(self.counters),
+            "roles": self.supervisor.describe(),
+        }
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Orderly stop: no new puts, waiting ones answered, everything synced, satellites told to end."""
+        deadline = self.clock.monotonic_ms() + int(timeout_s * 1000)
+        while self._waiting and self.failed is None and self.clock.monotonic_ms() < deadline:
+            self.clock.sleep_ms(5)
+        self._stopping = True
+        self._dispatch_wake.set()
+        with self._readable:
+            self._readable.notify_all()
+        for thread in self._threads:
+            thread.join(2.0)
+        self.supervisor.close()
+        with contextlib.suppress(OSError, Corrupt):
+            if not self._mirror and self.failed is None:
+                self.store.log.sync()
+                self.store.log.note_confirmed(self.store.log.end)
+            self.store.close()
+
+
+def _outcome(appended: Append) -> PutOutcome:
+    return PutOutcome(
+        appended.first_offset,
+        appended.count,
+        appended.duplicates,
+        appended.store_time_ms,
+        appended.physical_offset,
+    )

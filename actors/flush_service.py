@@ -1,0 +1,172 @@
+"""GroupCommit and FlushRealTime as a process: the loop around the logic of store/flush.py.
+
+A plain class; a Ray actor runs `run` in a thread, tests run it in a spawned process. When the loop ends the
+process ends: one life serves one grant (satellite.py), and whoever hosts it starts the next.
+Imports neither Ray nor pyarrow: a flusher is small and quick to start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from raymq.store.clock import Clock
+from raymq.store.config import MIB
+from raymq.store.errors import Rejected
+from raymq.store.files import Files
+from raymq.store.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
+from raymq.store.status import PutStatus
+
+from .ring import FLAG_ANSWER
+from .satellite import HEART_PERIOD_MS, IDLE_WAIT_MS, Satellite, Standing
+
+#: a wait right after work: a lost bell delays by this (RocketMQ's waitForRunning(10))
+BUSY_WAIT_MS = 10
+
+#: `stop` was called
+EXIT_STOPPED = 0
+#: CommitLog closed in order; the next life waits for its return
+EXIT_STOPPED_BY_COMMIT_LOG = 80
+#: the grant was taken back, or another CommitLog began
+EXIT_FENCED = 81
+#: a sync failed; CommitLog has been told
+EXIT_SYNC_FAILED = 82
+#: the loop raised: a bug, or the disk refused something else than a sync
+EXIT_BUG = 83
+
+
+class FlushService:
+    """One life of a flusher. Callers: `run` or `serve` by one thread; `stop` by any."""
+
+    def __init__(
+        self,
+        replica_dir: str | Path,
+        role: str,
+        *,
+        segment_size_bytes: int = 1024 * MIB,
+        sync_flush_timeout_ms: int = 5_000,
+        flush_interval_ms: int = 500,
+        flush_least_pages: int = 4,
+        flush_thorough_interval_ms: int = 10_000,
+        clock: Clock | None = None,
+        files: Files | None = None,
+    ) -> None:
+        """Args: role: "group_commit" or "flush_real_time"; the numbers are StoreConfig's of the same names."""
+        if role not in ("group_commit", "flush_real_time"):
+            raise Rejected(
+                f"{role!r} is not a flusher", field="role", limit="group_commit|flush_real_time"
+            )
+        files = files or Files()
+        self._role = role
+        self._clock = clock or Clock()
+        self._satellite = Satellite(replica_dir, role, clock=self._clock, files=files)
+        self._syncer = SegmentSyncer(f"{replica_dir}/commitlog", segment_size_bytes, files)
+        self._sync_flush_timeout_ms = sync_flush_timeout_ms
+        self._flush_interval_ms = flush_interval_ms
+        self._flush_least_pages = flush_least_pages
+        self._flush_thorough_interval_ms = flush_thorough_interval_ms
+        self._requests = 0
+
+    def run(self) -> None:
+        """Serve, and end the process with the life, whatever else runs in it. Returns: only after `stop`."""
+        code = EXIT_BUG
+        try:
+            code = self.serve()
+        except Exception:
+            # The host of this thread would only log it, and then limp on without a flusher.
+            traceback.print_exc()
+            sys.stderr.flush()
+        if code != EXIT_STOPPED:
+            os._exit(code)
+
+    def serve(self) -> int:
+        """One life: wait for the grant, flush under it. Returns: an EXIT_* code, when it is over."""
+        satellite = self._satellite
+        try:
+            standing = satellite.run_until_granted()
+            if standing is Standing.GRANTED:
+                serve = self._group_commit if self._role == "group_commit" else self._real_time
+                standing = serve()
+            return _EXIT_CODES[standing]
+        except FlushFailed as failure:
+            satellite.publish_failure(failure.errno)
+            return EXIT_SYNC_FAILED
+        finally:
+            self._syncer.close()
+            satellite.close()
+
+    def stop(self) -> None:
+        """End the life soon, in order. Callers: any thread."""
+        self._satellite.stop()
+
+    def _group_commit(self) -> Standing:
+        """Source: GroupCommitService#run; the wait is adaptive so that an idle shard costs next to nothing."""
+        satellite = self._satellite
+        commit = GroupCommit(
+            self._syncer,
+            self._clock,
+            timeout_ms=self._sync_flush_timeout_ms,
+            flushed=satellite.base,
+            on_sync_started=satellite.publish_sync_started,
+            on_flushed=satellite.publish_position,
+        )
+        wait_ms = BUSY_WAIT_MS
+        while (standing := satellite.standing()) is Standing.GRANTED:
+            if self._commit_once(commit):
+                wait_ms = BUSY_WAIT_MS
+            elif not satellite.wait(wait_ms):
+                wait_ms = min(wait_ms * 2, IDLE_WAIT_MS)
+        if standing is not Standing.FENCED:
+            self._commit_once(commit)
+        return standing
+
+    def _real_time(self) -> Standing:
+        """Source: FlushRealTimeService#run with flushCommitLogTimed: a period, not a bell."""
+        satellite = self._satellite
+        flusher = FlushRealTime(
+            self._syncer,
+            self._clock,
+            interval_ms=self._flush_interval_ms,
+            least_pages=self._flush_least_pages,
+            thorough_interval_ms=self._flush_thorough_interval_ms,
+            flushed=satellite.base,
+            on_sync_started=satellite.publish_sync_started,
+            on_flushed=satellite.publish_position,
+        )
+        while (standing := satellite.standing()) is Standing.GRANTED:
+            satellite.wait(min(flusher.wait_ms(), HEART_PERIOD_MS))
+            with satellite.long_call():
+                flusher.flush_if_due(satellite.appended)
+            satellite.publish_counts(self._syncer.syncs, 0)
+        if standing is not Standing.FENCED:
+            with satellite.long_call():
+                flusher.shutdown(satellite.appended)
+        return standing
+
+    def _commit_once(self, commit: GroupCommit) -> bool:
+        """Take what waits, sync once for all of it. Returns: whether there was anything to do."""
+        satellite = self._satellite
+        waiting = satellite.take_requests()
+        appended = satellite.appended
+        if not waiting and appended <= commit.flushed:
+            return False
+        for request in waiting:
+            commit.request(request.end_offset, request.deadline_ms)
+        commit.swap()
+        with satellite.long_call():
+            _, statuses = commit.do_commit(appended)
+        for request, status in zip(waiting, statuses, strict=True):
+            if status is not PutStatus.PUT_OK and request.flags & FLAG_ANSWER:
+                satellite.answer(request.sequence, status.code)
+        self._requests += len(waiting)
+        satellite.publish_counts(self._syncer.syncs, self._requests)
+        return True
+
+
+_EXIT_CODES = {
+    Standing.LEAVING: EXIT_STOPPED,
+    Standing.STOPPED: EXIT_STOPPED_BY_COMMIT_LOG,
+    Standing.FENCED: EXIT_FENCED,
+}

@@ -1,0 +1,212 @@
+"""The CommitLog role on a follower: takes units from the leader, has them synced, answers what it has.
+
+It serves no reads and takes no puts; in mirror mode there is no failover (D5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from raymq.store.chain import ChainUnit
+from raymq.store.clock import Clock
+from raymq.store.commit_log import CommitLog
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable
+from raymq.store.files import Files
+from raymq.store.put import FetchRequest, FetchSlice, PutRequest
+
+from .follower import FollowerSession
+from .shard_api import PutTicket
+from .supervisor import Supervisor
+
+
+class FollowerHost:
+    """A follower's log behind the port that `follower.FollowerSession` drives.
+
+    One stream of the leader at a time holds the writer lock; `run_acks` tells it what was synced.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        *,
+        identity: dict[str, Any],
+        roles: tuple[str, ...],
+        files: Files | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        files = files or Files()
+        self.identity_facts = identity
+        self.config = config
+        self.clock = clock or Clock()
+        self.failed: RayMQError | None = None
+        self._stopping = False
+        self._writer = threading.RLock()
+        self._changed = threading.Condition()
+        self.supervisor = Supervisor(
+            root, roles, clock=self.clock, files=files, witness_sync=self._witness_sync
+        )
+        self.log = CommitLog(
+            root,
+            config,
+            files=files,
+            clock=self.clock,
+            identity={
+                "cluster_id": identity["cluster_id"],
+                "shard": identity["shard"],
+                "replica": identity.get("replica", 1),
+            },
+        )
+        try:
+            self.supervisor.fence_old()
+            last = self.log.queue.files[-1].start if self.log.queue.files else 0
+            self.log.recover(min(last, self.log.synced))
+            self.log.sync()
+        except BaseException:
+            self.log.close(clean=False)
+            raise
+        self.supervisor.begin(self.log.end, self.log.synced, self.log.confirmed)
+        self.supervisor.publish_appended(self.log.end)
+        self._threads = [
+            threading.Thread(target=self._run_acks, name="raymq-acks", daemon=True),
+            threading.Thread(target=self._run_allocate, name="raymq-allocate", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- the store port of FollowerSession ------------------------------------------------------------------
+
+    def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        """Append units verbatim and ring the flush service."""
+        self._check_serving()
+        with self._writer:
+            self.log.append_units(units, data)
+            self.supervisor.publish_appended(self.log.end)
+            self.supervisor.submit(0, self.log.end, "quorum", 0)
+
+    def truncate(self, offset: int) -> None:
+        """R9's cut, as a handshake: the flush service is stopped first and granted anew after."""
+        self._check_serving()
+        with self._writer:
+            for role in self.supervisor.roles:
+                self.supervisor.revoke(role)
+            self.log.truncate(offset)
+            self.supervisor.publish_appended(self.log.end)
+
+    def end(self) -> tuple[int, int, int]:
+        """(appended end, last chain value, last epoch)."""
+        last = self.log.chain.last
+        return self.log.end, self.log.chain.value, 0 if last is None else last.epoch
+
+    def chain_at(self, offset: int) -> tuple[int, int] | None:
+        """(chain value, epoch) of the unit that ends at `offset`; None where no unit ends there."""
+        return self.log.chain.value_at(offset)
+
+    def synced(self) -> int:
+        """Everything below is on this follower's disk."""
+        return self.log.synced if self.config.flush == "sync" else self.log.end
+
+    def confirmed(self) -> int:
+        """The C this follower knows."""
+        return self.log.confirmed
+
+    def advance_confirmed(self, confirmed: int) -> None:
+        """Take the leader's C, as far as this log reaches."""
+        self.log.note_confirmed(min(confirmed, self.log.end))
+
+    def wait_synced(self, offset: int, timeout_ms: int) -> int:
+        """Wait until `synced() >= offset` or the time is up. Returns: the synced end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.synced() >= offset or self._stopping, timeout_ms / 1000
+            )
+        return self.synced()
+
+    # --- ShardBackend ---------------------------------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        """Cluster id, shard and this process's incarnation."""
+        return dict(self.identity_facts)
+
+    def replicate(
+        self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]
+    ) -> None:
+        """Serve one leader stream until it ends."""
+        FollowerSession(self, self.identity_facts).run(frames, send)
+
+    def put(self, request: PutRequest) -> PutTicket:
+        """A follower takes no puts."""
+        raise Unavailable("this replica is a follower; send to the leader", field="mode")
+
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
+        """A mirror's follower serves no reads."""
+        raise Unavailable("this replica is a follower; read from the leader", field="mode")
+
+    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """describe and status only."""
+        if op == "describe":
+            return dict(self.identity_facts)
+        if op == "status":
+            return self.status()
+        raise Rejected(f"a follower does not answer {op!r}", field="op", limit="describe, status")
+
+    # --- loops ----------------------------------------------------------------------------------------------
+
+    def _run_acks(self) -> None:
+        try:
+            while not self._stopping:
+                self.supervisor.wait(10 if self.log.synced < self.log.end else 200)
+                self.supervisor.tick()
+                progress = self.supervisor.progress()
+                if progress.flushed > self.log.synced:
+                    with self._changed:
+                        self.log.note_synced(progress.flushed)
+                        self._changed.notify_all()
+        except (OSError, RayMQError) as error:
+            self.failed = error if isinstance(error, RayMQError) else Unavailable(str(error))
+
+    def _run_allocate(self) -> None:
+        ahead = self.log.allocate_ahead()
+        while not self._stopping:
+            if not ahead.step():
+                ahead.wait(0.2)
+
+    def _witness_sync(self) -> int:
+        return self.log.sync()
+
+    def _check_serving(self) -> None:
+        if self.failed is not None or self._stopping:
+            raise Unavailable(
+                f"the follower stopped writing: {self.failed or 'stopping'}", field="shard"
+            )
+
+    def status(self) -> dict[str, Any]:
+        """Positions and satellites."""
+        recovered = self.log.recovered
+        return {
+            **self.identity_facts,
+            "mode": "follower",
+            "state": "RUNNING" if self.failed is None else "READ_ONLY",
+            "error": None if self.failed is None else str(self.failed),
+            "appended": self.log.end,
+            "synced": self.log.synced,
+            "confirmed": self.log.confirmed,
+            "recovery": None if recovered is None else {"row": recovered.row, "end": recovered.end},
+            "roles": self.supervisor.describe(),
+        }
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Orderly stop. `abort` stays: a follower's consume queues are built when somebody opens it."""
+        self._stopping = True
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(2.0)
+        self.supervisor.close()
+        with contextlib.suppress(OSError, Corrupt), self._writer:
+            self.log.close(clean=False)

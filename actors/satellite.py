@@ -1,0 +1,230 @@
+"""The part that every satellite process (flushers, replication) shares: attach, be granted, beat, publish, leave.
+
+A satellite takes its role's lock, says "I am here" in its record and works only under a grant of CommitLog
+(see supervisor.py). One life of a satellite serves one grant: when the grant is gone or CommitLog begins anew,
+it leaves and its process exits, and Ray starts a new one. That keeps every file descriptor, buffer and count of
+a satellite to one log and one generation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+
+from raymq.store.clock import Clock
+from raymq.store.errors import Unavailable, require
+from raymq.store.files import Files
+
+from .control_block import COMMIT_LOG, ControlBlock, Registration, State, shared_file
+from .doorbell import Doorbell
+from .processes import boot_id_hash, new_incarnation, own_identity
+from .ring import Request, RoleRings, Status
+
+#: how often an attached satellite looks without a bell while nothing happens
+IDLE_WAIT_MS = 400
+#: how often a long call beats
+HEART_PERIOD_MS = 500
+#: how often a satellite without lock or store directory tries again
+ATTACH_RETRY_MS = 200
+
+
+class Standing(Enum):
+    """What CommitLog's words say to this satellite."""
+
+    #: not granted yet: touch nothing
+    WAITING = "waiting"
+    GRANTED = "granted"
+    #: granted once, not any more: leave at once, publish nothing
+    FENCED = "fenced"
+    #: CommitLog closed in order: finish and leave
+    STOPPED = "stopped"
+    #: this satellite was told to stop
+    LEAVING = "leaving"
+
+
+class Satellite:
+    """One life of one role. Callers: one thread; `stop` may come from any."""
+
+    def __init__(self, replica_dir: str | Path, role: str, *, clock: Clock, files: Files) -> None:
+        self._replica_dir = str(replica_dir)
+        self._clock = clock
+        self._files = files
+        #: which role
+        self.role = role
+        #: this life
+        self.incarnation = new_incarnation()
+        #: the generation granted; 0 before
+        self.generation = 0
+        #: what was flushed (confirmed) when the grant was given
+        self.base = 0
+        self._commit_log_incarnation = 0
+        self._boot = boot_id_hash(files=files)
+        self._stopping = threading.Event()
+        self._attached = False
+        self._long_call = False
+        self._heart_stop = threading.Event()
+
+    def run_until_granted(self) -> Standing:
+        """Attach and wait, however long, for the grant. Returns: GRANTED or LEAVING."""
+        while not self._stopping.is_set():
+            if not self._attached:
+                try:
+                    self.attach()
+                except Unavailable:
+                    # The store directory is not there yet, or the role's last process has not ended yet.
+                    self._stopping.wait(ATTACH_RETRY_MS / 1000)
+                    continue
+            standing = self.standing()
+            if standing is not Standing.WAITING:
+                return standing
+            self.wait(IDLE_WAIT_MS)
+        return Standing.LEAVING
+
+    def attach(self) -> None:
+        """Take the lock, say "I am here", ring CommitLog. Raises: Unavailable: no store yet, or the lock is held."""
+        if not self._files.exists(f"{self._replica_dir}/raymq"):
+            raise Unavailable(f"{self._replica_dir} is not a store (yet)", path=self._replica_dir)
+        self._lock_fd = self._files.open_file(
+            shared_file(self._replica_dir, f"{self.role}.lock"), create=True
+        )
+        try:
+            self._files.lock(self._lock_fd)
+        except Unavailable:
+            self._files.close(self._lock_fd)
+            raise
+        self._bell = Doorbell(self._replica_dir, self.role, files=self._files)
+        self._control = ControlBlock.open(
+            shared_file(self._replica_dir, "control"), files=self._files
+        )
+        self._rings = RoleRings.open(
+            shared_file(self._replica_dir, f"ring-{self.role}"), files=self._files
+        )
+        self._record = self._control.roles[self.role]
+        registration = Registration(self.incarnation, own_identity(files=self._files))
+        self._record.register(registration, self._clock.monotonic_ms())
+        self._heart = threading.Thread(target=self._run_heart, name="heart", daemon=True)
+        self._heart.start()
+        self._attached = True
+        self._bell.ring(COMMIT_LOG)
+
+    def standing(self) -> Standing:
+        """What holds now; the first GRANTED also sets `generation` and `base`."""
+        if self._stopping.is_set():
+            return Standing.LEAVING
+        generation, incarnation = self._record.grant
+        granted = incarnation == self.incarnation and self._control.valid(self._boot)
+        if not self.generation:
+            if not granted:
+                return Standing.WAITING
+            self._commit_log_incarnation = self._control.incarnation
+            self.base = self._record.base
+            # Read again: had the grant gone in between, these two would be of another life.
+            if self._record.grant != (generation, incarnation):
+                return Standing.FENCED
+            self.generation = generation
+        if (
+            not granted
+            or generation != self.generation
+            or self._control.incarnation != self._commit_log_incarnation
+        ):
+            return Standing.FENCED
+        return Standing.STOPPED if self._control.state == State.STOPPED else Standing.GRANTED
+
+    def wait(self, timeout_ms: int) -> bool:
+        """Beat, then wait for the bell. Returns: whether it rang."""
+        self._record.beat(self._clock.monotonic_ms())
+        return self._bell.wait(timeout_ms)
+
+    @contextmanager
+    def long_call(self) -> Iterator[None]:
+        """Around a call that may take long (a sync on a slow disk): a thread beats meanwhile.
+
+        A slow disk is not a hung satellite; a stopped process does not beat either way.
+        """
+        self._long_call = True
+        try:
+            yield
+        finally:
+            self._long_call = False
+            self._record.beat(self._clock.monotonic_ms())
+
+    @property
+    def appended(self) -> int:
+        """Every byte below is in the log."""
+        return self._control.appended
+
+    def position_of(self, role: str) -> int:
+        """The end that another role has published under its present grant; 0 if it has none."""
+        record = self._control.roles[role]
+        generation, incarnation = record.grant
+        return record.position(generation) if incarnation else 0
+
+    def base_of(self, role: str) -> int:
+        """The end that was flushed (confirmed) when another role was granted last."""
+        return self._control.roles[role].base
+
+    def take_requests(self) -> list[Request]:
+        """The puts that CommitLog handed over since the last call."""
+        self._require_granted()
+        return self._rings.take_requests()
+
+    def answer(self, sequence: int, code: int) -> bool:
+        """Tell CommitLog that a put did not succeed. Returns: False if the ring is full (its deadline answers)."""
+        self._require_granted()
+        return self._rings.answer(Status(sequence, code))
+
+    def publish_sync_started(self, end_offset: int) -> None:
+        """Before each sync."""
+        self._require_granted()
+        self._record.publish_sync_started(self.generation, end_offset)
+
+    def publish_position(self, end_offset: int) -> None:
+        """After success, then ring CommitLog and, from a flusher, Replication, which combines."""
+        self._require_granted()
+        self._record.publish_position(self.generation, end_offset)
+        self.ring()
+
+    def publish_failure(self, errno: int) -> None:
+        """A sync failed: CommitLog must poison the replica."""
+        self._require_granted()
+        self._record.publish_failure(self.generation, errno)
+        self.ring()
+
+    def publish_counts(self, syncs: int, requests: int) -> None:
+        """Totals for status displays."""
+        self._record.publish_counts(syncs, requests)
+
+    def ring(self) -> None:
+        """Ring CommitLog (after `answer`) and Replication unless we are it."""
+        self._bell.ring(COMMIT_LOG)
+        if self.role != "replication":
+            self._bell.ring("replication")
+
+    def stop(self) -> None:
+        """Make `standing` LEAVING and end the wait. Callers: any thread."""
+        self._stopping.set()
+        if self._attached:
+            self._bell.ring_own()
+
+    def close(self) -> None:
+        """Let go of everything, the lock last."""
+        if not self._attached:
+            return
+        self._attached = False
+        self._heart_stop.set()
+        self._heart.join()
+        self._rings.close()
+        self._control.close()
+        self._bell.close()
+        self._files.close(self._lock_fd)
+
+    def _require_granted(self) -> None:
+        require(self.generation != 0, "a satellite works without a grant", role=self.role)
+
+    def _run_heart(self) -> None:
+        while not self._heart_stop.wait(HEART_PERIOD_MS / 1000):
+            if self._long_call:
+                self._record.beat(self._clock.monotonic_ms())

@@ -1,0 +1,265 @@
+"""The Ray actors: thin shells over plain classes (design D4, D12).
+
+No constructor recovers or blocks, because an exception in `__init__` on a restart kills a Ray actor for good:
+the state is STARTING until a thread has retried lock and recovery with success.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("raymq")
+
+#: between two attempts to lock and recover a replica
+RETRY_S = 0.25
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class CommitLogActor:
+    """Hosts one replica's CommitLog role.
+
+    Spec: {cluster, cluster_id, name, shard, shards, replica, data_dir, mode, replication, flush, token, host,
+    options, server, version}.
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        self._host: Any = None
+        self._server: Any = None
+        self._error: str | None = None
+        self._closing = False
+        self._incarnation = secrets.randbits(62)
+        threading.Thread(target=self._start, name="raymq-start", daemon=True).start()
+
+    def _start(self) -> None:
+        while not self._closing:
+            try:
+                self._open()
+                self._error = None
+                return
+            except Exception as error:
+                # Not only RayMQError: whatever it is, the actor must stay up to tell it.
+                self._error = f"{type(error).__name__}: {error}"
+                log.warning("replica %s: %s", self._spec["data_dir"], self._error)
+                time.sleep(RETRY_S)
+
+    def _open(self) -> None:
+        from raymq.store.config import StoreConfig
+
+        from .commit_log_host import LeaderHost
+        from .follower_host import FollowerHost
+
+        spec = self._spec
+        leader = spec["mode"] == "leader"
+        roles = ["group_commit" if spec["flush"] == "sync" else "flush_real_time"]
+        if leader and spec["replication"] == "mirror":
+            roles.append("replication")
+        identity = {
+            "cluster_id": spec["cluster_id"],
+            "name": spec["cluster"],
+            "shard": spec["shard"],
+            "shards": spec["shards"],
+            "replica": spec["replica"],
+            "incarnation": self._incarnation,
+            "replication": spec["replication"],
+            "flush": spec["flush"],
+            "version": spec["version"],
+            "pid": os.getpid(),
+        }
+        config = StoreConfig(flush=spec["flush"], **spec.get("options", {}))
+        root = Path(spec["data_dir"])
+        kind = LeaderHost if leader else FollowerHost
+        host = kind(root, config, identity=identity, roles=tuple(roles))
+        try:
+            if leader:
+                host.routes = _routes(root)
+            self._server = _load(spec["server"])(
+                host, host=spec["host"], port=_old_port(root, spec["host"]), token=spec["token"]
+            )
+        except BaseException:
+            host.close(0.0)
+            raise
+        _write_endpoint(root, spec["host"], self._server.port)
+        self._host = host
+
+    def ready(self) -> dict[str, Any]:
+        """{state: STARTING | RUNNING | READ_ONLY, endpoint, error}."""
+        host = self._host
+        if host is None:
+            return {"state": "STARTING", "endpoint": None, "error": self._error}
+        failed = host.failed
+        return {
+            "state": "RUNNING" if failed is None else "READ_ONLY",
+            "endpoint": self.endpoint(),
+            "error": None if failed is None else str(failed),
+        }
+
+    def endpoint(self) -> str | None:
+        """host:port of the Flight server; None while starting."""
+        server = self._server
+        return None if server is None else f"{self._spec['host']}:{server.port}"
+
+    def status(self) -> dict[str, Any]:
+        """The host's status, or why there is none yet."""
+        if self._host is None:
+            return {
+                **{k: self._spec[k] for k in ("cluster_id", "shard", "replica", "mode")},
+                "state": "STARTING",
+                "error": self._error,
+                "pid": os.getpid(),
+                "endpoint": None,
+                "roles": {},
+            }
+        status: dict[str, Any] = self._host.status()
+        return {**status, "endpoint": self.endpoint()}
+
+    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Any administrative operation, for callers that reach only Ray."""
+        if self._host is None:
+            from raymq.store.errors import Unavailable
+
+            raise Unavailable(f"the shard is starting: {self._error or 'recovering'}", field="shard")
+        result: dict[str, Any] = self._host.call(op, args)
+        return result
+
+    def set_routes(self, routes: dict[str, str]) -> None:
+        """Endpoints of all shards, so that any shard can tell a client where the others are."""
+        root = Path(self._spec["data_dir"])
+        from raymq.store.files import Files
+
+        Files().write_file_atomic(root / "raymq" / "routes", json.dumps(routes).encode())
+        if self._host is not None:
+            self._host.routes = routes
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Orderly shutdown; the caller kills the actor afterwards."""
+        self._closing = True
+        if self._server is not None:
+            self._server.close()
+        if self._host is not None:
+            self._host.close(timeout_s)
+
+
+class FlushActor:
+    """Hosts GroupCommit or FlushRealTime; imports neither pyarrow nor Flight."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        from .flush_service import FlushService
+
+        self._spec = spec
+        options = spec.get("options", {})
+        self._service = FlushService(Path(spec["data_dir"]), spec["role"], **flush_options(options))
+        threading.Thread(target=_run_or_exit, args=(self._service,), daemon=True).start()
+
+    def status(self) -> dict[str, Any]:
+        """Role and pid."""
+        return {"role": self._spec["role"], "pid": os.getpid()}
+
+    def close(self) -> None:
+        """Stop the loop after what is under way."""
+        self._service.stop()
+
+
+class ReplicationActor:
+    """Hosts the Replication role of a mirrored shard's leader."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        from .replicator import Replicator
+
+        self._spec = spec
+        self._replicator = Replicator.from_spec(spec, peer_endpoint=self._peer_endpoint)
+        threading.Thread(target=_run_or_exit, args=(self._replicator,), daemon=True).start()
+
+    def _peer_endpoint(self) -> str | None:
+        """Where the follower listens now: its endpoint file, because both live on one host."""
+        return read_endpoint(Path(self._spec["peer_data_dir"]))
+
+    def status(self) -> dict[str, Any]:
+        """Role and pid."""
+        return {"role": "replication", "pid": os.getpid()}
+
+    def close(self) -> None:
+        """Stop the loop."""
+        self._replicator.stop()
+
+
+def flush_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The store options a flush service needs."""
+    names = (
+        "segment_size_bytes",
+        "sync_flush_timeout_ms",
+        "flush_interval_ms",
+        "flush_least_pages",
+        "flush_thorough_interval_ms",
+    )
+    return {name: options[name] for name in names if name in options}
+
+
+def _run_or_exit(service: Any) -> None:
+    """A role whose loop dies exits its process; Ray starts a new one (D12)."""
+    try:
+        service.run()
+    except BaseException:
+        log.exception("the service loop died")
+        os._exit(70)
+
+
+def read_endpoint(root: Path) -> str | None:
+    """The endpoint a replica wrote last; None before its first start."""
+    from raymq.store.files import Files
+
+    try:
+        value = json.loads(Files().read_file(root / "raymq" / "endpoint"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return f"{value['host']}:{value['port']}"
+
+
+def _write_endpoint(root: Path, host: str, port: int) -> None:
+    from raymq.store.files import Files
+
+    Files().write_file_atomic(
+        root / "raymq" / "endpoint", json.dumps({"host": host, "port": port}).encode()
+    )
+
+
+def _routes(root: Path) -> dict[str, str]:
+    from raymq.store.files import Files
+
+    try:
+        routes: dict[str, str] = json.loads(Files().read_file(root / "raymq" / "routes"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return routes
+
+
+def _old_port(root: Path, host: str) -> int:
+    """The port this replica had, when nobody else listens there; else 0.
+
+    gRPC listens with SO_REUSEPORT, so two servers could share a port unnoticed: a plain bind tells.
+    """
+    import socket
+
+    endpoint = read_endpoint(root)
+    if endpoint is None:
+        return 0
+    port = int(endpoint.rpartition(":")[2])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return 0
+    return port

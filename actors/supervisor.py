@@ -1,0 +1,377 @@
+"""CommitLog's side of the shared state: who may work, what they have done, who must die.
+
+Lives in CommitLog's process, with no thread of its own. A satellite registers; `tick` grants it the role under a
+new generation; only words of the granted generation count. Taking a grant back is one move (the generation is
+bumped); the old process is then killed by pidfd, and the next one is granted only after it has ended.
+
+A flusher is granted only after a *witness sync*: CommitLog syncs the log through descriptors that it opened
+when each segment was made. A flusher may have been told of a write error and died before it could say so; the
+kernel tells each open descriptor once, so the witness hears of it too, while a new flusher's new descriptor would
+sync "successfully" what the disk has dropped.
+
+Callers: one thread pushes (`publish_appended`, `submit`), one reads (`progress`, `wait`), one supervises
+(`fence_old`, `begin`, `tick`, `revoke`, `close`); they may be three different ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from raymq.store.clock import Clock
+from raymq.store.errors import Rejected, Unavailable, require
+from raymq.store.files import Files
+
+from .control_block import COMMIT_LOG, ROLES, ControlBlock, State, shared_file
+from .doorbell import Doorbell
+from .processes import ProcessHandle, boot_id_hash, new_incarnation, own_identity
+from .ring import FLAG_ANSWER, FLAG_FLUSH, FLAG_REPLICA, Request, RoleRings, Status
+from .seat import FLUSH_ROLES, Seat
+
+#: a satellite that does not beat for so long is killed (Ray starts a new one)
+STALE_MS = 2_000
+#: how long the death of a killed process may take; inside a disk call it takes as long as the call
+KILL_TIMEOUT_MS = 10_000
+
+
+class FenceReport(NamedTuple):
+    """What the satellites of the previous CommitLog left behind."""
+
+    #: "role pid" of each one killed
+    killed: list[str]
+    #: errno of a sync that failed, of which the previous CommitLog may not have heard; 0: none
+    failed_sync_errno: int
+    #: [start, stop) of a sync that was begun and not finished: its error, if any, died with both processes, so these
+    #: bytes must be written again before a sync of them means anything; None: nothing in flight. Start is 0 when
+    #: unknown: the synced mark is then the better bound.
+    unfinished_sync: tuple[int, int] | None
+
+
+class Progress(NamedTuple):
+    """How far the satellites are."""
+
+    #: everything below is on disk
+    flushed: int
+    #: readers may see everything below: replication's word; without replication what the flush mode promises
+    confirmed: int
+    #: puts that did not succeed in time
+    statuses: list[Status]
+
+
+class Supervisor:
+    """Grants, watches and combines the satellites of one replica."""
+
+    def __init__(
+        self,
+        replica_dir: str | Path,
+        roles: Sequence[str],
+        *,
+        clock: Clock,
+        files: Files,
+        witness_sync: Callable[[], int],
+    ) -> None:
+        """Maps the shared files and changes nothing in them: another CommitLog may still be alive.
+
+        Args: roles: the satellites of this replica's mode, see control_block.ROLES; witness_sync: syncs the log
+        through the witness descriptors, returns the synced end, raises OSError.
+        """
+        for role in roles:
+            if role not in ROLES:
+                raise Rejected(f"{role!r} is not a satellite role", field="roles", limit=ROLES)
+        self._clock = clock
+        self._files = files
+        self._witness_sync = witness_sync
+        self._replica_dir = str(replica_dir)
+        self._bell: Doorbell | None = None
+        #: the satellites of this replica's mode
+        self.roles = tuple(roles)
+        files.make_dirs(f"{replica_dir}/raymq")
+        self._control = ControlBlock.open(shared_file(replica_dir, "control"), files=files)
+        self._seats = {
+            role: Seat(
+                self._control.roles[role],
+                RoleRings.open(shared_file(replica_dir, f"ring-{role}"), files=files),
+                files=files,
+            )
+            for role in roles
+        }
+        #: rung at each put; FlushRealTime works by its period, as in RocketMQ
+        self._bells = tuple(role for role in roles if role != "flush_real_time")
+        self._boot = boot_id_hash(files=files)
+        self._process = own_identity(files=files)
+        #: this life of CommitLog, new at each `begin`
+        self.incarnation = 0
+        #: why nothing is granted any more; None: all is well
+        self.poisoned: str | None = None
+        self._appended = 0
+        self._flushed = 0
+        self._confirmed = 0
+        self._last_tick_ms = 0
+        self._watch_from_ms = 0
+        #: over seats and grants; held during a witness sync
+        self._lock = threading.RLock()
+        #: over the three offsets; never held during a call that may take long
+        self._offsets_lock = threading.Lock()
+
+    # -- supervising -------------------------------------------------------------------------------------------
+
+    def fence_old(self, timeout_ms: int = KILL_TIMEOUT_MS) -> FenceReport:
+        """Take over: kill every satellite that the previous CommitLog may have let in and wait for its end.
+
+        Call it with the store's lock held and before recovery.
+        One that was never granted may live: it touches nothing until we grant it.
+        Raises: Unavailable if one does not end in time; nothing may be recovered then.
+        """
+        with self._lock:
+            if self._bell is None:
+                self._bell = Doorbell(self._replica_dir, COMMIT_LOG, files=self._files)
+            if not self._control.valid(self._boot):
+                # Another boot (or layout): whoever was recorded is gone, or never heard of this page.
+                self._control.format(self._boot)
+                return FenceReport([], 0, None)
+            failed = 0
+            unfinished: tuple[int, int] | None = None
+            killed = []
+            for role in ROLES:
+                record = self._control.roles[role]
+                record.take_grant_back()
+                registration = record.registration()
+                if registration and registration.incarnation == record.last_granted:
+                    handle = ProcessHandle.open(registration.process, files=self._files)
+                    if handle is not None:
+                        _kill_and_wait(handle, role, timeout_ms)
+                        killed.append(f"{role} {registration.process.pid}")
+                # After its death: it may have begun a sync, or failed, in its last moment.
+                failed = record.failure[1] or failed
+                generation, started = record.sync_started
+                flushed = record.position(generation)
+                if started > flushed:
+                    start, stop = unfinished or (flushed, started)
+                    unfinished = (min(start, flushed), max(stop, started))
+            return FenceReport(killed, failed, unfinished)
+
+    def begin(self, appended: int, flushed: int, confirmed: int) -> None:
+        """A new life, after recovery or a truncation: everything counts from these three ends on.
+
+        Nobody may be granted: call `fence_old` (or `revoke` for each role) before.
+        """
+        with self._lock:
+            for seat in self._seats.values():
+                require(seat.vacant, "begin while a satellite is granted", role=seat.role)
+                seat.rings.reset()
+                seat.held = False
+            for role, record in self._control.roles.items():
+                record.clear(base=flushed if role in FLUSH_ROLES else confirmed)
+            require(self._bell is not None, "begin before fence_old")
+            self.incarnation = new_incarnation()
+            now_ms = self._clock.monotonic_ms()
+            self._last_tick_ms = self._watch_from_ms = now_ms
+            with self._offsets_lock:
+                self._appended, self._flushed, self._confirmed = appended, flushed, confirmed
+                self._control.begin(self.incarnation, self._process, appended, now_ms)
+            self.ring_all()
+
+    def tick(self) -> None:
+        """Beat; poison after a failed sync; expel the dead and the stale; grant newcomers.
+
+        Call it at each bell and at least every 200 ms. May take as long as a witness sync, but never waits for a
+        death, and holds no lock during that sync: a truncation may come in between.
+        """
+        with self._lock:
+            now_ms = self._clock.monotonic_ms()
+            self._control.beat(now_ms)
+            if now_ms - self._last_tick_ms > STALE_MS // 2:
+                # We did not run for a while (machine paused or overloaded), so silence of others proves nothing yet.
+                self._watch_from_ms = now_ms
+            self._last_tick_ms = now_ms
+            self._check_failures()
+            for seat in self._seats.values():
+                if seat.silent_ms(now_ms, self._watch_from_ms) > STALE_MS:
+                    seat.expel("stale")
+                seat.watch()
+        for seat in self._seats.values():
+            self._admit(seat)
+
+    def revoke(self, role: str, timeout_ms: int = KILL_TIMEOUT_MS) -> None:
+        """Take the role's grant back, kill its process, wait for its end; nobody gets the role until `begin`.
+
+        For a truncation: revoke every role, cut, zero, sync, begin.
+        Raises: Unavailable if the process does not end in time; the grant is gone all the same.
+        """
+        with self._lock:
+            seat = self._seats[role]
+            seat.held = True
+            seat.expel("revoked")
+            if not seat.wait_vacant(timeout_ms):
+                raise Unavailable(
+                    f"{role} did not end within {timeout_ms} ms of its kill; is the disk hanging?",
+                    role=role,
+                    timeout_ms=timeout_ms,
+                )
+
+    def poison(self, reason: str) -> None:
+        """Grant nothing from now on; what has no witness is never acknowledged. Callers: any thread."""
+        with self._lock:
+            if self.poisoned is None:
+                self.poisoned = reason
+                self._control.state = State.POISONED
+                for seat in self._seats.values():
+                    seat.expel("poisoned")
+                # Wake whoever waits for progress.
+                self._ring(COMMIT_LOG)
+
+    def close(self) -> None:
+        """Tell the satellites to finish and leave, and let go of the shared memory. Nobody else may be calling."""
+        with self._lock:
+            # Without a life of our own the page is another CommitLog's.
+            if self.incarnation and self.poisoned is None:
+                self._control.state = State.STOPPED
+            self.ring_all()
+            if self._bell is not None:
+                self._bell.close()
+                self._bell = None
+            for seat in self._seats.values():
+                seat.close()
+            self._control.close()
+
+    # -- putting -----------------------------------------------------------------------------------------------
+
+    def publish_appended(self, end_offset: int) -> None:
+        """Every byte below is in the file. Callers: the writer, after the bytes and before `submit`."""
+        self._appended = end_offset
+        self._control.publish_appended(end_offset)
+
+    def submit(
+        self, sequence: int, end_offset: int, acks: Literal["quorum", "leader"], deadline_ms: int
+    ) -> bool:
+        """Hand one put to every role that takes part, and ring.
+
+        Args: deadline_ms: monotonic.
+        Returns: False if a ring is full: nobody got it, and the caller must hold puts back.
+        """
+        replicated = acks == "quorum" and "replication" in self._seats
+        flushed = "group_commit" in self._seats
+        orders = []
+        if flushed:
+            # Of a replicated put, Replication combines both futures and answers alone: the replica's status wins.
+            orders.append(("group_commit", FLAG_FLUSH | (0 if replicated else FLAG_ANSWER)))
+        if replicated:
+            orders.append(("replication", FLAG_REPLICA | FLAG_ANSWER | (FLAG_FLUSH if flushed else 0)))
+        # We are the only producer: a ring with room now has room below.
+        if any(self._seats[role].rings.full for role, _ in orders):
+            return False
+        for role, flags in orders:
+            self._seats[role].rings.request(Request(sequence, end_offset, deadline_ms, flags))
+        self.ring()
+        return True
+
+    def ring(self) -> None:
+        """Wake the roles that work at each put (after `publish_appended` without a `submit`)."""
+        for role in self._bells:
+            self._ring(role)
+
+    def ring_all(self) -> None:
+        """Wake every role: the grant or the state has changed."""
+        for role in self._seats:
+            self._ring(role)
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def wait(self, timeout_ms: int) -> bool:
+        """Wait until a satellite rings. Returns: whether one did; look at `progress` either way."""
+        return self._bell is not None and self._bell.wait(timeout_ms)
+
+    def progress(self) -> Progress:
+        """How far they are; none of the ends ever goes back between two `begin`s."""
+        statuses = []
+        for seat in self._seats.values():
+            statuses += seat.rings.take_statuses()
+        with self._offsets_lock:
+            for role in FLUSH_ROLES:
+                if role in self._seats:
+                    self._flushed = max(self._flushed, self._seats[role].position)
+            require(
+                self._flushed <= self._appended,
+                "flushed beyond the end of the log",
+                flushed=self._flushed,
+                appended=self._appended,
+            )
+            if "replication" in self._seats:
+                confirmed = self._seats["replication"].position
+            elif "flush_real_time" in self._seats:
+                confirmed = self._appended
+            else:
+                confirmed = self._flushed
+            self._confirmed = max(self._confirmed, confirmed)
+            return Progress(self._flushed, self._confirmed, statuses)
+
+    def describe(self) -> dict[str, Any]:
+        """Everything an operator may ask, as plain values."""
+        with self._lock:
+            return {
+                "incarnation": self.incarnation,
+                "state": self._control.state.name,
+                "poisoned": self.poisoned,
+                "appended": self._appended,
+                "flushed": self._flushed,
+                "confirmed": self._confirmed,
+                "roles": {
+                    role: seat.describe(self._clock.monotonic_ms())
+                    for role, seat in self._seats.items()
+                },
+            }
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _ring(self, role: str) -> None:
+        if self._bell is not None:
+            self._bell.ring(role)
+
+    def _check_failures(self) -> None:
+        for role in FLUSH_ROLES:
+            errno = self._control.roles[role].failure[1]
+            if errno:
+                self.poison(f"{role} could not sync the log (errno {errno})")
+
+    def _admit(self, seat: Seat) -> None:
+        with self._lock:
+            incarnation = self.incarnation
+            newcomer = seat.find_newcomer() if incarnation and self.poisoned is None else None
+        if newcomer is None:
+            return
+        base = 0
+        if seat.role in FLUSH_ROLES:
+            try:
+                base = self._witness_sync()
+            except OSError as error:
+                newcomer.handle.close()
+                self.poison(f"the witness sync before a new {seat.role} failed: {error}")
+                return
+        with self._lock:
+            if incarnation != self.incarnation or seat.held or self.poisoned is not None:
+                # Another log, or soon another: what was synced says nothing about it.
+                newcomer.handle.close()
+                return
+            with self._offsets_lock:
+                if seat.role in FLUSH_ROLES:
+                    self._flushed = base = max(self._flushed, base)
+                else:
+                    base = self._confirmed
+            seat.grant(newcomer, base, self._clock.monotonic_ms())
+            self._ring(seat.role)
+
+
+def _kill_and_wait(handle: ProcessHandle, role: str, timeout_ms: int) -> None:
+    try:
+        handle.kill()
+        if not handle.wait_exit(timeout_ms):
+            raise Unavailable(
+                f"old {role} (pid {handle.identity.pid}) did not end within {timeout_ms} ms of its kill; "
+                "is the disk hanging?",
+                role=role,
+                pid=handle.identity.pid,
+            )
+    finally:
+        handle.close()

@@ -1,0 +1,1 @@
+"""What a user touches: start, connect, producers, consumers, admin and the command line."""

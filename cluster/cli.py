@@ -1,0 +1,250 @@
+"""The command line: `raymq`. Here are the words; what they do is in cli_commands.py.
+
+Exit codes: 0 done; 1 a fault was found (damage, a failed check, a shard that does not serve); 2 the
+command is wrong; 3 the cluster is not available now; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from raymq import __version__
+from raymq.store.errors import RayMQError
+
+from . import cli_commands
+from .cli_commands import EXIT_USAGE, Console, exit_code
+
+_EPILOG = "exit codes: 0 done, 1 a fault was found, 2 wrong command, 3 cluster not available"
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with every option spelled out and a hint for a misspelled one."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{**kwargs, "allow_abbrev": False})
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\nTry `{self.prog} --help`.\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # Checked here, not by the outermost parser, so that the hint knows the options of this very
+        # command.
+        found, extra = super().parse_known_args(args, namespace)
+        if extra:
+            self.error(_unknown(extra[0], list(self._option_string_actions)))
+        return found, extra
+
+
+def _unknown(word: str, known: list[str]) -> str:
+    if not word.startswith("-"):
+        return f"unexpected argument {word!r}"
+    option = word.partition("=")[0]
+    near = difflib.get_close_matches(option, known, n=1)
+    return f"unknown option {option}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {least}")
+        return value
+
+    return parse
+
+
+def _position(*words: str) -> Callable[[str], str | int]:
+    def parse(text: str) -> str | int:
+        if text in words:
+            return text
+        if text.isdigit():
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is neither an offset nor {' or '.join(words)}")
+
+    return parse
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole grammar."""
+    parser = _Parser(
+        prog="raymq", description="A durable, replicated message log on Ray.", epilog=_EPILOG
+    )
+    parser.add_argument("--version", action="version", version=f"raymq {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    json_option = _Parser(add_help=False)
+    json_option.add_argument("--json", action="store_true", help="print JSON")
+    cluster_option = _Parser(add_help=False)
+    cluster_option.add_argument(
+        "-c",
+        "--cluster",
+        metavar="TARGET",
+        help="data directory, name or raymq://host:port (default: the one started here)",
+    )
+    cluster_option.add_argument(
+        "--token-file", metavar="FILE", help="holds the token, for raymq:// (or set RAYMQ_TOKEN)"
+    )
+    both = [json_option, cluster_option]
+    _lifecycle(commands, json_option)
+    _topics(commands, both)
+    _messages(commands, both)
+    _store(commands, json_option)
+    doctor = commands.add_parser(
+        "doctor", parents=[json_option], help="check this machine; says what to do"
+    )
+    doctor.add_argument("data_dir", nargs="?", metavar="DIR", help="also check this data directory")
+    doctor.set_defaults(run=cli_commands.doctor)
+    return parser
+
+
+def _lifecycle(commands: Any, json_option: argparse.ArgumentParser) -> None:
+    start = commands.add_parser(
+        "start", parents=[json_option], help="create or resume the cluster of a data directory"
+    )
+    start.add_argument("data_dir", metavar="DIR")
+    start.add_argument("--name", help="how other commands find it (default: default)")
+    start.add_argument("--shards", type=_count(1), metavar="N", help="commit logs (default: 1)")
+    start.add_argument(
+        "--replication", choices=("single", "mirror"), help="mirror keeps each shard twice"
+    )
+    start.add_argument(
+        "--flush",
+        choices=("sync", "async"),
+        help="acknowledge after the disk's sync (default) or before",
+    )
+    start.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="run in this Ray (default: RAY_ADDRESS, else an own one)",
+    )
+    start.add_argument(
+        "--ephemeral", action="store_true", help="allow a directory that a reboot empties"
+    )
+    start.add_argument("--segment-size-bytes", type=_count(4096), metavar="N")
+    start.add_argument("--host", help="address the shards listen on (default: 127.0.0.1)")
+    start.add_argument(
+        "--insecure",
+        action="store_true",
+        help="allow a host that other machines reach, unencrypted",
+    )
+    start.add_argument("--timeout-s", type=_count(1), default=120, metavar="N")
+    start.set_defaults(run=cli_commands.start)
+
+    stop = commands.add_parser(
+        "stop",
+        parents=[json_option],
+        help="end a cluster (and Ray, if start started it); data stays",
+    )
+    stop.add_argument("target", nargs="?", metavar="TARGET", help="data directory or name")
+    stop.add_argument("--timeout-s", type=_count(1), default=60, metavar="N")
+    stop.set_defaults(run=cli_commands.stop)
+
+    status = commands.add_parser(
+        "status", parents=[json_option], help="state, positions and roles of every shard"
+    )
+    status.add_argument("target", nargs="?", metavar="TARGET", help="data directory, name or URL")
+    status.add_argument("--token-file", metavar="FILE")
+    status.set_defaults(run=cli_commands.status)
+
+
+def _topics(commands: Any, both: Sequence[argparse.ArgumentParser]) -> None:
+    topic = commands.add_parser("topic", help="list, create and describe topics")
+    verbs = topic.add_subparsers(dest="verb", required=True, metavar="VERB")
+    listing = verbs.add_parser("list", parents=both, help="all topics")
+    listing.set_defaults(run=cli_commands.topic_list)
+    create = verbs.add_parser("create", parents=both, help="make a topic")
+    create.add_argument("topic", metavar="TOPIC")
+    create.add_argument("--queues", type=_count(1), default=4, metavar="N", help="default: 4")
+    create.set_defaults(run=cli_commands.topic_create)
+    describe = verbs.add_parser("describe", parents=both, help="a topic's queues and offsets")
+    describe.add_argument("topic", metavar="TOPIC")
+    describe.set_defaults(run=cli_commands.topic_describe)
+
+
+def _messages(commands: Any, both: Sequence[argparse.ArgumentParser]) -> None:
+    produce = commands.add_parser(
+        "produce", parents=both, help="send each line of standard input as a message"
+    )
+    produce.add_argument("topic", metavar="TOPIC")
+    produce.add_argument(
+        "--key-separator", metavar="TEXT", help="a line is KEY, TEXT, BODY (default: only a body)"
+    )
+    produce.add_argument(
+        "--input-json",
+        action="store_true",
+        help='a line is {"body": ..., "key": ..., "tag": ..., "properties": {...}}',
+    )
+    produce.set_defaults(run=cli_commands.produce)
+
+    consume = commands.add_parser("consume", parents=both, help="print messages")
+    consume.add_argument("topic", metavar="TOPIC")
+    consume.add_argument(
+        "--from",
+        dest="start",
+        type=_position("earliest", "latest"),
+        default="earliest",
+        metavar="POSITION",
+        help="earliest (default), latest or an offset, of each queue",
+    )
+    consume.add_argument(
+        "--to",
+        dest="stop",
+        type=_position("latest"),
+        default="latest",
+        metavar="POSITION",
+        help="end before this offset of each queue; latest (default): what is there now",
+    )
+    consume.add_argument("--follow", action="store_true", help="wait for new messages, for ever")
+    consume.add_argument("--max", type=_count(1), metavar="N", help="at most N messages")
+    consume.add_argument(
+        "-o", "--output", choices=("json", "raw", "hex"), default="raw", help="default: raw"
+    )
+    consume.set_defaults(run=cli_commands.consume)
+
+
+def _store(commands: Any, json_option: argparse.ArgumentParser) -> None:
+    store = commands.add_parser("store", help="look into a store directory, without a cluster")
+    verbs = store.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verify = verbs.add_parser(
+        "verify", parents=[json_option], help="check every byte; 1 if damaged"
+    )
+    verify.add_argument("directory", metavar="DIR", help="a store, or a cluster's data directory")
+    verify.set_defaults(run=cli_commands.store_verify)
+    dump = verbs.add_parser("dump", parents=[json_option], help="every message as a line of JSON")
+    dump.add_argument("directory", metavar="DIR")
+    dump.set_defaults(run=cli_commands.store_dump)
+
+
+def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -> int:
+    """Runs one command; returns its exit code. What RayMQ raises on purpose is one line."""
+    console = console or Console()
+    try:
+        options = build_parser().parse_args(argv)
+    except SystemExit as leaving:
+        # argparse has printed the help or the error.
+        return int(leaving.code or 0) if not isinstance(leaving.code, str) else EXIT_USAGE
+    try:
+        code: int = options.run(options, console)
+        console.flush()
+        return code
+    except RayMQError as error:
+        console.error(error, as_json=getattr(options, "json", False))
+        return exit_code(error)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough. Python would complain again when it flushes at
+        # exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

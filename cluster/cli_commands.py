@@ -1,0 +1,404 @@
+"""What the commands do. Results go to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from raymq.store.errors import (
+    DeliveryUnknown,
+    OffsetOutOfRange,
+    RayMQError,
+    Rejected,
+    StorageFull,
+    Unavailable,
+    to_wire,
+)
+from raymq.store.files import Files
+
+EXIT_OK = 0
+EXIT_FAULT = 1
+EXIT_USAGE = 2
+EXIT_UNAVAILABLE = 3
+
+_POLL_TIMEOUT_S = 1.0
+_POLL_RECORDS = 1000
+
+
+def exit_code(error: RayMQError) -> int:
+    """The exit code of an error that ended a command."""
+    if isinstance(error, (Rejected, OffsetOutOfRange)):
+        return EXIT_USAGE
+    if isinstance(error, (Unavailable, DeliveryUnknown, StorageFull)):
+        return EXIT_UNAVAILABLE
+    return EXIT_FAULT
+
+
+class Console:
+    """Standard input and output, and the door to clusters; tests put their own in place."""
+
+    def __init__(
+        self,
+        *,
+        stdin: IO[bytes] | None = None,
+        stdout: IO[bytes] | None = None,
+        stderr: IO[str] | None = None,
+        lifecycle: Any = None,
+    ) -> None:
+        self.stdin = stdin or sys.stdin.buffer
+        self.stdout = stdout or sys.stdout.buffer
+        self.stderr = stderr or sys.stderr
+        self._lifecycle = lifecycle
+
+    @property
+    def lifecycle(self) -> Any:
+        """`start`, `connect`, `stop`: module cluster/start.py, loaded when first needed."""
+        if self._lifecycle is None:
+            from . import start
+
+            self._lifecycle = start
+        return self._lifecycle
+
+    def line(self, text: str | bytes) -> None:
+        """One line of result."""
+        self.stdout.write((text.encode() if isinstance(text, str) else text) + b"\n")
+
+    def json(self, value: Any) -> None:
+        """One JSON value of result, on one line."""
+        self.line(json.dumps(value, default=str))
+
+    def note(self, text: str) -> None:
+        """Progress: never part of the result."""
+        print(text, file=self.stderr, flush=True)
+
+    def error(self, error: RayMQError, *, as_json: bool) -> None:
+        """An error that ends the command."""
+        text = json.dumps(to_wire(error), default=str) if as_json else f"raymq: {error}"
+        print(text, file=self.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Everything written so far is out."""
+        self.stdout.flush()
+
+
+def start(options: argparse.Namespace, console: Console) -> int:
+    """raymq start DIR"""
+    cluster = console.lifecycle.start(
+        options.data_dir,
+        name=options.name,
+        shards=options.shards,
+        replication=options.replication,
+        flush=options.flush,
+        address=options.address,
+        ephemeral=options.ephemeral,
+        segment_size_bytes=options.segment_size_bytes,
+        host=options.host,
+        insecure=options.insecure,
+        timeout_s=options.timeout_s,
+        progress=console.note,
+    )
+    endpoints = [cluster.endpoints[shard] for shard in sorted(cluster.endpoints)]
+    facts = {
+        "name": cluster.name,
+        "cluster_id": cluster.cluster_id,
+        "shards": cluster.shards,
+        "endpoints": endpoints,
+        "data_dir": cluster.data_dir,
+        "ray_address": cluster.ray_address,
+    }
+    cluster.close()
+    if options.json:
+        console.json(facts)
+    else:
+        console.line(f"{cluster.name}: raymq://{endpoints[0]} ({len(endpoints)} shard(s))")
+    return EXIT_OK
+
+
+def stop(options: argparse.Namespace, console: Console) -> int:
+    """raymq stop [TARGET]"""
+    report = console.lifecycle.stop(
+        options.target, timeout_s=options.timeout_s, progress=console.note
+    )
+    if options.json:
+        console.json(asdict(report))
+    else:
+        for name, outcome in sorted(report.actors.items()):
+            if outcome != "closed":
+                console.note(f"{name}: {outcome}")
+        console.line(f"stopped; Ray: {report.ray}")
+    return EXIT_OK if report.clean else EXIT_FAULT
+
+
+def status(options: argparse.Namespace, console: Console) -> int:
+    """raymq status [TARGET]"""
+    with _connect(options.target, options.token_file, console) as cluster:
+        facts = cluster.status()
+    if options.json:
+        console.json(facts)
+    else:
+        console.line(f"{facts['name']} {facts['cluster_id'][:8]}: {facts['state']}")
+        for shard in facts["shards"]:
+            console.line(_shard_line(shard))
+    codes = {"RUNNING": EXIT_OK, "DOWN": EXIT_UNAVAILABLE}
+    return codes.get(facts["state"], EXIT_FAULT)
+
+
+def _shard_line(shard: dict[str, Any]) -> str:
+    words = [f"  shard {shard.get('shard')}: {shard.get('state')}"]
+    words += [f"{key} {shard[key]}" for key in ("appended", "synced", "confirmed") if key in shard]
+    if shard.get("endpoint"):
+        words.append(f"at {shard['endpoint']}")
+    if shard.get("error"):
+        words.append(f"({shard['error']})")
+    return " ".join(words)
+
+
+def topic_list(options: argparse.Namespace, console: Console) -> int:
+    """raymq topic list"""
+    with _cluster(options, console) as cluster:
+        topics = cluster.topics()
+    if options.json:
+        console.json(topics)
+    else:
+        for name, facts in topics.items():
+            console.line(f"{name}\t{facts['queues']} queues")
+    return EXIT_OK
+
+
+def topic_create(options: argparse.Namespace, console: Console) -> int:
+    """raymq topic create TOPIC"""
+    with _cluster(options, console) as cluster:
+        created = cluster.create_topic(options.topic, queues=options.queues)
+    if options.json:
+        console.json({"topic": options.topic, "queues": options.queues, "created": created})
+    else:
+        console.line(f"{options.topic}: {'created' if created else 'was there already'}")
+    return EXIT_OK
+
+
+def topic_describe(options: argparse.Namespace, console: Console) -> int:
+    """raymq topic describe TOPIC"""
+    with _cluster(options, console) as cluster:
+        facts = cluster.describe_topic(options.topic)
+    if options.json:
+        console.json(facts)
+        return EXIT_OK
+    console.line(f"{facts['topic']}: {facts['messages']} messages")
+    for queue in facts["queues"]:
+        console.line(
+            f"  queue {queue['queue']} on shard {queue['shard']}: "
+            f"[{queue['min_offset']}, {queue['max_offset']})"
+        )
+    return EXIT_OK
+
+
+def produce(options: argparse.Namespace, console: Console) -> int:
+    """raymq produce TOPIC: returns when every line is acknowledged."""
+    sent = 0
+    with _cluster(options, console) as cluster, cluster.producer() as producer:
+        # The producer's end raises the first failure, so a line is never lost in silence.
+        for number, line in enumerate(console.stdin, start=1):
+            producer.send(options.topic, **_message(line.removesuffix(b"\n"), number, options))
+            sent += 1
+    if options.json:
+        console.json({"topic": options.topic, "sent": sent})
+    else:
+        console.note(f"{sent} messages stored in {options.topic}")
+    return EXIT_OK
+
+
+def _message(line: bytes, number: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of one input line. Raises: Rejected naming the line."""
+    if options.input_json:
+        return _json_message(line, number)
+    if options.key_separator is None:
+        return {"body": line}
+    key, found, body = line.partition(options.key_separator.encode())
+    if not found:
+        raise Rejected(
+            f"line {number} has no separator {options.key_separator!r}", field="key", row=number
+        )
+    return {"key": key, "body": body}
+
+
+def _json_message(line: bytes, number: int) -> dict[str, Any]:
+    try:
+        given = json.loads(line)
+        unknown = set(given) - {"body", "key", "tag", "properties"}
+        if unknown or "body" not in given:
+            raise ValueError(f"fields {sorted(given)}; body is needed, key, tag, properties may be")
+    except (ValueError, TypeError) as error:
+        raise Rejected(
+            f"line {number} is not a message: {error}", field="line", row=number
+        ) from error
+    body = given["body"]
+    # Text goes as it is; anything else as the JSON it came as.
+    message = {"body": body.encode() if isinstance(body, str) else json.dumps(body).encode()}
+    if given.get("key") is not None:
+        message["key"] = str(given["key"]).encode()
+    return {**message, **{name: given[name] for name in ("tag", "properties") if given.get(name)}}
+
+
+def consume(options: argparse.Namespace, console: Console) -> int:
+    """raymq consume TOPIC"""
+    output = "json" if options.json else options.output
+    with _cluster(options, console) as cluster:
+        ends = None if options.follow else _ends(cluster, options)
+        if ends is not None and not ends:
+            return EXIT_OK
+        printed = 0
+        with cluster.consumer(options.topic, start=options.start) as consumer:
+            for message in _until(consumer, ends):
+                _print_message(message, output, console)
+                printed += 1
+                if printed == options.max:
+                    break
+                if options.follow:
+                    console.flush()
+    return EXIT_OK
+
+
+def _ends(cluster: Any, options: argparse.Namespace) -> dict[int, int]:
+    """queue -> the offset before which to end, of the queues that have anything to print now."""
+    ends = {}
+    for queue in cluster.describe_topic(options.topic)["queues"]:
+        low, high = queue["min_offset"], queue["max_offset"]
+        end = high if options.stop == "latest" else min(options.stop, high)
+        begin = {"earliest": low, "latest": high}.get(options.start, options.start)
+        if begin < end:
+            ends[queue["queue"]] = end
+    return ends
+
+
+def _until(consumer: Any, ends: dict[int, int] | None) -> Iterator[Any]:
+    """Messages up to `ends`; None: for ever."""
+    left = None if ends is None else dict(ends)
+    while left is None or left:
+        for message in consumer.poll(_POLL_RECORDS, _POLL_TIMEOUT_S):
+            if ends is None or left is None:
+                yield message
+                continue
+            end = ends.get(message.queue_id, 0)
+            if message.offset < end:
+                yield message
+            if message.offset + 1 >= end:
+                left.pop(message.queue_id, None)
+
+
+def _print_message(message: Any, output: str, console: Console) -> None:
+    if output == "raw":
+        console.line(message.body)
+    elif output == "hex":
+        console.line(message.body.hex())
+    else:
+        console.json(
+            {
+                "queue": message.queue_id,
+                "offset": message.offset,
+                "key": _text(message.key),
+                "tag": message.tag,
+                "properties": dict(message.properties),
+                "store_time_ms": message.store_time_ms,
+                "born_time_ms": message.born_time_ms,
+                **_body(message.body),
+            }
+        )
+
+
+def _body(body: bytes) -> dict[str, str]:
+    """A body that is text as "body", any other as "body_base64".
+
+    Either can be told from the other.
+    """
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def _text(key: bytes | None) -> str | None:
+    return None if key is None else key.decode("utf-8", "backslashreplace")
+
+
+def store_verify(options: argparse.Namespace, console: Console) -> int:
+    """raymq store verify DIR: a store, or every store of a data directory."""
+    from raymq.store.inspect import verify
+
+    found = 0
+    for root in _stores(options.directory):
+        faults = verify(root)
+        found += len(faults)
+        if options.json:
+            console.json({"store": str(root), "faults": [fault.as_dict() for fault in faults]})
+            continue
+        for fault in faults:
+            console.line(f"{root}/{fault.file} at {fault.offset}: {fault.rule}: {fault.detail}")
+        console.line(f"{root}: {len(faults)} faults" if faults else f"{root}: sound")
+    return EXIT_FAULT if found else EXIT_OK
+
+
+def store_dump(options: argparse.Namespace, console: Console) -> int:
+    """raymq store dump DIR: always JSON, one object a line."""
+    from raymq.store.inspect import dump
+
+    faults = 0
+    for root in _stores(options.directory):
+        for item in dump(root):
+            console.json(item)
+            faults += item.get("errors", 0) if item.get("kind") == "end" else 0
+    if faults:
+        console.note(f"{faults} faults; see raymq store verify {options.directory}")
+    return EXIT_FAULT if faults else EXIT_OK
+
+
+def _stores(directory: str) -> list[Path]:
+    """The store itself, or the stores of a cluster's data directory. Raises: Rejected."""
+    root, files = Path(directory), Files()
+    if files.exists(root / "cluster.json"):
+        found = [
+            root / shard / replica
+            for shard in files.list(root)
+            if shard.startswith("shard-")
+            for replica in files.list(root / shard)
+            if replica.startswith("replica-")
+        ]
+        if found:
+            return found
+    if not files.exists(root):
+        raise Rejected(f"{root} does not exist", field="DIR")
+    return [root]
+
+
+def doctor(options: argparse.Namespace, console: Console) -> int:
+    """raymq doctor [DIR]"""
+    from .doctor import examine
+
+    checks = examine(options.data_dir)
+    if options.json:
+        console.json([asdict(check) for check in checks])
+    else:
+        for check in checks:
+            console.line(f"{check.verdict:4}  {check.name}: {check.found}")
+            if check.advice:
+                console.line(f"      -> {check.advice}")
+    return EXIT_FAULT if any(check.verdict == "fail" for check in checks) else EXIT_OK
+
+
+def _cluster(options: argparse.Namespace, console: Console) -> Any:
+    return _connect(options.cluster, options.token_file, console)
+
+
+def _connect(target: str | None, token_file: str | None, console: Console) -> Any:
+    token = None
+    if token_file is not None:
+        try:
+            token = Files().read_file(Path(token_file).expanduser()).decode().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Rejected(f"--token-file {token_file}: {error}", field="token_file") from error
+    return console.lifecycle.connect(target, token=token)

@@ -1,0 +1,311 @@
+"""`Cluster`: the picklable handle on a running cluster; everything else is made from it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from raymq.store.errors import RayMQError, Rejected, Unavailable
+
+from .flight_client import ShardConnection
+
+if TYPE_CHECKING:
+    from .consumer import Consumer
+    from .producer import Producer
+    from .start import StopReport
+
+_CALL_TIMEOUT_S = 30.0
+_SCHEME = "raymq://"
+#: the name under which RayMQ keeps its own records; not shown among topics
+_INTERNAL_PREFIX = "rmq_sys_"
+
+Resolver = Callable[[], dict[int, str]]
+
+
+class Cluster:
+    """One running cluster, as its users see it. Made by `start` and `connect`.
+
+    Pickles (with its token: treat a pickled handle as the password it is). Threads may share it. As
+    a context manager it closes its connections and stops the cluster only if this very handle's
+    `start` started it.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        cluster_id: str,
+        shards: int,
+        token: str,
+        endpoints: dict[int, str],
+        resolver: Resolver | None = None,
+        data_dir: str | None = None,
+        ray_address: str | None = None,
+        stop_on_exit: bool = False,
+    ) -> None:
+        #: the name given at the first start
+        self.name = name
+        #: 32 hexadecimal digits, fixed at the first start
+        self.cluster_id = cluster_id
+        #: number of shards
+        self.shards = shards
+        #: shard -> host:port of its leader, as known last
+        self.endpoints = dict(endpoints)
+        #: who knows the endpoints after they changed; None: the shards themselves are asked
+        self.resolver = resolver
+        #: on the cluster's machine, else None
+        self.data_dir = data_dir
+        #: what `ray.init(address=...)` takes, if known
+        self.ray_address = ray_address
+        self.token = token
+        self._stop_on_exit = stop_on_exit
+        self._lock = threading.Lock()
+        self._connections: dict[int, ShardConnection] = {}
+
+    def __repr__(self) -> str:
+        return f"<Cluster {self.name!r} {self.cluster_id[:8]} shards={self.shards}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        del state["_lock"], state["_connections"]
+        # A copy in another process did not start the cluster.
+        state["_stop_on_exit"] = False
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+        self._connections = {}
+
+    @classmethod
+    def bootstrap(cls, url: str, *, token: str | None) -> Cluster:
+        """The cluster of the shard at raymq://host:port.
+
+        Raises: Rejected (no token, bad URL), Unavailable.
+        """
+        endpoint = url.removeprefix(_SCHEME).rstrip("/")
+        host, _, port = endpoint.rpartition(":")
+        if not host or not port.isdigit():
+            raise Rejected(f"{url!r}: use raymq://host:port", field="target")
+        if not token:
+            raise Rejected(
+                f"{url} needs the cluster's token: pass token=..., or set RAYMQ_TOKEN, "
+                "to the content of the "
+                "file `token` in the data directory",
+                field="token",
+            )
+        first = ShardConnection(endpoint, token)
+        try:
+            facts = first.call("describe", {}, timeout=_CALL_TIMEOUT_S)
+            routes = first.call("routes", {}, timeout=_CALL_TIMEOUT_S)
+        finally:
+            first.close()
+        endpoints = {int(shard): str(place) for shard, place in routes.items()}
+        endpoints[int(facts["shard"])] = endpoint
+        return cls(
+            name=str(facts["name"]),
+            cluster_id=str(facts["cluster_id"]),
+            shards=int(facts["shards"]),
+            token=token,
+            endpoints=endpoints,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What the cluster is and where it runs."""
+        facts = self.call(None, "describe", {})
+        return {
+            "name": self.name,
+            "cluster_id": self.cluster_id,
+            "shards": self.shards,
+            "replication": facts.get("replication"),
+            "flush": facts.get("flush"),
+            "version": facts.get("version"),
+            "endpoints": {str(shard): place for shard, place in sorted(self.endpoints.items())},
+            "data_dir": self.data_dir,
+            "ray_address": self.ray_address,
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Every shard's state, positions, counters and roles, or why it does not answer.
+
+        `state` is "RUNNING" when every shard is, "DOWN" when none answers, else "DEGRADED".
+        """
+        shards = []
+        for shard in range(self.shards):
+            try:
+                facts = self.call(shard, "status", {})
+            except RayMQError as error:
+                facts = {"shard": shard, "state": "DOWN", "error": str(error)}
+            shards.append({**facts, "endpoint": self.endpoints.get(shard)})
+        states = {facts.get("state") for facts in shards}
+        state = "RUNNING" if states == {"RUNNING"} else "DOWN" if states == {"DOWN"} else "DEGRADED"
+        return {
+            "name": self.name,
+            "cluster_id": self.cluster_id,
+            "state": state,
+            "shards": shards,
+            "data_dir": self.data_dir,
+            "ray_address": self.ray_address,
+        }
+
+    def topics(self) -> dict[str, dict[str, Any]]:
+        """name -> {"queues": count, "shards": [...]} of every topic, RayMQ's own left out."""
+        found = self.call(None, "topics", {})
+        return {
+            name: facts
+            for name, facts in sorted(found.items())
+            if not name.startswith(_INTERNAL_PREFIX)
+        }
+
+    def create_topic(self, name: str, *, queues: int = 4) -> bool:
+        """Makes a topic of `queues` queues, spread over all shards.
+
+        Returns: False if it was there already with the same queues. Raises: Rejected (bad name or
+        count, or it exists with other queues); Unavailable (some shard does not answer: the same
+        call completes it).
+        Durable: on every shard, at return.
+        """
+        spread = list(range(self.shards))
+        arguments = {"name": name, "queues": queues, "shards": spread}
+        # Every shard knows every topic, so that any of them can answer for all.
+        made = [
+            self.call(shard, "create_topic", arguments).get("created", True) for shard in spread
+        ]
+        return any(made)
+
+    def describe_topic(self, name: str) -> dict[str, Any]:
+        """{"topic", "queues": [{"queue", "shard", "min_offset", "max_offset"}...], "messages"}.
+
+        A queue holds [min_offset, max_offset). Raises: Rejected when there is no such topic.
+        """
+        topics = self.topics()
+        if name not in topics:
+            raise Rejected(
+                f"topic {name!r} does not exist; create it: raymq topic create {name}",
+                field="topic",
+                limit=", ".join(topics) or "no topics",
+            )
+        shards = topics[name]["shards"]
+        queues = []
+        for shard in sorted(set(shards)):
+            ranges = self.call(shard, "queue_ranges", {"topic": name})
+            for queue, (low, high) in ranges.items():
+                # A shard answers only for its own queues; the check keeps a foreign answer out.
+                if shards[int(queue) % len(shards)] == shard:
+                    queues.append(
+                        {"queue": int(queue), "shard": shard, "min_offset": low, "max_offset": high}
+                    )
+        queues.sort(key=lambda facts: facts["queue"])
+        return {
+            "topic": name,
+            "queues": queues,
+            "messages": sum(facts["max_offset"] - facts["min_offset"] for facts in queues),
+        }
+
+    def producer(self, **options: Any) -> Producer:
+        """A Producer; options as in `raymq.Producer`."""
+        from .producer import Producer
+
+        return Producer(self, **options)
+
+    def consumer(self, topic: str, **options: Any) -> Consumer:
+        """A Consumer of one topic; options as in `raymq.Consumer`."""
+        from .consumer import Consumer
+
+        return Consumer(self, topic, **options)
+
+    def stop(self, *, timeout_s: float = 60.0) -> StopReport:
+        """Ends the cluster (see `start.stop`); no data is deleted.
+
+        Raises: Rejected when this is not the cluster's machine.
+        """
+        from .start import stop
+
+        self.close()
+        if self.data_dir is None:
+            raise Rejected(
+                f"cluster {self.name!r} was reached from outside: run `raymq stop` on "
+                "the machine that has "
+                "its data directory",
+                field="data_dir",
+            )
+        self._stop_on_exit = False
+        return stop(self.data_dir, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Closes this handle's connections; the cluster runs on and the handle stays usable."""
+        with self._lock:
+            connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            connection.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._stop_on_exit:
+            self.stop()
+        else:
+            self.close()
+
+    def call(self, shard: int | None, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """One administrative operation on one shard (None: any that answers).
+
+        A connection that fails is made anew once, at the endpoint that is known then: all
+        operations may be repeated. Raises: what the shard answers; Unavailable when it does not.
+        """
+        if shard is not None:
+            try:
+                return self._call_once(shard, op, args)
+            except Unavailable:
+                self._drop(shard)
+                self.refresh()
+                return self._call_once(shard, op, args)
+        last = Unavailable(f"no shard of {self.name!r} is known", cluster=self.name)
+        for each in range(self.shards):
+            try:
+                return self.call(each, op, args)
+            except Unavailable as error:
+                last = error
+        raise last
+
+    def refresh(self) -> dict[int, str]:
+        """Looks up where the shards listen now: the resolver, else any shard that answers.
+
+        Returns: shard -> host:port. Never raises for a shard that does not answer: its last place
+        stays.
+        """
+        if self.resolver is not None:
+            self.endpoints.update(self.resolver())
+            return dict(self.endpoints)
+        for shard in sorted(self.endpoints):
+            try:
+                routes = self._call_once(shard, "routes", {})
+            except RayMQError:
+                self._drop(shard)
+                continue
+            self.endpoints.update({int(key): str(place) for key, place in routes.items()})
+            break
+        return dict(self.endpoints)
+
+    def _call_once(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            connection = self._connections.get(shard)
+            if connection is None:
+                endpoint = self.endpoints.get(shard)
+                if endpoint is None:
+                    raise Unavailable(
+                        f"shard {shard} of {self.name!r} does not serve yet; see `raymq status`",
+                        shard=shard,
+                    )
+                connection = ShardConnection(endpoint, self.token, self.cluster_id, shard)
+                self._connections[shard] = connection
+        answer: dict[str, Any] = connection.call(op, args, timeout=_CALL_TIMEOUT_S)
+        return answer
+
+    def _drop(self, shard: int) -> None:
+        with self._lock:
+            connection = self._connections.pop(shard, None)
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,268 @@
+"""Where a cluster keeps its things: data directory, actors' names, private run directory.
+
+    <data_dir>/                 0700
+      token                     0600, 64 hex characters: who may talk to the shards
+      cluster.json              what the cluster is (cluster_record.py)
+      ray.json, ray.log         the Ray that `start` owns, while there is one (ray_host.py)
+      start.lock                held while a start or a stop works on the directory
+      shard-<i>/replica-<r>/    one store each (RocketMQ's tree plus raymq/)
+
+No socket lives under the data directory, so its length is not limited by a socket's 107 bytes:
+sockets and Ray's session live in /tmp/raymq-<uid>.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+
+from raymq.store.errors import Rejected, Unavailable
+from raymq.store.files import Files
+
+NAMESPACE = "raymq"
+
+#: file systems that forget everything at a reboot
+_VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_VOLATILE_ROOT = "/tmp"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class ClusterPaths:
+    """Every path under one data directory; names only, touches nothing."""
+
+    def __init__(self, data_dir: str | os.PathLike[str]) -> None:
+        #: absolute
+        self.root = Path(os.path.abspath(os.path.expanduser(data_dir)))
+        self.token = self.root / "token"
+        self.cluster = self.root / "cluster.json"
+        self.ray = self.root / "ray.json"
+        self.ray_log = self.root / "ray.log"
+        self.start_lock = self.root / "start.lock"
+
+    @property
+    def data_dir(self) -> str:
+        """The directory, for messages and records."""
+        return str(self.root)
+
+    def replica(self, shard: int, replica: int) -> Path:
+        """The store root of one replica."""
+        return self.root / f"shard-{shard}" / f"replica-{replica}"
+
+    def endpoint(self, shard: int, replica: int) -> Path:
+        """The file into which the replica's CommitLog writes where it serves."""
+        return self.replica(shard, replica) / "raymq" / "endpoint"
+
+
+def check_name(name: str) -> str:
+    """The cluster's name, checked. Raises: Rejected (it becomes part of actor and file names)."""
+    if not _NAME.fullmatch(name):
+        raise Rejected(
+            f"cluster name {name!r}: use 1 to 63 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit",
+            field="name",
+            limit=63,
+        )
+    return name
+
+
+def actor_name(cluster: str, shard: int, replica: int, role: str) -> str:
+    """The Ray name, in namespace "raymq", of one role's actor."""
+    return f"raymq:{cluster}:shard-{shard}:replica-{replica}:{role}"
+
+
+def file_system_of(path: str | os.PathLike[str], files: Files | None = None) -> str:
+    """The type of the file system that holds `path`, for example "ext4" or "tmpfs".
+
+    `path` need not exist yet. "unknown" when the kernel does not tell.
+    """
+    files = files or Files()
+    place = os.path.realpath(path)
+    try:
+        mounts = files.read_file(Path("/proc/self/mounts")).decode("utf-8", "surrogateescape")
+    except OSError:
+        return "unknown"
+    found, length = "unknown", 0
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        # The kernel writes blanks in a mount point as octal escapes.
+        mount = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), fields[1])
+        prefix = mount.rstrip("/") + "/"
+        # >=: a later mount on the same point hides the earlier one.
+        if (place + "/").startswith(prefix) and len(prefix) >= length:
+            found, length = fields[2], len(prefix)
+    return found
+
+
+def volatile_reason(path: str | os.PathLike[str], files: Files | None = None) -> str | None:
+    """Why what is stored under `path` does not survive a reboot, or None when it does."""
+    place = os.path.realpath(path)
+    if place == _VOLATILE_ROOT or place.startswith(_VOLATILE_ROOT + "/"):
+        return f"{place} is under {_VOLATILE_ROOT}, which systems empty at boot and by age"
+    kind = file_system_of(place, files)
+    if kind in _VOLATILE_FILE_SYSTEMS:
+        return f"{place} is on {kind}, which lives in memory and is gone after a reboot"
+    return None
+
+
+def prepare_data_dir(data_dir: str, *, ephemeral: bool, files: Files) -> ClusterPaths:
+    """Creates the data directory (0700) or takes an existing one that is empty or a cluster's.
+
+    Raises: Rejected (field "data_dir"): it would not survive a reboot and `ephemeral` is not set,
+    it holds something else, it is no directory, it is another user's.
+    """
+    paths = ClusterPaths(data_dir)
+    place = paths.root
+    reason = volatile_reason(place, files)
+    if reason is not None and not ephemeral:
+        raise Rejected(
+            f"{reason}. Choose a directory on a disk (for example ~/raymq-data), "
+            "or, if losing every "
+            "message at a reboot is fine, say so: ephemeral=True (command line: --ephemeral)",
+            field="data_dir",
+            path=str(place),
+        )
+    if not files.exists(place):
+        try:
+            files.make_dirs(place, 0o700)
+        except PermissionError as error:
+            raise Rejected(
+                f"cannot create the data directory {place}: {error.strerror}. "
+                "Choose a directory that this user may write",
+                field="data_dir",
+                path=str(place),
+            ) from error
+        return paths
+    facts = os.stat(place)
+    if not stat.S_ISDIR(facts.st_mode):
+        raise Rejected(f"{place} is not a directory", field="data_dir", path=str(place))
+    if facts.st_uid != os.geteuid() and os.geteuid() != 0:
+        raise Rejected(
+            f"{place} belongs to user {facts.st_uid}, this process is user {os.geteuid()}: "
+            "run as the owner or choose another directory",
+            field="data_dir",
+            path=str(place),
+        )
+    if not files.exists(paths.cluster) and _foreign_entries(place, files):
+        raise Rejected(
+            f"{place} is not empty and not a RayMQ data directory (no cluster.json): "
+            "choose an empty or new directory",
+            field="data_dir",
+            path=str(place),
+        )
+    if stat.S_IMODE(facts.st_mode) != 0o700:
+        # The token and every message lie below: nobody else may even list it.
+        os.chmod(place, 0o700)
+    return paths
+
+
+def _foreign_entries(place: Path, files: Files) -> list[str]:
+    """What lies there that a first start, interrupted before cluster.json, cannot have left."""
+    ours = {"token", "start.lock", "ray.json", "ray.log", "lost+found"}
+    return [entry for entry in files.list(place) if entry not in ours and ".tmp" not in entry]
+
+
+def load_or_make_token(paths: ClusterPaths, files: Files) -> str:
+    """The cluster's bearer token, made (0600) when missing.
+
+    Raises: Rejected on an unusable file.
+    """
+    if not files.exists(paths.token):
+        files.write_file_atomic(paths.token, secrets.token_hex(32).encode("ascii"))
+        os.chmod(paths.token, 0o600)
+    return load_token(paths, files)
+
+
+def load_token(paths: ClusterPaths, files: Files) -> str:
+    """The token of an existing cluster.
+
+    Raises: Rejected when it is missing, damaged or readable by others.
+    """
+    try:
+        facts = os.stat(paths.token)
+        token = files.read_file(paths.token).decode("ascii", "replace").strip()
+    except FileNotFoundError as error:
+        raise Rejected(
+            f"{paths.token} is missing: {paths.data_dir} is not the data directory "
+            "of a started cluster",
+            field="token",
+            path=str(paths.token),
+        ) from error
+    except PermissionError as error:
+        raise Rejected(
+            f"{paths.token} cannot be read by this user: run as the owner of the data directory",
+            field="token",
+            path=str(paths.token),
+        ) from error
+    if stat.S_IMODE(facts.st_mode) & 0o077:
+        raise Rejected(
+            f"{paths.token} has mode {stat.S_IMODE(facts.st_mode):04o}: others can read the token. "
+            f"Run: chmod 600 {paths.token}",
+            field="token",
+            path=str(paths.token),
+        )
+    if not re.fullmatch(r"[0-9a-f]{64}", token):
+        raise Rejected(
+            f"{paths.token} does not hold 64 hexadecimal digits; stop the cluster, "
+            "delete the file and "
+            "start again: a new token is made",
+            field="token",
+            path=str(paths.token),
+        )
+    return token
+
+
+class DirectoryLock:
+    """Held by the one start or stop that works on a data directory; a context manager.
+
+    Raises on entry: Unavailable when another process holds it.
+    """
+
+    def __init__(self, paths: ClusterPaths, files: Files) -> None:
+        self._paths = paths
+        self._files = files
+        self._fd = -1
+
+    def __enter__(self) -> DirectoryLock:
+        self._fd = self._files.open_file(self._paths.start_lock, create=True)
+        try:
+            self._files.lock(self._fd)
+        except Unavailable as error:
+            self._files.close(self._fd)
+            raise Unavailable(
+                f"another `raymq start` or `raymq stop` is working on {self._paths.data_dir}: "
+                "wait for it to end",
+                path=self._paths.data_dir,
+            ) from error
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._files.close(self._fd)
+
+
+def run_dir(files: Files) -> Path:
+    """/tmp/raymq-<uid>, made 0700: sockets and Ray sessions.
+
+    Raises: Rejected when it is not safely ours.
+    """
+    place = Path(f"/tmp/raymq-{os.geteuid()}")
+    files.make_dirs(place, 0o700)
+    facts = os.lstat(place)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+        raise Rejected(
+            f"{place} is not a directory of this user: somebody else made it; remove it",
+            field="run_dir",
+            path=str(place),
+        )
+    if stat.S_IMODE(facts.st_mode) != 0o700:
+        os.chmod(place, 0o700)
+    return place
+
+
+def home_dir() -> Path:
+    """Where this user's known clusters are listed: $RAYMQ_HOME or ~/.raymq."""
+    return Path(os.environ.get("RAYMQ_HOME") or os.path.expanduser("~/.raymq"))

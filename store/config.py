@@ -1,0 +1,59 @@
+"""Options of one store. Names and defaults are RocketMQ's MessageStoreConfig where it has the option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import Rejected
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """Options of one store; every store of a replica set uses the same."""
+
+    #: bytes of one commit log file (mappedFileSizeCommitLog)
+    segment_size_bytes: int = 1024 * MIB
+    #: bytes of one consume queue file, a multiple of 20 (mappedFileSizeConsumeQueue)
+    consume_queue_file_size_bytes: int = 6_000_000
+    #: "sync": acknowledged after fdatasync (SYNC_FLUSH); "async": flushed in the background (ASYNC_FLUSH)
+    flush: Literal["sync", "async"] = "sync"
+    #: a sync flush that takes longer answers FLUSH_DISK_TIMEOUT (syncFlushTimeout)
+    sync_flush_timeout_ms: int = 5_000
+    #: a replica that takes longer answers FLUSH_SLAVE_TIMEOUT (slaveTimeout)
+    slave_timeout_ms: int = 3_000
+    #: FlushRealTime's period (flushIntervalCommitLog)
+    flush_interval_ms: int = 500
+    #: FlushRealTime flushes only from this many dirty 4 KiB pages on... (flushCommitLogLeastPages)
+    flush_least_pages: int = 4
+    #: ...unless this long passed since the last thorough flush (flushCommitLogThoroughInterval)
+    flush_thorough_interval_ms: int = 10_000
+    #: largest body (maxMessageSize)
+    max_message_bytes: int = 4 * MIB
+    #: zeros are written this far ahead of the tail: pre-written blocks sync several times faster
+    prewrite_window_bytes: int = 64 * MIB
+    #: written into every record as storeHost (IPv4 dotted, port)
+    store_host: tuple[str, int] = ("127.0.0.1", 10911)
+
+    def __post_init__(self) -> None:
+        if self.consume_queue_file_size_bytes % 20:
+            raise Rejected(
+                f"consume_queue_file_size_bytes is {self.consume_queue_file_size_bytes}; it must be a multiple of 20",
+                field="consume_queue_file_size_bytes",
+                limit=20,
+            )
+        if self.segment_size_bytes < 4096 or self.segment_size_bytes % 4096:
+            raise Rejected(
+                f"segment_size_bytes is {self.segment_size_bytes}; it must be a positive multiple of 4096",
+                field="segment_size_bytes",
+                limit=4096,
+            )
+        if self.flush not in ("sync", "async"):
+            raise Rejected(f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async")
+
+    @property
+    def append_unit_bytes(self) -> int:
+        """Most bytes of one append unit: each is contiguous in one file and has one chain unit (D3)."""
+        return min(4 * MIB + 64 * 1024, self.segment_size_bytes // 4)

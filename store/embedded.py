@@ -1,0 +1,161 @@
+"""The engine in one process: a store with its flush service on a thread (design D8).
+
+The same put, sync, C, dispatch order as the actors, without Ray, sockets or other processes. Tests and
+benchmarks measure the actors against it.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from .errors import DeliveryUnknown, Unavailable
+from .flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
+from .message_store import MessageStore
+from .put import Append, FetchSlice, PutRequest
+from .status import PutStatus
+
+
+class EmbeddedStore:
+    """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread.
+
+    `put` returns after the store's promise is kept; `append` and `wait` split it for pipelining.
+    """
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.store = MessageStore.open(root, **options)
+        log = self.store.log
+        config = self.store.config
+        log.sync()
+        log.note_confirmed(log.end)
+        self._syncer = SegmentSyncer(log.queue.directory, config.segment_size_bytes, log.files)
+        self._sync = config.flush == "sync"
+        self._commit = GroupCommit(
+            self._syncer, log.clock, timeout_ms=config.sync_flush_timeout_ms, flushed=log.synced
+        )
+        self._real_time = FlushRealTime(
+            self._syncer,
+            log.clock,
+            interval_ms=config.flush_interval_ms,
+            least_pages=config.flush_least_pages,
+            thorough_interval_ms=config.flush_thorough_interval_ms,
+            flushed=log.synced,
+        )
+        self._changed = threading.Condition()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._failed: str | None = None
+        self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
+        self._thread.start()
+        self._advance()
+
+    # --- writing --------------------------------------------------------------------------------------------
+
+    def append(self, request: PutRequest) -> Append:
+        """Append without waiting."""
+        if self._failed is not None:
+            raise Unavailable(f"the store stopped writing: {self._failed}", field="store")
+        appended = self.store.put(request)
+        self._wake.set()
+        return appended
+
+    def wait(self, appended: Append) -> Append:
+        """Wait until the store's promise for an append is kept.
+
+        Raises: DeliveryUnknown with status FLUSH_DISK_TIMEOUT after the sync flush timeout.
+        """
+        if not self._sync:
+            self._advance()
+            return appended
+        log = self.store.log
+        limit = self.store.config.sync_flush_timeout_ms / 1000
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: log.synced >= appended.end_offset or self._failed is not None, limit
+            )
+        if not done or log.synced < appended.end_offset:
+            raise DeliveryUnknown(
+                f"the flush did not finish: {self._failed or f'{limit} s passed'}",
+                status=PutStatus.FLUSH_DISK_TIMEOUT.value,
+                append=appended._asdict(),
+            )
+        return appended
+
+    def put(self, request: PutRequest) -> Append:
+        """Append and wait."""
+        return self.wait(self.append(request))
+
+    def create_topic(self, name: str, queues: int) -> None:
+        """Create a topic and wait for it."""
+        appended = self.store.create_topic(name, queues, [0])
+        self._wake.set()
+        if appended is not None:
+            self.wait(appended)
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_bytes: int = 1 << 20,
+        max_records: int = 10_000,
+    ) -> FetchSlice:
+        """Dispatch what is confirmed, then read."""
+        self._advance()
+        return self.store.fetch(
+            topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records
+        )
+
+    def _advance(self) -> None:
+        log = self.store.log
+        log.note_confirmed(log.synced if self._sync else log.end)
+        with self._changed:
+            while self.store.dispatched < log.confirmed:
+                before = self.store.dispatched
+                if self.store.dispatch(log.confirmed) == before:
+                    break
+
+    # --- the flush thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        log = self.store.log
+        try:
+            while not self._stopping:
+                timeout_ms = 200 if self._sync else self._real_time.wait_ms()
+                self._wake.wait(timeout_ms / 1000)
+                self._wake.clear()
+                if self._sync:
+                    self._commit.swap()
+                    flushed, _ = self._commit.do_commit(log.end)
+                else:
+                    flushed = self._real_time.flush_if_due(log.end)
+                if flushed > log.synced:
+                    with self._changed:
+                        log.note_synced(flushed)
+                        self._changed.notify_all()
+        except FlushFailed as error:
+            with self._changed:
+                self._failed = str(error)
+                log.poison(str(error))
+                self._changed.notify_all()
+
+    @property
+    def syncs(self) -> int:
+        """fdatasync calls of the flush service so far."""
+        return self._syncer.syncs
+
+    def close(self) -> None:
+        """Flush everything and close the store."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join()
+        log = self.store.log
+        if self._failed is None:
+            log.sync()
+            log.note_confirmed(log.end)
+        self._syncer.close()
+        self.store.close()

@@ -1,0 +1,80 @@
+"""Named places at every durable step where tests make the process die, fail or wait.
+
+Off, a failpoint is one dict look-up. Across processes they are set by the environment variable
+RAYMQ_FAILPOINTS, for example "log.after_store=kill;log.roll=kill".
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+#: every failpoint there is, and what just happened when it is reached
+NAMES: dict[str, str] = {
+    "log.before_store": "a unit is encoded, none of its bytes are written",
+    "log.after_store": "bytes, chain unit and mark of a unit are written, nothing is published",
+    "log.roll": "the blank record is written, the next file may not exist",
+    "log.after_snapshot": "a new file begins with its snapshot, the batch is not in it yet",
+    "log.cut_after_zero": "the tail was cut and zeroed, the chain still has its units",
+    "files.allocated": "a new file has its blocks, its directory entry is not synced",
+    "meta.slot_written_unsynced": "a meta slot is written and not synced",
+    "flush.before_sync": "a flush service is about to fdatasync",
+    "flush.after_sync_before_report": "fdatasync returned, the watermark is not published",
+}
+
+_active: dict[str, Callable[[], None]] = {}
+
+
+class FailPointReached(Exception):  # noqa: N818 (an event, not an error)
+    """What the action "raise" raises."""
+
+
+def fail_point(name: str) -> None:
+    """Run the action set for this point, if any."""
+    action = _active.get(name)
+    if action is not None:
+        action()
+
+
+def activate(name: str, action: Callable[[], None] | str) -> None:
+    """Set an action: a callable, "kill" (SIGKILL to this process) or "raise"."""
+    if name not in NAMES:
+        raise KeyError(f"no failpoint {name!r}; known: {', '.join(sorted(NAMES))}")
+    if action == "kill":
+        _active[name] = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "raise":
+
+        def reached() -> None:
+            raise FailPointReached(name)
+
+        _active[name] = reached
+    elif callable(action):
+        _active[name] = action
+    else:
+        raise ValueError(f"unknown failpoint action {action!r}; use 'kill', 'raise' or a callable")
+
+
+def deactivate(name: str) -> None:
+    """Remove the action of a point."""
+    _active.pop(name, None)
+
+
+@contextmanager
+def failpoint(name: str, action: Callable[[], None] | str) -> Iterator[None]:
+    """Set an action for the time of a with block."""
+    activate(name, action)
+    try:
+        yield
+    finally:
+        deactivate(name)
+
+
+def _from_environment() -> None:
+    for item in filter(None, os.environ.get("RAYMQ_FAILPOINTS", "").split(";")):
+        name, _, action = item.partition("=")
+        activate(name, action)
+
+
+_from_environment()

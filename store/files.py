@@ -1,0 +1,257 @@
+"""The one seam through which every durable operation passes (design D8).
+
+`Files` is the real thing. Tests replace it by a simulated disk that forgets what was not synced, or by one whose
+k-th call fails. It must import neither pyarrow nor numpy: flush satellites use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import Corrupt, StorageFull, Unavailable
+from .failpoints import fail_point
+
+PathLike = str | os.PathLike[str]
+#: anything with the buffer protocol
+Data = Any
+
+ZERO_CHUNK_BYTES = 1 << 20
+_ZEROS = bytes(ZERO_CHUNK_BYTES)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Files:
+    """The real file system. Stateless but for the maps it handed out."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, mmap.mmap] = {}
+
+    # --- descriptors ----------------------------------------------------------------------------------------
+
+    def open_file(self, path: PathLike, *, create: bool = False, writable: bool = True) -> int:
+        """Open a file. Raises: FileNotFoundError unless `create`; Unavailable for a read-only directory."""
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_RDWR if writable else os.O_RDONLY)
+        if create:
+            flags |= os.O_CREAT
+        try:
+            return os.open(path, flags, 0o600)
+        except OSError as error:
+            raise _translate(error, path) from error
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        """Length of a file, bytes."""
+        return os.fstat(fd).st_size
+
+    def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+        """Read at a position; shorter at the end of the file."""
+        return os.pread(fd, nbytes, offset)
+
+    def pwrite(self, fd: int, data: Data, offset: int) -> None:
+        """Write all of `data` at a position. Raises: StorageFull, OSError."""
+        view = memoryview(data).cast("B")
+        try:
+            while view:
+                written = os.pwrite(fd, view, offset)
+                view, offset = view[written:], offset + written
+        except OSError as error:
+            raise _translate(error, None) from error
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Reserve all blocks of a file, so that no later write can meet a full disk. Raises: StorageFull."""
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            raise _translate(error, None) from error
+        fail_point("files.allocated")
+
+    def zero(self, fd: int, start: int, stop: int) -> None:
+        """Write zeros to [start, stop)."""
+        while start < stop:
+            length = min(ZERO_CHUNK_BYTES, stop - start)
+            self.pwrite(fd, memoryview(_ZEROS)[:length], start)
+            start += length
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Set a file's length."""
+        try:
+            os.ftruncate(fd, size)
+        except OSError as error:
+            raise _translate(error, None) from error
+
+    def sync_data(self, fd: int) -> None:
+        """fdatasync. Raises: OSError; the caller must not try again (D4)."""
+        os.fdatasync(fd)
+
+    def sync(self, fd: int) -> None:
+        """fsync."""
+        os.fsync(fd)
+
+    def lock(self, fd: int) -> None:
+        """Take RocketMQ's store lock: an exclusive POSIX lock on byte 0.
+
+        Raises: Unavailable naming the holder when another process has it.
+        """
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            holder = _lock_holder(fd)
+            raise Unavailable(
+                f"the store is already open{f' by process {holder}' if holder else ''}; a store has one engine at a time",
+                field="lock",
+                pid=holder,
+            ) from error
+
+    # --- maps -----------------------------------------------------------------------------------------------
+
+    def map_read(self, fd: int, size: int) -> memoryview:
+        """A read-only view of the first `size` bytes.
+
+        Raises: Corrupt when the file is shorter: touching its missing end would be SIGBUS.
+        """
+        self._check_length(fd, size)
+        mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        view = memoryview(mapped)
+        self._maps[id(view)] = mapped
+        return view
+
+    def map_words(self, fd: int, size: int) -> memoryview:
+        """A shared writable view; the caller casts it to "q"."""
+        self._check_length(fd, size)
+        mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        view = memoryview(mapped)
+        self._maps[id(view)] = mapped
+        return view
+
+    def unmap(self, view: memoryview) -> None:
+        """Give a view back. A reader that still holds a slice keeps the map alive."""
+        mapped = self._maps.pop(id(view), None)
+        with contextlib.suppress(BufferError):
+            view.release()
+            if mapped is not None:
+                mapped.close()
+
+    def _check_length(self, fd: int, size: int) -> None:
+        have = os.fstat(fd).st_size
+        if have < size:
+            raise Corrupt(
+                f"a file has {have} bytes, expected {size}",
+                rule="file length",
+                expected=size,
+                found=have,
+            )
+
+    # --- names ----------------------------------------------------------------------------------------------
+
+    def sync_dir(self, path: PathLike) -> None:
+        """fsync a directory: makes created, renamed and removed names durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: PathLike, target: PathLike) -> None:
+        """Replace `target` by `source`."""
+        os.replace(source, target)
+
+    def unlink(self, path: PathLike) -> None:
+        """Remove a file; a missing one is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def list(self, path: PathLike) -> list[str]:
+        """Sorted names in a directory; empty when it does not exist."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: PathLike) -> bool:
+        """Whether a path exists."""
+        return os.path.lexists(path)
+
+    def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
+        """Create a directory and its parents."""
+        try:
+            os.makedirs(path, mode, exist_ok=True)
+        except OSError as error:
+            raise _translate(error, path) from error
+
+    def remove_tree(self, path: PathLike) -> None:
+        """Remove a directory and all in it; a missing one is no error."""
+        shutil.rmtree(path, ignore_errors=True)
+
+    def free_bytes(self, path: PathLike) -> int:
+        """Room on the file system of `path` for this user."""
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize
+
+    def read_file(self, path: PathLike) -> bytes:
+        """The whole content of a small file."""
+        with open(path, "rb") as file:
+            return file.read()
+
+    def write_file_atomic(self, path: PathLike, data: bytes) -> None:
+        """Replace a small file so that a crash leaves the old or the new content."""
+        path = Path(path)
+        temporary = path.with_name(path.name + ".tmp")
+        fd = self.open_file(temporary, create=True)
+        try:
+            os.ftruncate(fd, 0)
+            self.pwrite(fd, data, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+        self.sync_dir(path.parent)
+
+    def boot_id(self) -> str:
+        """Changes with every boot of the machine: page cache written before it may be gone."""
+        try:
+            return self.read_file(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
+        except OSError:
+            return "unknown"
+
+
+def _translate(error: OSError, path: PathLike | None) -> Exception:
+    where = f" at {path}" if path is not None else ""
+    if error.errno in _FULL:
+        return StorageFull(
+            f"the disk is full{where}; nothing was stored, reads go on. Free some room and retry.",
+            field="disk",
+            path=None if path is None else str(path),
+        )
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and path is not None:
+        return Unavailable(
+            f"{path} cannot be written: {error.strerror}; check owner, mode and mount of the directory",
+            field="data_dir",
+            path=str(path),
+        )
+    return error
+
+
+def _lock_holder(fd: int) -> int | None:
+    query = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_GETLK, query)
+    except OSError:
+        return None
+    kind, _, _, _, pid = struct.unpack("hhqqi4x", answer)
+    return pid if kind != fcntl.F_UNLCK and pid > 0 else None
+
+

@@ -1,0 +1,122 @@
+"""One fixed-size file of a mapped file queue: written by pwrite, read through a map (design D4).
+
+Source: DefaultMappedFile, RocketMQ 5.3.3; its write path (stores into the map) is replaced because pwrite is two to
+three times faster and reports a full disk as an error instead of SIGBUS.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from .errors import Corrupt
+from .files import Files
+
+
+class MappedFile:
+    """A file whose name is the offset of its first byte.
+
+    The descriptor is opened before the first byte is stored and kept: it is the witness of write-back errors.
+    """
+
+    def __init__(self, path: Path, start: int, size: int, fd: int, *, files: Files) -> None:
+        self.path = path
+        #: offset of the first byte
+        self.start = start
+        #: length, bytes
+        self.size = size
+        #: position up to which blocks were written once, so that syncs need no extent conversion
+        self.prewritten = 0
+        self._fd = fd
+        self._files = files
+        self._view: memoryview | None = None
+        self._prewriting = threading.Lock()
+
+    @classmethod
+    def create(cls, path: Path, start: int, size: int, *, files: Files) -> MappedFile:
+        """Create the file at full size with all its blocks reserved.
+
+        Durable: the file and its name. Raises: StorageFull, with no file left behind.
+        """
+        fd = files.open_file(path, create=True)
+        try:
+            files.allocate(fd, size)
+            files.sync(fd)
+        except BaseException:
+            files.close(fd)
+            files.unlink(path)
+            raise
+        files.sync_dir(path.parent)
+        return cls(path, start, size, fd, files=files)
+
+    @classmethod
+    def open(
+        cls, path: Path, start: int, size: int, *, files: Files, writable: bool = True
+    ) -> MappedFile:
+        """Open an existing file. Raises: Corrupt when its length is not `size`."""
+        fd = files.open_file(path, writable=writable)
+        found = files.size(fd)
+        if found != size:
+            files.close(fd)
+            raise Corrupt(
+                f"{path} has {found} bytes; every file of this directory must have {size}",
+                path=str(path),
+                offset=start,
+                rule="file length",
+                expected=size,
+                found=found,
+            )
+        file = cls(path, start, size, fd, files=files)
+        file.prewritten = size
+        return file
+
+    def pwrite(self, data: Any, position: int) -> None:
+        """Write `data` at a position inside the file."""
+        end = position + len(data)
+        if end > self.prewritten:
+            # Claim these bytes before they are stored: a prewrite under way may be about to zero them.
+            with self._prewriting:
+                self.prewritten = max(self.prewritten, end)
+        self._files.pwrite(self._fd, data, position)
+
+    def read_view(self) -> memoryview:
+        """The whole file, read-only; made at first use and kept."""
+        if self._view is None:
+            self._view = self._files.map_read(self._fd, self.size)
+        return self._view
+
+    def sync(self) -> None:
+        """fdatasync through the witness descriptor. Raises: OSError."""
+        self._files.sync_data(self._fd)
+
+    def zero(self, start: int, stop: int) -> None:
+        """Write zeros to positions [start, stop)."""
+        self._files.zero(self._fd, start, stop)
+
+    def prewrite(self, position: int) -> None:
+        """Write zeros from `prewritten` up to `position` and sync them. Callers: one thread beside the writer.
+
+        Invariant: only bytes at or above `prewritten` are zeroed, and the writer raises it before it stores.
+        """
+        stop = min(position, self.size)
+        with self._prewriting:
+            if stop <= self.prewritten:
+                return
+            self._files.zero(self._fd, self.prewritten, stop)
+            self.prewritten = stop
+        self._files.sync_data(self._fd)
+
+    def close(self) -> None:
+        """Close the descriptor and give the map back."""
+        if self._fd >= 0:
+            if self._view is not None:
+                self._files.unmap(self._view)
+                self._view = None
+            self._files.close(self._fd)
+            self._fd = -1
+
+    def destroy(self) -> None:
+        """Close and delete; a reader's slice of the map stays valid."""
+        self.close()
+        self._files.unlink(self.path)

@@ -1,0 +1,73 @@
+"""What goes into a shard and what comes out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from .errors import RayMQError
+
+
+class PutRequest(NamedTuple):
+    """One batch of one queue (record.PUT_SCHEMA)."""
+
+    topic: str
+    queue_id: int
+    batch: pa.RecordBatch
+    #: None: not idempotent, no stamp in the records
+    producer_id: int | None
+    epoch: int
+    #: sequence of the batch's first row, per producer and queue
+    first_sequence: int
+    #: "quorum" | "leader"
+    acks: str
+
+
+class Append(NamedTuple):
+    """What an append did; nothing of it is synced yet."""
+
+    #: queue offset of the batch's first row; -1 when it is a duplicate too old to know
+    first_offset: int
+    count: int
+    #: leading rows that were stored before
+    duplicates: int
+    store_time_ms: int
+    #: of the first new record; -1 when there is none
+    physical_offset: int
+    #: the promise is kept when everything below is
+    end_offset: int
+
+
+class PutOutcome(NamedTuple):
+    """What the producer is told."""
+
+    first_offset: int
+    count: int
+    duplicates: int
+    store_time_ms: int
+    physical_offset: int
+
+
+class FetchRequest(NamedTuple):
+    """Read these queues of a topic, waiting up to `wait_ms` while none has anything."""
+
+    topic: str
+    #: queue -> offset to read from
+    offsets: dict[int, int]
+    max_bytes: int
+    max_records: int
+    wait_ms: int
+
+
+class FetchSlice(NamedTuple):
+    """Records [first_offset, next_offset) of one queue, which holds [min_offset, max_offset)."""
+
+    queue_id: int
+    first_offset: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    #: raw RocketMQ records, a binary column
+    records: pa.Array | None
+    error: RayMQError | None

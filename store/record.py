@@ -1,0 +1,26 @@
+"""Records of the commit log: encode columns, walk boundaries, decode columns.
+
+This is the name to import; record_encode, record_walk and record_decode hold the parts.
+"""
+
+from __future__ import annotations
+
+from .record_decode import RECORD_SCHEMA, decode, select
+from .record_encode import PUT_SCHEMA, Prepared, blank, check_put, encode_record, prepare
+from .record_walk import MAGICS, Walk, WalkStop, walk
+
+__all__ = [
+    "MAGICS",
+    "PUT_SCHEMA",
+    "RECORD_SCHEMA",
+    "Prepared",
+    "Walk",
+    "WalkStop",
+    "blank",
+    "check_put",
+    "decode",
+    "encode_record",
+    "prepare",
+    "select",
+    "walk",
+]

@@ -1,0 +1,146 @@
+"""Stored records seen as runs: consecutive rows of one queue (and one producer), found without a loop per row.
+
+State (store/state.py) and consume queues are rebuilt from these on recovery.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from . import format as fmt
+from . import record
+from .producer_stamp import STAMP_BYTES, read_column
+
+Int64s = npt.NDArray[np.int64]
+
+#: rows decoded at a time: bounds memory and the time the GIL is held
+SLICE_ROWS = 8192
+
+_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
+_DELAY = re.compile(rb"(?:^|\x02)DELAY\x01(\d+)")
+_TRANSACTION_MASK = 0xC
+_NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: offset 0, no consume queue entry
+_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+
+
+class RowRun(NamedTuple):
+    """Consecutive rows of one queue; `rows` is the slice of the decoded batch they are."""
+
+    topic: str
+    queue_id: int
+    first_offset: int
+    store_time_ms: int
+    positions: Int64s
+    sizes: Int64s
+    #: None when the rows carry no producer stamp
+    producer: int | None
+    epoch: int
+    first_sequence: int
+    batch: pa.RecordBatch
+
+
+def tag_column(properties: pa.Array) -> pa.Array:
+    """TAGS of each row's properties string, null where there is none."""
+    return pc.struct_field(pc.extract_regex(properties, _TAG), 0)
+
+
+def tags_codes(topic: str, batch: pa.RecordBatch) -> Int64s:
+    """The consume-queue tagsCode of each row.
+
+    Source: CommitLog#checkMessageAndReturnSize: the hash of TAGS; for delayed records the delivery time.
+    """
+    if topic == SCHEDULE_TOPIC:
+        return np.array(
+            [
+                _deliver_at(row["properties"], row["store_time_ms"])
+                for row in batch.select(["properties", "store_time_ms"]).to_pylist()
+            ],
+            dtype=np.int64,
+        )
+    encoded = tag_column(batch.column("properties")).dictionary_encode()
+    codes = [fmt.tags_code(tag.as_py().decode("utf-8", "replace")) for tag in encoded.dictionary]
+    table = np.array([0, *codes], dtype=np.int64)
+    return table[encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1]
+
+
+def _deliver_at(properties: bytes, store_time_ms: int) -> int:
+    found = _DELAY.search(properties)
+    if not found or not int(found[1]):
+        return 0
+    return store_time_ms + 1000 * _LEVELS_S[min(int(found[1]), len(_LEVELS_S)) - 1]
+
+
+def runs(view: memoryview, base_offset: int, positions: Int64s, sizes: Int64s) -> Iterator[RowRun]:
+    """Split walked records into runs, in log order.
+
+    Args: `view` holds the segment that starts at physical offset `base_offset`; positions are physical.
+    PREPARED and ROLLBACK records belong to no queue and are left out.
+    """
+    for low in range(0, len(positions), SLICE_ROWS):
+        where, length = positions[low : low + SLICE_ROWS], sizes[low : low + SLICE_ROWS]
+        batch = record.decode(view, where - base_offset, length)
+        kind = batch.column("sys_flag").to_numpy() & _TRANSACTION_MASK
+        keep = ~np.isin(kind, _NO_QUEUE)
+        if not keep.all():
+            batch = batch.filter(pa.array(keep))
+            where, length = where[keep], length[keep]
+        if batch.num_rows:
+            yield from _split(batch, where, length)
+
+
+def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[RowRun]:
+    topics = batch.column("topic").dictionary_encode()
+    codes = topics.indices.to_numpy()
+    queues = batch.column("queue_id").to_numpy()
+    offsets = batch.column("queue_offset").to_numpy()
+    valid, producers, epochs, sequences = read_column(stamp_bytes(batch.column("properties")))
+    rows = np.arange(batch.num_rows)
+    same = (
+        (np.diff(codes) == 0)
+        & (np.diff(queues) == 0)
+        & (np.diff(offsets) == 1)
+        & (valid[1:] == valid[:-1])
+        & (producers[1:] == producers[:-1])
+        & (epochs[1:] == epochs[:-1])
+        & (~valid[1:] | (np.diff(sequences) == 1))
+    )
+    cuts = [0, *(rows[1:][~same]).tolist(), batch.num_rows]
+    times = batch.column("store_time_ms").to_numpy()
+    names: list[Any] = topics.dictionary.to_pylist()
+    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        stamped = bool(valid[start])
+        yield RowRun(
+            names[codes[start]],
+            int(queues[start]),
+            int(offsets[start]),
+            int(times[stop - 1]),
+            positions[start:stop],
+            sizes[start:stop],
+            int(producers[start]) if stamped else None,
+            int(epochs[start]) if stamped else 0,
+            int(sequences[start]) if stamped else 0,
+            batch.slice(start, stop - start),
+        )
+
+
+def stamp_bytes(properties: pa.Array) -> npt.NDArray[np.uint8]:
+    """The first 24 bytes of each properties string as uint8[n, 24]; zeros where it is shorter."""
+    count = len(properties)
+    out = np.zeros((count, STAMP_BYTES), dtype=np.uint8)
+    offsets = np.frombuffer(properties.buffers()[1], dtype=np.int32)[
+        properties.offset : properties.offset + count + 1
+    ].astype(np.int64)
+    data = properties.buffers()[2]
+    long_enough = np.diff(offsets) >= STAMP_BYTES
+    if data is not None and long_enough.any():
+        flat = np.frombuffer(data, dtype=np.uint8)
+        out[long_enough] = flat[offsets[:-1][long_enough, None] + np.arange(STAMP_BYTES)]
+    return out

@@ -1,0 +1,546 @@
+"""The command line: its grammar, its exit codes and its output, over a cluster that is only pretended."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raymq.cluster.cli import main
+from raymq.cluster.cli_commands import Console
+from raymq.store.errors import Corrupt, DeliveryUnknown, Rejected, StorageFull, Unavailable
+
+
+@dataclass
+class FakeProducer:
+    """Keeps what is sent; ends with `failure` as a real one ends with its first failure."""
+
+    sent: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def send(self, topic: str, **message: Any) -> None:
+        self.sent.append((topic, message))
+
+    def __enter__(self) -> FakeProducer:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None and self.failure is not None:
+            raise self.failure
+
+
+class FakeConsumer:
+    """Gives out its messages, a few at a time."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        self.messages = messages
+        self.polls = 0
+
+    def poll(self, max_records: int, timeout: float) -> list[Any]:
+        self.polls += 1
+        found, self.messages = self.messages[:2], self.messages[2:]
+        return found
+
+    def __enter__(self) -> FakeConsumer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+def received(queue_id: int, offset: int, body: bytes, key: bytes | None = None) -> Any:
+    return SimpleNamespace(
+        queue_id=queue_id,
+        offset=offset,
+        body=body,
+        key=key,
+        tag=None,
+        properties={"p": "q"},
+        store_time_ms=2,
+        born_time_ms=1,
+    )
+
+
+class FakeCluster:
+    """Two queues of three messages each, unless told otherwise."""
+
+    name = "orders"
+    cluster_id = "ab" * 16
+    shards = 1
+    endpoints = {0: "127.0.0.1:7000"}
+    data_dir = "/data"
+    ray_address = None
+
+    def __init__(self) -> None:
+        self.state = "RUNNING"
+        self.fake_producer = FakeProducer()
+        self.messages = [received(q, o, f"{q}-{o}".encode()) for o in range(3) for q in range(2)]
+        self.ranges = {0: (0, 3), 1: (0, 3)}
+        self.consumer_options: dict[str, Any] = {}
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def __enter__(self) -> FakeCluster:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def status(self) -> dict[str, Any]:
+        shard = {"shard": 0, "state": self.state, "appended": 5, "endpoint": "127.0.0.1:7000"}
+        return {
+            "name": self.name,
+            "cluster_id": self.cluster_id,
+            "state": self.state,
+            "shards": [shard],
+        }
+
+    def topics(self) -> dict[str, Any]:
+        return {"t": {"queues": 2, "shards": [0]}}
+
+    def create_topic(self, name: str, *, queues: int) -> bool:
+        return name != "t"
+
+    def describe_topic(self, name: str) -> dict[str, Any]:
+        if name != "t":
+            raise Rejected(f"topic {name!r} does not exist", field="topic")
+        queues = [
+            {"queue": queue, "shard": 0, "min_offset": low, "max_offset": high}
+            for queue, (low, high) in self.ranges.items()
+        ]
+        return {
+            "topic": name,
+            "queues": queues,
+            "messages": sum(high - low for low, high in self.ranges.values()),
+        }
+
+    def producer(self) -> FakeProducer:
+        return self.fake_producer
+
+    def consumer(self, topic: str, **options: Any) -> FakeConsumer:
+        self.consumer_options = {"topic": topic, **options}
+        return FakeConsumer(self.messages)
+
+
+@dataclass
+class FakeReport:
+    clean: bool = True
+    actors: dict[str, str] = field(default_factory=dict)
+    ray: str = "stopped"
+
+
+class FakeLifecycle:
+    """Stands in for module start; notes how it was called."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.report = FakeReport()
+        self.failure: Exception | None = None
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def _called(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.calls.append((name, args, options))
+        if self.failure is not None:
+            raise self.failure
+
+    def start(self, *args: Any, **options: Any) -> FakeCluster:
+        options["progress"]("starting")
+        self._called("start", args, options)
+        return self.cluster
+
+    def connect(self, *args: Any, **options: Any) -> FakeCluster:
+        self._called("connect", args, options)
+        return self.cluster
+
+    def stop(self, *args: Any, **options: Any) -> FakeReport:
+        self._called("stop", args, options)
+        return self.report
+
+
+class Terminal:
+    """Runs commands and keeps what they print."""
+
+    def __init__(self) -> None:
+        self.lifecycle = FakeLifecycle()
+        self.out = b""
+        self.err = ""
+
+    @property
+    def cluster(self) -> FakeCluster:
+        return self.lifecycle.cluster
+
+    def run(self, *words: str, stdin: bytes = b"") -> int:
+        stdout, stderr = io.BytesIO(), io.StringIO()
+        console = Console(
+            stdin=io.BytesIO(stdin), stdout=stdout, stderr=stderr, lifecycle=self.lifecycle
+        )
+        code = main(words, console=console)
+        self.out, self.err = stdout.getvalue(), stderr.getvalue()
+        return code
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def lines(self) -> list[bytes]:
+        return self.out.splitlines()
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    return Terminal()
+
+
+# --- usage ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("fly",),
+        ("start",),
+        ("topic",),
+        ("topic", "create"),
+        ("consume",),
+        ("store", "verify"),
+        ("start", "/data", "--shards", "0"),
+        ("start", "/data", "--shards", "two"),
+        ("start", "/data", "--flush", "never"),
+        ("consume", "t", "--from", "yesterday"),
+        ("consume", "t", "--max", "0"),
+        ("status", "a", "b"),
+    ],
+)
+def test_a_wrong_command_exits_2_and_points_to_the_help(
+    words: tuple[str, ...], terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert terminal.run(*words) == 2
+    assert "--help" in capsys.readouterr().err
+    assert terminal.lifecycle.calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("start", "/data", "--shard", "2"), "--shards"),
+        (("topic", "create", "t", "--queue=2"), "--queues"),
+        (("consume", "t", "--folow"), "--follow"),
+        (("status", "--jsn"), "--json"),
+    ],
+)
+def test_an_unknown_option_exits_2_and_suggests_the_nearest(
+    words: tuple[str, ...], hint: str, terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert terminal.run(*words) == 2
+    error = capsys.readouterr().err
+    assert "unknown option" in error
+    assert f"did you mean {hint}?" in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("start",),
+        ("stop",),
+        ("status",),
+        ("topic", "list"),
+        ("topic", "create"),
+        ("topic", "describe"),
+        ("produce",),
+        ("consume",),
+        ("store", "verify"),
+        ("store", "dump"),
+        ("doctor",),
+    ],
+)
+def test_every_command_has_help_and_json(
+    words: tuple[str, ...], terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert terminal.run(*words, "--help") == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_the_version_is_the_packages(
+    terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import raymq
+
+    assert terminal.run("--version") == 0
+    assert capsys.readouterr().out == f"raymq {raymq.__version__}\n"
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Corrupt("a segment is damaged", path="/x"), 1),
+        (Rejected("no such cluster", field="target"), 2),
+        (Unavailable("nobody listens"), 3),
+        (DeliveryUnknown("may be stored"), 3),
+        (StorageFull("disk full"), 3),
+    ],
+)
+def test_an_error_becomes_one_line_and_its_exit_code(
+    error: Exception, code: int, terminal: Terminal
+) -> None:
+    terminal.lifecycle.failure = error
+    assert terminal.run("topic", "list") == code
+    assert terminal.err == f"raymq: {error}\n"
+    assert terminal.out == b""
+
+
+def test_an_error_with_json_keeps_its_kind_and_fields(terminal: Terminal) -> None:
+    terminal.lifecycle.failure = Rejected("no such cluster", field="target", limit="a, b")
+    assert terminal.run("topic", "list", "--json") == 2
+    assert json.loads(terminal.err) == {
+        "kind": "Rejected",
+        "message": "no such cluster",
+        "fields": {"field": "target", "limit": "a, b"},
+    }
+
+
+def test_an_interrupt_exits_130_without_a_traceback(terminal: Terminal) -> None:
+    terminal.lifecycle.failure = KeyboardInterrupt()  # type: ignore[assignment]
+    assert terminal.run("status") == 130
+    assert terminal.err == ""
+
+
+# --- start, stop, status ----------------------------------------------------------------------
+
+
+def test_start_passes_what_was_given_and_leaves_the_rest_to_the_stored_cluster(
+    terminal: Terminal,
+) -> None:
+    assert terminal.run("start", "/data", "--shards", "2", "--flush", "async", "--ephemeral") == 0
+    name, args, options = terminal.lifecycle.calls[0]
+    assert (name, args) == ("start", ("/data",))
+    assert (options["shards"], options["flush"], options["ephemeral"]) == (2, "async", True)
+    assert options["name"] is None
+    assert options["replication"] is None
+    assert terminal.out == b"orders: raymq://127.0.0.1:7000 (1 shard(s))\n"
+    assert terminal.err == "starting\n"
+    assert terminal.cluster.closed == 1
+
+
+def test_start_with_json_prints_one_object_and_progress_stays_out_of_it(
+    terminal: Terminal,
+) -> None:
+    assert terminal.run("start", "/data", "--json") == 0
+    assert terminal.json()["endpoints"] == ["127.0.0.1:7000"]
+    assert terminal.json()["cluster_id"] == "ab" * 16
+
+
+def test_a_clean_stop_exits_0(terminal: Terminal) -> None:
+    assert terminal.run("stop", "orders") == 0
+    assert terminal.lifecycle.calls[0][1] == ("orders",)
+    assert terminal.out == b"stopped; Ray: stopped\n"
+
+
+def test_a_stop_that_was_not_orderly_exits_1_and_names_the_actor(terminal: Terminal) -> None:
+    terminal.lifecycle.report = FakeReport(clean=False, actors={"a": "was down: killed"})
+    assert terminal.run("stop") == 1
+    assert "a: was down: killed" in terminal.err
+    assert terminal.run("stop", "--json") == 1
+    assert terminal.json()["actors"] == {"a": "was down: killed"}
+
+
+@pytest.mark.parametrize(("state", "code"), [("RUNNING", 0), ("DEGRADED", 1), ("DOWN", 3)])
+def test_status_exits_by_the_clusters_state(state: str, code: int, terminal: Terminal) -> None:
+    terminal.cluster.state = state
+    assert terminal.run("status") == code
+    assert terminal.lines()[0] == f"orders abababab: {state}".encode()
+    assert b"appended 5 at 127.0.0.1:7000" in terminal.lines()[1]
+    assert terminal.run("status", "--json") == code
+    assert terminal.json()["state"] == state
+
+
+def test_a_cluster_elsewhere_is_reached_by_url_and_token_file(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("c0ffee\n")
+    words = ("-c", "raymq://h:1", "--token-file", str(tmp_path / "token"))
+    assert terminal.run("topic", "list", *words) == 0
+    assert terminal.lifecycle.calls[0][1:] == (("raymq://h:1",), {"token": "c0ffee"})
+    assert terminal.run("topic", "list", "--token-file", str(tmp_path / "none")) == 2
+
+
+# --- topics -----------------------------------------------------------------------------------
+
+
+def test_topics_are_listed_and_described(terminal: Terminal) -> None:
+    assert terminal.run("topic", "list") == 0
+    assert terminal.out == b"t\t2 queues\n"
+    assert terminal.run("topic", "describe", "t") == 0
+    assert terminal.lines() == [
+        b"t: 6 messages",
+        b"  queue 0 on shard 0: [0, 3)",
+        b"  queue 1 on shard 0: [0, 3)",
+    ]
+    assert terminal.run("topic", "describe", "t", "--json") == 0
+    assert terminal.json()["messages"] == 6
+    assert terminal.run("topic", "describe", "nope") == 2
+
+
+def test_creating_a_topic_twice_is_no_fault_and_says_so(terminal: Terminal) -> None:
+    assert terminal.run("topic", "create", "new", "--queues", "8") == 0
+    assert terminal.out == b"new: created\n"
+    assert terminal.run("topic", "create", "t", "--json") == 0
+    assert terminal.json() == {"topic": "t", "queues": 4, "created": False}
+
+
+# --- produce ----------------------------------------------------------------------------------
+
+
+def test_each_line_is_a_body_byte_for_byte(terminal: Terminal) -> None:
+    assert terminal.run("produce", "t", stdin=b"one\n\n\xff two \r\nlast") == 0
+    bodies = [message["body"] for _, message in terminal.cluster.fake_producer.sent]
+    assert bodies == [b"one", b"", b"\xff two \r", b"last"]
+    assert terminal.err == "4 messages stored in t\n"
+
+
+def test_a_separator_divides_key_and_body_once(terminal: Terminal) -> None:
+    assert terminal.run("produce", "t", "--key-separator", "::", stdin=b"k::v::w\n") == 0
+    assert terminal.cluster.fake_producer.sent == [("t", {"key": b"k", "body": b"v::w"})]
+
+
+def test_a_line_without_the_separator_is_named_and_refused(terminal: Terminal) -> None:
+    assert terminal.run("produce", "t", "--key-separator", ":", stdin=b"a:b\nplain\n") == 2
+    assert "line 2" in terminal.err
+
+
+def test_json_lines_carry_key_tag_and_properties(terminal: Terminal) -> None:
+    line = {"body": "text", "key": "k", "tag": "T", "properties": {"a": "b"}}
+    other = {"body": {"n": 1}}
+    stdin = b"\n".join(json.dumps(each).encode() for each in (line, other))
+    assert terminal.run("produce", "t", "--input-json", "--json", stdin=stdin) == 0
+    assert [message for _, message in terminal.cluster.fake_producer.sent] == [
+        {"body": b"text", "key": b"k", "tag": "T", "properties": {"a": "b"}},
+        {"body": b'{"n": 1}'},
+    ]
+    assert terminal.json() == {"topic": "t", "sent": 2}
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"body": "x", "colour": "red"}', b"7"])
+def test_a_json_line_that_is_no_message_is_refused(line: bytes, terminal: Terminal) -> None:
+    assert terminal.run("produce", "t", "--input-json", stdin=line) == 2
+    assert "line 1 is not a message" in terminal.err
+
+
+def test_a_message_that_was_not_stored_is_not_reported_as_sent(terminal: Terminal) -> None:
+    terminal.cluster.fake_producer.failure = Unavailable("shard 0 is down")
+    assert terminal.run("produce", "t", "--json", stdin=b"x\n") == 3
+    assert terminal.out == b""
+    assert json.loads(terminal.err)["kind"] == "Unavailable"
+
+
+# --- consume ----------------------------------------------------------------------------------
+
+
+def test_what_is_there_now_is_printed_and_the_command_ends(terminal: Terminal) -> None:
+    terminal.cluster.messages += [received(0, 3, b"later"), received(1, 3, b"later")]
+    assert terminal.run("consume", "t") == 0
+    assert terminal.cluster.consumer_options == {"topic": "t", "start": "earliest"}
+    assert sorted(terminal.lines()) == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2"]
+
+
+def test_a_range_of_offsets_ends_before_its_end(terminal: Terminal) -> None:
+    terminal.cluster.messages = terminal.cluster.messages[2:]
+    assert terminal.run("consume", "t", "--from", "1", "--to", "2") == 0
+    assert terminal.cluster.consumer_options["start"] == 1
+    assert sorted(terminal.lines()) == [b"0-1", b"1-1"]
+
+
+@pytest.mark.parametrize(
+    "words", [("--from", "latest"), ("--from", "3"), ("--to", "0"), ("--from", "2", "--to", "1")]
+)
+def test_an_empty_range_ends_at_once(words: tuple[str, ...], terminal: Terminal) -> None:
+    assert terminal.run("consume", "t", *words) == 0
+    assert terminal.out == b""
+    assert terminal.cluster.consumer_options == {}
+
+
+def test_max_ends_also_a_command_that_follows(terminal: Terminal) -> None:
+    assert terminal.run("consume", "t", "--follow", "--max", "3") == 0
+    assert len(terminal.lines()) == 3
+
+
+def test_following_passes_the_end_that_was_there_at_the_start(terminal: Terminal) -> None:
+    terminal.cluster.messages.append(received(0, 3, b"new"))
+    assert terminal.run("consume", "t", "--follow", "--max", "7") == 0
+    assert terminal.lines()[-1] == b"new"
+
+
+def test_json_tells_text_from_bytes_and_hex_prints_hex(terminal: Terminal) -> None:
+    terminal.cluster.ranges = {0: (0, 2)}
+    terminal.cluster.messages = [received(0, 0, b"text", b"k"), received(0, 1, b"\xff")]
+    assert terminal.run("consume", "t", "-o", "json") == 0
+    first, second = (json.loads(line) for line in terminal.lines())
+    assert (first["body"], first["key"], first["queue"], first["offset"]) == ("text", "k", 0, 0)
+    assert second["body_base64"] == "/w=="
+    assert "body" not in second
+    terminal.cluster.messages = [received(0, 0, b"text"), received(0, 1, b"\xff")]
+    assert terminal.run("consume", "t", "-o", "hex") == 0
+    assert terminal.lines() == [b"74657874", b"ff"]
+
+
+# --- store and doctor -------------------------------------------------------------------------
+
+
+def test_verify_of_nothing_is_a_wrong_command(terminal: Terminal, tmp_path: Path) -> None:
+    assert terminal.run("store", "verify", str(tmp_path / "none")) == 2
+    assert terminal.run("store", "dump", str(tmp_path)) == 2
+    assert "no store" in terminal.err
+
+
+def test_doctor_prints_verdicts_as_json(terminal: Terminal) -> None:
+    terminal.run("doctor", "--json")
+    checks = terminal.json()
+    assert {"name", "verdict", "found", "advice"} == set(checks[0])
+
+
+# --- the real thing ---------------------------------------------------------------------------
+
+
+def test_the_module_runs_and_loads_neither_ray_nor_arrow_for_a_usage_error() -> None:
+    code = (
+        "import sys; from raymq.cluster.cli import main; code = main(['flyy']);"
+        "sys.exit(99 if {'ray', 'pyarrow', 'numpy'} & set(sys.modules) else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 2, done.stderr
+
+
+def test_python_m_raymq_is_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "raymq", "--version"], capture_output=True, check=False
+    )
+    assert done.stdout.startswith(b"raymq ")
+
+
+def test_the_top_level_names_are_exactly_these_and_lazy() -> None:
+    import raymq
+
+    assert set(dir(raymq)) == {
+        "start",
+        "connect",
+        "Cluster",
+        "Message",
+        "Receipt",
+        "Producer",
+        "Consumer",
+        "errors",
+        "__version__",
+    }
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = raymq.nothing

@@ -1,0 +1,298 @@
+"""Where a cluster keeps its things, and what a directory must be to become its data directory."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raymq.cluster import cluster_record, paths
+from raymq.cluster.cluster_record import ClusterRecord, load_record, new_record, resume_record
+from raymq.store.errors import Corrupt, Rejected, Unavailable
+from raymq.store.files import Files
+
+
+class DiskFiles(Files):
+    """Real files, on a machine whose mounts are these."""
+
+    mounts = "/dev/sda / ext4 rw 0 0\n"
+
+    def read_file(self, path: Path) -> bytes:
+        if str(path) == "/proc/self/mounts":
+            return self.mounts.encode()
+        return super().read_file(path)
+
+
+@pytest.fixture
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> DiskFiles:
+    """A machine where pytest's directories are not under /tmp but on a disk."""
+    monkeypatch.setattr(paths, "_VOLATILE_ROOT", "/nowhere")
+    return DiskFiles()
+
+
+def record(**changes: object) -> ClusterRecord:
+    facts: dict[str, object] = {
+        "name": None,
+        "shards": None,
+        "replication": None,
+        "flush": None,
+        "segment_size_bytes": None,
+        "ephemeral": False,
+        "host": None,
+    }
+    return new_record(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def resume(stored: ClusterRecord, **changes: object) -> ClusterRecord:
+    facts: dict[str, object] = {
+        "name": None,
+        "shards": None,
+        "replication": None,
+        "flush": None,
+        "segment_size_bytes": None,
+        "host": None,
+    }
+    return resume_record(stored, **{**facts, **changes})  # type: ignore[arg-type]
+
+
+# --- the data directory -----------------------------------------------------------------------
+
+
+def test_a_directory_under_tmp_is_refused_and_the_error_says_what_to_do(tmp_path: Path) -> None:
+    place = Path("/tmp/raymq-test-never-made")
+    with pytest.raises(Rejected) as caught:
+        paths.prepare_data_dir(str(place), ephemeral=False, files=DiskFiles())
+    assert caught.value.field == "data_dir"
+    assert "/tmp" in str(caught.value)
+    assert "ephemeral=True" in str(caught.value)
+    assert "--ephemeral" in str(caught.value)
+    assert not place.exists()
+
+
+def test_a_directory_on_tmpfs_is_refused(tmp_path: Path, on_disk: DiskFiles) -> None:
+    on_disk.mounts += f"tmpfs {tmp_path} tmpfs rw 0 0\n"
+    with pytest.raises(Rejected, match="tmpfs"):
+        paths.prepare_data_dir(str(tmp_path / "data"), ephemeral=False, files=on_disk)
+
+
+def test_a_link_on_a_disk_that_leads_to_tmp_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("/tmp")
+    assert "under /tmp" in str(paths.volatile_reason(link / "data", DiskFiles()))
+
+
+def test_ephemeral_accepts_what_a_reboot_empties(tmp_path: Path, on_disk: DiskFiles) -> None:
+    on_disk.mounts += f"tmpfs {tmp_path} tmpfs rw 0 0\n"
+    made = paths.prepare_data_dir(str(tmp_path / "data"), ephemeral=True, files=on_disk)
+    assert made.root.is_dir()
+
+
+def test_a_new_data_directory_is_for_its_owner_only(tmp_path: Path, on_disk: DiskFiles) -> None:
+    made = paths.prepare_data_dir(str(tmp_path / "a" / "b"), ephemeral=False, files=on_disk)
+    assert made.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_existing_empty_directory_is_closed_to_others(
+    tmp_path: Path, on_disk: DiskFiles
+) -> None:
+    place = tmp_path / "data"
+    place.mkdir(mode=0o755)
+    paths.prepare_data_dir(str(place), ephemeral=False, files=on_disk)
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_with_other_things_in_it_is_refused_and_left_alone(
+    tmp_path: Path, on_disk: DiskFiles
+) -> None:
+    place = tmp_path / "home"
+    place.mkdir(mode=0o755)
+    (place / "thesis.tex").touch()
+    with pytest.raises(Rejected, match="not empty"):
+        paths.prepare_data_dir(str(place), ephemeral=False, files=on_disk)
+    assert place.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_first_start_that_was_interrupted_can_be_repeated(
+    tmp_path: Path, on_disk: DiskFiles
+) -> None:
+    made = paths.prepare_data_dir(str(tmp_path / "data"), ephemeral=False, files=on_disk)
+    paths.load_or_make_token(made, on_disk)
+    with paths.DirectoryLock(made, on_disk):
+        pass
+    paths.prepare_data_dir(str(made.root), ephemeral=False, files=on_disk)
+
+
+def test_a_file_is_no_data_directory(tmp_path: Path, on_disk: DiskFiles) -> None:
+    (tmp_path / "data").touch()
+    with pytest.raises(Rejected, match="not a directory"):
+        paths.prepare_data_dir(str(tmp_path / "data"), ephemeral=False, files=on_disk)
+
+
+def test_a_data_directory_of_ninety_characters_works(tmp_path: Path, on_disk: DiskFiles) -> None:
+    place = tmp_path / ("d" * 90)
+    made = paths.prepare_data_dir(str(place), ephemeral=False, files=on_disk)
+    assert paths.load_or_make_token(made, on_disk)
+    assert made.endpoint(0, 1) == place / "shard-0" / "replica-1" / "raymq" / "endpoint"
+
+
+def test_the_nearest_mount_decides_the_file_system(on_disk: DiskFiles) -> None:
+    on_disk.mounts += "tmpfs /mem tmpfs rw 0 0\n/dev/sdb /mem/with\\040blank xfs rw 0 0\n"
+    assert paths.file_system_of("/memory", on_disk) == "ext4"
+    assert paths.file_system_of("/mem/x/y", on_disk) == "tmpfs"
+    assert paths.file_system_of("/mem/with blank/z", on_disk) == "xfs"
+
+
+# --- the token --------------------------------------------------------------------------------
+
+
+def test_the_token_is_made_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
+    place, files = paths.ClusterPaths(tmp_path), Files()
+    token = paths.load_or_make_token(place, files)
+    assert len(bytes.fromhex(token)) == 32
+    assert place.token.stat().st_mode & 0o777 == 0o600
+    assert paths.load_or_make_token(place, files) == token
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda token: token.unlink(), "missing"),
+        (lambda token: token.chmod(0o644), "chmod 600"),
+        (lambda token: token.write_text("secret"), "64 hexadecimal"),
+    ],
+)
+def test_an_unusable_token_is_refused_with_what_to_do(
+    tmp_path: Path, change: object, words: str
+) -> None:
+    place, files = paths.ClusterPaths(tmp_path), Files()
+    paths.load_or_make_token(place, files)
+    change(place.token)  # type: ignore[operator]
+    with pytest.raises(Rejected, match=words):
+        paths.load_token(place, files)
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+def test_actor_names_are_what_every_part_of_raymq_expects() -> None:
+    assert (
+        paths.actor_name("orders", 3, 1, "commit_log")
+        == "raymq:orders:shard-3:replica-1:commit_log"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "a:b", ".hidden", "-x", "x" * 64])
+def test_a_name_that_cannot_be_part_of_a_path_is_refused(name: str) -> None:
+    with pytest.raises(Rejected, match="cluster name"):
+        paths.check_name(name)
+
+
+HOLDER = """
+import sys
+from raymq.cluster import paths
+from raymq.store.files import Files
+with paths.DirectoryLock(paths.ClusterPaths(sys.argv[1]), Files()):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+# --- the lock ---------------------------------------------------------------------------------
+
+
+def test_a_second_start_on_the_directory_waits_for_nobody_and_says_why(tmp_path: Path) -> None:
+    place, files = paths.ClusterPaths(tmp_path), Files()
+    # fcntl locks are a process's own: the other holder must be another process.
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(Unavailable, match="another `raymq start`"),
+            paths.DirectoryLock(place, files),
+        ):
+            pass
+        assert other.stdin is not None
+        other.stdin.close()
+    with paths.DirectoryLock(place, files):
+        pass
+
+
+# --- cluster.json -----------------------------------------------------------------------------
+
+
+def test_a_cluster_is_remembered_as_it_was_made(tmp_path: Path) -> None:
+    place, files = paths.ClusterPaths(tmp_path), Files()
+    made = record(name="orders", shards=3, replication="mirror", flush="async")
+    cluster_record.save_record(place, made, files)
+    assert load_record(place, files) == made
+    assert len(bytes.fromhex(made.cluster_id)) == 16
+
+
+def test_a_directory_without_a_record_has_no_cluster(tmp_path: Path) -> None:
+    assert load_record(paths.ClusterPaths(tmp_path), Files()) is None
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", '{"format": 1}', '{"format": 2, "name": "x"}'])
+def test_a_damaged_or_newer_record_is_reported_and_not_replaced(tmp_path: Path, body: str) -> None:
+    place = paths.ClusterPaths(tmp_path)
+    place.cluster.write_text(body)
+    with pytest.raises(Corrupt) as caught:
+        load_record(place, Files())
+    assert str(place.cluster) in str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).path == str(place.cluster)
+    assert place.cluster.read_text() == body
+
+
+def test_a_later_start_may_leave_everything_out() -> None:
+    made = record(name="orders", shards=3, replication="mirror")
+    assert resume(made) == made
+
+
+def test_a_later_start_may_change_the_flush_mode_only() -> None:
+    made = record(shards=3)
+    assert resume(made, shards=3, flush="async").flush == "async"
+    for change in ({"shards": 4}, {"name": "x"}, {"replication": "mirror"}):
+        with pytest.raises(Rejected, match="cannot be changed") as caught:
+            resume(made, **change)
+        assert caught.value.field == next(iter(change))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("shards", 0), ("flush", "never"), ("replication", "raft")]
+)
+def test_a_wrong_option_is_named(field: str, value: object) -> None:
+    with pytest.raises(Rejected) as caught:
+        record(**{field: value})
+    assert caught.value.field == field
+
+
+def test_only_the_roles_that_the_flush_mode_needs_are_started() -> None:
+    assert record().roles(0) == ("commit_log", "group_commit")
+    assert record(flush="async").roles(0) == ("commit_log", "flush_real_time")
+    mirrored = record(replication="mirror")
+    assert mirrored.replicas == 2
+    assert mirrored.roles(0) == ("commit_log", "group_commit", "replication")
+    assert mirrored.roles(1) == ("commit_log", "group_commit")
+
+
+def test_known_clusters_are_those_whose_directory_still_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "home"))
+    files = Files()
+    assert cluster_record.known_clusters(files) == {}
+    for name in ("kept", "gone"):
+        place = paths.ClusterPaths(tmp_path / name)
+        place.root.mkdir()
+        made = record(name=name)
+        cluster_record.save_record(place, made, files)
+        cluster_record.remember(made, place, files)
+    (tmp_path / "gone" / "cluster.json").unlink()
+    (tmp_path / "home" / "clusters" / "damaged.json").write_text("{")
+    assert cluster_record.known_clusters(files) == {"kept": str(tmp_path / "kept")}

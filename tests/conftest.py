@@ -1,0 +1,50 @@
+"""What every test gets: a guard against bare imports, and a mark by folder for Ray and Spark."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PARTS = {"store", "actors", "replication", "cluster", "spark"}
+TESTS = Path(__file__).parent
+
+
+class BareImportGuard(MetaPathFinder):
+    """Refuses `import store` and its like.
+
+    The folders are importable by their bare names while the repository's root is on sys.path, which
+    would give a second copy of every class.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.partition(".")[0] in PARTS:
+            raise ImportError(f"import raymq.{name}, not {name}")
+        return None
+
+
+sys.meta_path.insert(0, BareImportGuard())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark by folder, so that no test can forget it; what needs Ray or Spark runs last."""
+    for item in items:
+        if item.path.is_relative_to(TESTS / "ray"):
+            item.add_marker(pytest.mark.ray)
+        elif item.path.is_relative_to(TESTS / "spark"):
+            item.add_marker(pytest.mark.spark)
+    items.sort(key=weight)
+
+
+def weight(item: pytest.Item) -> int:
+    """0 for a test without Ray, 1 with Ray, 2 with Spark: a plain fault shows first."""
+    if item.get_closest_marker("spark"):
+        return 2
+    return 1 if item.get_closest_marker("ray") else 0

@@ -1,0 +1,208 @@
+"""The engine alone: what is put comes back, in order, after every way to stop."""
+
+import os
+import threading
+
+import pytest
+
+from raymq.store.config import StoreConfig
+from raymq.store.embedded import EmbeddedStore
+from raymq.store.errors import Corrupt, Fenced, OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.inspect import dump, verify
+from raymq.store.record import decode
+from tests.support.batches import request
+
+SMALL = StoreConfig(segment_size_bytes=64 * 1024, consume_queue_file_size_bytes=2000)
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = EmbeddedStore(tmp_path / "s", config=SMALL)
+    opened.create_topic("t", 4)
+    yield opened
+    opened.close()
+    assert verify(tmp_path / "s") == []
+
+
+def bodies_of(store, queue=0, topic="t", offset=0):
+    found = []
+    while True:
+        part = store.fetch(topic, queue, offset)
+        if not len(part.records):
+            return found
+        found += part.records.to_pylist()
+        offset = part.next_offset
+
+
+def payloads(records):
+    import numpy as np
+
+    out = []
+    for raw in records:
+        rows = decode(raw, np.array([0]), np.array([len(raw)]))
+        out.append(rows.column("body")[0].as_py())
+    return out
+
+
+def test_a_batch_comes_back_in_order_from_its_queue(store):
+    appended = store.put(request([b"a", b"b", b"c"], queue=1))
+    assert (appended.first_offset, appended.count) == (0, 3)
+    assert payloads(bodies_of(store, 1)) == [b"a", b"b", b"c"]
+    assert bodies_of(store, 0) == []
+
+
+def test_files_roll_and_every_record_is_still_there(store):
+    want = [bytes([i % 256]) * 700 for i in range(400)]
+    for low in range(0, 400, 7):
+        store.put(request(want[low : low + 7]))
+    assert len(store.store.log.queue.files) > 3
+    assert payloads(bodies_of(store)) == want
+
+
+def test_a_batch_larger_than_a_file_is_cut_into_units(store):
+    want = [bytes([i % 256]) * 1000 for i in range(200)]
+    store.put(request(want))
+    assert payloads(bodies_of(store)) == want
+
+
+def test_a_store_comes_back_after_a_clean_stop(tmp_path):
+    store = EmbeddedStore(tmp_path, config=SMALL)
+    store.create_topic("t", 2)
+    store.put(request([b"x" * 300] * 500))
+    store.close()
+    assert not (tmp_path / "abort").exists()
+    again = EmbeddedStore(tmp_path, config=SMALL)
+    assert again.store.state.topics["t"].queues == 2
+    assert len(bodies_of(again)) == 500
+    assert again.put(request([b"y"])).first_offset == 500
+    again.close()
+    assert verify(tmp_path) == []
+
+
+def test_two_engines_never_share_a_store(tmp_path):
+    store = EmbeddedStore(tmp_path, config=SMALL)
+    with pytest.raises(Unavailable, match="already open"):
+        EmbeddedStore(tmp_path, config=SMALL)
+    store.close()
+
+
+def test_a_repeated_batch_is_answered_with_its_original_offsets(store):
+    first = store.put(request([b"1", b"2", b"3"], producer=7))
+    again = store.put(request([b"1", b"2", b"3"], producer=7))
+    assert (again.first_offset, again.duplicates) == (first.first_offset, 3)
+    partly = store.put(request([b"3", b"4"], producer=7, sequence=2))
+    assert (partly.first_offset, partly.duplicates, partly.count) == (2, 1, 2)
+    assert payloads(bodies_of(store)) == [b"1", b"2", b"3", b"4"]
+
+
+def test_sequences_survive_a_restart_and_a_roll(tmp_path):
+    store = EmbeddedStore(tmp_path, config=SMALL)
+    store.create_topic("t", 1)
+    for start in range(0, 300, 10):
+        store.put(request([b"z" * 900] * 10, producer=9, epoch=2, sequence=start))
+    store.close()
+    store = EmbeddedStore(tmp_path, config=SMALL)
+    again = store.put(request([b"z" * 900] * 10, producer=9, epoch=2, sequence=290))
+    assert (again.first_offset, again.duplicates) == (290, 10)
+    with pytest.raises(Fenced):
+        store.put(request([b"old"], producer=9, epoch=1, sequence=300))
+    with pytest.raises(Rejected, match="expected 300"):
+        store.put(request([b"gap"], producer=9, epoch=2, sequence=301))
+    store.close()
+
+
+def test_an_unknown_producer_must_start_at_zero(store):
+    with pytest.raises(Rejected, match="starts at 0"):
+        store.put(request([b"x"], producer=1, sequence=5))
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: request([b"x"], topic="nowhere"), "topic"),
+        (lambda: request([b"x"], topic=""), "topic"),
+        (lambda: request([b"x"], topic="a" * 128), "topic"),
+        (lambda: request([b"x"], topic="a b"), "topic"),
+        (lambda: request([b"x"], topic="SCHEDULE_TOPIC_XXXX"), "topic"),
+        (lambda: request([b"x"], topic="rmq_sys_raymq"), "topic"),
+        (lambda: request([b"x"], queue=4), "queue_id"),
+        (lambda: request([b"x"], queue=-1), "queue_id"),
+        (lambda: request([]), "batch"),
+        (lambda: request([b"x", b"y" * 40_000]), "record"),
+    ],
+)
+def test_a_bad_put_names_its_field_and_stores_nothing(store, make, field):
+    end = store.store.log.end
+    with pytest.raises(Rejected) as caught:
+        store.put(make())
+    assert caught.value.field == field
+    assert store.store.log.end == end
+    store.put(request([b"still usable"]))
+
+
+def test_an_offset_outside_the_queue_is_refused_with_the_range(store):
+    store.put(request([b"a"]))
+    with pytest.raises(OffsetOutOfRange) as caught:
+        store.fetch("t", 0, 5)
+    assert (caught.value.min, caught.value.max) == (0, 1)
+
+
+def test_puts_of_many_threads_keep_dense_offsets(store):
+    def work(queue):
+        for i in range(50):
+            store.put(request([b"%d" % i], queue=queue))
+
+    threads = [threading.Thread(target=work, args=(q,)) for q in (0, 1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for queue in range(4):
+        assert payloads(bodies_of(store, queue)) == [b"%d" % i for i in range(50)]
+
+
+def test_a_file_of_the_wrong_length_is_named(tmp_path):
+    EmbeddedStore(tmp_path, config=SMALL).close()
+    path = tmp_path / "commitlog" / ("0" * 20)
+    os.truncate(path, 1000)
+    with pytest.raises(Corrupt, match="65536"):
+        EmbeddedStore(tmp_path, config=SMALL)
+
+
+def test_a_directory_that_is_no_store_is_refused(tmp_path):
+    (tmp_path / "holiday.jpg").write_bytes(b"x")
+    with pytest.raises(Rejected, match="no store"):
+        EmbeddedStore(tmp_path, config=SMALL)
+
+
+def test_damage_below_the_synced_mark_is_reported_and_never_cut(tmp_path):
+    store = EmbeddedStore(tmp_path, config=SMALL)
+    store.create_topic("t", 1)
+    store.put(request([b"q" * 500] * 20))
+    at = store.put(request([b"q" * 500] * 20)).physical_offset
+    store.close()
+    path = tmp_path / "commitlog" / ("0" * 20)
+    with path.open("r+b") as file:
+        file.seek(at + 200)
+        file.write(b"!")
+    before = path.read_bytes()
+    with pytest.raises(Corrupt):
+        EmbeddedStore(tmp_path, config=SMALL)
+    assert path.read_bytes() == before
+    assert verify(tmp_path)[0].file.startswith("commitlog")
+
+
+def test_consume_queues_are_rebuilt_when_they_are_gone(tmp_path):
+    import shutil
+
+    store = EmbeddedStore(tmp_path, config=SMALL)
+    store.create_topic("t", 1)
+    store.put(request([b"q" * 50] * 300, tag="TagA"))
+    store.close()
+    shutil.rmtree(tmp_path / "consumequeue")
+    store = EmbeddedStore(tmp_path, config=SMALL)
+    assert len(bodies_of(store)) == 300
+    store.close()
+    assert verify(tmp_path) == []
+    units = [line for line in dump(tmp_path) if line["kind"] == "msg" and line["topic"] == "t"]
+    assert {line["cqTags"] for line in units} == {2598919}

