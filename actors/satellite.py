@@ -206,6 +206,10 @@ class Satellite:
     def stop(self) -> None:
         """Make `standing` LEAVING and end the wait. Callers: any thread."""
         self._stopping.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """End the wait: another thread of this process has something for it. Callers: any thread."""
         if self._attached:
             self._bell.ring_own()
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 
-from .flight_client import ShardConnection
-
 if TYPE_CHECKING:
     from .consumer import Consumer
+    from .flight_client import ShardConnection
     from .producer import Producer
     from .start import StopReport
 
@@ -19,6 +18,9 @@ _CALL_TIMEOUT_S = 30.0
 _SCHEME = "raymq://"
 #: the name under which RayMQ keeps its own records; not shown among topics
 _INTERNAL_PREFIX = "rmq_sys_"
+
+#: what a shard names when it was taken for another one
+_IDENTITY = ("cluster_id", "shard")
 
 Resolver = Callable[[], dict[int, str]]
 
@@ -95,10 +97,12 @@ class Cluster:
                 "file `token` in the data directory",
                 field="token",
             )
+        from .flight_client import ShardConnection
+
         first = ShardConnection(endpoint, token)
         try:
-            facts = first.call("describe", {}, timeout=_CALL_TIMEOUT_S)
-            routes = first.call("routes", {}, timeout=_CALL_TIMEOUT_S)
+            facts = first.call("describe", {}, timeout_s=_CALL_TIMEOUT_S)
+            routes = first.call("routes", {}, timeout_s=_CALL_TIMEOUT_S)
         finally:
             first.close()
         endpoints = {int(shard): str(place) for shard, place in routes.items()}
@@ -258,7 +262,9 @@ class Cluster:
         if shard is not None:
             try:
                 return self._call_once(shard, op, args)
-            except Unavailable:
+            except RayMQError as error:
+                if not _moved(error):
+                    raise
                 self._drop(shard)
                 self.refresh()
                 return self._call_once(shard, op, args)
@@ -290,6 +296,9 @@ class Cluster:
         return dict(self.endpoints)
 
     def _call_once(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        # On use: start and stop need no Arrow.
+        from .flight_client import ShardConnection
+
         with self._lock:
             connection = self._connections.get(shard)
             if connection is None:
@@ -299,13 +308,20 @@ class Cluster:
                         f"shard {shard} of {self.name!r} does not serve yet; see `raymq status`",
                         shard=shard,
                     )
-                connection = ShardConnection(endpoint, self.token, self.cluster_id, shard)
+                connection = ShardConnection(
+                    endpoint, self.token, cluster_id=self.cluster_id, shard=shard
+                )
                 self._connections[shard] = connection
-        answer: dict[str, Any] = connection.call(op, args, timeout=_CALL_TIMEOUT_S)
-        return answer
+        return connection.call(op, args, timeout_s=_CALL_TIMEOUT_S)
 
     def _drop(self, shard: int) -> None:
         with self._lock:
             connection = self._connections.pop(shard, None)
         if connection is not None:
             connection.close()
+
+
+def _moved(error: RayMQError) -> bool:
+    at_strangers = isinstance(error, Rejected) and error.fields.get("field") in _IDENTITY
+    stranger = isinstance(error, Rejected) and error.fields.get("field") in ("cluster_id", "shard")
+    return at_strangers or isinstance(error, Unavailable)

@@ -14,7 +14,7 @@ import uuid
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from raymq.store.errors import Corrupt, Rejected
+from raymq.store.errors import Corrupt, RayMQError, Rejected
 from raymq.store.files import Files
 
 from .paths import ClusterPaths, check_name, home_dir
@@ -173,7 +173,7 @@ def remember(record: ClusterRecord, paths: ClusterPaths, files: Files) -> None:
     try:
         files.make_dirs(folder, 0o700)
         files.write_file_atomic(folder / f"{record.name}.json", body.encode())
-    except OSError:
+    except (OSError, RayMQError):
         return
 
 

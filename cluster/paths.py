@@ -129,9 +129,9 @@ def prepare_data_dir(data_dir: str, *, ephemeral: bool, files: Files) -> Cluster
     if not files.exists(place):
         try:
             files.make_dirs(place, 0o700)
-        except PermissionError as error:
+        except (OSError, Unavailable) as error:
             raise Rejected(
-                f"cannot create the data directory {place}: {error.strerror}. "
+                f"cannot create the data directory {place}: {error}. "
                 "Choose a directory that this user may write",
                 field="data_dir",
                 path=str(place),

@@ -1,8 +1,8 @@
 """All processes of one detached program, found again later and ended surely.
 
 A pid alone proves nothing: it is reused. Here a process is (pid, start time, boot id), and a family
-is everything in the session which the detached process leads plus everything that inherited its
-mark in the environment (children that opened a session of their own, such as a Java gateway).
+is everything that inherited its leader's mark in the environment (also children with a session of
+their own, such as a Java gateway) plus the Ray workers in the leader's session.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from raymq.actors.processes import boot_id_hash
 from raymq.store.clock import Clock
@@ -21,8 +21,7 @@ from raymq.store.files import Files
 MARK = "RAYMQ_OWNED_RAY"
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """A detached process and its descendants."""
 
     #: of the leader, which is also the id of its session
@@ -34,8 +33,7 @@ class Family:
     mark: str
 
 
-@dataclass(frozen=True)
-class _Facts:
+class _Facts(NamedTuple):
     pid: int
     session: int
     start_time: int
@@ -60,6 +58,9 @@ def members(family: Family, files: Files) -> list[int]:
     """Pids of the family's running processes, the leader first if it runs."""
     if family.boot_id != boot_id_hash(files=files):
         return []
+    leader = _facts(family.pid, files)
+    # The kernel gives a pid away again only when no session has it as its id.
+    session_is_ours = leader is None or leader.start_time == family.start_time
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -68,9 +69,10 @@ def members(family: Family, files: Files) -> list[int]:
         facts = _facts(pid, files)
         if facts is None or facts.zombie or facts.start_time < family.start_time:
             continue
-        # Ray's workers overwrite their environment with their title, so the mark alone misses them;
-        # a child in a session of its own is missed by the session alone.
-        if (facts.session == family.pid and _is_ours(pid)) or _has_mark(pid, family.mark, files):
+        # Ray's workers overwrite their environment with their title ("ray::IDLE"), so the mark
+        # alone misses them; a child in a session of its own is missed by the session alone.
+        in_session = session_is_ours and facts.session == family.pid
+        if _has_mark(pid, family.mark, files) or (in_session and _is_ray_worker(pid, files)):
             found.append(pid)
     return sorted(found, key=lambda pid: (pid != family.pid, pid))
 
@@ -116,9 +118,8 @@ def _signal(pid: int, started: int, number: int, files: Files) -> bool:
 
 
 def _facts(pid: int, files: Files) -> _Facts | None:
-    try:
-        text = files.read_file(Path(f"/proc/{pid}/stat"))
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+    text = _proc_file(pid, "stat", files)
+    if not text:
         return None
     # The command's name is in parentheses and may itself hold blanks and parentheses.
     fields = text[text.rindex(b")") + 2 :].split()
@@ -130,16 +131,17 @@ def _facts(pid: int, files: Files) -> _Facts | None:
     )
 
 
-def _is_ours(pid: int) -> bool:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid == os.geteuid()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def _is_ray_worker(pid: int, files: Files) -> bool:
+    return _proc_file(pid, "cmdline", files).startswith(b"ray::")
 
 
 def _has_mark(pid: int, mark: str, files: Files) -> bool:
+    return f"{MARK}={mark}".encode() in _proc_file(pid, "environ", files).split(b"\0")
+
+
+def _proc_file(pid: int, name: str, files: Files) -> bytes:
+    """The file's content; empty when the process is gone or another user's."""
     try:
-        environment = files.read_file(Path(f"/proc/{pid}/environ"))
+        return files.read_file(Path(f"/proc/{pid}/{name}"))
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False
-    return f"{MARK}={mark}".encode() in environment.split(b"\0")
+        return b""

@@ -14,6 +14,7 @@ mode is told so.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import logging
@@ -232,8 +233,8 @@ def _adopt_authentication(owned: OwnedRay) -> None:
     """Makes this process's Ray authentication that of the owned Ray, and leaves it so.
 
     `ray.init` with an explicit address never turns token mode on by itself, and what the variable
-    says was cached when Ray was imported. It stays set, as Ray itself leaves it after a local start:
-    a later `ray.init(address=cluster.ray_address)` of this process needs it too.
+    says was cached when Ray was imported. It stays set, as Ray itself leaves it after a local
+    start: a later `ray.init(address=cluster.ray_address)` of this process needs it too.
 
     Raises: Rejected when the environment asks for another mode.
     """
@@ -250,9 +251,8 @@ def _adopt_authentication(owned: OwnedRay) -> None:
     ):
         os.environ["RAY_AUTH_TOKEN_PATH"] = owned.auth_token_path
     os.environ["RAY_AUTH_MODE"] = owned.auth_mode
-    from ray._raylet import Config
-
-    Config.initialize("")
+    # An extension module without types; Ray calls the same when it turns token mode on by itself.
+    importlib.import_module("ray._raylet").Config.initialize("")
 
 
 def start_owned(paths: ClusterPaths, *, files: Files, clock: Clock, progress: Progress) -> OwnedRay:

@@ -12,9 +12,6 @@ from pathlib import Path
 from .errors import Unavailable
 from .files import Files
 
-_held: set[str] = set()
-
-
 class AbortFile:
     """The mark of an open store."""
 
@@ -55,24 +52,24 @@ class StoreLock:
     def acquire(self) -> None:
         """Raises: Unavailable when the store is open, in another process or in this one."""
         name = os.path.realpath(self._path)
-        if name in _held:
+        if name in self._files.held_locks:
             raise Unavailable(
                 f"the store is already open in this process ({self._path.parent})", field="lock"
             )
         fd = self._files.open_file(self._path, create=True)
         try:
             self._files.lock(fd)
+            self._files.truncate(fd, 0)
+            self._files.pwrite(fd, b"lock", 0)
         except BaseException:
             self._files.close(fd)
             raise
-        self._files.truncate(fd, 0)
-        self._files.pwrite(fd, b"lock", 0)
         self._fd = fd
-        _held.add(name)
+        self._files.held_locks.add(name)
 
     def release(self) -> None:
         """Give the lock up."""
         if self._fd >= 0:
-            _held.discard(os.path.realpath(self._path))
+            self._files.held_locks.discard(os.path.realpath(self._path))
             self._files.close(self._fd)
             self._fd = -1

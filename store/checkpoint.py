@@ -35,6 +35,8 @@ class Checkpoint:
         fd = files.open_file(path, create=True)
         if files.size(fd) < FILE_BYTES:
             files.truncate(fd, FILE_BYTES)
+            files.sync(fd)
+            files.sync_dir(path.parent)
         data = files.pread(fd, _LONGS.size, 0)
         return cls(fd, _LONGS.unpack(data.ljust(_LONGS.size, b"\0")), files)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-import zlib
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,12 @@ except ImportError:
 BODY_CRC_MASK = 0x7FFFFFFF
 
 
-def _crcmod_crc32c(data: Any, value: int = 0) -> int:
-    """The fallback: crcmod takes bytes-like objects that expose their bytes as they are."""
-    import crcmod.predefined
+@lru_cache(maxsize=1)
+def _crcmod_function() -> Callable[[bytes, int], int]:
+    from crcmod.predefined import mkPredefinedCrcFun
 
-    return int(crcmod.predefined.mkPredefinedCrcFun("crc-32c")(bytes(data), value))
+    function: Callable[[bytes, int], int] = mkPredefinedCrcFun("crc-32c")
+    return function
 
 
 def crc32c(data: Any, value: int = 0) -> int:
@@ -42,12 +44,12 @@ def crc32c(data: Any, value: int = 0) -> int:
         # Its C code takes bytes and arrays, no memoryview: an array over the same bytes is no copy.
         plain = data if isinstance(data, bytes) else np.frombuffer(data, dtype=np.uint8)
         return int(google_crc32c.extend(value, plain))
-    return _crcmod_crc32c(data, value)
+    return _crcmod_function()(bytes(memoryview(data)), value)
 
 
 if not _has_google_crc32c:
     warnings.warn(
-        "google-crc32c has no C code here: CRC-32C comes from crcmod, which may be as slow as 10 MB/s. "
+        "google-crc32c has no C code here: CRC-32C comes from crcmod, maybe as slow as 10 MB/s. "
         "Install the google-crc32c wheel.",
         RuntimeWarning,
         stacklevel=1,
@@ -69,8 +71,3 @@ def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int32]:
     values = bodies.to_numpy(zero_copy_only=False)
     crcs = np.fromiter(map(_crc32, values), dtype=np.uint32, count=count)
     return (crcs & BODY_CRC_MASK).astype(np.int32)
-
-
-def zlib_body_crc(body: Any) -> int:
-    """`body_crc` by zlib: the second implementation that `verify` and the tests compare with."""
-    return zlib.crc32(body) & BODY_CRC_MASK

@@ -32,6 +32,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Files:
     """The real file system. Stateless but for the maps it handed out."""
 
+    #: paths of the store locks this process holds; a simulated disk has its own set
+    held_locks: set[str] = set()  # noqa: RUF012 (one for the process, on purpose)
+
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
 
@@ -186,9 +189,22 @@ class Files:
         return os.path.lexists(path)
 
     def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
-        """Create a directory and its parents."""
+        """Create a directory and its parents. Durable: their names.
+
+        Without the parents' fsync a power loss can take a directory with every synced file in it.
+        """
+        path = Path(path)
+        missing = []
+        for step in (path, *path.parents):
+            if step.exists():
+                break
+            missing.append(step)
         try:
-            os.makedirs(path, mode, exist_ok=True)
+            for step in reversed(missing):
+                step.mkdir(mode, exist_ok=True)
+                self.sync_dir(step.parent)
+            if not path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         except OSError as error:
             raise _translate(error, path) from error
 

@@ -52,7 +52,9 @@ class SegmentSyncer:
         """
         if self._failed is not None:
             raise self._failed
-        first = start - start % self._size
+        if start >= stop:
+            return
+        first = self.segment_of(start)
         for segment in [s for s in self._fds if s < first]:
             self._files.close(self._fds.pop(segment))
         for segment in range(first, stop, self._size):
@@ -70,6 +72,10 @@ class SegmentSyncer:
                 )
                 raise self._failed from error
             self.syncs += 1
+
+    def segment_of(self, offset: int) -> int:
+        """Start of the file that holds `offset`."""
+        return offset - offset % self._size
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -200,6 +206,9 @@ class FlushRealTime(_Flusher):
             return self.flushed
         self._last_flush_ms = now
         least = self._least_pages
+        if self._syncer.segment_of(appended) > self._syncer.segment_of(self.flushed):
+            # The flushed position's file is full: it is flushed whatever the page rule says.
+            least = 0
         if now - self._last_thorough_ms >= self._thorough_interval_ms:
             self._last_thorough_ms = now
             least = 0

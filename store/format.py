@@ -25,8 +25,8 @@ A message record (offsets for IPv4 hosts; each IPv6 host adds 12 bytes)::
          2  properties_length p
          p  properties      name 0x01 value 0x02, repeated
 
-A blank record fills the rest of a file: 4 bytes the rest's length, 4 bytes BLANK_MAGIC. A record ends no closer than 8
-bytes to the file's end, so that a blank always fits.
+A blank record fills the rest of a file: 4 bytes the rest's length, 4 bytes BLANK_MAGIC. A record
+ends no closer than 8 bytes to the file's end, so that a blank always fits.
 
 A consume queue unit: 8 bytes physical offset, 4 record size, 8 tags code.
 
@@ -147,8 +147,8 @@ def parse_file_name(name: str) -> int:
 def check_topic_name(topic: str) -> None:
     """Refuse a topic name that RocketMQ would refuse.
 
-    Letters, digits and %|_- only (so a topic is a safe directory name), 1 to 127 of them, up to 255 for %RETRY% and
-    %DLQ% topics. Raises: Rejected. Source: TopicValidator#validateTopic.
+    Letters, digits and %|_- only (so a topic is a safe directory name), 1 to 127 of them, up to 255
+    for %RETRY% and %DLQ% topics. Raises: Rejected. Source: TopicValidator#validateTopic.
     """
     limit = TOPIC_MAX_CHARS if topic.startswith(("%RETRY%", "%DLQ%")) else TOPIC_V1_MAX_CHARS
     if not 1 <= len(topic) <= limit:
@@ -160,7 +160,7 @@ def check_topic_name(topic: str) -> None:
     bad = _TOPIC_BAD.search(topic)
     if bad:
         raise Rejected(
-            f"topic name {topic!r} has the character {bad[0]!r}; use letters, digits, %, |, _ and -",
+            f"topic name {topic!r} has the character {bad[0]!r}; use letters, digits, %|_-",
             field="topic",
             limit="letters, digits, % | _ -",
         )
@@ -175,7 +175,7 @@ def java_hash(text: str) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """The tags code of a consume queue unit: the hash of the whole TAGS value, 0 when there is none.
+    """The tags code of a consume queue unit: the hash of the whole TAGS value, 0 without one.
 
     Source: MessageExtBrokerInner#tagsString2tagsCode.
     """
@@ -189,7 +189,7 @@ def pack_host(ip: str, port: int) -> bytes:
         return ipaddress.ip_address(ip).packed + port.to_bytes(4, "big", signed=True)
     except (ValueError, OverflowError) as error:
         raise Rejected(
-            f"host {ip!r} port {port!r} is no IP address and port; a record stores numbers, not names",
+            f"host {ip!r} port {port!r} is no IP address and port; a record stores no names",
             field="host",
             limit="an IPv4 or IPv6 address",
         ) from error

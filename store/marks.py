@@ -28,7 +28,8 @@ class Marks:
         """Open or create the page."""
         fd = files.open_file(path, create=True)
         if files.size(fd) < PAGE_BYTES:
-            files.truncate(fd, PAGE_BYTES)
+            # Blocks first: a store into a hole of a mapped file on a full disk is SIGBUS, no error.
+            files.allocate(fd, PAGE_BYTES)
             files.sync(fd)
             files.sync_dir(path.parent)
         return cls(fd, files.map_words(fd, PAGE_BYTES), files)

@@ -1,6 +1,7 @@
 """Who this replica is and what it promised: two alternating 4 KiB slots, the valid one with the higher sequence counts.
 
-A slot: magic, sequence, length, CRC-32C of the JSON, JSON. A crash while one slot is written leaves the other.
+A slot, big-endian: magic (4 bytes), sequence (8), length of the JSON (4), CRC-32C of sequence, length and JSON (4),
+JSON. A crash while one slot is written leaves the other.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from .checksum import crc32c
-from .errors import Rejected
+from .errors import Corrupt, Rejected
 from .failpoints import fail_point
 from .files import Files
 
 SLOT_BYTES = 4096
 _HEAD = struct.Struct(">4sQII")
+_CHECKED = struct.Struct(">QI")
 _MAGIC = b"RQM1"
 
 
@@ -31,17 +33,26 @@ class Meta:
 
     @classmethod
     def open(cls, path: Path, *, files: Files) -> Meta:
-        """Open or create."""
+        """Open or create.
+
+        Raises: Corrupt when both slots were written and neither is valid: a crash damages at most one.
+        """
         fd = files.open_file(path, create=True)
         if files.size(fd) < 2 * SLOT_BYTES:
             files.truncate(fd, 2 * SLOT_BYTES)
             files.sync(fd)
             files.sync_dir(path.parent)
-        sequence, values = 0, {}
-        for slot in (0, 1):
-            found = _parse(files.pread(fd, SLOT_BYTES, slot * SLOT_BYTES))
-            if found is not None and found[0] > sequence:
-                sequence, values = found
+        slots = [files.pread(fd, SLOT_BYTES, index * SLOT_BYTES) for index in (0, 1)]
+        found = [parsed for slot in slots if (parsed := _parse(slot)) is not None]
+        if not found and all(any(slot) for slot in slots):
+            files.close(fd)
+            raise Corrupt(
+                f"{path} is damaged: neither slot is valid, so what this replica promised is unknown. Rebuild the "
+                "replica from its peer, or restore the file.",
+                path=str(path),
+                rule="one valid slot",
+            )
+        sequence, values = max(found, key=lambda slot: slot[0], default=(0, {}))
         return cls(fd, sequence, values, files)
 
     def get(self, name: str) -> Any:
@@ -59,7 +70,7 @@ class Meta:
                 limit=SLOT_BYTES - _HEAD.size,
             )
         sequence = self._sequence + 1
-        head = _HEAD.pack(_MAGIC, sequence, len(text), crc32c(text))
+        head = _HEAD.pack(_MAGIC, sequence, len(text), _crc(sequence, text))
         slot = (head + text).ljust(SLOT_BYTES, b"\0")
         self._files.pwrite(self._fd, slot, (sequence % 2) * SLOT_BYTES)
         fail_point("meta.slot_written_unsynced")
@@ -76,7 +87,11 @@ def _parse(slot: bytes) -> tuple[int, dict[str, Any]] | None:
         return None
     magic, sequence, length, crc = _HEAD.unpack_from(slot)
     text = slot[_HEAD.size : _HEAD.size + length]
-    if magic != _MAGIC or len(text) != length or crc32c(text) != crc:
+    if magic != _MAGIC or len(text) != length or _crc(sequence, text) != crc:
         return None
     values: dict[str, Any] = json.loads(text)
     return sequence, values
+
+
+def _crc(sequence: int, text: bytes) -> int:
+    return crc32c(text, crc32c(_CHECKED.pack(sequence, len(text))))

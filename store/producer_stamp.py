@@ -1,8 +1,9 @@
 """The producer stamp of a record (design D7): who wrote it, in which epoch, with which sequence.
 
-It is always the first property of a record, and only that position counts: 24 bytes `_P 0x01 c*20 0x02`, where the 20
-base64url characters hold 120 bits: producer id 64 | epoch 20 | sequence 36. The first 12 characters (producer id and
-the epoch's high 8 bits) are the same for a whole batch, the last 8 hold the epoch's low 12 bits and the sequence.
+It is always the first property of a record, and only that position counts: 24 bytes `_P 0x01 c*20
+0x02`, where the 20 base64url characters hold 120 bits: producer id 64 | epoch 20 | sequence 36. The
+first 12 characters (producer id and the epoch's high 8 bits) are the same for a whole batch, the
+last 8 hold the epoch's low 12 bits and the sequence.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def read_column(
 ]:
     """Read the first 24 property bytes of rows.
 
-    Args: `stamps`, uint8[n, 24]. Returns: valid, producer id, epoch, sequence; numbers are 0 where not valid.
+    Args: `stamps`, uint8[n, 24]. Returns: valid, producer id, epoch, sequence; numbers are 0 where
+    not valid.
     """
     values = _FROM_PAIR[np.ascontiguousarray(stamps[:, 3:23]).view("<u2")]
     valid = (values != _INVALID).all(axis=1)

@@ -18,18 +18,21 @@ TAGS = "TAGS"
 def encode(properties: Mapping[str, str]) -> bytes:
     """The properties string, with the trailing separator.
 
-    Raises: Rejected for an empty name or value (RocketMQ drops such a pair when reading) and for a separator in one.
+    Raises: Rejected for an empty name or value (RocketMQ drops such a pair when reading) and for a
+    separator in one.
     """
     for name, value in properties.items():
         if not name or not value:
             raise Rejected(
-                f"property {name!r} has an empty {'value' if name else 'name'}; readers would drop it, leave it out",
+                f"property {name!r} has an empty {'value' if name else 'name'}; readers drop it, "
+                "leave it out",
                 field="properties",
                 limit="non-empty",
             )
         if not separators_absent(name) or not separators_absent(value):
             raise Rejected(
-                f"property {name!r} has the character \\x01 or \\x02, which separate properties; encode it first",
+                f"property {name!r} has the character \\x01 or \\x02, which separate properties; "
+                "encode it first",
                 field="properties",
                 limit="no \\x01, \\x02",
             )
@@ -37,7 +40,10 @@ def encode(properties: Mapping[str, str]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, str]:
-    """Names and values. The last separator may be missing; an incomplete pair is dropped; the last duplicate wins."""
+    """Names and values of a properties string.
+
+    The last separator may be missing; an incomplete pair is dropped; the last duplicate wins.
+    """
     found: dict[str, str] = {}
     for pair in bytes(data).split(PROPERTY_SEPARATOR):
         name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)

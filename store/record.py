@@ -1,12 +1,13 @@
 """Records of the commit log: encode columns, walk boundaries, decode columns.
 
-This is the name to import; record_encode, record_walk and record_decode hold the parts.
+This is the name to import; record_check, _encode, _walk and _decode hold the parts.
 """
 
 from __future__ import annotations
 
+from .record_check import PUT_SCHEMA, check_put
 from .record_decode import RECORD_SCHEMA, decode, select
-from .record_encode import PUT_SCHEMA, Prepared, blank, check_put, encode_record, prepare
+from .record_encode import Prepared, blank, encode_record, prepare
 from .record_walk import MAGICS, Walk, WalkStop, walk
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Columns to records (design D3): no Python object a message, one Arrow kernel that joins the pieces.
+"""Columns to records (design D3): no Python object a message, one Arrow kernel joins the pieces.
 
 Source: MessageExtEncoder of RocketMQ 5.3.3; the byte table is in store/format.py.
 """
@@ -16,142 +16,10 @@ import pyarrow.compute as pc
 from . import format as fmt
 from .checksum import body_crc, body_crcs
 from .errors import Rejected, require
-from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
-from .properties import TAGS, separators_absent
+from .record_check import TAG_NAME, value_lengths
 
 Int64s = npt.NDArray[np.int64]
-
-#: what a producer sends: `properties` are encoded (store/properties.py), without the stamp and TAGS
-PUT_SCHEMA = pa.schema(
-    [
-        pa.field("body", pa.binary(), nullable=False),
-        pa.field("tag", pa.string()),
-        pa.field("properties", pa.binary()),
-        pa.field("born_time_ms", pa.int64()),
-    ]
-)
-
-_TAG_NAME = TAGS.encode() + b"\x01"
-_TAG_EXTRA_BYTES = len(_TAG_NAME) + 1
-
-
-def check_put(topic: str, batch: pa.RecordBatch, *, max_message_bytes: int) -> None:
-    """Refuse a batch that cannot be stored as a whole.
-
-    Raises: Rejected with field, limit and row for a bad topic, wrong columns, damaged Arrow data, a null or too large
-    body, a null born_time_ms, a tag with separators, properties that are malformed, hold what the store writes itself,
-    or would be longer than 32,767 bytes with it.
-    """
-    fmt.check_topic_name(topic)
-    _check_columns(batch)
-    if not batch.num_rows:
-        return
-    body, tag, properties, born = batch.columns
-    for name, column in (("body", body), ("born_time_ms", born)):
-        if column.null_count:
-            row = pc.index(column.is_null(), True).as_py()
-            raise Rejected(
-                f"row {row} has no {name}; it may not be null",
-                field=name,
-                limit="not null",
-                row=row,
-            )
-    _check_lengths(
-        _lengths(body),
-        max_message_bytes,
-        "body",
-        "split it, compress it, or raise max_message_bytes",
-    )
-    stored = STAMP_BYTES + _lengths(properties)
-    if tag.null_count < len(tag):
-        _check_tags(tag)
-        tags = _lengths(tag)
-        stored = stored + np.where(tags > 0, tags + _TAG_EXTRA_BYTES, 0)
-    if properties.null_count < len(properties):
-        _check_properties(properties)
-    _check_lengths(
-        stored,
-        fmt.PROPERTIES_MAX_BYTES,
-        "properties",
-        "with what the store adds (producer stamp and tag); put large values into the body",
-    )
-
-
-def _check_columns(batch: pa.RecordBatch) -> None:
-    if batch.schema.names != PUT_SCHEMA.names:
-        raise Rejected(
-            f"the batch has the columns {batch.schema.names}; expected {PUT_SCHEMA.names}",
-            field="columns",
-            limit=", ".join(PUT_SCHEMA.names),
-        )
-    for expected, found in zip(PUT_SCHEMA, batch.schema, strict=True):
-        if found.type != expected.type:
-            raise Rejected(
-                f"column {expected.name} has the type {found.type}; expected {expected.type}, cast it",
-                field=expected.name,
-                limit=str(expected.type),
-            )
-    try:
-        # Offsets that came over a network are trusted by every kernel below.
-        batch.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise Rejected(
-            f"the batch is no valid Arrow data: {error}", field="batch", limit="valid Arrow data"
-        ) from error
-
-
-def _check_lengths(lengths: Int64s, limit: int, field: str, advice: str) -> None:
-    row = int(lengths.argmax())
-    if lengths[row] > limit:
-        raise Rejected(
-            f"row {row} has {int(lengths[row])} bytes of {field}, the limit is {limit}: {advice}",
-            field=field,
-            limit=limit,
-            row=row,
-        )
-
-
-def _check_tags(tag: pa.StringArray) -> None:
-    data = _data(tag)
-    if b"\x01" in data or b"\x02" in data:
-        # The buffer may hold bytes of other rows (slices, nulls): look row by row only now.
-        for row, text in enumerate(tag.to_pylist()):
-            if text and not separators_absent(text):
-                raise Rejected(
-                    f"the tag of row {row} has the character \\x01 or \\x02, which separate properties",
-                    field="tag",
-                    limit="no \\x01, \\x02",
-                    row=row,
-                )
-
-
-def _check_properties(properties: pa.BinaryArray) -> None:
-    data = _data(properties)
-    lengths = _lengths(properties)
-    ends = _offsets(properties)[1:]
-    used = lengths > 0
-    if used.any() and (np.frombuffer(data, dtype=np.uint8)[ends[used] - 1] != 2).any():
-        row = int(np.flatnonzero(used)[np.frombuffer(data, np.uint8)[ends[used] - 1] != 2][0])
-        raise Rejected(
-            f"the properties of row {row} do not end with \\x02; encode them with raymq.store.properties.encode",
-            field="properties",
-            limit="name \\x01 value \\x02 ...",
-            row=row,
-        )
-    if _TAG_NAME in data or STAMP_PREFIX in data:
-        # As above: the names may stand inside other names or in rows that are not ours.
-        for row, value in enumerate(properties.to_pylist()):
-            for reserved in (_TAG_NAME, STAMP_PREFIX):
-                if value and (value.startswith(reserved) or b"\x02" + reserved in value):
-                    name = reserved[:-1].decode()
-                    raise Rejected(
-                        f"the properties of row {row} have {name}, which the store writes; "
-                        + ("use the tag column" if name == TAGS else "leave it out"),
-                        field="properties",
-                        limit=f"not {name}",
-                        row=row,
-                    )
 
 
 @dataclass(frozen=True)
@@ -213,9 +81,10 @@ def prepare(
     sys_flag: int = 0,
     born_host: tuple[str, int] | None = None,
 ) -> Prepared:
-    """Encode all of a batch that does not need the put lock. The batch must have passed `check_put`.
+    """Encode all of a batch that needs no put lock. The batch must have passed `check_put`.
 
-    Args: `stamp` is that of row 0; None writes none. `born_host` defaults to `store_host`; IPv6 sets the sys_flag bits.
+    Args: `stamp` is that of row 0; None writes none. `born_host` defaults to `store_host`; IPv6
+    sets the sys_flag bits.
     Raises: Rejected for a stamp or host that cannot be written.
     """
     count = batch.num_rows
@@ -239,10 +108,10 @@ def prepare(
         stored += lengths
     if properties.null_count < count:
         pieces.append(properties)
-        stored += _lengths(properties)
+        stored += value_lengths(properties)
     fixed[:, len(head) - 2 : len(head)] = stored.astype(">i2").view(np.uint8).reshape(count, 2)
 
-    body_lengths = _lengths(body)
+    body_lengths = value_lengths(body)
     sizes = body_lengths + stored + (dtype.itemsize + len(head))
     template = np.zeros(1, dtype=dtype)
     template["magic"] = magic
@@ -279,10 +148,13 @@ def _topic_field(topic: str) -> tuple[bytes, int]:
 
 
 def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
-    """The TAGS properties as a piece to join; their lengths and tags codes. Empty and null tags write nothing."""
+    """The TAGS properties as a piece to join, their lengths, their tags codes.
+
+    Empty and null tags write nothing.
+    """
     encoded = tag.dictionary_encode()
     values = encoded.dictionary.to_pylist()
-    written = [_TAG_NAME + value.encode() + b"\x02" if value else b"" for value in values]
+    written = [TAG_NAME + value.encode() + b"\x02" if value else b"" for value in values]
     codes = [fmt.tags_code(value) for value in values]
     count = len(tag)
     if len(values) == 1 and not tag.null_count:
@@ -306,28 +178,6 @@ def _fixed_column(rows: npt.NDArray[np.uint8]) -> pa.BinaryArray:
     return pa.BinaryArray.from_buffers(
         pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
     )
-
-
-def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
-    """The n + 1 value offsets of a binary or string array."""
-    buffer = array.buffers()[1]
-    if buffer is None or not len(array):
-        return np.zeros(len(array) + 1, dtype=np.int32)
-    return np.frombuffer(buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1]
-
-
-def _lengths(array: pa.Array) -> Int64s:
-    """Bytes of each value of a binary or string array; 0 for null, whose slot may span bytes."""
-    lengths = np.diff(_offsets(array)).astype(np.int64)
-    if array.null_count:
-        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
-    return lengths
-
-
-def _data(array: pa.Array) -> memoryview | bytes:
-    """The bytes of all values; may hold others' too."""
-    buffer = array.buffers()[2]
-    return b"" if buffer is None else buffer.to_pybytes()
 
 
 def blank(size: int) -> bytes:
@@ -355,7 +205,8 @@ def encode_record(
 ) -> bytes:
     """One record with any fields, V1 or V2 by its topic, IPv6 by its hosts.
 
-    The slow general way, for what `prepare` does not write (prepared and retried messages) and as its check.
+    The slow general way, for what `prepare` does not write (prepared and retried messages) and as
+    its check.
     Raises: Rejected when properties or topic are too long for their length fields.
     """
     topic_field, magic = _topic_field(topic)

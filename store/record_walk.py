@@ -1,6 +1,7 @@
-"""The walk over record boundaries: the only loop over records, and numpy takes it over where it can (design D3).
+"""The walk over record boundaries: the only loop over records, left to numpy where it can (D3).
 
-Source: CommitLog#checkMessageAndReturnSize. We also check the physical offset, which RocketMQ trusts.
+Source: CommitLog#checkMessageAndReturnSize. We also check the physical offset, which RocketMQ
+trusts.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def walk(
 ) -> Walk:
     """Walk the records of `data`, whose first byte has the physical offset `base_offset`.
 
-    Args: `stop`, bytes of `data` to look at (all); `limit`, most records. Never raises for what the bytes are, never
-    reads behind `stop`. `check_position=False` is for logs that others wrote.
+    Args: `stop`, bytes of `data` to look at (all); `limit`, most records. Never raises for what the
+    bytes are, never reads behind `stop`. `check_position=False` is for logs that others wrote.
     """
     view = memoryview(data).cast("B")
     length = len(view) if stop is None else min(stop, len(view))
@@ -101,7 +102,7 @@ def walk(
 
 
 def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, WalkStop]:
-    """Follow sizes from `position`: starts and sizes of at most `limit` records that fit, and what stopped it.
+    """Follow sizes from `position`: starts and sizes of records that fit, and what stopped it.
 
     Only size and magic are looked at; `_check` does the rest for all of them at once.
     """
@@ -180,7 +181,10 @@ def _stride(view: memoryview, position: int, size: int, limit: int) -> int:
 
 
 def gather(view: Any, starts: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Read one `dtype` item at each of `starts`, which need no alignment. Every item must lie inside `view`."""
+    """Read one `dtype` item at each of `starts`, which need no alignment.
+
+    Raises: Bug unless every item lies inside `view`.
+    """
     room = len(view) - dtype.itemsize + 1
     if not len(starts):
         return np.empty(0, dtype=dtype)
@@ -190,13 +194,14 @@ def gather(view: Any, starts: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         starts=int(starts.max()),
         room=room,
     )
-    # A window at every byte: numpy then copies whole items, which is far quicker than field by field.
+    # A window at every byte: numpy then copies whole items, which is far quicker than field by
+    # field.
     windows = np.ndarray((room,), dtype=f"V{dtype.itemsize}", buffer=view, strides=(1,))
     return windows[starts].view(dtype)
 
 
 class Layout(NamedTuple):
-    """Where the variable parts of records stand, relative to the buffer; half-open, one item a record."""
+    """Where the variable parts of records stand in a buffer: half-open, one item a record."""
 
     body_start: Int64s
     body_end: Int64s
@@ -215,9 +220,10 @@ _BODY_LENGTH_OFFSET = 84
 
 
 def layout(view: Any, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
-    """The parts of records, and whether each record's parts add up to its size; parts of others mean nothing.
+    """The parts of records, and whether each record's parts add up to its size.
 
-    Args: every [start, start + size) lies inside `view` and has at least RECORD_MIN_BYTES.
+    Where they do not, the parts mean nothing. Args: every [start, start + size) lies inside `view`
+    and has at least RECORD_MIN_BYTES.
     """
     sys_flags = gather(view, starts + _SYS_FLAG_OFFSET, _INT)
     extra = fmt.IPV6_EXTRA_BYTES * (
@@ -261,7 +267,7 @@ def _check(
     check_crc: bool,
     check_position: bool,
 ) -> tuple[int, WalkStop | None]:
-    """How many records from the first on are valid, and the fault of the next one if there is one."""
+    """How many records from the first on are valid, and the next one's fault if there is one."""
     if not len(starts):
         return 0, None
     parts, good = layout(view, starts, sizes)

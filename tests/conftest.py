@@ -10,9 +10,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import settings
 
 PARTS = {"store", "actors", "replication", "cluster", "spark"}
 TESTS = Path(__file__).parent
+
+# The same cases at every run, and no verdict from a busy machine's clock.
+settings.register_profile("raymq", derandomize=True, deadline=None, database=None)
+settings.load_profile("raymq")
 
 
 class BareImportGuard(MetaPathFinder):

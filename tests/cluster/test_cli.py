@@ -1,4 +1,4 @@
-"""The command line: its grammar, its exit codes and its output, over a cluster that is only pretended."""
+"""The command line: grammar, exit codes and output, over a cluster that is only pretended."""
 
 from __future__ import annotations
 

@@ -1,0 +1,77 @@
+"""What a shard offers to whatever serves it to the network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from raymq.store.errors import DeliveryUnknown, RayMQError
+from raymq.store.put import FetchRequest, FetchSlice, PutOutcome, PutRequest
+
+
+class PutTicket:
+    """A put under way: completed once, waited for by one thread.
+
+    A bare lock is the cheapest hand-over between two threads that Python has.
+    """
+
+    __slots__ = ("_done", "_error", "_outcome", "request")
+
+    def __init__(self, request: PutRequest | None) -> None:
+        self.request = request
+        self._outcome: PutOutcome | None = None
+        self._error: RayMQError | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def complete(self, outcome: PutOutcome) -> None:
+        """The promise was kept."""
+        self._outcome = outcome
+        self._done.release()
+
+    def fail(self, error: RayMQError) -> None:
+        """It was not, or nobody knows."""
+        self._error = error
+        self._done.release()
+
+    def wait(self, timeout_s: float = -1) -> PutOutcome:
+        """Raises: what it failed with; DeliveryUnknown when the time is up."""
+        if not self._done.acquire(timeout=timeout_s):
+            raise DeliveryUnknown(
+                f"no answer within {timeout_s} s: the batch may or may not be stored; a retry with the same sequence "
+                "is safe",
+                status="UNKNOWN_ERROR",
+            )
+        self._done.release()
+        if self._error is not None:
+            raise self._error
+        if self._outcome is None:
+            raise DeliveryUnknown("the put ended without an answer", status="UNKNOWN_ERROR")
+        return self._outcome
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` returns at once."""
+        return not self._done.locked()
+
+
+class ShardBackend(Protocol):
+    """One replica of a shard as its server sees it. Every method may be called by many threads."""
+
+    def identity(self) -> dict[str, Any]:
+        """cluster_id, shard, incarnation and what `describe` tells."""
+
+    def put(self, request: PutRequest) -> PutTicket:
+        """Raises: Rejected, Unavailable, Fenced, StorageFull at once, with nothing stored."""
+
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
+        """Blocks up to `wait_ms` while nothing is there."""
+
+    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """An administrative operation."""
+
+    def replicate(
+        self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]
+    ) -> None:
+        """Serve one stream of the leader's Replication role until `frames` ends."""

@@ -1,0 +1,121 @@
+"""Finds where a follower's log stops being the leader's, by asking which chain values it has too.
+
+Equal chain values at one offset mean equal logs below it, so the answers are monotone and a few rounds of evenly
+spaced candidates are enough. A segment's start is a unit boundary on every replica, whatever became of the cached
+units inside: where a segment has no match at all, the search goes on in the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from raymq.store.chain import ChainUnit
+
+from .wire import PROBE_LIMIT, Probe
+
+#: more than any segment holds
+_WHOLE_SEGMENT = 1 << 62
+
+
+class ChainView(Protocol):
+    """The leader's chain below its appended end, which never changes while a leader lives."""
+
+    def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
+        """Units of one segment from the one that starts at `offset`, at least one, while they fit `max_bytes`."""
+
+
+class Match(NamedTuple):
+    """Both logs are the same below `end`, where the chain value is `value`."""
+
+    end: int
+    value: int
+
+
+class MatchSearch:
+    """One search. Ask `probe`, feed `answer`, until `found` or `failed`."""
+
+    def __init__(
+        self, chain: ChainView, upto: int, *, log_start: int, segment_size_bytes: int
+    ) -> None:
+        """Args: upto: where the shorter of the two logs ends."""
+        self._chain = chain
+        self._log_start = log_start
+        self._size = segment_size_bytes
+        self._upto = upto
+        self._asked: list[Match] = []
+        #: the match, once known
+        self.found: Match | None = None
+        #: no match at the start of the leader's log either
+        self.failed = False
+        if upto <= log_start:
+            # Nothing to compare: an empty follower matches an empty beginning.
+            self._finish(upto)
+        else:
+            self._load((upto - 1) // segment_size_bytes * segment_size_bytes)
+
+    def probe(self) -> Probe:
+        """The next question."""
+        return Probe(tuple(self._asked))
+
+    def answer(self, index: int, last_end: int) -> None:
+        """The highest candidate that matched; an answer to another question than the last is ignored."""
+        if self.found is not None or self.failed or not -1 <= index < len(self._asked):
+            return
+        if self._asked[-1].end != last_end:
+            return
+        if index < 0:
+            # The first candidate is the first boundary of what is left, and it does not match either.
+            start = self._boundaries[0].end
+            if start <= self._log_start:
+                self._finish(start)
+            else:
+                self._load(start - self._size)
+            return
+        at = self._boundaries.index(self._asked[index])
+        after = (
+            self._boundaries.index(self._asked[index + 1])
+            if index + 1 < len(self._asked)
+            else len(self._boundaries)
+        )
+        self._boundaries = self._boundaries[at:after]
+        if len(self._boundaries) == 1:
+            self.found = self._boundaries[0]
+        else:
+            self._ask()
+
+    def _finish(self, start: int) -> None:
+        # Below offset 0 there is nothing, on which all agree.
+        if start == 0:
+            self.found = Match(0, 0)
+        else:
+            self.failed = True
+
+    def _load(self, segment: int) -> None:
+        start = max(segment, self._log_start)
+        units = self._chain.read_from(start, _WHOLE_SEGMENT)
+        units = [unit for unit in units if unit.end <= self._upto]
+        self._boundaries = [Match(unit.start, unit.previous) for unit in units]
+        if units:
+            self._boundaries.append(Match(units[-1].end, units[-1].value))
+        elif start == 0:
+            self.found = Match(0, 0)
+            return
+        else:
+            head = self._chain.read_from(start, 1)
+            self._boundaries = [Match(start, head[0].previous)] if head else []
+        if not self._boundaries:
+            self.failed = True
+            return
+        self._ask()
+
+    def _ask(self) -> None:
+        self._asked = _spread(self._boundaries, PROBE_LIMIT)
+
+
+def _spread(items: Sequence[Match], limit: int) -> list[Match]:
+    """At most `limit` of the items, the first and the last among them, evenly apart."""
+    if len(items) <= limit:
+        return list(items)
+    last = len(items) - 1
+    return [items[step * last // (limit - 1)] for step in range(limit)]

@@ -1,0 +1,406 @@
+"""The leader's side of mirror mode (RF=2, static): one follower, C = the smaller of both durable ends, no failover.
+
+A pure machine: `step(event, now_ms)` returns effects; it reads nothing but the immutable chain that it is given.
+R1-R12 of the replication protocol, with the election left out. What the follower has is relearned in every session,
+so neither side needs to remember anything of the other.
+
+    IDLE -connect-> GREETING -HelloOk-> SEARCHING -match-> STREAMING
+      ^                |                    |                  |
+      +---- disconnect, silence, conflict (at once) or refusal, halt (after halt_retry_ms) ----+
+
+Invariant: C never falls and is never above the leader's durable end or what the follower has told to be durable *and*
+the same as the leader's log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from raymq.store.chain import ChainUnit
+
+from .match import ChainView, Match, MatchSearch
+from .wire import (
+    UNITS_LIMIT,
+    Ack,
+    Append,
+    Conflict,
+    Header,
+    Hello,
+    HelloOk,
+    Member,
+    Message,
+    ProbeOk,
+    Refused,
+)
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorLimits:
+    """Sizes and periods. No promise depends on any of them."""
+
+    #: log bytes of one APPEND; a larger unit goes alone
+    frame_bytes: int = 4 * MIB
+    #: log bytes sent and not acknowledged
+    window_bytes: int = 64 * MIB
+    #: frames sent and not acknowledged: when the follower is behind, small units travel together
+    window_frames: int = 16
+    heartbeat_ms: int = 200
+    #: a follower that answers nothing for so long is taken for gone
+    silence_ms: int = 5_000
+    #: between two attempts to connect
+    retry_ms: int = 200
+    #: after a refusal that only a human can end
+    halt_retry_ms: int = 5_000
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+class Progress(NamedTuple):
+    """The leader's own log: appended, and durable as its flush mode means it (synced, or appended)."""
+
+    appended: int
+    durable: int
+
+
+class Connected(NamedTuple):
+    """The connection that `Connect` asked for stands."""
+
+
+class Disconnected(NamedTuple):
+    """It does not, or not any more."""
+
+    reason: str
+
+
+class Received(NamedTuple):
+    """A frame of the follower."""
+
+    header: Header
+    message: Message
+
+
+class Tick(NamedTuple):
+    """Time went by."""
+
+
+Event: TypeAlias = Progress | Connected | Disconnected | Received | Tick
+
+
+# --- effects --------------------------------------------------------------------------------------------------------
+
+
+class Connect(NamedTuple):
+    """Connect to the follower, wherever it is now."""
+
+
+class Disconnect(NamedTuple):
+    """Drop the connection; `Disconnected` need not be reported for it."""
+
+    reason: str
+
+
+class Send(NamedTuple):
+    """Send a frame; with log bytes [start, stop) of one segment as its body, if start < stop."""
+
+    header: Header
+    message: Message
+    start: int
+    stop: int
+
+
+class Replicated(NamedTuple):
+    """The follower holds everything below `end`, durably."""
+
+    end: int
+
+
+class Publish(NamedTuple):
+    """C is now `confirmed`."""
+
+    confirmed: int
+
+
+class Halt(NamedTuple):
+    """Replication cannot go on without a human; it tries again later all the same."""
+
+    reason: str
+
+
+Effect: TypeAlias = Connect | Disconnect | Send | Replicated | Publish | Halt
+
+
+class Phase(Enum):
+    """Where the session is."""
+
+    IDLE = "idle"
+    CONNECTING = "connecting"
+    GREETING = "greeting"
+    SEARCHING = "searching"
+    STREAMING = "streaming"
+
+
+class MirrorLeader:
+    """One life of the leader's side."""
+
+    def __init__(
+        self,
+        *,
+        cluster: bytes,
+        shard: int,
+        me: Member,
+        follower_id: int,
+        chain: ChainView,
+        segment_size_bytes: int,
+        epoch: int = 0,
+        log_start: int = 0,
+        confirmed: int = 0,
+        limits: MirrorLimits | None = None,
+    ) -> None:
+        """Args: confirmed: C when this life began; log_start: the leader's first stored offset."""
+        self._cluster = cluster
+        self._shard = shard
+        self._me = me
+        self._chain = chain
+        self._size = segment_size_bytes
+        self._epoch = epoch
+        self._log_start = log_start
+        self._limits = limits or MirrorLimits()
+        self._peer = Member(follower_id, 0)
+        self._session = 0
+        self._search: MatchSearch | None = None
+        self._appended = 0
+        self._durable = 0
+        self._sent_end = 0
+        self._sent_value = 0
+        self._sent_at_ms = 0
+        self._in_flight: deque[int] = deque()
+        self._next_connect_ms = 0
+        self._heard_ms = 0
+        #: where the session is
+        self.phase = Phase.IDLE
+        #: the follower's log is the leader's up to here, as far as this session knows
+        self.matched_end = 0
+        #: ... and is durable there up to here
+        self.replicated_end = 0
+        #: C
+        self.confirmed = confirmed
+        #: why replication stands still; "" while it does not
+        self.trouble = ""
+        #: frames dropped because they were of another life, session or addressee (R1)
+        self.dropped = 0
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take one event. Returns: what to do, in order."""
+        effects: list[Effect] = []
+        if isinstance(event, Progress):
+            self._appended = max(self._appended, event.appended)
+            self._durable = max(self._durable, event.durable)
+        elif isinstance(event, Received):
+            self._receive(event, now_ms, effects)
+        elif isinstance(event, Connected):
+            self._greet(now_ms, effects)
+        elif isinstance(event, Disconnected):
+            self._drop(now_ms, self._limits.retry_ms, event.reason)
+        self._watch(now_ms, effects)
+        self._raise_confirmed(effects)
+        if self.phase is Phase.STREAMING:
+            self._stream(now_ms, effects)
+        return effects
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long `step` may stay uncalled without an event."""
+        if self.phase is Phase.IDLE:
+            return max(0, self._next_connect_ms - now_ms)
+        return max(0, self._sent_at_ms + self._limits.heartbeat_ms - now_ms)
+
+    # --- the session --------------------------------------------------------------------------------------------
+
+    def _greet(self, now_ms: int, effects: list[Effect]) -> None:
+        if self.phase is not Phase.CONNECTING:
+            return
+        self._session += 1
+        self._peer = Member(self._peer.id, 0)
+        self._in_flight.clear()
+        self.matched_end = self.replicated_end = 0
+        self.phase = Phase.GREETING
+        self._heard_ms = now_ms
+        self._send(Hello(self._appended, self.confirmed), now_ms, effects)
+
+    def _receive(self, event: Received, now_ms: int, effects: list[Effect]) -> None:
+        header, message = event
+        # An answer to nobody's question, to a former life of mine, or from a former life of the follower (R1).
+        mine = (
+            header.cluster == self._cluster
+            and header.shard == self._shard
+            and header.addressee == self._me
+            and header.sender.id == self._peer.id
+            and header.session == self._session
+            and self.phase in (Phase.GREETING, Phase.SEARCHING, Phase.STREAMING)
+            and self._peer.incarnation in (0, header.sender.incarnation)
+        )
+        if not mine:
+            self.dropped += 1
+            return
+        self._heard_ms = now_ms
+        if isinstance(message, Refused):
+            self._halt(f"the follower refuses: {message.text}", now_ms, effects)
+        elif isinstance(message, HelloOk) and self.phase is Phase.GREETING:
+            self._peer = header.sender
+            self._meet(message, now_ms, effects)
+        elif isinstance(message, ProbeOk) and self._search is not None:
+            self._search.answer(*message)
+            self._continue_search(now_ms, effects)
+        elif isinstance(message, Ack) and self.phase is Phase.STREAMING:
+            self._acknowledge(message, effects)
+        elif isinstance(message, Conflict) and self.phase is Phase.STREAMING:
+            # Its log is not what this session took it for: a new session finds out what it is.
+            effects.append(Disconnect("conflict"))
+            self._drop(now_ms, 0, f"conflict at {message.end}")
+
+    def _meet(self, theirs: HelloOk, now_ms: int, effects: list[Effect]) -> None:
+        if theirs.epoch > self._epoch:
+            self._halt(
+                f"the follower's log is of epoch {theirs.epoch}, newer than {self._epoch}", now_ms, effects
+            )
+            return
+        if theirs.confirmed > self._appended:
+            self._halt(
+                f"the follower holds confirmed records up to {theirs.confirmed}, but the leader's log ends at "
+                f"{self._appended}: the leader has lost data; copy the follower's store back, or remove the "
+                "follower's data directory to give those records up",
+                now_ms,
+                effects,
+            )
+            return
+        self.phase = Phase.SEARCHING
+        if theirs.chain_value >= 0 and self._value_at(theirs.appended_end) == theirs.chain_value:
+            self._start_stream(Match(theirs.appended_end, theirs.chain_value), now_ms, effects)
+            return
+        upto = min(theirs.appended_end, self._appended)
+        self._search = MatchSearch(
+            self._chain, upto, log_start=self._log_start, segment_size_bytes=self._size
+        )
+        self._continue_search(now_ms, effects)
+
+    def _value_at(self, offset: int) -> int | None:
+        """My chain value at an offset; None where that takes a search."""
+        if offset == self._sent_end:
+            return self._sent_value
+        following = self._chain.read_from(offset, 1) if offset < self._appended else []
+        return following[0].previous if following else None
+
+    def _continue_search(self, now_ms: int, effects: list[Effect]) -> None:
+        search = self._search
+        if search is None:
+            return
+        if search.failed:
+            self._halt(
+                f"the follower has nothing in common with the leader's log, which begins at {self._log_start}: "
+                "copy a leader's store to it",
+                now_ms,
+                effects,
+            )
+        elif search.found is None:
+            self._send(search.probe(), now_ms, effects)
+        else:
+            self._start_stream(search.found, now_ms, effects)
+
+    def _start_stream(self, match: Match, now_ms: int, effects: list[Effect]) -> None:
+        self._sent_end, self._sent_value = match
+        self._search = None
+        self.trouble = ""
+        self.phase = Phase.STREAMING
+        # The first frame, even without units, makes the follower agree on the match and say what is durable.
+        self._append((), now_ms, effects)
+
+    def _acknowledge(self, ack: Ack, effects: list[Effect]) -> None:
+        if ack.matched_end > self._sent_end:
+            self.dropped += 1
+            return
+        self.matched_end = max(self.matched_end, ack.matched_end)
+        while self._in_flight and self._in_flight[0] <= self.matched_end:
+            self._in_flight.popleft()
+        # Own matched end (R11): what lies behind may be durable there, but it is not the leader's.
+        durable = min(ack.synced_end, self.matched_end)
+        if durable > self.replicated_end:
+            self.replicated_end = durable
+            effects.append(Replicated(durable))
+
+    def _halt(self, reason: str, now_ms: int, effects: list[Effect]) -> None:
+        effects.append(Disconnect("halted"))
+        if reason != self.trouble:
+            effects.append(Halt(reason))
+        self._drop(now_ms, self._limits.halt_retry_ms, reason)
+
+    def _drop(self, now_ms: int, retry_ms: int, reason: str) -> None:
+        self.phase = Phase.IDLE
+        self.trouble = reason
+        self._search = None
+        self._in_flight.clear()
+        self._next_connect_ms = now_ms + retry_ms
+
+    def _watch(self, now_ms: int, effects: list[Effect]) -> None:
+        if self.phase is Phase.IDLE:
+            if now_ms >= self._next_connect_ms:
+                self.phase = Phase.CONNECTING
+                self._sent_at_ms = now_ms
+                effects.append(Connect())
+        elif self.phase is not Phase.CONNECTING:
+            if now_ms - self._heard_ms > self._limits.silence_ms:
+                effects.append(Disconnect("silent"))
+                self._drop(now_ms, self._limits.retry_ms, "the follower is silent")
+
+    # --- the stream ---------------------------------------------------------------------------------------------
+
+    def _raise_confirmed(self, effects: list[Effect]) -> None:
+        confirmed = min(self._durable, self.replicated_end)
+        if confirmed > self.confirmed:
+            self.confirmed = confirmed
+            effects.append(Publish(confirmed))
+
+    def _stream(self, now_ms: int, effects: list[Effect]) -> None:
+        limits = self._limits
+        while (
+            self._sent_end < self._appended
+            and len(self._in_flight) < limits.window_frames
+            and self._sent_end - self.matched_end < limits.window_bytes
+        ):
+            units = self._next_units()
+            if not units:
+                break
+            self._append(units, now_ms, effects)
+        if now_ms - self._sent_at_ms >= limits.heartbeat_ms:
+            self._append((), now_ms, effects)
+
+    def _next_units(self) -> tuple[ChainUnit, ...]:
+        """What follows the bytes sent: of one segment, so that the body is one piece of one file."""
+        units = self._chain.read_from(self._sent_end, self._limits.frame_bytes)[:UNITS_LIMIT]
+        segment_end = (self._sent_end // self._size + 1) * self._size
+        limit = min(self._appended, segment_end)
+        while units and units[-1].end > limit:
+            units.pop()
+        return tuple(units)
+
+    def _append(
+        self, units: tuple[ChainUnit, ...], now_ms: int, effects: list[Effect]
+    ) -> None:
+        message = Append(self._sent_end, self._sent_value, self.confirmed, units)
+        self._send(message, now_ms, effects, self._sent_end, message.end)
+        if units:
+            self._sent_end, self._sent_value = units[-1].end, units[-1].value
+            self._in_flight.append(self._sent_end)
+
+    def _send(
+        self, message: Message, now_ms: int, effects: list[Effect], start: int = 0, stop: int = 0
+    ) -> None:
+        header = Header(
+            self._cluster, self._shard, self._me, self._peer, self._epoch, self._session
+        )
+        self._sent_at_ms = now_ms
+        effects.append(Send(header, message, start, stop))

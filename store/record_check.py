@@ -1,0 +1,176 @@
+"""The check of a batch before anything of it is stored, so that a refusal stores nothing (D3)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from . import format as fmt
+from .errors import Rejected
+from .producer_stamp import PREFIX as STAMP_PREFIX
+from .producer_stamp import STAMP_BYTES
+from .properties import PROPERTY_SEPARATOR, TAGS, separators_absent
+
+Int64s = npt.NDArray[np.int64]
+
+#: what a producer sends: `properties` are encoded (store/properties.py), without the stamp and TAGS
+PUT_SCHEMA = pa.schema(
+    [
+        pa.field("body", pa.binary(), nullable=False),
+        pa.field("tag", pa.string()),
+        pa.field("properties", pa.binary()),
+        pa.field("born_time_ms", pa.int64()),
+    ]
+)
+
+TAG_NAME = TAGS.encode() + b"\x01"
+TAG_EXTRA_BYTES = len(TAG_NAME) + 1
+
+
+def check_put(topic: str, batch: pa.RecordBatch, *, max_message_bytes: int) -> None:
+    """Refuse a batch that cannot be stored as a whole.
+
+    Raises: Rejected with field, limit and row for a bad topic, wrong columns, damaged Arrow data, a
+    null or too large body, a null born_time_ms, a tag with separators, properties that are
+    malformed, hold what the store writes itself, or would be longer than 32,767 bytes with it.
+    """
+    fmt.check_topic_name(topic)
+    _check_columns(batch)
+    if not batch.num_rows:
+        return
+    body, tag, properties, born = batch.columns
+    for name, column in (("body", body), ("born_time_ms", born)):
+        if column.null_count:
+            row = pc.index(column.is_null(), True).as_py()
+            raise Rejected(
+                f"row {row} has no {name}; it may not be null",
+                field=name,
+                limit="not null",
+                row=row,
+            )
+    _check_lengths(
+        value_lengths(body),
+        max_message_bytes,
+        "body",
+        "split it, compress it, or raise max_message_bytes",
+    )
+    stored = STAMP_BYTES + value_lengths(properties)
+    if tag.null_count < len(tag):
+        _check_tags(tag)
+        tags = value_lengths(tag)
+        stored = stored + np.where(tags > 0, tags + TAG_EXTRA_BYTES, 0)
+    if properties.null_count < len(properties):
+        _check_properties(properties)
+    _check_lengths(
+        stored,
+        fmt.PROPERTIES_MAX_BYTES,
+        "properties",
+        "with what the store adds (producer stamp and tag); put large values into the body",
+    )
+
+
+def _check_columns(batch: pa.RecordBatch) -> None:
+    if batch.schema.names != PUT_SCHEMA.names:
+        raise Rejected(
+            f"the batch has the columns {batch.schema.names}; expected {PUT_SCHEMA.names}",
+            field="columns",
+            limit=", ".join(PUT_SCHEMA.names),
+        )
+    for expected, found in zip(PUT_SCHEMA, batch.schema, strict=True):
+        if found.type != expected.type:
+            raise Rejected(
+                f"column {expected.name} has the type {found.type}; cast it to {expected.type}",
+                field=expected.name,
+                limit=str(expected.type),
+            )
+    try:
+        # Offsets that came over a network are trusted by every kernel below.
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise Rejected(
+            f"the batch is no valid Arrow data: {error}", field="batch", limit="valid Arrow data"
+        ) from error
+
+
+def _check_lengths(lengths: Int64s, limit: int, field: str, advice: str) -> None:
+    row = int(lengths.argmax())
+    if lengths[row] > limit:
+        raise Rejected(
+            f"row {row} has {int(lengths[row])} bytes of {field}, the limit is {limit}: {advice}",
+            field=field,
+            limit=limit,
+            row=row,
+        )
+
+
+def _check_tags(tag: pa.StringArray) -> None:
+    data = _data(tag)
+    if b"\x01" in data or b"\x02" in data:
+        # A null slot may span bytes too: look row by row only now.
+        for row, text in enumerate(tag.to_pylist()):
+            if text and not separators_absent(text):
+                raise Rejected(
+                    f"the tag of row {row} has \\x01 or \\x02, which separate properties",
+                    field="tag",
+                    limit="no \\x01, \\x02",
+                    row=row,
+                )
+
+
+def _check_properties(properties: pa.BinaryArray) -> None:
+    data = _data(properties)
+    lengths = value_lengths(properties)
+    offsets = value_offsets(properties)
+    ends = offsets[1:] - offsets[0]
+    used = lengths > 0
+    unended = np.frombuffer(data, dtype=np.uint8)[ends[used] - 1] != PROPERTY_SEPARATOR[0]
+    if unended.any():
+        row = int(np.flatnonzero(used)[unended.argmax()])
+        raise Rejected(
+            f"the properties of row {row} do not end with \\x02; encode them with "
+            "raymq.store.properties.encode",
+            field="properties",
+            limit="name \\x01 value \\x02 ...",
+            row=row,
+        )
+    if TAG_NAME in data or STAMP_PREFIX in data:
+        # The name may stand inside another name or in a null slot: look row by row only now.
+        for row, value in enumerate(properties.to_pylist()):
+            for reserved in (TAG_NAME, STAMP_PREFIX):
+                if value and (value.startswith(reserved) or b"\x02" + reserved in value):
+                    name = reserved[:-1].decode()
+                    raise Rejected(
+                        f"the properties of row {row} have {name}, which the store writes; "
+                        + ("use the tag column" if name == TAGS else "leave it out"),
+                        field="properties",
+                        limit=f"not {name}",
+                        row=row,
+                    )
+
+
+def value_offsets(array: pa.Array) -> npt.NDArray[np.int32]:
+    """The n + 1 value offsets of a binary or string array."""
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.zeros(len(array) + 1, dtype=np.int32)
+    return np.frombuffer(buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1]
+
+
+def value_lengths(array: pa.Array) -> Int64s:
+    """Bytes of each value of a binary or string array; 0 for null, whose slot may span bytes."""
+    lengths = np.diff(value_offsets(array)).astype(np.int64)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return lengths
+
+
+def _data(array: pa.Array) -> bytes:
+    """The bytes of the values; those of null slots may be among them."""
+    offsets = value_offsets(array)
+    buffer = array.buffers()[2]
+    if buffer is None:
+        return b""
+    start, stop = int(offsets[0]), int(offsets[-1])
+    return bytes(buffer.slice(start, stop - start).to_pybytes())

@@ -1,0 +1,462 @@
+"""start, connect, stop and the actors they make, over a Ray without processes."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.cluster import actor_set, ray_host
+from raymq.cluster import start as lifecycle
+from raymq.cluster.cluster import Cluster
+from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.ray_host import RayTarget
+from raymq.store.clock import Clock
+from raymq.store.errors import Rejected, Unavailable
+from raymq.store.files import Files
+from tests.support.fake_ray import FakeActor, FakeRay, GetTimeoutError, RayActorError
+
+
+class JumpingClock(Clock):
+    """Sleeps in no time at all."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic_ms(self) -> int:
+        return int(self.now)
+
+    def sleep_ms(self, ms: float) -> None:
+        self.now += ms
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
+    """A Ray that is always there, in place of the real one."""
+    fake = FakeRay({ray_host.HOST_LABEL: "here"})
+
+    @contextlib.contextmanager
+    def session(target: RayTarget) -> Iterator[Any]:
+        yield fake
+
+    def no_own_ray(*args: Any, **options: Any) -> Any:
+        raise AssertionError("the test's Ray is there; none is to be started")
+
+    monkeypatch.setattr(ray_host, "session", session)
+    monkeypatch.setattr(ray_host, "start_owned", no_own_ray)
+    monkeypatch.setattr(ray_host, "_listens", lambda address: True)
+    monkeypatch.setattr(lifecycle, "Clock", JumpingClock)
+    monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return fake
+
+
+def begin(tmp_path: Path, **options: Any) -> Cluster:
+    return lifecycle.start(tmp_path / "data", address="auto", ephemeral=True, **options)
+
+
+def roles(ray: FakeRay) -> list[str]:
+    return [name.removeprefix("raymq:default:") for name in ray.actors]
+
+
+# --- start ------------------------------------------------------------------------------------
+
+
+def test_a_mirrored_shard_gets_its_five_actors_followers_first(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    begin(tmp_path, replication="mirror")
+    assert roles(ray) == [
+        "shard-0:replica-1:commit_log",
+        "shard-0:replica-1:group_commit",
+        "shard-0:replica-0:commit_log",
+        "shard-0:replica-0:group_commit",
+        "shard-0:replica-0:replication",
+    ]
+    leader = ray.actors["raymq:default:shard-0:replica-0:commit_log"].spec
+    assert leader["mode"] == "leader"
+    assert leader["peer_name"] == "raymq:default:shard-0:replica-1:commit_log"
+    assert leader["peer_data_dir"] == str(tmp_path / "data" / "shard-0" / "replica-1")
+    assert leader["data_dir"] == str(tmp_path / "data" / "shard-0" / "replica-0")
+    assert ray.actors["raymq:default:shard-0:replica-1:commit_log"].spec["mode"] == "follower"
+
+
+def test_every_actor_outlives_its_starter_restarts_and_never_retries(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    begin(tmp_path, flush="async")
+    assert {options["shell"] for options in ray.options.values()} == {
+        "CommitLogActor",
+        "FlushActor",
+    }
+    for options in ray.options.values():
+        assert options["namespace"] == "raymq"
+        assert options["lifetime"] == "detached"
+        assert options["get_if_exists"] is True
+        assert options["max_restarts"] == -1
+        assert options["max_task_retries"] == 0
+        assert options["num_cpus"] == 0
+        assert options["label_selector"] == {ray_host.HOST_LABEL: "here"}
+
+
+def test_a_ray_without_our_label_pins_the_actors_to_this_node(ray: FakeRay, tmp_path: Path) -> None:
+    ray.labels = {}
+    begin(tmp_path)
+    assert {str(o["label_selector"]) for o in ray.options.values()} == {"{'ray.io/node-id': 'n1'}"}
+
+
+def test_the_store_gets_its_options_apart_from_flush(ray: FakeRay, tmp_path: Path) -> None:
+    begin(tmp_path, segment_size_bytes=8192)
+    spec = ray.actors["raymq:default:shard-0:replica-0:commit_log"].spec
+    assert spec["flush"] == "sync"
+    assert spec["options"]["segment_size_bytes"] == 8192
+    assert "flush" not in spec["options"]
+
+
+def test_every_leader_is_told_where_all_of_them_are(ray: FakeRay, tmp_path: Path) -> None:
+    cluster = begin(tmp_path, shards=2)
+    assert cluster.endpoints == {0: "127.0.0.1:7000", 1: "127.0.0.1:7001"}
+    for shard in range(2):
+        actor = ray.actors[f"raymq:default:shard-{shard}:replica-0:commit_log"]
+        assert actor.routes == {"0": "127.0.0.1:7000", "1": "127.0.0.1:7001"}
+
+
+def test_start_waits_for_recovery_and_tells_each_change_once(ray: FakeRay, tmp_path: Path) -> None:
+    starting = {"state": "STARTING", "endpoint": None, "error": None}
+    locked = {"state": "STARTING", "endpoint": None, "error": "store is open by pid 7"}
+
+    def slow(actor: FakeActor) -> None:
+        actor.states[:0] = [starting, starting, locked, locked, RayActorError("x\nworker died")]
+
+    ray.on_create = slow
+    lines: list[str] = []
+    begin(tmp_path, progress=lines.append)
+    assert [line for line in lines if line.startswith("shard 0")] == [
+        "shard 0 replica 0: STARTING",
+        "shard 0 replica 0: STARTING (store is open by pid 7)",
+        "shard 0 replica 0: DOWN (worker died)",
+        "shard 0 replica 0: RUNNING",
+    ]
+
+
+def test_a_shard_that_does_not_come_up_is_named_with_its_error(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    def broken(actor: FakeActor) -> None:
+        if actor.spec["shard"] == 1:
+            actor.states = [{"state": "STARTING", "endpoint": None, "error": "Corrupt: chain"}]
+
+    ray.on_create = broken
+    with pytest.raises(Unavailable) as caught:
+        begin(tmp_path, shards=2, timeout_s=5)
+    assert "1 of 2" in str(caught.value)
+    assert "shard 1 replica 0: STARTING (Corrupt: chain)" in str(caught.value)
+    assert list(caught.value.shards) == ["raymq:default:shard-1:replica-0:commit_log"]
+    # What was started goes on trying, and `stop` knows where.
+    target = ray_host.load_target(ClusterPaths(tmp_path / "data"), Files())
+    assert target == RayTarget(address="10.0.0.1:6379")
+
+
+def test_an_actor_that_ray_has_not_started_yet_is_pending(ray: FakeRay, tmp_path: Path) -> None:
+    def pending(actor: FakeActor) -> None:
+        actor.states = [GetTimeoutError()]
+
+    ray.on_create = pending
+    with pytest.raises(Unavailable, match="PENDING"):
+        begin(tmp_path, timeout_s=1)
+
+
+def test_starting_again_keeps_what_runs_and_whose_it_is(ray: FakeRay, tmp_path: Path) -> None:
+    first = begin(tmp_path)
+    actors = dict(ray.actors)
+    second = begin(tmp_path)
+    assert ray.actors == actors
+    assert second.cluster_id == first.cluster_id
+    with second:
+        pass
+    assert ray.actors == actors
+    with first:
+        pass
+    assert ray.actors == {}
+
+
+def test_another_cluster_of_the_same_name_is_refused(ray: FakeRay, tmp_path: Path) -> None:
+    begin(tmp_path)
+    with pytest.raises(Rejected, match="another cluster named 'default'"):
+        lifecycle.start(tmp_path / "other", address="auto", ephemeral=True)
+
+
+def test_the_flush_mode_of_a_running_cluster_stays_and_is_not_recorded_otherwise(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    begin(tmp_path)
+    with pytest.raises(Rejected, match="flush='sync'"):
+        begin(tmp_path, flush="async")
+    lifecycle.stop(tmp_path / "data")
+    begin(tmp_path)
+    assert "shard-0:replica-0:group_commit" in roles(ray)
+
+
+def test_a_data_directory_once_declared_ephemeral_needs_no_second_word(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    begin(tmp_path)
+    lifecycle.stop(tmp_path / "data")
+    assert lifecycle.start(tmp_path / "data", address="auto").shards == 1
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "example.org", "::"])
+def test_a_host_that_others_reach_is_refused_unless_accepted(
+    host: str, ray: FakeRay, tmp_path: Path
+) -> None:
+    with pytest.raises(Rejected, match="insecure=True"):
+        begin(tmp_path, host=host)
+    assert not (tmp_path / "data").exists()
+    begin(tmp_path, host=host, insecure=True)
+
+
+def test_a_ray_client_address_is_refused(ray: FakeRay, tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match="Ray Client"):
+        lifecycle.start(tmp_path / "data", address="ray://head:10001", ephemeral=True)
+
+
+def test_the_shells_environment_names_the_ray(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.9.9.9:6379")
+    cluster = lifecycle.start(tmp_path / "data", ephemeral=True)
+    # What Ray says it is, not what it was called: "auto" means something else in another shell.
+    assert cluster.ray_address == "10.0.0.1:6379"
+
+
+# --- stop -------------------------------------------------------------------------------------
+
+
+def test_stop_closes_leaders_then_followers_then_satellites_and_leaves_a_foreign_ray(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    begin(tmp_path, replication="mirror")
+    report = lifecycle.stop(tmp_path / "data")
+    assert report.clean
+    assert report.ray == "left running"
+    assert set(report.actors.values()) == {"closed"}
+    order = [name.removeprefix("raymq:default:shard-0:") for _, name in ray.events]
+    assert order == [
+        *["replica-0:commit_log"] * 2,
+        *["replica-1:commit_log"] * 2,
+        *["replica-0:replication"] * 2,
+        *["replica-0:group_commit"] * 2,
+        *["replica-1:group_commit"] * 2,
+    ]
+    assert (tmp_path / "data" / "cluster.json").exists()
+    assert not (tmp_path / "data" / "ray.json").exists()
+
+
+def test_a_shard_that_does_not_close_is_ended_and_the_stop_is_not_clean(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    begin(tmp_path)
+    leader = ray.actors["raymq:default:shard-0:replica-0:commit_log"]
+    leader.close_failure = RayActorError("the worker died\nstack")
+    report = lifecycle.stop(tmp_path / "data")
+    assert not report.clean
+    assert report.actors[leader.name] == "was down: the worker died"
+    assert ray.actors == {}
+
+
+def test_a_satellite_that_its_commit_log_ended_counts_as_closed(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    begin(tmp_path)
+    satellite = ray.actors["raymq:default:shard-0:replica-0:group_commit"]
+    satellite.close_failure = RayActorError("gone")
+    assert lifecycle.stop(tmp_path / "data").clean
+
+
+def test_stopping_twice_is_no_fault(ray: FakeRay, tmp_path: Path) -> None:
+    begin(tmp_path)
+    lifecycle.stop(tmp_path / "data")
+    report = lifecycle.stop(tmp_path / "data")
+    assert report.clean
+    assert report.ray == "not running"
+
+
+def test_stop_of_something_else_is_refused(ray: FakeRay, tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match=r"no cluster\.json"):
+        lifecycle.stop(tmp_path)
+    with pytest.raises(Rejected, match="known: none"):
+        lifecycle.stop("orders")
+
+
+# --- connect ----------------------------------------------------------------------------------
+
+
+def test_a_cluster_is_found_by_directory_name_or_as_the_only_one(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    started = begin(tmp_path, name="orders")
+    endpoint = ClusterPaths(tmp_path / "data").endpoint(0, 0)
+    endpoint.parent.mkdir(parents=True)
+    endpoint.write_text('{"host": "127.0.0.1", "port": 7123}')
+    for target in (None, "orders", tmp_path / "data"):
+        cluster = lifecycle.connect(target)
+        assert cluster.cluster_id == started.cluster_id
+        assert cluster.token == started.token
+        assert cluster.endpoints == {0: "127.0.0.1:7123"}
+
+
+def test_of_several_clusters_one_must_be_named(ray: FakeRay, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        lifecycle.start(tmp_path / name, name=name, address="auto", ephemeral=True)
+    with pytest.raises(Rejected, match="a, b"):
+        lifecycle.connect()
+    assert lifecycle.connect("b").name == "b"
+
+
+def test_a_name_that_is_not_known_here_is_asked_of_ray(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = begin(tmp_path, name="orders", shards=2)
+    monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(Rejected, match="set RAY_ADDRESS"):
+        lifecycle.connect("orders")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    cluster = lifecycle.connect("orders")
+    assert cluster.token == started.token
+    assert cluster.endpoints == {0: "127.0.0.1:7000", 1: "127.0.0.1:7001"}
+    with pytest.raises(Rejected, match="no cluster 'x'"):
+        lifecycle.connect("x")
+    with pytest.raises(Rejected, match="the machine that has"):
+        cluster.stop()
+
+
+@pytest.mark.parametrize("url", ["raymq://", "raymq://host", "raymq://host:port"])
+def test_a_malformed_url_is_refused(url: str) -> None:
+    with pytest.raises(Rejected, match="raymq://host:port"):
+        lifecycle.connect(url, token="t")
+
+
+def test_a_url_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAYMQ_TOKEN", raising=False)
+    with pytest.raises(Rejected, match="RAYMQ_TOKEN"):
+        lifecycle.connect("raymq://host:1")
+
+
+# --- the handle -------------------------------------------------------------------------------
+
+
+def test_a_handle_pickles_and_its_copy_does_not_stop_the_cluster(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    cluster = begin(tmp_path)
+    copy = pickle.loads(pickle.dumps(cluster))
+    assert copy.endpoints == cluster.endpoints
+    assert copy.token == cluster.token
+    with copy:
+        pass
+    assert ray.actors
+
+
+class Shards(Cluster):
+    """A cluster whose shards answer from a table."""
+
+    answers: dict[tuple[int, str], Any]
+    asked: list[tuple[int, str]]
+
+    def _call_once(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append((shard, op))
+        answer = self.answers.get((shard, op), Unavailable(f"shard {shard} is down"))
+        if isinstance(answer, list):
+            answer = answer.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return dict(answer)
+
+
+def shards(answers: dict[tuple[int, str], Any], count: int = 2, **options: Any) -> Shards:
+    cluster = Shards(
+        name="c",
+        cluster_id="ab" * 16,
+        shards=count,
+        token="t",
+        endpoints={shard: f"h:{shard}" for shard in range(count)},
+        **options,
+    )
+    cluster.answers = answers
+    cluster.asked = []
+    return cluster
+
+
+def test_status_is_degraded_when_one_shard_is_down() -> None:
+    running = {"shard": 0, "state": "RUNNING"}
+    cluster = shards({(0, "status"): running})
+    facts = cluster.status()
+    assert facts["state"] == "DEGRADED"
+    assert facts["shards"][1]["error"] == "shard 1 is down"
+    assert shards({}).status()["state"] == "DOWN"
+    both = {(0, "status"): running, (1, "status"): {**running, "shard": 1}}
+    assert shards(both).status()["state"] == "RUNNING"
+
+
+def test_a_broken_connection_is_made_anew_where_the_shard_is_now() -> None:
+    topics = {"t": {"queues": 1, "shards": [0]}}
+    cluster = shards({(0, "topics"): [Unavailable("gone"), topics]}, resolver=lambda: {0: "h:99"})
+    assert cluster.topics() == topics
+    assert cluster.endpoints[0] == "h:99"
+
+
+def test_a_port_that_another_shard_took_over_is_not_asked_again() -> None:
+    stranger = Rejected("this is shard 1, not 0", field="shard", limit=1)
+    cluster = shards({(0, "status"): [stranger, {"state": "RUNNING"}]}, count=1)
+    assert cluster.status()["state"] == "RUNNING"
+    wrong = Rejected("unknown operation", field="op")
+    with pytest.raises(Rejected, match="unknown operation"):
+        shards({(0, "x"): [wrong, {}]}).call(0, "x", {})
+
+
+def test_any_shard_answers_for_all_and_internal_topics_stay_hidden() -> None:
+    topics = {"t": {"queues": 1, "shards": [0]}, "rmq_sys_raymq": {"queues": 1, "shards": [0]}}
+    cluster = shards({(1, "topics"): topics})
+    assert list(cluster.topics()) == ["t"]
+
+
+def test_a_topic_is_made_on_every_shard() -> None:
+    cluster = shards(
+        {(0, "create_topic"): {"created": False}, (1, "create_topic"): {"created": True}}
+    )
+    assert cluster.create_topic("t", queues=3)
+    assert [shard for shard, _ in cluster.asked] == [0, 1]
+
+
+def test_a_topic_is_described_from_the_shards_that_have_its_queues() -> None:
+    cluster = shards(
+        {
+            (0, "topics"): {"t": {"queues": 3, "shards": [0, 1]}},
+            (0, "queue_ranges"): {"0": [0, 5], "2": [1, 2]},
+            (1, "queue_ranges"): {"1": [0, 7], "0": [0, 0]},
+        }
+    )
+    facts = cluster.describe_topic("t")
+    assert facts["messages"] == 13
+    assert [(q["queue"], q["shard"]) for q in facts["queues"]] == [(0, 0), (1, 1), (2, 0)]
+    with pytest.raises(Rejected, match="raymq topic create x"):
+        cluster.describe_topic("x")
+
+
+def test_all_roles_covers_every_flush_mode() -> None:
+    from raymq.cluster.cluster_record import new_record
+
+    record = new_record(
+        name=None,
+        shards=2,
+        replication="mirror",
+        flush=None,
+        segment_size_bytes=None,
+        ephemeral=False,
+        host=None,
+    )
+    assert len(actor_set.all_roles(record)) == 2 * 2 * 4

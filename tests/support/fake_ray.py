@@ -1,0 +1,112 @@
+"""A Ray without processes: the few functions that cluster/actor_set.py uses, over plain objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+
+class RayError(Exception):
+    """ray.exceptions.RayError"""
+
+
+class GetTimeoutError(RayError):
+    """ray.exceptions.GetTimeoutError"""
+
+
+class RayActorError(RayError):
+    """ray.exceptions.RayActorError"""
+
+
+class RayTaskError(RayError):
+    """ray.exceptions.RayTaskError"""
+
+
+class FakeActor:
+    """One actor: answers by role; every method is `actor.method.remote(...)`."""
+
+    def __init__(self, ray: FakeRay, name: str, role: str, spec: dict[str, Any]) -> None:
+        self.ray = ray
+        self.name = name
+        self.role = role
+        self.spec = spec
+        #: what `ready` answers, one after the other; the last one stays
+        self.states: list[Any] = [
+            {"state": "RUNNING", "endpoint": f"127.0.0.1:{7000 + spec['shard']}", "error": None}
+        ]
+        self.routes: dict[str, str] | None = None
+        self.close_failure: Exception | None = None
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=lambda *args: lambda: getattr(self, f"on_{method}")(*args))
+
+    def on_ready(self) -> Any:
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        if isinstance(state, Exception):
+            raise state
+        return state
+
+    def on_status(self) -> dict[str, Any]:
+        return {"cluster_id": self.spec["cluster_id"], "flush": self.spec["flush"]}
+
+    def on_credentials(self) -> dict[str, Any]:
+        return {key: self.spec[key] for key in ("cluster_id", "shards", "token")}
+
+    def on_set_routes(self, routes: dict[str, str]) -> None:
+        self.routes = routes
+
+    def on_close(self, timeout_s: float | None = None) -> None:
+        self.ray.events.append(("close", self.name))
+        if self.close_failure is not None:
+            raise self.close_failure
+
+
+class FakeRay:
+    """The `ray` module."""
+
+    exceptions = SimpleNamespace(
+        RayError=RayError,
+        GetTimeoutError=GetTimeoutError,
+        RayActorError=RayActorError,
+        RayTaskError=RayTaskError,
+    )
+
+    def __init__(self, labels: dict[str, str] | None = None) -> None:
+        self.actors: dict[str, FakeActor] = {}
+        self.options: dict[str, dict[str, Any]] = {}
+        self.events: list[tuple[str, str]] = []
+        self.labels = labels or {}
+        #: called with every new actor, to prepare its answers
+        self.on_create: Callable[[FakeActor], None] = lambda actor: None
+
+    def remote(self, shell: type) -> Any:
+        def create(options: dict[str, Any], spec: dict[str, Any]) -> FakeActor:
+            name = options["name"]
+            if name not in self.actors:
+                self.actors[name] = FakeActor(self, name, spec["role"], spec)
+                self.options[name] = {**options, "shell": shell.__name__}
+                self.on_create(self.actors[name])
+            return self.actors[name]
+
+        return SimpleNamespace(
+            options=lambda **options: SimpleNamespace(remote=lambda spec: create(options, spec))
+        )
+
+    def get_actor(self, name: str, namespace: str) -> FakeActor:
+        if name not in self.actors:
+            raise ValueError(name)
+        return self.actors[name]
+
+    def get(self, calls: Any, timeout: float) -> Any:
+        return [call() for call in calls] if isinstance(calls, list) else calls()
+
+    def kill(self, actor: FakeActor, no_restart: bool) -> None:
+        self.events.append(("kill", actor.name))
+        del self.actors[actor.name]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": "n2", "Labels": {}}, {"NodeID": "n1", "Labels": self.labels}]
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: "n1", gcs_address="10.0.0.1:6379")
