@@ -1,7 +1,8 @@
 """The follower's end of replication, inside the follower's CommitLog process (design D5).
 
-Frames come in from a stream, `MirrorFollower` decides, the store port performs. Promise, append, truncation and
-acknowledgement happen under one lock, so that no answer ever describes a log that another stream is changing.
+Frames come in from a stream, `MirrorFollower` decides, the store port performs. Promise, append,
+truncation and acknowledgement happen under one lock, so that no answer ever describes a log that
+another stream is changing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from raymq.replication.mirror_follower import (
     MirrorFollower,
     Reply,
     Truncate,
+    bytes_of,
 )
 from raymq.replication.wire import (
     Append,
@@ -46,11 +48,14 @@ class StorePort(LogView, Protocol):
     """The follower's log. Calls that change it come one at a time."""
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Append units that continue the log; `data` is their bytes. Raises: Corrupt when a CRC does not fit."""
+        """Append units that continue the log; `data` is their bytes.
+
+        Raises: Corrupt when a CRC does not fit.
+        """
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Replace the chain from `units[0].start` on; the log's bytes are theirs as far as it reaches, the rest is
-        written. Raises: Corrupt when a CRC does not fit.
+        """Replace the chain from `units[0].start` on; the log's bytes are theirs as far as it
+        reaches, the rest is written. Raises: Corrupt when a CRC does not fit.
         """
 
     def truncate(self, offset: int) -> None:
@@ -64,7 +69,10 @@ class StorePort(LogView, Protocol):
 
 
 class FollowerSession:
-    """One life of a follower. Callers: one thread a stream in `run`; the newest stream's leader is served."""
+    """One life of a follower.
+
+    Callers: one thread a stream in `run`; the newest stream's leader is served.
+    """
 
     def __init__(self, store: StorePort, identity: dict[str, Any]) -> None:
         """Args: identity: cluster_id, shard, replica, incarnation of this process."""
@@ -77,7 +85,8 @@ class FollowerSession:
         )
 
     def run(self, frames: Frames, send: SendFrame) -> None:
-        """Serve one stream until it ends, or another stream's leader has taken over, or a frame was refused.
+        """Serve one stream until it ends, or another stream's leader has taken over, or a frame was
+        refused.
 
         Raises: Rejected for a frame that cannot be read; what `frames` and `send` raise.
         """
@@ -110,16 +119,24 @@ class FollowerSession:
         if isinstance(message, Append):
             _check_body(message, data)
         with self._lock:
-            dropped = self._machine.dropped
+            machine = self._machine
             replies, acknowledges = self._perform(header, message, data)
-            if self._machine.dropped == dropped:
-                stream.header = self._machine.header()
-            answers = [encode(self._machine.header(), reply) for reply in replies]
-        for answer in answers:
-            stream.send(answer)
+            current = machine.header()
+            served = (header.sender, header.session) == (current.addressee, current.session)
+            refused = any(isinstance(reply, Refused) for reply in replies)
+            if served:
+                stream.header = current
+                if refused:
+                    machine.leave()
+            elif stream.header is not None:
+                # A newer connection of the leader is served.
+                return False
+            answering = current._replace(addressee=header.sender, session=header.session)
+        for reply in replies:
+            stream.send(encode(answering, reply))
         if acknowledges:
             self._send_ack(stream)
-        return not any(isinstance(reply, Refused) for reply in replies)
+        return not refused
 
     def _perform(
         self, header: Header, message: Message, data: memoryview | None
@@ -136,7 +153,7 @@ class FollowerSession:
                 else:
                     self._change(effect, data)
         except (RayMQError, OSError) as error:
-            # Nothing is acknowledged of a frame that could not be stored; the leader comes back with a new session.
+            # Nothing is acknowledged of what could not be stored; the leader comes back and asks.
             damaged = isinstance(error, Corrupt) and error.fields.get("rule") == "chain crc"
             reason = Reason.DAMAGED if damaged else Reason.UNAVAILABLE
             replies, acknowledges = [Refused(reason, self._machine.promised, str(error))], False
@@ -145,9 +162,9 @@ class FollowerSession:
     def _change(self, effect: Effect, data: memoryview | None) -> None:
         store = self._store
         if isinstance(effect, AppendUnits):
-            store.append_units(list(effect.units), _bytes_of(effect.units, data))
+            store.append_units(list(effect.units), bytes_of(effect.units, data))
         elif isinstance(effect, AdoptUnits):
-            store.adopt_units(list(effect.units), _bytes_of(effect.units, data))
+            store.adopt_units(list(effect.units), bytes_of(effect.units, data))
         elif isinstance(effect, Truncate):
             store.truncate(effect.offset)
         elif isinstance(effect, AdvanceConfirmed):
@@ -205,9 +222,3 @@ def _check_body(message: Append, data: memoryview | None) -> None:
         raise Rejected(
             f"a frame has {found} log bytes, its units say {expected}", field="body", limit=expected
         )
-
-
-def _bytes_of(units: tuple[ChainUnit, ...], data: memoryview | None) -> memoryview:
-    """The bytes of a frame's last units."""
-    whole = memoryview(b"") if data is None else data
-    return whole[len(whole) - (units[-1].end - units[0].start) :]

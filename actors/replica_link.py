@@ -1,4 +1,6 @@
-"""The Replication actor's connection to a follower: threads that block on the network so that its loop never does."""
+"""The Replication actor's connection to a follower: threads that block on the network so that its
+loop never does.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,15 @@ RECEIVE_WAIT_MS = 500
 
 
 class Stream(Protocol):
-    """One connection. One thread sends, another receives; `close` may come from a third and ends both."""
+    """One connection. One thread sends, another receives; `close` may come from a third and ends
+    both.
+    """
 
     def send(self, header: bytes, body: Any) -> None:
-        """Send a frame; `body` is a buffer or None. May block; raises when the connection is gone."""
+        """Send a frame; `body` is a buffer or None.
+
+        May block; raises when the connection is gone.
+        """
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
         """The next frame; None after the timeout; raises when the connection is gone."""
@@ -135,7 +142,9 @@ class ReplicaLink:
         *,
         wake: Callable[[], None],
     ) -> None:
-        """Args: peer_endpoint: where the follower listens now, None while unknown; wake: there is an event."""
+        """Args: peer_endpoint: where the follower listens now, None while unknown; wake: there is
+        an event.
+        """
         self._transport = transport
         self._peer_endpoint = peer_endpoint
         self._wake = wake

@@ -1,8 +1,9 @@
-"""The Replication role on the leader's side: moves bytes, tracks the match, combines futures (design D4, D5).
+"""The Replication role on the leader's side: moves bytes, tracks the match, combines futures
+(design D4, D5).
 
-A satellite like the flushers: it works under CommitLog's grant and publishes C as its position. It tails the chain
-and maps the log read-only; what is replicated is decided by `MirrorLeader`, who is answered by `PutCombiner`.
-It holds nothing that must survive: a new life relearns the match.
+A satellite like the flushers: it works under CommitLog's grant and publishes C as its position. It
+tails the chain and maps the log read-only; what is replicated is decided by `MirrorLeader`, who is
+answered by `PutCombiner`. It holds nothing that must survive: a new life relearns the match.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from .flush_service import (
     EXIT_STOPPED,
     EXIT_STOPPED_BY_COMMIT_LOG,
 )
-from .replica_link import Down, Frame, LinkEvent, ReplicaLink, Transport, Up
+from .replica_link import Down, LinkEvent, ReplicaLink, Transport, Up
 from .ring import FLAG_FLUSH, FLAG_REPLICA
 from .satellite import IDLE_WAIT_MS, Satellite, Standing
 
@@ -80,7 +81,9 @@ class Replicator:
         clock: Clock | None = None,
         files: Files | None = None,
     ) -> None:
-        """Args: follower: replica id of the follower; flush: "sync" or "async"; the numbers are StoreConfig's."""
+        """Args: follower: replica id of the follower; flush: "sync" or "async"; the numbers are
+        StoreConfig's.
+        """
         self._root = Path(replica_dir)
         self._cluster = cluster_key(cluster_id)
         self._shard = shard
@@ -93,9 +96,7 @@ class Replicator:
         self._limits = limits
         self._clock = clock or Clock()
         self._files = files or Files()
-        self._satellite = Satellite(
-            self._root, "replication", clock=self._clock, files=self._files
-        )
+        self._satellite = Satellite(self._root, "replication", clock=self._clock, files=self._files)
         self._link = ReplicaLink(transport, peer_endpoint, wake=self._satellite.wake)
         self._log = LogReader(self._root / "commitlog", segment_size_bytes, files=self._files)
         self._chain = ChainReader(
@@ -109,7 +110,10 @@ class Replicator:
     def from_spec(
         cls, spec: dict[str, Any], *, peer_endpoint: Callable[[], str | None]
     ) -> Replicator:
-        """From an actor's spec. `spec["transport"]` is "module:name", called with cluster_id, shard and token."""
+        """From an actor's spec.
+
+        `spec["transport"]` is "module:name", called with cluster_id, shard and token.
+        """
         module, _, name = spec["transport"].partition(":")
         make_transport = getattr(importlib.import_module(module), name)
         names = ("segment_size_bytes", "sync_flush_timeout_ms", "slave_timeout_ms")
@@ -129,7 +133,10 @@ class Replicator:
         )
 
     def run(self) -> None:
-        """Serve, and end the process with the life, whatever else runs in it. Returns: only after `stop`."""
+        """Serve, and end the process with the life, whatever else runs in it.
+
+        Returns: only after `stop`.
+        """
         code = EXIT_BUG
         try:
             code = self.serve()
@@ -141,7 +148,10 @@ class Replicator:
             os._exit(code)
 
     def serve(self) -> int:
-        """One life: wait for the grant, replicate under it. Returns: an EXIT_* code, when it is over."""
+        """One life: wait for the grant, replicate under it.
+
+        Returns: an EXIT_* code, when it is over.
+        """
         satellite = self._satellite
         try:
             standing = satellite.run_until_granted()
@@ -262,7 +272,10 @@ class Replicator:
 
 
 class LogReader:
-    """Read-only maps of the leader's segments. A frame's body is a slice of one: nobody copies it in Python."""
+    """Read-only maps of the leader's segments.
+
+    A frame's body is a slice of one: nobody copies it in Python.
+    """
 
     def __init__(self, directory: Path, segment_size_bytes: int, *, files: Files) -> None:
         self._directory = directory

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import secrets
+import sys
 import threading
 import time
 from pathlib import Path
@@ -41,6 +42,8 @@ class CommitLogActor:
         self._error: str | None = None
         self._closing = False
         self._incarnation = secrets.randbits(62)
+        # The default of 5 ms makes the ack thread wait that long for a busy reader thread.
+        sys.setswitchinterval(0.0005)
         threading.Thread(target=self._start, name="raymq-start", daemon=True).start()
 
     def _start(self) -> None:

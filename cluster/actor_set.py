@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError, Rejected, Unavailable
+from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable
 
 from .cluster_record import ClusterRecord
 from .paths import NAMESPACE, ClusterPaths, actor_name
@@ -171,7 +171,8 @@ def wait_running(
 ) -> dict[int, str]:
     """Waits until every CommitLog is RUNNING, then tells every leader where all of them are.
 
-    Returns: shard -> endpoint of its leader. Raises: Unavailable with each shard's state and error.
+    Returns: shard -> endpoint of its leader. Raises: Unavailable with each shard's state and error,
+    Corrupt as soon as a shard finds its store damaged.
     """
     logs = [member for member in members if member.role == "commit_log"]
     states: dict[str, dict[str, Any]] = {}
@@ -189,6 +190,14 @@ def wait_running(
         left = [member for member in logs if states[member.name]["state"] != "RUNNING"]
         if not left:
             break
+        damaged = [m for m in left if str(states[m.name].get("error")).startswith("Corrupt: ")]
+        if damaged:
+            # Waiting mends nothing.
+            raise Corrupt(
+                "; ".join(_line(member, states[member.name]) for member in damaged)
+                + ". The cluster is left as it is: end it with `raymq stop`",
+                shards={member.name: states[member.name] for member in damaged},
+            )
         if clock.monotonic_ms() > deadline:
             raise Unavailable(
                 f"{len(left)} of {len(logs)} replicas do not serve after {timeout_s:g} s: "

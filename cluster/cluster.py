@@ -322,6 +322,6 @@ class Cluster:
 
 
 def _moved(error: RayMQError) -> bool:
-    at_strangers = isinstance(error, Rejected) and error.fields.get("field") in _IDENTITY
-    stranger = isinstance(error, Rejected) and error.fields.get("field") in ("cluster_id", "shard")
-    return at_strangers or isinstance(error, Unavailable)
+    """Whether nobody, or somebody else, answers at the shard's last place."""
+    stranger = isinstance(error, Rejected) and error.fields.get("field") in _IDENTITY
+    return stranger or isinstance(error, Unavailable)

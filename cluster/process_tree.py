@@ -19,6 +19,7 @@ from raymq.store.files import Files
 
 #: the environment variable that every process of an owned Ray inherits
 MARK = "RAYMQ_OWNED_RAY"
+_ORPHAN_GRACE_MS = 1_500
 
 
 class Family(NamedTuple):
@@ -84,8 +85,10 @@ def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> 
     """
     if leader_alive(family, files):
         _signal(family.pid, family.start_time, signal.SIGTERM, files)
+    else:
+        # Nobody is left who would end them in order; a few of Ray's end by themselves.
+        grace_ms = min(grace_ms, _ORPHAN_GRACE_MS)
     deadline = clock.monotonic_ms() + grace_ms
-    # Without its leader (it was killed) Ray's processes end by themselves within a second or two.
     while members(family, files) and clock.monotonic_ms() < deadline:
         clock.sleep_ms(50)
     killed: list[int] = []

@@ -88,7 +88,7 @@ def start(
         shards may take to recover and serve. progress: called with one line at a time.
     Raises: Rejected (an option is wrong; nothing was started), Unavailable (with each shard's state
     and
-        error; what was started goes on trying, `stop` ends it).
+        error; what was started goes on trying, `stop` ends it), Corrupt (a store is damaged).
     Durable: the cluster's identity, before the first actor starts.
     """
     files, clock, tell = Files(), Clock(), progress or _LOGGER.info

@@ -1,7 +1,7 @@
 """Combines the flush future and the replica future of each put, as the broker does.
 
-Source: CommitLog#handleDiskFlushAndHA and GroupTransferService, RocketMQ 5.3.3: the answer comes when both are
-done; PUT_OK if both are; otherwise the flush's failure, overwritten by the replica's.
+Source: CommitLog#handleDiskFlushAndHA and GroupTransferService, RocketMQ 5.3.3: the answer comes
+when both are done; PUT_OK if both are; otherwise the flush's failure, overwritten by the replica's.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class PutCombiner:
         deadline_flush_ms: int,
         deadline_replica_ms: int,
     ) -> list[Answer]:
-        """A put that waits until both of what it wants hold for `end_offset`. Deadlines are monotonic."""
+        """A put that waits until both of what it wants hold for `end_offset`.
+
+        Deadlines are monotonic.
+        """
         put = _Put(
             sequence,
             end_offset,
@@ -94,7 +97,7 @@ class PutCombiner:
         return self._settle()
 
     def on_tick(self, now_ms: int) -> list[Answer]:
-        """Deadlines. A put whose one future timed out is answered when its other one is done, too."""
+        """Deadlines. A put of which one future timed out is answered when the other is done too."""
         if self._next_deadline_ms is None or now_ms < self._next_deadline_ms:
             return []
         for put in self._waiting:

@@ -1,8 +1,9 @@
 """Finds where a follower's log stops being the leader's, by asking which chain values it has too.
 
-Equal chain values at one offset mean equal logs below it, so the answers are monotone and a few rounds of evenly
-spaced candidates are enough. A segment's start is a unit boundary on every replica, whatever became of the cached
-units inside: where a segment has no match at all, the search goes on in the one before it.
+Equal chain values at one offset mean equal logs below it, so the answers are monotone and a few
+rounds of evenly spaced candidates are enough. A segment's start is a unit boundary on every
+replica, whatever became of the cached units inside: where a segment has no match at all, the search
+goes on in the one before it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class ChainView(Protocol):
     """The leader's chain below its appended end, which never changes while a leader lives."""
 
     def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
-        """Units of one segment from the one that starts at `offset`, at least one, while they fit `max_bytes`."""
+        """Units of one segment from the one that starts at `offset`, at least one, while they fit
+        `max_bytes`.
+        """
 
 
 class Match(NamedTuple):
@@ -43,6 +46,7 @@ class MatchSearch:
         self._log_start = log_start
         self._size = segment_size_bytes
         self._upto = upto
+        self._boundaries: list[Match] = []
         self._asked: list[Match] = []
         #: the match, once known
         self.found: Match | None = None
@@ -58,24 +62,27 @@ class MatchSearch:
         """The next question."""
         return Probe(tuple(self._asked))
 
-    def answer(self, index: int, last_end: int) -> None:
-        """The highest candidate that matched; an answer to another question than the last is ignored."""
-        if self.found is not None or self.failed or not -1 <= index < len(self._asked):
+    def answer(self, candidate: int, last_end: int) -> None:
+        """The highest candidate that matched; an answer to another question than the last is
+        ignored.
+        """
+        if self.found is not None or self.failed or not -1 <= candidate < len(self._asked):
             return
         if self._asked[-1].end != last_end:
             return
-        if index < 0:
-            # The first candidate is the first boundary of what is left, and it does not match either.
+        if candidate < 0:
+            # The first candidate is the first boundary of what is left, and it does not match
+            # either.
             start = self._boundaries[0].end
             if start <= self._log_start:
                 self._finish(start)
             else:
                 self._load(start - self._size)
             return
-        at = self._boundaries.index(self._asked[index])
+        at = self._boundaries.index(self._asked[candidate])
         after = (
-            self._boundaries.index(self._asked[index + 1])
-            if index + 1 < len(self._asked)
+            self._boundaries.index(self._asked[candidate + 1])
+            if candidate + 1 < len(self._asked)
             else len(self._boundaries)
         )
         self._boundaries = self._boundaries[at:after]

@@ -1,15 +1,16 @@
-"""The leader's side of mirror mode (RF=2, static): one follower, C = the smaller of both durable ends, no failover.
+"""The leader's side of mirror mode (RF=2, static): one follower, C = the smaller of both durable
+ends, no failover.
 
-A pure machine: `step(event, now_ms)` returns effects; it reads nothing but the immutable chain that it is given.
-R1-R12 of the replication protocol, with the election left out. What the follower has is relearned in every session,
-so neither side needs to remember anything of the other.
+A pure machine: `step(event, now_ms)` returns effects; it reads nothing but the immutable chain that
+it is given. R1-R12 of the replication protocol, with the election left out. What the follower has
+is relearned in every session, so neither side needs to remember anything of the other.
 
     IDLE -connect-> GREETING -HelloOk-> SEARCHING -match-> STREAMING
       ^                |                    |                  |
       +---- disconnect, silence, conflict (at once) or refusal, halt (after halt_retry_ms) ----+
 
-Invariant: C never falls and is never above the leader's durable end or what the follower has told to be durable *and*
-the same as the leader's log.
+Invariant: C never falls and is never above the leader's durable end or what the follower has told
+to be durable *and* the same as the leader's log.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class MirrorLimits:
     halt_retry_ms: int = 5_000
 
 
-# --- events ---------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 class Progress(NamedTuple):
-    """The leader's own log: appended, and durable as its flush mode means it (synced, or appended)."""
+    """The leader's own log: appended, and durable (synced, or appended if the flush is async)."""
 
     appended: int
     durable: int
@@ -92,7 +93,7 @@ class Tick(NamedTuple):
 Event: TypeAlias = Progress | Connected | Disconnected | Received | Tick
 
 
-# --- effects --------------------------------------------------------------------------------------------------------
+# --- effects --------------------------------------------------------------------------------------
 
 
 class Connect(NamedTuple):
@@ -217,9 +218,11 @@ class MirrorLeader:
         """How long `step` may stay uncalled without an event."""
         if self.phase is Phase.IDLE:
             return max(0, self._next_connect_ms - now_ms)
+        if self.phase is not Phase.STREAMING:
+            return self._limits.heartbeat_ms
         return max(0, self._sent_at_ms + self._limits.heartbeat_ms - now_ms)
 
-    # --- the session --------------------------------------------------------------------------------------------
+    # --- the session ------------------------------------------------------------------------------
 
     def _greet(self, now_ms: int, effects: list[Effect]) -> None:
         if self.phase is not Phase.CONNECTING:
@@ -234,7 +237,8 @@ class MirrorLeader:
 
     def _receive(self, event: Received, now_ms: int, effects: list[Effect]) -> None:
         header, message = event
-        # An answer to nobody's question, to a former life of mine, or from a former life of the follower (R1).
+        # An answer to nobody's question, to a former life of mine, or from a former life of the
+        # follower (R1).
         mine = (
             header.cluster == self._cluster
             and header.shard == self._shard
@@ -266,14 +270,16 @@ class MirrorLeader:
     def _meet(self, theirs: HelloOk, now_ms: int, effects: list[Effect]) -> None:
         if theirs.epoch > self._epoch:
             self._halt(
-                f"the follower's log is of epoch {theirs.epoch}, newer than {self._epoch}", now_ms, effects
+                f"the follower's log is of epoch {theirs.epoch}, newer than {self._epoch}",
+                now_ms,
+                effects,
             )
             return
         if theirs.confirmed > self._appended:
             self._halt(
-                f"the follower holds confirmed records up to {theirs.confirmed}, but the leader's log ends at "
-                f"{self._appended}: the leader has lost data; copy the follower's store back, or remove the "
-                "follower's data directory to give those records up",
+                f"the follower holds confirmed records up to {theirs.confirmed}, but the leader's "
+                f"log ends at {self._appended}: the leader has lost data; copy the follower's store "
+                "back, or remove the follower's data directory to give those records up",
                 now_ms,
                 effects,
             )
@@ -301,8 +307,8 @@ class MirrorLeader:
             return
         if search.failed:
             self._halt(
-                f"the follower has nothing in common with the leader's log, which begins at {self._log_start}: "
-                "copy a leader's store to it",
+                "the follower has nothing in common with the leader's log, which begins at "
+                f"{self._log_start}: copy the leader's store to it",
                 now_ms,
                 effects,
             )
@@ -316,7 +322,8 @@ class MirrorLeader:
         self._search = None
         self.trouble = ""
         self.phase = Phase.STREAMING
-        # The first frame, even without units, makes the follower agree on the match and say what is durable.
+        # The first frame, even without units, makes the follower agree on the match and say what is
+        # durable.
         self._append((), now_ms, effects)
 
     def _acknowledge(self, ack: Ack, effects: list[Effect]) -> None:
@@ -351,12 +358,14 @@ class MirrorLeader:
                 self.phase = Phase.CONNECTING
                 self._sent_at_ms = now_ms
                 effects.append(Connect())
-        elif self.phase is not Phase.CONNECTING:
-            if now_ms - self._heard_ms > self._limits.silence_ms:
-                effects.append(Disconnect("silent"))
-                self._drop(now_ms, self._limits.retry_ms, "the follower is silent")
+        elif (
+            self.phase is not Phase.CONNECTING
+            and now_ms - self._heard_ms > self._limits.silence_ms
+        ):
+            effects.append(Disconnect("silent"))
+            self._drop(now_ms, self._limits.retry_ms, "the follower is silent")
 
-    # --- the stream ---------------------------------------------------------------------------------------------
+    # --- the stream -------------------------------------------------------------------------------
 
     def _raise_confirmed(self, effects: list[Effect]) -> None:
         confirmed = min(self._durable, self.replicated_end)
@@ -379,7 +388,7 @@ class MirrorLeader:
             self._append((), now_ms, effects)
 
     def _next_units(self) -> tuple[ChainUnit, ...]:
-        """What follows the bytes sent: of one segment, so that the body is one piece of one file."""
+        """What follows the bytes sent: of one segment, so that the body is one piece of a file."""
         units = self._chain.read_from(self._sent_end, self._limits.frame_bytes)[:UNITS_LIMIT]
         segment_end = (self._sent_end // self._size + 1) * self._size
         limit = min(self._appended, segment_end)
@@ -387,9 +396,7 @@ class MirrorLeader:
             units.pop()
         return tuple(units)
 
-    def _append(
-        self, units: tuple[ChainUnit, ...], now_ms: int, effects: list[Effect]
-    ) -> None:
+    def _append(self, units: tuple[ChainUnit, ...], now_ms: int, effects: list[Effect]) -> None:
         message = Append(self._sent_end, self._sent_value, self.confirmed, units)
         self._send(message, now_ms, effects, self._sent_end, message.end)
         if units:

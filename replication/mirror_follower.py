@@ -1,15 +1,16 @@
 """The follower's side of replication: R1, R4, R8, R9 and R10 as a pure machine.
 
-`step(header, message, log)` looks at the log through a read-only view and returns effects; whoever performs them
-holds the replica's writer lock over both, and answers `Acknowledge` from the log as it is then.
+`step(header, message, log)` looks at the log through a read-only view and returns effects; whoever
+performs them holds the replica's writer lock over both, and answers `Acknowledge` from the log as
+it is then.
 
-Invariant: bytes below the follower's own C never change. What differs above it is cut only on proof, that is when a
-leader's bytes were compared and differ (R9).
+Invariant: bytes below the follower's own C never change. What differs above it is cut only on
+proof, that is when a leader's bytes were compared and differ (R9).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from raymq.store.chain import ChainUnit
 
@@ -45,13 +46,14 @@ class LogView(Protocol):
         """The C this replica knows."""
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
-        """Where the log's bytes first differ from the units' bytes, or the end of the shorter of both.
+        """Where the log's bytes first differ from the units' bytes, or the end of the shorter of
+        both.
 
         Raises: Corrupt when `data` has not the CRCs of its units: then it proves nothing.
         """
 
 
-# --- effects --------------------------------------------------------------------------------------------------------
+# --- effects --------------------------------------------------------------------------------------
 
 
 class AppendUnits(NamedTuple):
@@ -61,7 +63,9 @@ class AppendUnits(NamedTuple):
 
 
 class AdoptUnits(NamedTuple):
-    """The log's bytes are these units' as far as it reaches: take the units over, write what is missing."""
+    """The log's bytes are these units' as far as it reaches: take the units over, write what is
+    missing.
+    """
 
     units: tuple[ChainUnit, ...]
 
@@ -128,10 +132,13 @@ class MirrorFollower:
             return []
         epoch = max(self.promised, log.end()[2])
         if header.epoch < epoch:
-            return [self._refuse(Reason.EPOCH, f"epoch {header.epoch} is over, {epoch} is promised")]
+            # Answered to whoever asks, who may be a stranger to this session.
+            text = f"epoch {header.epoch} is over, {epoch} is promised"
+            return [Reply(Refused(Reason.EPOCH, epoch, text))]
         self.promised = header.epoch
         if isinstance(message, Hello):
-            # The newest connection counts: frames of older ones that still come in are dropped from here on.
+            # The newest connection counts: frames of older ones that still come in are dropped from
+            # here on.
             self._leader, self._session = header.sender, header.session
             self.matched_end = self._matched_value = 0
             self._matched = False
@@ -153,12 +160,17 @@ class MirrorFollower:
         )
 
     def acknowledge(self, log: LogView) -> Ack:
-        """What R10 tells. A log beyond the match may be durable, but whose it is nobody has compared."""
+        """What R10 tells. A log beyond the match may be durable, but whose it is nobody has
+        compared.
+        """
         end = log.end()[0]
         return Ack(self.matched_end, end, min(log.synced(), self.matched_end))
 
     def leave(self) -> None:
-        """Forget the session: what it asked for could not be done, so its match means nothing. Callers: at once."""
+        """Forget the session: what it asked for could not be done, so its match means nothing.
+
+        Callers: at once.
+        """
         self._leader = Member(self._leader.id, 0)
         self.matched_end = self._matched_value = 0
         self._matched = False
@@ -227,10 +239,13 @@ class MirrorFollower:
         end, value, _ = log.end()
         if units and units[0].start == end and units[0].previous == value:
             return [AppendUnits(units)]
-        # Bytes that were sent before: the same chain value means the same log, nothing to write or compare.
+        # Bytes that were sent before: the same chain value means the same log, nothing to write or
+        # compare.
         held = 0
-        while held < len(units) and units[held].end <= end and _holds(
-            log, units[held].end, units[held].value
+        while (
+            held < len(units)
+            and units[held].end <= end
+            and _holds(log, units[held].end, units[held].value)
         ):
             held += 1
         units = units[held:]
@@ -243,23 +258,34 @@ class MirrorFollower:
     def _reconcile(
         self, units: tuple[ChainUnit, ...], data: memoryview | None, log: LogView, end: int
     ) -> list[Effect]:
-        """Bytes where the log has some, but in other units: compared, then kept or (above C) replaced."""
-        rest = memoryview(b"") if data is None else data[len(data) - (units[-1].end - units[0].start) :]
-        same = log.same_until(list(units), rest)
+        """Bytes where the log has some, but in other units: compared, then kept or (above C)
+        replaced.
+        """
+        same = log.same_until(list(units), bytes_of(units, data))
         if same >= min(end, units[-1].end):
             return [AdoptUnits(units)]
         if same < log.confirmed():
             self.halted = (
-                f"bytes at {same} differ from the leader's below this follower's confirmed offset {log.confirmed()}: "
-                "one of the two stores is damaged; run `raymq store verify` on both"
+                f"bytes at {same} differ from the leader's below this follower's confirmed offset "
+                f"{log.confirmed()}: one of the two stores is damaged; run `raymq store verify` on "
+                "both"
             )
             return [HaltReplica(self.halted), self._refuse(Reason.HALTED, self.halted)]
         differs = next(unit for unit in units if same < unit.end)
         return [Truncate(max(differs.start, log.confirmed())), AdoptUnits(units)]
 
 
+def bytes_of(units: tuple[ChainUnit, ...], data: memoryview | None) -> memoryview:
+    """The bytes of a frame's last units."""
+    whole = memoryview(b"") if data is None else data
+    return whole[len(whole) - (units[-1].end - units[0].start) :]
+
+
 def _holds(log: LogView, end: int, value: int) -> bool:
-    """Whether the log has this chain value at this offset. Below offset 0 there is nothing, on which all agree."""
+    """Whether the log has this chain value at this offset.
+
+    Below offset 0 there is nothing, on which all agree.
+    """
     if end == 0:
         return True
     at = log.chain_at(end)

@@ -1,12 +1,14 @@
 """The messages between a leader's Replication and a follower: one header and one message a frame.
 
-Big-endian. Header (80 bytes): magic 4, version u8, kind u8, zero u16, cluster 16 (first bytes of the SHA-256 of its
-id), shard u32, sender id u32, sender incarnation u64, addressee id u32, zero u32, addressee incarnation u64, epoch
-u64, session u64, CRC-32C of everything but itself u32, length of the message u32. The log bytes of an APPEND travel
-beside the frame as a body of their own, so that nobody copies them; its units carry their CRC.
+Big-endian. Header (80 bytes): magic 4, version u8, kind u8, zero u16, cluster 16 (first bytes of
+the SHA-256 of its id), shard u32, sender id u32, sender incarnation u64, addressee id u32, zero
+u32, addressee incarnation u64, epoch u64, session u64, CRC-32C of everything but itself u32, length
+of the message u32. The log bytes of an APPEND travel beside the frame as a body of their own, so
+that nobody copies them; its units carry their CRC.
 
-Rules R1, R4, R8 and R10 of the replication protocol. A session is one connection's worth of requests and answers:
-the leader numbers them, every answer repeats the number, and what belongs to another session is dropped.
+Rules R1, R4, R8 and R10 of the replication protocol. A session is one connection's worth of
+requests and answers: the leader numbers them, every answer repeats the number, and what belongs to
+another session is dropped.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Header(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Leader: here I am; my log ends at `appended_end`, readers may see what is below `confirmed`."""
+    """Leader: my log ends at `appended_end`, readers may see what is below `confirmed`."""
 
     appended_end: int
     confirmed: int
@@ -79,9 +81,9 @@ class Probe(NamedTuple):
 
 
 class ProbeOk(NamedTuple):
-    """Follower: the highest candidate that is mine too (-1: none), of the candidates that end at `last_end`."""
+    """Follower: the last candidate that is mine too (-1: none) of those that end at `last_end`."""
 
-    index: int
+    candidate: int
     last_end: int
 
 
@@ -100,7 +102,7 @@ class Append(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Follower: my log is the leader's up to `matched_end`, ends at `appended_end`, and is on my disk up to `synced_end`."""
+    """Follower: my log is the leader's up to `matched_end`, and durable up to `synced_end`."""
 
     matched_end: int
     appended_end: int
@@ -108,7 +110,10 @@ class Ack(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Follower: nothing of mine ends at your prev_end with that chain value. My last epoch and end."""
+    """Follower: nothing of mine ends at your prev_end with that chain value.
+
+    My last epoch and end.
+    """
 
     epoch: int
     end: int
@@ -178,14 +183,19 @@ def encode(header: Header, message: Message) -> bytes:
 
 
 def decode(frame: bytes | memoryview) -> tuple[Header, Message]:
-    """The inverse. Raises: Rejected for a frame that is no such frame, of another version, or damaged."""
+    """The inverse. Raises: Rejected for a frame that is no such frame, of another version, or
+    damaged.
+    """
     data = bytes(frame)
     if len(data) < _HEADER.size or data[:4] != MAGIC:
-        raise Rejected("not a replication frame", field="magic", limit=MAGIC.hex(), found=data[:4].hex())
+        raise Rejected(
+            "not a replication frame", field="magic", limit=MAGIC.hex(), found=data[:4].hex()
+        )
     _, version, kind, *rest, crc, length = _HEADER.unpack_from(data)
     if version != VERSION:
         raise Rejected(
-            f"replication frame of version {version}; this side speaks {VERSION}: run one RayMQ version in a cluster",
+            f"replication frame of version {version}, this side speaks {VERSION}: "
+            "run one RayMQ version in a cluster",
             field="version",
             limit=VERSION,
             found=version,
@@ -244,7 +254,8 @@ def _unpack(kind: type[Message], payload: bytes) -> Message:
         return Probe(tuple((end, value) for end, value in _PROBE_ENTRY.iter_unpack(payload)))
     if kind is Refused:
         text = payload[_REFUSED.size :].decode(errors="replace")
-        return Refused(*_REFUSED.unpack_from(payload), text)
+        reason, promised = _REFUSED.unpack_from(payload)
+        return Refused(reason, promised, text)
     if kind is Hello:
         return Hello(*_QQ.unpack(payload))
     if kind is ProbeOk:

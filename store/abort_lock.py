@@ -1,7 +1,8 @@
 """RocketMQ's `abort` and `lock` files (reference 5.2).
 
-`abort` exists while a store is open, so its presence at start means a crash. `lock` is held by a POSIX lock on
-byte 0; such a lock dies with any descriptor of the file in the process, so it is opened once a process.
+`abort` exists while a store is open, so its presence at start means a crash. `lock` is held by a
+POSIX lock on byte 0; such a lock dies with any descriptor of the file in the process, so it is
+opened once a process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from .errors import Unavailable
 from .files import Files
+
 
 class AbortFile:
     """The mark of an open store."""

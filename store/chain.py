@@ -1,8 +1,9 @@
-"""The chain: one fixed-size unit an append unit, covering whole records, which RocketMQ's body CRC does not (D2).
+"""The chain: one fixed-size unit an append unit, covering whole records (D2).
 
-40 bytes, big-endian: start, end, epoch (int64 each), CRC-32C of log bytes [start, end), chain value before this
-unit, 8 bytes zero. The chain value after a unit is the CRC-32C of its first 28 bytes continued from the value
-before. One file a commit log segment, named like it; a cache, rebuilt from the log where it is missing.
+40 bytes, big-endian: start, end, epoch (int64 each), CRC-32C of log bytes [start, end), chain value
+before this unit, 8 bytes zero. The chain value after a unit is the CRC-32C of its first 28 bytes
+continued from the value before. One file a commit log segment, named like it; a cache, rebuilt from
+the log where it is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .files import Files
 _UNIT = struct.Struct(">qqqIIq")
 _CHAINED = struct.Struct(">qqqI")
 UNIT_BYTES = _UNIT.size
-#: units of this many newest segments are kept in memory; older ones are read from their files
+#: units read at a time by a follower of the chain
 _READ_UNITS = 4096
 
 
@@ -74,30 +75,44 @@ class Chain:
         return 0 if self.last is None else self.last.value
 
     def load(self) -> None:
-        """Read every file; a unit that does not follow the one before ends the chain there."""
-        if not self._files.exists(self.directory):
-            return
-        before: ChainUnit | None = None
+        """Read every file; a unit that does not follow the one before ends the chain there.
+
+        What stands behind that end is cut off: a reader in another process must never see it.
+        """
+        self.close()
+        self._used.clear()
+        last: ChainUnit | None = None
         broken = False
         for name in self._files.list(self.directory):
+            if len(name) != 20 or not name.isdigit():
+                continue
             segment = int(name)
-            used = 0
-            for unit in [] if broken else self._read_file(segment):
-                linked = before is None or (
-                    unit.start == before.end and unit.previous == before.value
-                )
-                if not linked or unit.end <= unit.start or unit.start // self._size * self._size != segment:
-                    broken = True
+            units = [] if broken else self._read_file(segment)
+            good = 0
+            for unit in units:
+                if not self._follows(unit, last, segment):
                     break
-                before, used = unit, used + UNIT_BYTES
-            self._used[segment] = used
-        self.last = before
+                last, good = unit, good + 1
+            broken = broken or good < len(units)
+            self._used[segment] = good * UNIT_BYTES
+            self._cut_file(segment)
+        self.last = last
+
+    def _follows(self, unit: ChainUnit, last: ChainUnit | None, segment: int) -> bool:
+        if not segment <= unit.start < unit.end <= segment + self._size:
+            return False
+        return last is None or (unit.start == last.end and unit.previous == last.value)
+
+    def _cut_file(self, segment: int) -> None:
+        """Bring a file's length to the units that count."""
+        fd = self._fd(segment)
+        if self._writable and self._files.size(fd) > self._used[segment]:
+            self._files.truncate(fd, self._used[segment])
 
     def _read_file(self, segment: int) -> list[ChainUnit]:
         fd = self._fd(segment)
-        data = self._files.pread(fd, self._files.size(fd), 0)
-        whole = len(data) - len(data) % UNIT_BYTES
-        return unpack_units(data[:whole])
+        data = self._files.pread(fd, self._used.get(segment, self._files.size(fd)), 0)
+        return unpack_units(data[: len(data) - len(data) % UNIT_BYTES])
 
     def _fd(self, segment: int) -> int:
         fd = self._fds.get(segment)
@@ -108,17 +123,24 @@ class Chain:
         return fd
 
     def append(self, unit: ChainUnit) -> None:
-        """Append one unit; its `previous` must be the current value."""
+        """Append one unit. Raises: Rejected when it does not follow the last one."""
         if unit.previous != self.value or (self.last is not None and unit.start != self.last.end):
             raise Rejected(
                 f"chain unit [{unit.start}, {unit.end}) does not follow the chain", field="unit"
             )
         segment = unit.start // self._size * self._size
+        if segment not in self._used:
+            self._retire_before(segment - self._size)
         used = self._used.get(segment, 0)
         self._files.pwrite(self._fd(segment), unit.pack(), used)
         self._used[segment] = used + UNIT_BYTES
         self.last = unit
-        for old in [s for s in self._fds if s < segment - self._size]:
+
+    def _retire_before(self, segment: int) -> None:
+        """Sync and close the files of older segments: nothing is written there any more."""
+        for old in [start for start in self._fds if start < segment]:
+            if self._writable:
+                self._files.sync(self._fds[old])
             self._files.close(self._fds.pop(old))
 
     def units(self, start: int, stop: int) -> list[ChainUnit]:
@@ -126,8 +148,7 @@ class Chain:
         found: list[ChainUnit] = []
         for segment in sorted(self._used):
             if segment + self._size > start and segment < stop:
-                whole = self._used[segment] // UNIT_BYTES
-                found += [u for u in self._read_file(segment)[:whole] if start <= u.start < stop]
+                found += [u for u in self._read_file(segment) if start <= u.start < stop]
         return found
 
     def value_at(self, offset: int) -> tuple[int, int] | None:
@@ -139,31 +160,31 @@ class Chain:
         segment = (offset - 1) // self._size * self._size
         if segment not in self._used:
             return None
-        units = self._read_file(segment)[: self._used[segment] // UNIT_BYTES]
-        at = bisect.bisect_left([u.end for u in units], offset)
+        units = self._read_file(segment)
+        at = bisect.bisect_left(units, offset, key=lambda unit: unit.end)
         if at < len(units) and units[at].end == offset:
             return units[at].value, units[at].epoch
         return None
 
     def truncate_to(self, offset: int) -> None:
         """Drop every unit that ends above `offset`."""
-        last: ChainUnit | None = None
-        for segment in sorted(self._used):
-            units = self._read_file(segment)[: self._used[segment] // UNIT_BYTES]
-            keep = [u for u in units if u.end <= offset]
-            used = len(keep) * UNIT_BYTES
-            fd = self._fd(segment)
-            if self._files.size(fd) > used:
-                self._files.truncate(fd, used)
-            self._used[segment] = used
+        self.last = None
+        for segment in sorted(self._used, reverse=True):
+            keep = [unit for unit in self._read_file(segment) if unit.end <= offset]
+            self._used[segment] = len(keep) * UNIT_BYTES
+            self._cut_file(segment)
             if keep:
-                last = keep[-1]
-        self.last = last
+                self.last = keep[-1]
+                return
 
     def sync(self) -> None:
-        """fsync the files written since they were opened."""
+        """fsync every open file and the directory.
+
+        Durable: the whole chain, since older files were synced when they were closed.
+        """
         for fd in self._fds.values():
             self._files.sync(fd)
+        self._files.sync_dir(self.directory)
 
     def close(self) -> None:
         """Close every file."""
@@ -185,7 +206,7 @@ class ChainReader:
         self._next = -1
 
     def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
-        """Units from the one that starts at `offset`, at least one, as long as their bytes fit `max_bytes`.
+        """Units from the one that starts at `offset`, whose bytes fit `max_bytes`, but one.
 
         Returns: empty when no unit starts there yet.
         """

@@ -1,7 +1,7 @@
 """The one seam through which every durable operation passes (design D8).
 
-`Files` is the real thing. Tests replace it by a simulated disk that forgets what was not synced, or by one whose
-k-th call fails. It must import neither pyarrow nor numpy: flush satellites use it.
+`Files` is the real thing. Tests replace it by a simulated disk that forgets what was not synced, or
+by one whose k-th call fails. It must import neither pyarrow nor numpy: flush satellites use it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import mmap
 import os
 import shutil
 import struct
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import Corrupt, StorageFull, Unavailable
 from .failpoints import fail_point
@@ -33,15 +32,18 @@ class Files:
     """The real file system. Stateless but for the maps it handed out."""
 
     #: paths of the store locks this process holds; a simulated disk has its own set
-    held_locks: set[str] = set()  # noqa: RUF012 (one for the process, on purpose)
+    held_locks: ClassVar[set[str]] = set()
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
 
-    # --- descriptors ----------------------------------------------------------------------------------------
+    # --- descriptors --------------------------------------------------------------------------
 
     def open_file(self, path: PathLike, *, create: bool = False, writable: bool = True) -> int:
-        """Open a file. Raises: FileNotFoundError unless `create`; Unavailable for a read-only directory."""
+        """Open a file, mode 0600.
+
+        Raises: FileNotFoundError unless `create`; Unavailable for a read-only directory.
+        """
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_RDWR if writable else os.O_RDONLY)
         if create:
             flags |= os.O_CREAT
@@ -73,7 +75,7 @@ class Files:
             raise _translate(error, None) from error
 
     def allocate(self, fd: int, size: int) -> None:
-        """Reserve all blocks of a file, so that no later write can meet a full disk. Raises: StorageFull."""
+        """Reserve all blocks of a file, so no later write meets a full disk. Raises: StorageFull."""
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError as error:
@@ -114,12 +116,13 @@ class Files:
                 raise
             holder = _lock_holder(fd)
             raise Unavailable(
-                f"the store is already open{f' by process {holder}' if holder else ''}; a store has one engine at a time",
+                f"the store is already open{f' by process {holder}' if holder else ''}; "
+                "a store has one engine at a time",
                 field="lock",
                 pid=holder,
             ) from error
 
-    # --- maps -----------------------------------------------------------------------------------------------
+    # --- maps ---------------------------------------------------------------------------------
 
     def map_read(self, fd: int, size: int) -> memoryview:
         """A read-only view of the first `size` bytes.
@@ -158,7 +161,7 @@ class Files:
                 found=have,
             )
 
-    # --- names ----------------------------------------------------------------------------------------------
+    # --- names --------------------------------------------------------------------------------
 
     def sync_dir(self, path: PathLike) -> None:
         """fsync a directory: makes created, renamed and removed names durable."""
@@ -254,7 +257,8 @@ def _translate(error: OSError, path: PathLike | None) -> Exception:
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and path is not None:
         return Unavailable(
-            f"{path} cannot be written: {error.strerror}; check owner, mode and mount of the directory",
+            f"{path} cannot be written: {error.strerror}; "
+            "check owner, mode and mount of the directory",
             field="data_dir",
             path=str(path),
         )
@@ -269,5 +273,3 @@ def _lock_holder(fd: int) -> int | None:
         return None
     kind, _, _, _, pid = struct.unpack("hhqqi4x", answer)
     return pid if kind != fcntl.F_UNLCK and pid > 0 else None
-
-

@@ -1,8 +1,9 @@
-"""The logic of GroupCommit and FlushRealTime: when to sync what, with no thread, process or queue of its own.
+"""The logic of GroupCommit and FlushRealTime: when to sync what, with no thread of its own.
 
-Source: CommitLog.GroupCommitService and CommitLog.FlushRealTimeService, RocketMQ 5.3.3. Where RocketMQ advances its
-flushed position over a failed sync, or retries it, we latch: the page cache marks failed pages clean, so a second
-sync would "succeed" over lost bytes (reliability.md, PostgreSQL). Imports neither pyarrow nor numpy.
+Source: CommitLog.GroupCommitService and CommitLog.FlushRealTimeService, RocketMQ 5.3.3. Where
+RocketMQ advances its flushed position over a failed sync, or retries it, we latch: the page cache
+marks failed pages clean, so a second sync would "succeed" over lost bytes (reliability.md,
+PostgreSQL). Imports neither pyarrow nor numpy.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno as errno_codes
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .clock import Clock
 from .errors import Unavailable
@@ -31,6 +33,13 @@ class FlushFailed(Unavailable):
     def errno(self) -> int:
         """The kernel's error number."""
         return int(self.fields["errno"])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.message, self.fields)
+
+
+def _rebuild(message: str, fields: dict[str, Any]) -> FlushFailed:
+    return FlushFailed(message, **fields)
 
 
 class SegmentSyncer:
@@ -66,7 +75,8 @@ class SegmentSyncer:
             except (OSError, Unavailable) as error:
                 code = error.errno if isinstance(error, OSError) else errno_codes.EIO
                 self._failed = FlushFailed(
-                    f"fdatasync of commit log file {segment:020d} failed: {error}; the store stops writing",
+                    f"fdatasync of commit log file {segment:020d} failed: {error}; "
+                    "the store stops writing",
                     offset=segment,
                     errno=code or errno_codes.EIO,
                 )
@@ -140,7 +150,10 @@ class GroupCommit(_Flusher):
         self._read: list[tuple[int, int]] = []
 
     def request(self, end_offset: int, deadline_ms: int | None = None) -> None:
-        """Ask for everything below `end_offset`; the deadline is monotonic ms (default: now + timeout)."""
+        """Ask for everything below `end_offset`.
+
+        Args: deadline_ms: monotonic; None or 0: now + timeout.
+        """
         if not deadline_ms:
             deadline_ms = self._clock.monotonic_ms() + self.timeout_ms
         self._write.append((end_offset, deadline_ms))
@@ -152,15 +165,13 @@ class GroupCommit(_Flusher):
     def do_commit(self, appended: int) -> tuple[int, list[PutStatus]]:
         """Sync all that was appended, then answer every request of the taken list, in order.
 
-        Returns: (flushed, statuses): PUT_OK where flushed reaches the request within its deadline, else
-        FLUSH_DISK_TIMEOUT. Raises: FlushFailed.
+        Returns: (flushed, statuses): PUT_OK where flushed reaches the request within its deadline,
+        else FLUSH_DISK_TIMEOUT. Raises: FlushFailed.
         """
         flushed = self._flush(appended)
         now = self._clock.monotonic_ms()
         statuses = [
-            PutStatus.PUT_OK
-            if flushed >= end and now <= deadline
-            else PutStatus.FLUSH_DISK_TIMEOUT
+            PutStatus.PUT_OK if flushed >= end and now <= deadline else PutStatus.FLUSH_DISK_TIMEOUT
             for end, deadline in self._read
         ]
         self._read.clear()
@@ -168,7 +179,7 @@ class GroupCommit(_Flusher):
 
 
 class FlushRealTime(_Flusher):
-    """Sync in the background: every interval if enough pages are dirty, thoroughly every now and then."""
+    """Sync in the background: when enough pages are dirty, thoroughly every now and then."""
 
     def __init__(
         self,

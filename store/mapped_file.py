@@ -1,7 +1,7 @@
 """One fixed-size file of a mapped file queue: written by pwrite, read through a map (design D4).
 
-Source: DefaultMappedFile, RocketMQ 5.3.3; its write path (stores into the map) is replaced because pwrite is two to
-three times faster and reports a full disk as an error instead of SIGBUS.
+Source: DefaultMappedFile, RocketMQ 5.3.3; its write path (stores into the map) is replaced because
+pwrite is two to three times faster and reports a full disk as an error instead of SIGBUS.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from .errors import Corrupt
+from .errors import Corrupt, Unavailable
 from .files import Files
+
+#: read at a time when the rest of a file is cleared
+CLEAR_CHUNK_BYTES = 1 << 20
 
 
 class MappedFile:
     """A file whose name is the offset of its first byte.
 
-    The descriptor is opened before the first byte is stored and kept: it is the witness of write-back errors.
+    The descriptor is opened before the first byte is stored and kept: it is the witness of
+    write-back errors. Callers: one writer; any thread may read, sync and prewrite beside it.
     """
 
     def __init__(self, path: Path, start: int, size: int, fd: int, *, files: Files) -> None:
@@ -31,7 +35,11 @@ class MappedFile:
         self._fd = fd
         self._files = files
         self._view: memoryview | None = None
-        self._prewriting = threading.Lock()
+        #: over claims of positions between the writer and a prewrite
+        self._claiming = threading.Lock()
+        #: over the descriptor's life, so that no thread uses a number that was given to another
+        #: file
+        self._living = threading.Lock()
 
     @classmethod
     def create(cls, path: Path, start: int, size: int, *, files: Files) -> MappedFile:
@@ -72,44 +80,79 @@ class MappedFile:
         return file
 
     def pwrite(self, data: Any, position: int) -> None:
-        """Write `data` at a position inside the file."""
+        """Write `data` at a position inside the file. Raises: StorageFull, OSError."""
         end = position + len(data)
         if end > self.prewritten:
-            # Claim these bytes before they are stored: a prewrite under way may be about to zero them.
-            with self._prewriting:
+            # Claim these bytes before they are stored: a prewrite under way may be about to zero
+            # them.
+            with self._claiming:
                 self.prewritten = max(self.prewritten, end)
         self._files.pwrite(self._fd, data, position)
 
     def read_view(self) -> memoryview:
-        """The whole file, read-only; made at first use and kept."""
-        if self._view is None:
-            self._view = self._files.map_read(self._fd, self.size)
-        return self._view
+        """The whole file, read-only; made at first use and kept.
+
+        Raises: Unavailable when it was deleted.
+        """
+        view = self._view
+        if view is None:
+            with self._living:
+                if self._fd < 0:
+                    raise Unavailable(
+                        f"{self.path} was closed or deleted meanwhile", path=str(self.path)
+                    )
+                view = self._view
+                if view is None:
+                    view = self._view = self._files.map_read(self._fd, self.size)
+        return view
 
     def sync(self) -> None:
-        """fdatasync through the witness descriptor. Raises: OSError."""
-        self._files.sync_data(self._fd)
+        """fdatasync through the witness descriptor; nothing after a delete. Raises: OSError."""
+        with self._living:
+            if self._fd >= 0:
+                self._files.sync_data(self._fd)
 
-    def zero(self, start: int, stop: int) -> None:
-        """Write zeros to positions [start, stop)."""
-        self._files.zero(self._fd, start, stop)
+    def clear(self, start: int) -> None:
+        """Make every byte from position `start` on zero.
+
+        Only chunks that hold something are written: the rest of a fresh 1 GiB file costs reads of
+        holes, not a GiB of writes.
+        """
+        while start < self.size:
+            stop = min(start - start % CLEAR_CHUNK_BYTES + CLEAR_CHUNK_BYTES, self.size)
+            chunk = self._files.pread(self._fd, stop - start, start)
+            if chunk.count(0) != len(chunk):
+                self._files.zero(self._fd, start, stop)
+            start = stop
 
     def prewrite(self, position: int) -> None:
-        """Write zeros from `prewritten` up to `position` and sync them. Callers: one thread beside the writer.
+        """Write zeros from `prewritten` up to `position` and sync them. Raises: OSError.
 
-        Invariant: only bytes at or above `prewritten` are zeroed, and the writer raises it before it stores.
+        Callers: one thread beside the writer.
+
+        Invariant: only bytes at or above `prewritten` are zeroed, and the writer raises it before
+        it stores. A descriptor of its own is used: each is told of a write-back error once, and the
+        witness must hear it.
         """
         stop = min(position, self.size)
-        with self._prewriting:
-            if stop <= self.prewritten:
+        with self._living:
+            if self._fd < 0:
                 return
-            self._files.zero(self._fd, self.prewritten, stop)
-            self.prewritten = stop
-        self._files.sync_data(self._fd)
+            fd = self._files.open_file(self.path)
+        try:
+            with self._claiming:
+                if stop > self.prewritten:
+                    self._files.zero(fd, self.prewritten, stop)
+                    self.prewritten = stop
+            self._files.sync_data(fd)
+        finally:
+            self._files.close(fd)
 
     def close(self) -> None:
-        """Close the descriptor and give the map back."""
-        if self._fd >= 0:
+        """Close the descriptor and give the map back; a reader's slice of it stays valid."""
+        with self._living:
+            if self._fd < 0:
+                return
             if self._view is not None:
                 self._files.unmap(self._view)
                 self._view = None
@@ -117,6 +160,6 @@ class MappedFile:
             self._fd = -1
 
     def destroy(self) -> None:
-        """Close and delete; a reader's slice of the map stays valid."""
+        """Close and delete. Durable: after an fsync of the directory."""
         self.close()
         self._files.unlink(self.path)

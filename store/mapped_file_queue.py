@@ -11,9 +11,10 @@ from pathlib import Path
 
 from .errors import Corrupt, StorageFull
 from .files import Files
-from .mapped_file import MappedFile
+from .mapped_file import CLEAR_CHUNK_BYTES, MappedFile
 
-#: zeros written ahead at a time: small, so that the flush service's sync never waits long behind them
+#: zeros written ahead at a time: small, so that the flush service's sync never waits long behind
+#: them
 PREWRITE_CHUNK_BYTES = 2 << 20
 
 
@@ -27,48 +28,67 @@ class MappedFileQueue:
         self.file_size = file_size
         self._fs = files
         self._writable = writable
+        #: over growth and cuts: the writer and `AllocateAhead` both create files
         self._grow = threading.Lock()
-        #: ascending by start
+        #: ascending by start, contiguous
         self.files: list[MappedFile] = []
 
     def load(self) -> None:
         """Open what is there.
 
-        A zero-length last file is deleted, as RocketMQ does. Raises: Corrupt for a name that is no offset, a wrong
+        A last file that is shorter and holds only zeros is an unfinished creation and deleted
+        (RocketMQ: only one of length zero). Raises: Corrupt for a name that is no offset, a wrong
         length, a gap.
         """
+        self.close()
         names = self._fs.list(self.directory)
         for name in names:
             if len(name) != 20 or not name.isdigit():
                 raise Corrupt(
-                    f"{self.directory / name} does not belong here: files are named by a 20-digit offset",
+                    f"{self.directory / name} does not belong here: "
+                    "files are named by a 20-digit offset",
                     path=str(self.directory / name),
                     rule="file name",
                 )
-        if names and self._writable and self._length(names[-1]) == 0:
+        if names and self._writable and self._is_unfinished(names[-1]):
             self._fs.unlink(self.directory / names.pop())
-        expected: int | None = None
-        for name in names:
-            start = int(name)
-            if expected is not None and start != expected:
-                raise Corrupt(
-                    f"{self.directory} has a gap: {name} follows, {expected:020d} was expected",
-                    path=str(self.directory / name),
-                    offset=start,
-                    rule="files are contiguous",
-                )
-            path = self.directory / name
-            self.files.append(
-                MappedFile.open(
-                    path, start, self.file_size, files=self._fs, writable=self._writable
-                )
-            )
-            expected = start + self.file_size
+            self._fs.sync_dir(self.directory)
+        try:
+            for name in names:
+                self._load_file(name)
+        except BaseException:
+            self.close()
+            raise
 
-    def _length(self, name: str) -> int:
+    def _load_file(self, name: str) -> None:
+        path, start = self.directory / name, int(name)
+        expected = self.files[-1].start + self.file_size if self.files else start
+        if start != expected or start % self.file_size:
+            raise Corrupt(
+                f"{self.directory} has a gap: {name} was found, {expected:020d} was expected "
+                f"(files follow each other and begin at multiples of {self.file_size})",
+                path=str(path),
+                offset=start,
+                rule="files are contiguous",
+                expected=expected,
+                found=start,
+            )
+        self.files.append(
+            MappedFile.open(path, start, self.file_size, files=self._fs, writable=self._writable)
+        )
+
+    def _is_unfinished(self, name: str) -> bool:
+        """Whether the process or the machine died while this file got its blocks."""
         fd = self._fs.open_file(self.directory / name, writable=False)
         try:
-            return self._fs.size(fd)
+            size = self._fs.size(fd)
+            if size >= self.file_size:
+                return False
+            for position in range(0, size, CLEAR_CHUNK_BYTES):
+                chunk = self._fs.pread(fd, CLEAR_CHUNK_BYTES, position)
+                if chunk.count(0) != len(chunk):
+                    return False
+            return True
         finally:
             self._fs.close(fd)
 
@@ -106,37 +126,32 @@ class MappedFileQueue:
         self.files.append(file)
         return file
 
-    def create_until(self, stop: int) -> None:
-        """Create files until they reach at least offset `stop`. Raises: StorageFull."""
-        with self._grow:
-            while not self.files or self.files[-1].start + self.file_size < stop:
-                self._create(None)
-
     def truncate_to(self, offset: int) -> None:
-        """Cut at `offset`: later files are destroyed, the rest of its file is zeroed and synced.
+        """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
 
-        RocketMQ only moves positions back, and old records behind the cut come alive again (reference 8.2).
+        Durable: at return.
+
+        RocketMQ only moves positions back, and old records behind the cut come alive again
+        (reference 8.2). The oldest file stays even when it begins at `offset` or above.
         """
         with self._grow:
-            while self.files and self.files[-1].start >= offset and len(self.files) > 1:
-                self.files.pop().destroy()
-            self._fs.sync_dir(self.directory)
-            file = self.find(offset)
-            if file is not None:
-                file.zero(offset - file.start, self.file_size)
-                file.sync()
+            while len(self.files) > 1 and self.files[-1].start >= offset:
+                # A new list: readers look files up in the one they took.
+                last, self.files = self.files[-1], self.files[:-1]
+                last.destroy()
+                # One after the other: were two names lost in the wrong order, a gap would be found
+                # at the next start.
+                self._fs.sync_dir(self.directory)
+            for file in self.files[-1:]:
+                if file.start + self.file_size > offset:
+                    file.clear(max(offset - file.start, 0))
+                    file.sync()
 
     def sync_range(self, start: int, stop: int) -> None:
         """fdatasync every file that overlaps [start, stop), oldest first. Raises: OSError."""
         for file in list(self.files):
             if file.start < stop and file.start + self.file_size > start:
                 file.sync()
-
-    def drop_before(self, offset: int) -> None:
-        """Delete files that end at or below `offset`."""
-        with self._grow:
-            while self.files and self.files[0].start + self.file_size <= offset:
-                self.files.pop(0).destroy()
 
     def close(self) -> None:
         """Close every file."""
@@ -148,8 +163,9 @@ class MappedFileQueue:
 class AllocateAhead:
     """Prepares the next file and pre-writes zeros ahead of the tail, in paced chunks.
 
-    Pre-written blocks sync up to eight times faster than merely reserved ones. A full disk is no error here: the
-    append that needs the room meets it.
+    Pre-written blocks sync up to eight times faster than merely reserved ones. A failure only stops
+    the work: the append that needs the room meets a full disk itself, and the flush service hears
+    of a failed write-back itself.
     """
 
     def __init__(
@@ -159,29 +175,35 @@ class AllocateAhead:
         self._tail = tail
         self._window = min(window_bytes, queue.file_size)
         self._wake = threading.Event()
-        #: the last failure, for status
-        self.full: StorageFull | None = None
+        #: the last failure, for status; None again after the next success
+        self.failed: StorageFull | OSError | None = None
 
     def step(self) -> bool:
         """Do one small piece of work. Returns: whether there may be more at once."""
+        try:
+            worked = self._step()
+        except (StorageFull, OSError) as error:
+            self.failed = error
+            return False
+        if worked:
+            self.failed = None
+        return worked
+
+    def _step(self) -> bool:
         files = self._queue.files
-        tail = self._tail()
         if not files:
             return False
-        try:
-            want = tail + self._window
-            for file in list(files):
-                position = min(want - file.start, file.size)
-                if file.start + file.size > tail and file.prewritten < position:
-                    file.prewrite(min(file.prewritten + PREWRITE_CHUNK_BYTES, position))
-                    self.full = None
-                    return True
-            if files[-1].start + self._queue.file_size < want:
-                self._queue.create_next()
-                self.full = None
+        tail = self._tail()
+        want = tail + self._window
+        at = max(0, (tail - files[0].start) // self._queue.file_size)
+        for file in files[at:]:
+            position = min(want - file.start, file.size)
+            if file.prewritten < position:
+                file.prewrite(min(file.prewritten + PREWRITE_CHUNK_BYTES, position))
                 return True
-        except StorageFull as error:
-            self.full = error
+        if files[-1].start + self._queue.file_size < want:
+            self._queue.create_next()
+            return True
         return False
 
     def wait(self, seconds: float) -> None:

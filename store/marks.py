@@ -1,13 +1,15 @@
 """How far the log is appended, synced, confirmed and dispatched: one shared-mapped page.
 
-It survives kill -9 exactly (the page cache does) and a reboot as a lower bound (reliability.md R16). Written before
-any answer that relies on it. Each word is stored by one aligned 8-byte move: `struct.pack_into` was seen to tear.
+It survives kill -9 exactly (the page cache does) and a reboot as a lower bound (reliability.md
+R16). Written before any answer that relies on it. Each word is stored by one aligned 8-byte move:
+`struct.pack_into` was seen to tear.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from .errors import require
 from .files import Files
 
 PAGE_BYTES = 4096
@@ -15,7 +17,10 @@ _APPENDED, _SYNCED, _CONFIRMED, _DISPATCHED = range(4)
 
 
 class Marks:
-    """Four offsets. One writing process."""
+    """Four offsets. One writing process.
+
+    Invariant: appended_end, synced_end and confirmed_end move only up, but for `lower`.
+    """
 
     def __init__(self, fd: int, view: memoryview, files: Files) -> None:
         self._fd = fd
@@ -41,7 +46,7 @@ class Marks:
 
     @appended_end.setter
     def appended_end(self, offset: int) -> None:
-        self._words[_APPENDED] = offset
+        self._raise(_APPENDED, offset)
 
     @property
     def synced_end(self) -> int:
@@ -50,7 +55,7 @@ class Marks:
 
     @synced_end.setter
     def synced_end(self, offset: int) -> None:
-        self._words[_SYNCED] = offset
+        self._raise(_SYNCED, offset)
 
     @property
     def confirmed_end(self) -> int:
@@ -59,16 +64,21 @@ class Marks:
 
     @confirmed_end.setter
     def confirmed_end(self, offset: int) -> None:
-        self._words[_CONFIRMED] = offset
+        self._raise(_CONFIRMED, offset)
 
     @property
     def dispatched_end(self) -> int:
-        """Everything below is in synced consume queues."""
+        """Everything below is in synced consume queues; it falls when those are rebuilt."""
         return int(self._words[_DISPATCHED])
 
     @dispatched_end.setter
     def dispatched_end(self, offset: int) -> None:
         self._words[_DISPATCHED] = offset
+
+    def _raise(self, index: int, offset: int) -> None:
+        words = self._words
+        require(offset >= words[index], "a mark moves up", mark=index, is_=words[index], to=offset)
+        words[index] = offset
 
     def lower(self, offset: int) -> None:
         """Before a cut: no mark stays above it. Durable at return."""

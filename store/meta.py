@@ -1,7 +1,7 @@
-"""Who this replica is and what it promised: two alternating 4 KiB slots, the valid one with the higher sequence counts.
+"""Who this replica is and what it promised: two alternating 4 KiB slots, the newest valid counts.
 
-A slot, big-endian: magic (4 bytes), sequence (8), length of the JSON (4), CRC-32C of sequence, length and JSON (4),
-JSON. A crash while one slot is written leaves the other.
+A slot, big-endian: magic (4 bytes), sequence (8), length of the JSON (4), CRC-32C of sequence,
+length and JSON (4), JSON. A crash while one slot is written leaves the other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Meta:
     def open(cls, path: Path, *, files: Files) -> Meta:
         """Open or create.
 
-        Raises: Corrupt when both slots were written and neither is valid: a crash damages at most one.
+        Raises: Corrupt when both slots were written and neither is valid: a crash damages at most
+        one.
         """
         fd = files.open_file(path, create=True)
         if files.size(fd) < 2 * SLOT_BYTES:
@@ -47,8 +48,8 @@ class Meta:
         if not found and all(any(slot) for slot in slots):
             files.close(fd)
             raise Corrupt(
-                f"{path} is damaged: neither slot is valid, so what this replica promised is unknown. Rebuild the "
-                "replica from its peer, or restore the file.",
+                f"{path} is damaged: neither slot is valid, so what this replica promised is "
+                "unknown. Rebuild the replica from its peer, or restore the file.",
                 path=str(path),
                 rule="one valid slot",
             )

@@ -160,7 +160,8 @@ def value_offsets(array: pa.Array) -> npt.NDArray[np.int32]:
 
 def value_lengths(array: pa.Array) -> Int64s:
     """Bytes of each value of a binary or string array; 0 for null, whose slot may span bytes."""
-    lengths = np.diff(value_offsets(array)).astype(np.int64)
+    offsets = value_offsets(array)
+    lengths = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
     if array.null_count:
         lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
     return lengths

@@ -6,6 +6,7 @@ Source: MessageExtEncoder of RocketMQ 5.3.3; the byte table is in store/format.p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,10 @@ def _topic_field(topic: str) -> tuple[bytes, int]:
     return len(name).to_bytes(1, "big") + name, fmt.MAGIC_V1
 
 
+#: few tags are in use at a time, and the hash is a loop in Python
+_tags_code = lru_cache(maxsize=4096)(fmt.tags_code)
+
+
 def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
     """The TAGS properties as a piece to join, their lengths, their tags codes.
 
@@ -155,7 +160,7 @@ def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
     encoded = tag.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     written = [TAG_NAME + value.encode() + b"\x02" if value else b"" for value in values]
-    codes = [fmt.tags_code(value) for value in values]
+    codes = list(map(_tags_code, values))
     count = len(tag)
     if len(values) == 1 and not tag.null_count:
         return (

@@ -16,7 +16,7 @@ from raymq.cluster.cluster import Cluster
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.ray_host import RayTarget
 from raymq.store.clock import Clock
-from raymq.store.errors import Rejected, Unavailable
+from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.files import Files
 from tests.support.fake_ray import FakeActor, FakeRay, GetTimeoutError, RayActorError
 
@@ -148,17 +148,26 @@ def test_a_shard_that_does_not_come_up_is_named_with_its_error(
 ) -> None:
     def broken(actor: FakeActor) -> None:
         if actor.spec["shard"] == 1:
-            actor.states = [{"state": "STARTING", "endpoint": None, "error": "Corrupt: chain"}]
+            actor.states = [{"state": "STARTING", "endpoint": None, "error": "no room"}]
 
     ray.on_create = broken
     with pytest.raises(Unavailable) as caught:
         begin(tmp_path, shards=2, timeout_s=5)
     assert "1 of 2" in str(caught.value)
-    assert "shard 1 replica 0: STARTING (Corrupt: chain)" in str(caught.value)
+    assert "shard 1 replica 0: STARTING (no room)" in str(caught.value)
     assert list(caught.value.shards) == ["raymq:default:shard-1:replica-0:commit_log"]
     # What was started goes on trying, and `stop` knows where.
     target = ray_host.load_target(ClusterPaths(tmp_path / "data"), Files())
     assert target == RayTarget(address="10.0.0.1:6379")
+
+
+def test_damage_is_reported_at_once(ray: FakeRay, tmp_path: Path) -> None:
+    def damaged(actor: FakeActor) -> None:
+        actor.states = [{"state": "STARTING", "endpoint": None, "error": "Corrupt: chain"}]
+
+    ray.on_create = damaged
+    with pytest.raises(Corrupt, match=r"shard 0 replica 0: STARTING \(Corrupt: chain\)"):
+        begin(tmp_path, timeout_s=10**9)
 
 
 def test_an_actor_that_ray_has_not_started_yet_is_pending(ray: FakeRay, tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def test_rocketmq_topic_names_are_taken(topic):
 
 
 @pytest.mark.parametrize(
-    "topic", ["", "T" * 128, "%RETRY%" + "g" * 249, "a.b", "../x", "a/b", "a b", "ä", "a\x01", "a\n"]
+    "topic",
+    ["", "T" * 128, "%RETRY%" + "g" * 249, "a.b", "../x", "a/b", "a b", "ä", "a\x01", "a\n"],
 )
 def test_other_topic_names_are_rejected(topic):
     with pytest.raises(Rejected) as caught:

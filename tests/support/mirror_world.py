@@ -1,0 +1,394 @@
+"""A leader and a follower in memory, with a network that a test can cut, drop, double and delay."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from raymq.replication.combiner import PutCombiner
+from raymq.replication.mirror import (
+    Connect,
+    Connected,
+    Disconnect,
+    Disconnected,
+    Halt,
+    MirrorLeader,
+    MirrorLimits,
+    Progress,
+    Publish,
+    Received,
+    Replicated,
+    Send,
+    Tick,
+)
+from raymq.replication.mirror_follower import (
+    Acknowledge,
+    AdoptUnits,
+    AdvanceConfirmed,
+    AppendUnits,
+    HaltReplica,
+    MirrorFollower,
+    Reply,
+    Truncate,
+    bytes_of,
+)
+from raymq.replication.wire import Append, Member, Refused, cluster_key, decode, encode
+from raymq.store.chain import ChainUnit
+from raymq.store.checksum import crc32c
+from raymq.store.errors import Corrupt
+
+SEGMENT_BYTES = 1000
+CLUSTER = cluster_key("world")
+
+
+class MemoryLog:
+    """A log with a chain: a leader's `ChainView` and a follower's store port."""
+
+    def __init__(self, *, flush: str = "sync") -> None:
+        self.data = bytearray()
+        self.units: list[ChainUnit] = []
+        self.synced_end = 0
+        self.confirmed_end = 0
+        self.flush = flush
+
+    # --- as any log
+
+    @property
+    def value(self) -> int:
+        return self.units[-1].value if self.units else 0
+
+    def append(self, payload: bytes, epoch: int = 0) -> int:
+        start = len(self.data)
+        assert start // SEGMENT_BYTES == (start + len(payload) - 1) // SEGMENT_BYTES
+        self.data += payload
+        self.units.append(
+            ChainUnit(start, len(self.data), epoch, crc32c(payload), self.value)
+        )
+        return len(self.data)
+
+    def sync(self) -> None:
+        self.synced_end = len(self.data)
+
+    def lose_power(self, keep: int) -> None:
+        """Lose what was not synced from `keep` on, and the cached chain; rebuild that in larger units."""
+        keep = max(keep, self.synced_end)
+        self.truncate_unchecked(keep)
+        at = self.synced_end // SEGMENT_BYTES * SEGMENT_BYTES
+        self.rebuild_chain(at)
+
+    def rebuild_chain(self, start: int) -> None:
+        self.units = [unit for unit in self.units if unit.end <= start]
+        at = self.units[-1].end if self.units else 0
+        while at < len(self.data):
+            stop = min(len(self.data), (at // SEGMENT_BYTES + 1) * SEGMENT_BYTES)
+            self.units.append(
+                ChainUnit(at, stop, 0, crc32c(bytes(self.data[at:stop])), self.value)
+            )
+            at = stop
+
+    def truncate_unchecked(self, offset: int) -> None:
+        del self.data[offset:]
+        self.units = [unit for unit in self.units if unit.end <= offset]
+        self.synced_end = min(self.synced_end, offset)
+
+    # --- as the leader's chain
+
+    def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
+        found: list[ChainUnit] = []
+        for unit in self.units:
+            if unit.start < offset:
+                continue
+            if unit.start != (found[-1].end if found else offset):
+                break
+            if found and (
+                unit.end - offset > max_bytes
+                or unit.start // SEGMENT_BYTES != offset // SEGMENT_BYTES
+            ):
+                break
+            found.append(unit)
+        return found
+
+    # --- as the follower's port
+
+    def end(self) -> tuple[int, int, int]:
+        return len(self.data), self.value, self.units[-1].epoch if self.units else 0
+
+    def chain_at(self, offset: int) -> tuple[int, int] | None:
+        if offset == 0:
+            return 0, 0
+        for unit in self.units:
+            if unit.end == offset:
+                return unit.value, unit.epoch
+        return None
+
+    def synced(self) -> int:
+        return self.synced_end if self.flush == "sync" else len(self.data)
+
+    def confirmed(self) -> int:
+        return self.confirmed_end
+
+    def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
+        self._check(units, data)
+        start = units[0].start
+        mine = self.data[start : start + len(data)]
+        for index, byte in enumerate(mine):
+            if byte != data[index]:
+                return start + index
+        return start + len(mine)
+
+    def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        self._check(units, data)
+        assert units[0].start == len(self.data)
+        assert units[0].previous == self.value
+        self.data += data
+        self.units += units
+
+    def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        self._check(units, data)
+        assert self.same_until(units, data) == min(len(self.data), units[-1].end)
+        start = units[0].start
+        self.units = [unit for unit in self.units if unit.end <= start]
+        assert units[0].previous == self.value
+        self.data += data[len(self.data) - start :] if units[-1].end > len(self.data) else b""
+        self.units += units
+
+    def truncate(self, offset: int) -> None:
+        if offset < self.confirmed_end:
+            raise Corrupt("below C", offset=offset, rule="never below C")
+        self.truncate_unchecked(offset)
+
+    def advance_confirmed(self, confirmed: int) -> None:
+        self.confirmed_end = max(self.confirmed_end, min(confirmed, len(self.data)))
+
+    def wait_synced(self, offset: int, timeout_ms: int) -> int:
+        return self.synced()
+
+    def _check(self, units: list[ChainUnit], data: memoryview) -> None:
+        base = units[0].start
+        for unit in units:
+            if crc32c(bytes(data[unit.start - base : unit.end - base])) != unit.crc:
+                raise Corrupt("damaged", offset=unit.start, rule="chain crc")
+
+
+@dataclass
+class Packet:
+    """A frame under way."""
+
+    connection: int
+    to_follower: bool
+    frame: bytes
+    body: bytes | None
+
+
+@dataclass
+class World:
+    """One leader, one follower. `trace` collects what happened since it was read last."""
+
+    flush: str = "sync"
+    limits: MirrorLimits = field(default_factory=lambda: MirrorLimits(frame_bytes=300))
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        self.now = 0
+        self.trace: list[str] = []
+        self.leader_log = MemoryLog(flush=self.flush)
+        self.follower_log = MemoryLog(flush=self.flush)
+        self.network: deque[Packet] = deque()
+        self.connection = 0
+        self.up = True
+        self.lives = 0
+        self.fill = 0
+        #: C as readers of the leader know it
+        self.published = 0
+        self.start_leader()
+        self.start_follower()
+
+    # --- lives
+
+    def start_leader(self) -> None:
+        """A new Replication: it knows C, and relearns the rest."""
+        self.lives += 1
+        self.leader = MirrorLeader(
+            cluster=CLUSTER,
+            shard=0,
+            me=Member(0, self.lives),
+            follower_id=1,
+            chain=self.leader_log,
+            segment_size_bytes=SEGMENT_BYTES,
+            epoch=self.epoch,
+            confirmed=self.published,
+            limits=self.limits,
+        )
+        self.combiner = PutCombiner(flushed=self.durable, replicated=self.published)
+        self.connection = 0
+        self.progress()
+
+    def start_follower(self) -> None:
+        self.lives += 1
+        self.follower = MirrorFollower(
+            cluster=CLUSTER, shard=0, me=Member(1, 1000 + self.lives)
+        )
+
+    def stop_follower(self) -> None:
+        self.up = False
+        self.disconnect("the follower ended")
+
+    # --- the leader
+
+    @property
+    def durable(self) -> int:
+        return self.leader_log.synced()
+
+    def put(self, sequence: int, size: int) -> None:
+        log = self.leader_log
+        room = SEGMENT_BYTES - len(log.data) % SEGMENT_BYTES
+        if room < size:
+            log.append(b"\0" * room, self.epoch)
+        self.fill += 1
+        self.answer(
+            self.combiner.add(
+                sequence,
+                log.append(bytes([self.fill % 251 + 1]) * size, self.epoch),
+                wants_flush=self.flush == "sync",
+                wants_replica=True,
+                deadline_flush_ms=self.now + 5000,
+                deadline_replica_ms=self.now + 3000,
+            )
+        )
+        self.progress()
+
+    def sync_leader(self) -> None:
+        self.leader_log.sync()
+        self.answer(self.combiner.on_flushed(self.durable))
+        self.progress()
+
+    def progress(self) -> None:
+        self.step(Progress(len(self.leader_log.data), self.durable))
+
+    def tick(self, ms: int) -> None:
+        self.now += ms
+        self.answer(self.combiner.on_tick(self.now))
+        self.step(Tick())
+
+    def step(self, event) -> None:
+        for effect in self.leader.step(event, self.now):
+            if isinstance(effect, Send):
+                body = bytes(self.leader_log.data[effect.start : effect.stop]) or None
+                frame = encode(effect.header, effect.message)
+                self.trace.append(f"leader sends {describe(effect.message)}")
+                if self.connection:
+                    self.network.append(Packet(self.connection, True, frame, body))
+            elif isinstance(effect, Connect):
+                self.connect()
+            elif isinstance(effect, Disconnect):
+                self.trace.append(f"leader disconnects: {effect.reason}")
+                self.connection = 0
+            elif isinstance(effect, Publish):
+                self.published = effect.confirmed
+                self.leader_log.advance_confirmed(effect.confirmed)
+                self.trace.append(f"C = {effect.confirmed}")
+            elif isinstance(effect, Replicated):
+                self.answer(self.combiner.on_replicated(effect.end))
+            elif isinstance(effect, Halt):
+                self.trace.append(f"leader HALTS: {effect.reason}")
+
+    def answer(self, answers) -> None:
+        self.trace += [f"put {answer.sequence}: {answer.status.value}" for answer in answers]
+
+    def connect(self) -> None:
+        if self.up:
+            self.lives += 1
+            self.connection = self.lives
+            self.step(Connected())
+        else:
+            self.step(Disconnected("refused"))
+
+    def disconnect(self, reason: str) -> None:
+        if self.connection:
+            self.connection = 0
+            self.step(Disconnected(reason))
+
+    # --- the follower
+
+    def sync_follower(self) -> None:
+        self.follower_log.sync()
+        self.acknowledge()
+
+    def acknowledge(self) -> None:
+        if self.up and self.follower.matched:
+            ack = self.follower.acknowledge(self.follower_log)
+            self.reply(self.follower.header(), ack)
+
+    def reply(self, header, message) -> None:
+        self.trace.append(f"follower sends {describe(message)}")
+        self.network.append(Packet(self.connection, False, encode(header, message), None))
+
+    def serve(self, packet: Packet) -> None:
+        """As FollowerSession does."""
+        header, message = decode(packet.frame)
+        body = None if packet.body is None else memoryview(packet.body)
+        if isinstance(message, Append):
+            assert len(packet.body or b"") == message.end - message.prev_end
+        machine, log = self.follower, self.follower_log
+        dropped = machine.dropped
+        for effect in machine.step(header, message, body, log):
+            if isinstance(effect, AppendUnits):
+                self.trace.append(f"follower appends [{spans(effect.units)}]")
+                log.append_units(list(effect.units), bytes_of(effect.units, body))
+            elif isinstance(effect, AdoptUnits):
+                self.trace.append(f"follower adopts [{spans(effect.units)}]")
+                log.adopt_units(list(effect.units), bytes_of(effect.units, body))
+            elif isinstance(effect, Truncate):
+                self.trace.append(f"follower truncates to {effect.offset}")
+                log.truncate(effect.offset)
+            elif isinstance(effect, AdvanceConfirmed):
+                log.advance_confirmed(effect.confirmed)
+            elif isinstance(effect, HaltReplica):
+                self.trace.append(f"follower HALTS: {effect.reason}")
+            elif isinstance(effect, Acknowledge):
+                self.acknowledge()
+            elif isinstance(effect, Reply):
+                answering = machine.header()._replace(
+                    addressee=header.sender, session=header.session
+                )
+                self.reply(answering, effect.message)
+                if isinstance(effect.message, Refused) and answering == machine.header():
+                    machine.leave()
+        if machine.dropped > dropped:
+            self.trace.append(f"follower drops {describe(message)}")
+
+    # --- the network
+
+    def deliver(self, packet: Packet) -> None:
+        if packet.to_follower:
+            if self.up:
+                self.serve(packet)
+            return
+        dropped = self.leader.dropped
+        header, message = decode(packet.frame)
+        self.step(Received(header, message))
+        if self.leader.dropped > dropped:
+            self.trace.append(f"leader drops {describe(message)}")
+
+    def deliver_all(self) -> None:
+        """What is under way, and what that causes, until the wires are silent."""
+        while self.network:
+            self.deliver(self.network.popleft())
+
+
+def describe(message) -> str:
+    if isinstance(message, Append):
+        units = f" [{spans(message.units)}]" if message.units else ""
+        return f"Append after {message.prev_end}{units} C={message.confirmed}"
+    if isinstance(message, Refused):
+        return f"Refused promised={message.promised} {message.text}"
+    name = type(message).__name__
+    if name == "Probe":
+        return f"Probe of {len(message.candidates)} up to {message.candidates[-1][0]}"
+    hidden = ("chain_value", "last_end")
+    facts = [f"{k}={v}" for k, v in message._asdict().items() if k not in hidden]
+    return f"{name} {' '.join(facts)}"
+
+
+def spans(units) -> str:
+    return " ".join(f"{unit.start}..{unit.end}" for unit in units)

@@ -1,0 +1,438 @@
+"""A disk in memory with the methods of `Files`, which knows what a power loss could leave of it.
+
+Every call is applied at once to the live state (what the page cache shows) and written to a trace;
+`crash_states.py` replays the trace and makes from it the disks that a crash may leave. The assumptions, on purpose
+weaker than ext4's or XFS's:
+
+- a block (4096 bytes, or 512 for torn blocks) is written as a whole, in any order, in any version it had since
+  the last sync; a file's length likewise; fdatasync and fsync settle both, but not the file's name;
+- a name (create, rename, unlink, mkdir) is settled only by an fsync of its directory, each independently;
+- after a failed sync the kernel marks the pages clean: they may or may not be on disk and no later sync of
+  the same bytes changes that.
+
+Stores through `map_words` are seen at the next call of any method.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from raymq.store.errors import Corrupt, Unavailable
+from raymq.store.failpoints import fail_point
+from raymq.store.files import Data, Files, PathLike, _translate
+
+Blocks = dict[int, bytes]
+
+
+class Op(NamedTuple):
+    """One entry of the trace; `node` is a file's or a directory's number."""
+
+    kind: str
+    node: int = 0
+    #: write: {block: content}; resize: (old, new); link: (name, node); unlink: name; rename: (old, new)
+    value: Any = None
+
+
+class Node:
+    """A file: content in a bytearray that grows, made from `blocks` when it is first needed."""
+
+    def __init__(self, number: int, blocks: Blocks, size: int) -> None:
+        self.number = number
+        self.size = size
+        #: the content before the first access; shared with other images
+        self.blocks = blocks
+        self.data: bytearray | None = None
+        #: a shared map is out: stores into it are found by comparing
+        self.words: memoryview | None = None
+        self.words_seen = b""
+
+
+class Fault(NamedTuple):
+    """The `at`-th call of `kind` from when it was set fails, and those behind it if `forever`."""
+
+    kind: str
+    at: int
+    error: int
+    forever: bool
+
+
+class SimulatedDisk(Files):
+    """`Files` in memory. One process; calls from several threads are serialised."""
+
+    def __init__(self, *, block_bytes: int = 4096, record: bool = True, boot: int = 0) -> None:
+        self.block_bytes = block_bytes
+        self.trace: list[Op] = []
+        #: how many calls of each method there were
+        self.calls: Counter[str] = Counter()
+        #: index in the trace of the disk this one was made from, and that disk's notes so far
+        self.crashed_at = 0
+        self.notes: tuple[Any, ...] = ()
+        self.held_locks = set()  # type: ignore[misc]  # a set of its own: another disk, another machine
+        self._boot = boot
+        self._recording = record
+        self._nodes: dict[int, Node] = {}
+        #: directory -> name -> node; a directory's number is in `_dirs`
+        self._names: dict[str, dict[str, int]] = {"/": {}}
+        self._dirs: dict[str, int] = {"/": 0}
+        self._next_node = 1
+        self._fds: dict[int, tuple[Node, bool]] = {}
+        self._next_fd = 1000
+        self._locks: dict[int, int] = {}
+        self._faults: list[Fault] = []
+        self._mapped: list[Node] = []
+        self._mutex = threading.RLock()
+
+    # --- what tests ask for ---------------------------------------------------------------------
+
+    def fail(
+        self, kind: str, *, at: int = 1, error: int = errno.EIO, forever: bool = False
+    ) -> None:
+        """Make the `at`-th next call of a method fail; a failing pwrite writes the first half."""
+        self._faults.append(Fault(kind, self.calls[kind] + at, error, forever))
+
+    def heal(self) -> None:
+        """No further faults."""
+        self._faults.clear()
+
+    def note(self, value: Any) -> None:
+        """Remember at this place of the trace that something was promised, such as an ack."""
+        with self._mutex:
+            self._log(Op("note", 0, value))
+
+    def tree(self) -> dict[str, bytes]:
+        """Every file's path and content."""
+        with self._mutex:
+            return {
+                posixpath.join(directory, name): bytes(self._content(self._nodes[number]))
+                for directory, names in sorted(self._names.items())
+                for name, number in sorted(names.items())
+                if number in self._nodes
+            }
+
+    def crash_states(self, limit_per_point: int = 64, seed: int = 0) -> Iterator[SimulatedDisk]:
+        """Disks that a power loss may leave, at every place of the trace; see `crash_states.py`."""
+        from .crash_states import power_loss_states
+
+        return power_loss_states(self, limit_per_point, seed)
+
+    def kill_states(self) -> Iterator[SimulatedDisk]:
+        """Disks that SIGKILL leaves: the page cache survives; a pwrite may have stopped at any block."""
+        from .crash_states import kill_states
+
+        return kill_states(self)
+
+    # --- the machinery --------------------------------------------------------------------------
+
+    def _enter(self, kind: str) -> None:
+        self.calls[kind] += 1
+        if self._faults:
+            count = self.calls[kind]
+            for fault in self._faults:
+                if fault.kind == kind and (
+                    count == fault.at or (fault.forever and count > fault.at)
+                ):
+                    raise OSError(fault.error, os.strerror(fault.error))
+
+    def _log(self, op: Op) -> None:
+        if self._recording:
+            self._see_maps()
+            self.trace.append(op)
+
+    def _see_maps(self) -> None:
+        """Put into the trace what was stored through shared maps since the last look."""
+        for node in self._mapped:
+            if node.words is not None and node.words != node.words_seen:
+                node.words_seen = bytes(node.words)
+                self.trace.append(Op("write", node.number, self._cut(node, 0, len(node.words))))
+
+    def _cut(self, node: Node, start: int, stop: int) -> Blocks:
+        """The blocks that overlap [start, stop), padded with zeros."""
+        data = self._content(node)
+        width = self.block_bytes
+        return {
+            block: bytes(data[block * width : (block + 1) * width]).ljust(width, b"\0")
+            for block in range(start // width, -(-stop // width))
+        }
+
+    def _content(self, node: Node) -> bytearray:
+        if node.data is None:
+            data = bytearray(node.size)
+            width = self.block_bytes
+            for block, content in node.blocks.items():
+                start = block * width
+                if start < node.size:
+                    data[start : start + width] = content[: node.size - start]
+            node.data = data
+        return node.data
+
+    def _node(self, fd: int) -> Node:
+        try:
+            return self._fds[fd][0]
+        except KeyError:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
+
+    def _split(self, path: PathLike) -> tuple[str, str]:
+        directory, name = posixpath.split(_normal(path))
+        return directory, name
+
+    def _look_up(self, path: PathLike) -> int | None:
+        directory, name = self._split(path)
+        return self._names.get(directory, {}).get(name)
+
+    def _new_number(self) -> int:
+        self._next_node += 1
+        return self._next_node
+
+    def _resize(self, node: Node, size: int) -> None:
+        data = self._content(node)
+        if size < node.size:
+            del data[size:]
+        else:
+            data.extend(bytes(size - node.size))
+        self._log(Op("resize", node.number, (node.size, size)))
+        node.size = size
+
+    # --- Files: descriptors ---------------------------------------------------------------------
+
+    def open_file(self, path: PathLike, *, create: bool = False, writable: bool = True) -> int:
+        with self._mutex:
+            try:
+                self._enter("open_file")
+            except OSError as error:
+                raise _translate(error, path) from error
+            directory, name = self._split(path)
+            number = self._names.get(directory, {}).get(name)
+            if number is None:
+                if not create or directory not in self._names:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+                number = self._new_number()
+                self._nodes[number] = Node(number, {}, 0)
+                self._names[directory][name] = number
+                self._log(Op("link", self._dirs[directory], (name, number)))
+            if number not in self._nodes:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            self._next_fd += 1
+            self._fds[self._next_fd] = (self._nodes[number], writable)
+            return self._next_fd
+
+    def close(self, fd: int) -> None:
+        with self._mutex:
+            node = self._node(fd)
+            if self._locks.get(node.number) == fd:
+                del self._locks[node.number]
+            del self._fds[fd]
+
+    def size(self, fd: int) -> int:
+        return self._node(fd).size
+
+    def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+        with self._mutex:
+            self._enter("pread")
+            return bytes(self._content(self._node(fd))[offset : offset + nbytes])
+
+    def pwrite(self, fd: int, data: Data, offset: int) -> None:
+        with self._mutex:
+            view = memoryview(data).cast("B")
+            try:
+                self._enter("pwrite")
+            except OSError as error:
+                self._write(fd, view[: len(view) // 2], offset)
+                raise _translate(error, None) from error
+            self._write(fd, view, offset)
+
+    def _write(self, fd: int, view: memoryview, offset: int) -> None:
+        node, writable = self._node(fd), self._fds[fd][1]
+        if not writable:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if not view:
+            return
+        stop = offset + len(view)
+        content = self._content(node)
+        old = node.size
+        if stop > old:
+            content.extend(bytes(stop - old))
+            node.size = stop
+        content[offset:stop] = view
+        if self._recording:
+            self._log(Op("write", node.number, self._cut(node, offset, stop)))
+            if stop > old:
+                self._log(Op("resize", node.number, (old, stop)))
+
+    def allocate(self, fd: int, size: int) -> None:
+        with self._mutex:
+            node = self._node(fd)
+            try:
+                self._enter("allocate")
+            except OSError as error:
+                raise _translate(error, None) from error
+            if size > node.size:
+                # A machine that dies meanwhile may leave any length between.
+                self._resize(node, (node.size + size) // 2)
+                self._resize(node, size)
+        fail_point("files.allocated")
+
+    def zero(self, fd: int, start: int, stop: int) -> None:
+        if start < stop:
+            self.pwrite(fd, bytes(stop - start), start)
+
+    def truncate(self, fd: int, size: int) -> None:
+        with self._mutex:
+            try:
+                self._enter("truncate")
+            except OSError as error:
+                raise _translate(error, None) from error
+            if size != self._node(fd).size:
+                self._resize(self._node(fd), size)
+
+    def sync_data(self, fd: int) -> None:
+        self._sync(fd, "sync_data")
+
+    def sync(self, fd: int) -> None:
+        self._sync(fd, "sync")
+
+    def _sync(self, fd: int, kind: str) -> None:
+        with self._mutex:
+            number = self._node(fd).number
+            try:
+                self._enter(kind)
+            except OSError:
+                self._log(Op("sync_failed", number))
+                raise
+            self._log(Op("sync", number))
+
+    def lock(self, fd: int) -> None:
+        with self._mutex:
+            if self._locks.setdefault(self._node(fd).number, fd) != fd:
+                raise Unavailable("the store is already open", field="lock", pid=None)
+
+    # --- Files: maps ----------------------------------------------------------------------------
+
+    def map_read(self, fd: int, size: int) -> memoryview:
+        with self._mutex:
+            return self._map(fd, size).toreadonly()
+
+    def map_words(self, fd: int, size: int) -> memoryview:
+        with self._mutex:
+            view = self._map(fd, size)
+            node = self._node(fd)
+            node.words, node.words_seen = view, bytes(view)
+            if node not in self._mapped:
+                self._mapped.append(node)
+            return memoryview(view)
+
+    def _map(self, fd: int, size: int) -> memoryview:
+        node = self._node(fd)
+        if node.size < size:
+            raise Corrupt(
+                f"a file has {node.size} bytes, expected {size}",
+                rule="file length",
+                expected=size,
+                found=node.size,
+            )
+        return memoryview(self._content(node))[:size]
+
+    def unmap(self, view: memoryview) -> None:
+        with self._mutex:
+            self._see_maps()
+            try:
+                view.release()
+            except BufferError:
+                return
+
+    # --- Files: names ---------------------------------------------------------------------------
+
+    def sync_dir(self, path: PathLike) -> None:
+        with self._mutex:
+            self._enter("sync_dir")
+            number = self._dirs.get(_normal(path))
+            if number is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            self._log(Op("sync_dir", number))
+
+    def rename(self, source: PathLike, target: PathLike) -> None:
+        with self._mutex:
+            self._enter("rename")
+            directory, old = self._split(source)
+            into, new = self._split(target)
+            if directory != into:
+                raise OSError(errno.EXDEV, "renames stay in one directory here")
+            names = self._names[directory]
+            if old not in names:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
+            names[new] = names.pop(old)
+            self._log(Op("rename", self._dirs[directory], (old, new)))
+
+    def unlink(self, path: PathLike) -> None:
+        with self._mutex:
+            self._enter("unlink")
+            directory, name = self._split(path)
+            if self._names.get(directory, {}).pop(name, None) is not None:
+                self._log(Op("unlink", self._dirs[directory], name))
+
+    def list(self, path: PathLike) -> list[str]:
+        with self._mutex:
+            return sorted(self._names.get(_normal(path), {}))
+
+    def exists(self, path: PathLike) -> bool:
+        with self._mutex:
+            return _normal(path) in self._dirs or self._look_up(path) is not None
+
+    def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
+        with self._mutex:
+            normal = _normal(path)
+            parent, name = posixpath.split(normal)
+            if normal in self._dirs:
+                return
+            self.make_dirs(parent, mode)
+            self._enter("make_dirs")
+            number = self._new_number()
+            self._dirs[normal] = number
+            self._names[normal] = {}
+            self._names[parent][name] = number
+            self._log(Op("link", self._dirs[parent], (name, number)))
+            self.sync_dir(parent)
+
+    def remove_tree(self, path: PathLike) -> None:
+        with self._mutex:
+            normal = _normal(path)
+            for name in self.list(normal):
+                self.remove_tree(posixpath.join(normal, name))
+            self.unlink(normal)
+            self._dirs.pop(normal, None)
+            self._names.pop(normal, None)
+
+    def free_bytes(self, path: PathLike) -> int:
+        return 1 << 40
+
+    def read_file(self, path: PathLike) -> bytes:
+        with self._mutex:
+            number = self._look_up(path)
+            if number is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            return bytes(self._content(self._nodes[number]))
+
+    def write_file_atomic(self, path: PathLike, data: bytes) -> None:
+        temporary = f"{_normal(path)}.tmp"
+        fd = self.open_file(temporary, create=True)
+        try:
+            self.truncate(fd, 0)
+            self.pwrite(fd, data, 0)
+            self.sync(fd)
+        finally:
+            self.close(fd)
+        self.rename(temporary, path)
+        self.sync_dir(posixpath.dirname(_normal(path)))
+
+    def boot_id(self) -> str:
+        return f"boot-{self._boot}"
+
+
+def _normal(path: PathLike) -> str:
+    text = os.fspath(path)
+    return text if text.startswith("/") and "//" not in text and "/." not in text else os.path.abspath(text)
