@@ -128,7 +128,6 @@ class LeaderHost:
         self.supervisor.begin(
             self.store.log.end, self.store.log.synced, self.store.log.confirmed
         )
-        self.supervisor.publish_appended(self.store.log.end)
         self._threads = [
             threading.Thread(target=self._guard(self._run_acks), name="raymq-acks", daemon=True),
             threading.Thread(

@@ -39,6 +39,8 @@ from raymq.store.errors import Corrupt, RayMQError, Rejected
 
 #: how often the acknowledging thread looks whether its stream still lives
 ACK_WAIT_MS = 200
+#: between two looks at a store that does not wait any more
+STOPPING_WAIT_S = 0.002
 
 Frames = Iterator[tuple[bytes, Any]]
 SendFrame = Callable[[bytes, Any], None]
@@ -174,13 +176,16 @@ class FollowerSession:
         seen = -1
         while not stream.ended.is_set():
             synced = self._store.wait_synced(seen + 1, ACK_WAIT_MS)
-            if synced > seen:
-                seen = synced
-                try:
-                    self._send_ack(stream)
-                except (RayMQError, OSError):
-                    # The stream is broken; its reader will find out.
-                    return
+            if synced <= seen:
+                # A store that is stopping does not wait.
+                stream.ended.wait(STOPPING_WAIT_S)
+                continue
+            seen = synced
+            try:
+                self._send_ack(stream)
+            except Exception:
+                # The stream is broken, whatever its transport calls that; its reader finds out.
+                return
 
     def _send_ack(self, stream: _Stream) -> None:
         # The stream's lock outside: acknowledgements leave in the order in which they were true.

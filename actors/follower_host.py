@@ -71,7 +71,7 @@ class FollowerHost:
             self.log.close(clean=False)
             raise
         self.supervisor.begin(self.log.end, self.log.synced, self.log.confirmed)
-        self.supervisor.publish_appended(self.log.end)
+        self._session = FollowerSession(self, identity)
         self._threads = [
             threading.Thread(target=self._run_acks, name="raymq-acks", daemon=True),
             threading.Thread(target=self._run_allocate, name="raymq-allocate", daemon=True),
@@ -87,7 +87,19 @@ class FollowerHost:
         with self._writer:
             self.log.append_units(units, data)
             self.supervisor.publish_appended(self.log.end)
-            self.supervisor.submit(0, self.log.end, "quorum", 0)
+            self.supervisor.ring()
+
+    def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        """Take the leader's units over for bytes that are the same."""
+        self._check_serving()
+        with self._writer:
+            self.log.adopt_units(units, data)
+            self.supervisor.publish_appended(self.log.end)
+            self.supervisor.ring()
+
+    def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
+        """Where the bytes first differ from this log's."""
+        return self.log.same_until(units, data)
 
     def truncate(self, offset: int) -> None:
         """R9's cut, as a handshake: the flush service is stopped first and granted anew after."""
@@ -96,11 +108,15 @@ class FollowerHost:
             for role in self.supervisor.roles:
                 self.supervisor.revoke(role)
             self.log.truncate(offset)
-            self.supervisor.publish_appended(self.log.end)
+            self.supervisor.begin(self.log.end, self.log.synced, self.log.confirmed)
 
     def end(self) -> tuple[int, int, int]:
         """(appended end, last chain value, last epoch)."""
         last = self.log.chain.last
+        if last is not None and last.end != self.log.end:
+            # An adoption was cut off in the middle.
+            self.log.complete_chain()
+            last = self.log.chain.last
         return self.log.end, self.log.chain.value, 0 if last is None else last.epoch
 
     def chain_at(self, offset: int) -> tuple[int, int] | None:
@@ -137,7 +153,7 @@ class FollowerHost:
         self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]
     ) -> None:
         """Serve one leader stream until it ends."""
-        FollowerSession(self, self.identity_facts).run(frames, send)
+        self._session.run(frames, send)
 
     def put(self, request: PutRequest) -> PutTicket:
         """A follower takes no puts."""

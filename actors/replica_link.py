@@ -12,13 +12,11 @@ from typing import Any, NamedTuple, Protocol
 from raymq.store.errors import Unavailable
 
 #: how long a receiving thread waits before it looks whether it is still wanted
-RECEIVE_WAIT_MS = 500
+RECEIVE_WAIT_MS = 100
 
 
 class Stream(Protocol):
-    """One connection. One thread sends, another receives; `close` may come from a third and ends
-    both.
-    """
+    """One connection. One thread sends, another receives and closes."""
 
     def send(self, header: bytes, body: Any) -> None:
         """Send a frame; `body` is a buffer or None.
@@ -30,7 +28,7 @@ class Stream(Protocol):
         """The next frame; None after the timeout; raises when the connection is gone."""
 
     def close(self) -> None:
-        """End it."""
+        """End it; a `send` under way raises. May block."""
 
 
 class Transport(Protocol):
@@ -66,7 +64,6 @@ class _Connection:
         self._link = link
         self._outgoing: deque[tuple[bytes, Any]] = deque()
         self._condition = threading.Condition()
-        self._stream: Stream | None = None
         self._closed = False
         self._receiver = threading.Thread(
             target=self._run_receiver, name="raymq-replica-receive", daemon=True
@@ -86,9 +83,6 @@ class _Connection:
             self._closed = True
             self._outgoing.clear()
             self._condition.notify_all()
-            stream = self._stream
-        if stream is not None:
-            stream.close()
 
     def join(self, timeout_s: float) -> None:
         self._receiver.join(timeout_s)
@@ -96,11 +90,11 @@ class _Connection:
     def _run_receiver(self) -> None:
         try:
             stream = self._link.open_stream()
-            with self._condition:
-                self._stream = stream
-            if self._closed:
-                stream.close()
-                return
+        except Exception as error:
+            # Whatever a transport raises, the loop must hear of it.
+            self._fail(error)
+            return
+        try:
             sender = threading.Thread(
                 target=self._run_sender, args=(stream,), name="raymq-replica-send", daemon=True
             )
@@ -111,8 +105,11 @@ class _Connection:
                 if frame is not None:
                     self._link.report(self, Frame(bytes(frame[0])))
         except Exception as error:
-            # Whatever a transport raises, the loop must hear that the connection is gone.
             self._fail(error)
+        finally:
+            self._outgoing.clear()
+            # Here, because it may block, which the loop must not.
+            stream.close()
 
     def _run_sender(self, stream: Stream) -> None:
         try:

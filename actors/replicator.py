@@ -251,7 +251,7 @@ class Replicator:
             self._satellite.ring()
 
     def _link_events(self) -> list[Event]:
-        return [event for item in self._link.take_events() if (event := _to_event(item))]
+        return [_to_event(item) for item in self._link.take_events()]
 
     def _perform(self, effects: list[Effect], combiner: PutCombiner) -> None:
         for effect in effects:
@@ -314,7 +314,7 @@ class LogReader:
             self._files.close(fd)
 
 
-def _to_event(item: LinkEvent) -> Event | None:
+def _to_event(item: LinkEvent) -> Event:
     if isinstance(item, Up):
         return Connected()
     if isinstance(item, Down):

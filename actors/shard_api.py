@@ -11,7 +11,7 @@ from raymq.store.put import FetchRequest, FetchSlice, PutOutcome, PutRequest
 
 
 class PutTicket:
-    """A put under way: completed once, waited for by one thread.
+    """A put under way: completed or failed once, waited for by one thread.
 
     A bare lock is the cheapest hand-over between two threads that Python has.
     """
@@ -36,11 +36,14 @@ class PutTicket:
         self._done.release()
 
     def wait(self, timeout_s: float = -1) -> PutOutcome:
-        """Raises: what it failed with; DeliveryUnknown when the time is up."""
+        """Wait for the end of the put; -1 waits for ever.
+
+        Raises: what the put failed with; DeliveryUnknown when the time is up.
+        """
         if not self._done.acquire(timeout=timeout_s):
             raise DeliveryUnknown(
-                f"no answer within {timeout_s} s: the batch may or may not be stored; a retry with the same sequence "
-                "is safe",
+                f"no answer within {timeout_s:g} s: the batch may or may not be stored; "
+                "a retry with the same sequence is safe",
                 status="UNKNOWN_ERROR",
             )
         self._done.release()
@@ -63,13 +66,16 @@ class ShardBackend(Protocol):
         """cluster_id, shard, incarnation and what `describe` tells."""
 
     def put(self, request: PutRequest) -> PutTicket:
-        """Raises: Rejected, Unavailable, Fenced, StorageFull at once, with nothing stored."""
+        """Append a batch. Puts of one thread are appended in the order of the calls.
+
+        Raises: Rejected, Unavailable, Fenced, StorageFull at once, with nothing stored.
+        """
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """Blocks up to `wait_ms` while nothing is there."""
+        """The queues asked for that have something; blocks up to `wait_ms` while none has."""
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """An administrative operation."""
+        """An administrative operation: describe, routes, topics, create_topic, queue_ranges, ..."""
 
     def replicate(
         self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]

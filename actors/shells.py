@@ -137,6 +137,10 @@ class CommitLogActor:
         result: dict[str, Any] = self._host.call(op, args)
         return result
 
+    def credentials(self) -> dict[str, Any]:
+        """What a client of the cluster needs; Ray is the trusted inner plane."""
+        return {name: self._spec[name] for name in ("cluster_id", "shards", "token")}
+
     def set_routes(self, routes: dict[str, str]) -> None:
         """Endpoints of all shards, so that any shard can tell a client where the others are."""
         root = Path(self._spec["data_dir"])
@@ -190,8 +194,8 @@ class ReplicationActor:
         return read_endpoint(Path(self._spec["peer_data_dir"]))
 
     def status(self) -> dict[str, Any]:
-        """Role and pid."""
-        return {"role": "replication", "pid": os.getpid()}
+        """Role, pid and how far replication is."""
+        return {**self._replicator.status(), "pid": os.getpid()}
 
     def close(self) -> None:
         """Stop the loop."""

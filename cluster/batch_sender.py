@@ -1,410 +1,237 @@
-"""Sends batches exactly once: sequences, order, and the same again after every kind of failure (design D7).
+"""The columnar, idempotent sender: batches of one queue in, receipts out, in order (design D7, D11).
 
-One lane a shard: a put stream with a sender (whoever calls `send`) and a receiver thread. When a stream breaks, or a
-shard says "not now" or "unknown", the receiver connects anew and sends everything unanswered again, in order, with
-the same sequences; the shard recognises what it stored.
+What Producer and the Spark sink are made of. It imports no Ray.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import threading
-import time
-from collections import OrderedDict
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from concurrent.futures import Future, wait
+from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
-from raymq.store.errors import (
-    DeliveryUnknown,
-    Fenced,
-    RayMQError,
-    Rejected,
-    Unavailable,
-    from_wire,
-)
-from raymq.store.record import check_put
+from raymq.store.clock import Clock
+from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
+from raymq.store.record import PUT_SCHEMA, check_put
 
-from .flight_client import PutStream, ShardConnection
+from .routes import Routes, TopicRoute
+from .shard_sender import BatchReceipt, Lane, ShardSender, new_producer_id
 
-if TYPE_CHECKING:
-    from .cluster import Cluster
+MIB = 1 << 20
 
-#: between two attempts to reach a shard
-RETRY_S = 0.1
-#: Kafka's delivery.timeout.ms
-DELIVERY_TIMEOUT_MS = 120_000
-IN_FLIGHT_BYTES_MAX = 64 << 20
-BODY_BYTES_MAX = 4 << 20
+#: below what a server keeps unanswered a stream, so that it always reads on
+IN_FLIGHT_BYTES = 32 * MIB
 
-
-class BatchReceipt(NamedTuple):
-    """The promise for this batch was kept."""
-
-    topic: str
-    shard: int
-    queue_id: int
-    first_offset: int
-    count: int
-    #: leading rows that were stored by an earlier send
-    duplicates: int
-    store_time_ms: int
-
-
-@dataclass
-class Unanswered:
-    """A batch under way."""
-
-    topic: str
-    queue_id: int
-    sequence: int
-    batch: pa.RecordBatch
-    future: Future[BatchReceipt]
-    deadline: float
-    number: int = 0
-    #: it was written to a stream at least once, so it may be stored
-    sent: bool = False
+#: bodies are limited by the server, whose limit may be any
+_ANY_SIZE = 2**31 - 1
 
 
 class BatchSender:
-    """Idempotent sender of PUT_SCHEMA batches. Threads may share it; it neither pickles nor survives a fork."""
+    """Sends batches of PUT_SCHEMA. Threads: any; rows of one queue keep the order of the calls.
+
+    Args: `producer_id` and `epoch` identify the producer for idempotence: the same id, and for every
+    queue the same rows in the same order from the first on, store nothing twice. Without an id a
+    random one is used. `buffer_bytes` are the unanswered bytes beyond which `send` blocks, up to
+    `max_block_ms`. A batch that is not acknowledged in `delivery_timeout_ms` fails; a server that is
+    silent for `request_timeout_ms` is left and asked again.
+    """
 
     def __init__(
         self,
-        cluster: Cluster,
+        routes: Routes,
         *,
         producer_id: int | None = None,
         epoch: int = 0,
-        acks: str = "quorum",
-        delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
-        in_flight_bytes: int = IN_FLIGHT_BYTES_MAX,
+        acks: Literal["quorum", "leader"] = "quorum",
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
+        buffer_bytes: int = 64 * MIB,
+        max_block_ms: int = 60_000,
+        delivery_timeout_ms: int = 120_000,
+        request_timeout_ms: int = 30_000,
+        clock: Clock | None = None,
     ) -> None:
         if acks not in ("quorum", "leader"):
-            raise Rejected(f"acks is {acks!r}; use 'quorum' or 'leader'", field="acks", limit="quorum|leader")
-        self.cluster = cluster
-        self.producer_id = secrets.randbits(64) if producer_id is None else producer_id
-        self.epoch = epoch
-        self.acks = acks
-        self.delivery_timeout_s = delivery_timeout_ms / 1000
-        self.in_flight_bytes = in_flight_bytes
-        self._pid = os.getpid()
-        self._lanes: dict[int, _Lane] = {}
+            raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
+        self._routes = routes
+        self._own_id = producer_id is None
+        self._producer_id = new_producer_id() if producer_id is None else producer_id
+        self._epoch = epoch
+        self._acks = acks
+        self._clock = clock or Clock()
+        self._limits = {
+            "in_flight_bytes": in_flight_bytes,
+            "delivery_timeout_ms": delivery_timeout_ms,
+            "request_timeout_ms": request_timeout_ms,
+        }
+        self._room = Room(buffer_bytes, max_block_ms)
+        self._process = os.getpid()
         self._lock = threading.Lock()
-        self._topics: dict[str, dict[str, Any]] = {}
+        self._lanes: dict[tuple[str, int], tuple[Lane, ShardSender]] = {}
+        self._senders: dict[int, ShardSender] = {}
+        self._closed = threading.Event()
+        self._watcher: threading.Thread | None = None
 
-    def topic(self, name: str) -> dict[str, Any]:
-        """{"queues", "shards"} of a topic. Raises: Rejected when there is none."""
-        facts = self._topics.get(name)
-        if facts is None:
-            self._topics = self.cluster.topics()
-            facts = self._topics.get(name)
-        if facts is None:
-            from raymq.store.format import check_topic_name
-
-            check_topic_name(name)
-            raise Rejected(
-                f"topic {name!r} does not exist; create it: raymq topic create {name}",
-                field="topic",
-                limit="an existing topic",
-            )
-        return facts
-
-    def shard_of(self, topic: str, queue_id: int) -> int:
-        """The shard that stores a queue. Raises: Rejected for a queue that does not exist."""
-        facts = self.topic(topic)
-        if not 0 <= queue_id < facts["queues"]:
-            raise Rejected(
-                f"queue {queue_id} of topic {topic} does not exist; it has queues 0 to {facts['queues'] - 1}",
-                field="queue_id",
-                limit=facts["queues"] - 1,
-            )
-        shards = facts["shards"]
-        return int(shards[queue_id % len(shards)])
-
-    def send(self, topic: str, queue_id: int, batch: pa.RecordBatch) -> Future[BatchReceipt]:
-        """Send one batch of one queue; blocks while too many bytes are unanswered.
-
-        Raises: Rejected at once for a batch that can never be stored; nothing was sent then.
-        """
-        if os.getpid() != self._pid:
-            raise Rejected(
-                "this producer was made before a fork; make one in this process", field="process", limit="one process"
-            )
-        check_put(topic, batch, max_message_bytes=BODY_BYTES_MAX)
-        shard = self.shard_of(topic, queue_id)
-        with self._lock:
-            lane = self._lanes.get(shard)
-            if lane is None:
-                lane = self._lanes[shard] = _Lane(self, shard)
-        return lane.send(topic, queue_id, batch)
-
-    def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything sent is answered. Returns: False when the time was up first."""
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        return all(lane.wait_empty(end) for lane in list(self._lanes.values()))
-
-    def close(self) -> None:
-        """Give up what is unanswered and close the streams; call `flush` before."""
-        for lane in list(self._lanes.values()):
-            lane.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "producers do not pickle: pickle the Cluster and make the producer where it is used"
+    def __reduce__(self) -> NoReturn:
+        raise Rejected(
+            "a sender has open connections and does not pickle: pickle the Cluster (or its URL and "
+            "token) and make the sender where it is used",
+            field="pickle",
         )
 
-
-class _Lane:
-    """One shard: what is unanswered, and the stream it goes through.
-
-    Invariant: `_unanswered` is in sending order; `_stream` is None while nobody may write.
-    """
-
-    def __init__(self, sender: BatchSender, shard: int) -> None:
-        self._sender = sender
-        self._shard = shard
-        self._changed = threading.Condition()
-        self._unanswered: OrderedDict[int, Unanswered] = OrderedDict()
-        self._bytes = 0
-        self._number = 0
-        self._sequences: dict[tuple[str, int], int] = {}
-        self._stream: PutStream | None = None
-        self._connection: ShardConnection | None = None
-        self._closed = False
-        self._failed: RayMQError | None = None
-        self._last_error: RayMQError | None = None
-        threading.Thread(target=self._run, name=f"raymq-acks-{shard}", daemon=True).start()
-        threading.Thread(target=self._watch, name=f"raymq-deadlines-{shard}", daemon=True).start()
+    def topic(self, name: str) -> TopicRoute:
+        """A topic's queues. Raises: Rejected when there is none."""
+        return self._routes.topic(name)
 
     def send(self, topic: str, queue_id: int, batch: pa.RecordBatch) -> Future[BatchReceipt]:
-        future: Future[BatchReceipt] = Future()
-        with self._changed:
-            limit = self._sender.in_flight_bytes
-            self._changed.wait_for(
-                lambda: self._bytes == 0 or self._bytes + batch.nbytes <= limit or self._stopped
-            )
-            if self._failed is not None:
-                raise self._failed
-            if self._closed:
-                raise Rejected("the producer is closed", field="producer", limit="open")
-            key = (topic, queue_id)
-            sequence = self._sequences.get(key, 0)
-            self._sequences[key] = sequence + batch.num_rows
-            deadline = time.monotonic() + self._sender.delivery_timeout_s
-            item = Unanswered(topic, queue_id, sequence, batch, future, deadline)
-            self._bytes += batch.nbytes
-            self._enqueue(item)
-            if self._stream is not None:
-                self._write(item)
-            self._changed.notify_all()
+        """Send one batch of one queue.
+
+        Returns: a future of the receipt; it fails as design D11 says.
+        Raises: Rejected for a batch that cannot be stored (nothing was sent); Unavailable when the
+        buffer stays full for `max_block_ms`.
+        """
+        future, sender = self.enqueue(topic, queue_id, batch)
+        sender.pump()
         return future
 
-    @property
-    def _stopped(self) -> bool:
-        return self._closed or self._failed is not None
+    def enqueue(
+        self, topic: str, queue_id: int, batch: pa.RecordBatch, *, room: Room | None = None
+    ) -> tuple[Future[BatchReceipt], ShardSender]:
+        """As `send`, but nothing is written before the returned sender's `pump` is called.
 
-    def _enqueue(self, item: Unanswered) -> None:
-        self._number += 1
-        item.number = self._number
-        self._unanswered[item.number] = item
-
-    def _write(self, item: Unanswered) -> None:
-        """Write to the stream; a broken one is left to the receiver, which hears of it too."""
-        stream = self._stream
-        if stream is None:
-            return
-        meta = {
-            "id": item.number,
-            "topic": item.topic,
-            "queue": item.queue_id,
-            "pid": self._sender.producer_id,
-            "epoch": self._sender.epoch,
-            "seq": item.sequence,
-            "acks": self._sender.acks,
-        }
-        item.sent = True
+        For callers that keep order with a lock of their own and must not hold it while writing.
+        `room`: whose bytes these are, if not the sender's own.
+        """
+        self.check_process()
+        check_put(topic, batch, max_message_bytes=_ANY_SIZE)
+        if not batch.num_rows:
+            raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
+        if batch.schema is not PUT_SCHEMA:
+            # Field order and types were checked; nullability and metadata must be the stream's.
+            batch = pa.RecordBatch.from_arrays(batch.columns, schema=PUT_SCHEMA)
+        lane, sender = self._lane(topic, queue_id)
+        size = batch.nbytes
+        if room is None:
+            self._room.take(size)
         try:
-            stream.send(meta, item.batch)
-        except RayMQError as error:
-            self._last_error = error
-            self._stream = None
-            stream.close()
+            future = sender.add(lane, batch, size, self._acks)
+        except BaseException:
+            if room is None:
+                self._room.give(size)
+            raise
+        if room is None:
+            future.add_done_callback(lambda _: self._room.give(size))
+        return future, sender
 
-    # --- the receiver ---------------------------------------------------------------------------------------------
+    def _lane(self, topic: str, queue_id: int) -> tuple[Lane, ShardSender]:
+        found = self._lanes.get((topic, queue_id))
+        if found is not None:
+            return found
+        shard = self._routes.topic(topic).shard_of(queue_id)
+        with self._lock:
+            found = self._lanes.get((topic, queue_id))
+            if found is None:
+                lane = Lane(topic, queue_id, self._producer_id, self._epoch, self._own_id)
+                found = self._lanes[topic, queue_id] = (lane, self._sender(shard))
+            return found
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._unanswered or self._stopped)
-                if self._stopped:
-                    return
-            stream = self._connect()
-            if stream is None:
-                time.sleep(RETRY_S)
-                continue
-            again = self._receive(stream)
-            with self._changed:
-                self._stream = None
-            stream.close()
-            if again:
-                time.sleep(RETRY_S)
-
-    def _connect(self) -> PutStream | None:
-        cluster = self._sender.cluster
-        try:
-            if self._last_error is not None:
-                cluster.refresh()
-            endpoint = cluster.endpoints.get(self._shard)
-            if endpoint is None:
-                cluster.refresh()
-                raise Unavailable(f"shard {self._shard} is not known yet", shard=self._shard)
-            if self._connection is None or self._last_error is not None:
-                if self._connection is not None:
-                    self._connection.close()
-                self._connection = ShardConnection(
-                    endpoint, cluster.token, cluster_id=cluster.cluster_id, shard=self._shard
-                )
-            stream = self._connection.put_stream()
-        except RayMQError as error:
-            self._last_error = error
-            if isinstance(error, Rejected) and error.fields.get("field") == "token":
-                self._fail_all(error)
-            return None
-        with self._changed:
-            self._stream = stream
-            for item in list(self._unanswered.values()):
-                if self._stream is None:
-                    return None
-                self._write(item)
-        return stream
-
-    def _receive(self, stream: PutStream) -> bool:
-        """Handle acks until the stream ends. Returns: whether to wait before the next attempt."""
-        while True:
-            try:
-                acks = stream.receive()
-            except RayMQError as error:
-                if isinstance(error, Rejected):
-                    self._fail_all(error)
-                self._last_error = error
-                return True
-            self._last_error = None
-            for ack in acks:
-                if "error" not in ack:
-                    self._done(ack)
-                elif not self._refused(ack["id"], from_wire(ack["error"])):
-                    return True
-
-    def _done(self, ack: dict[str, Any]) -> None:
-        with self._changed:
-            item = self._unanswered.pop(ack["id"], None)
-            if item is None:
-                return
-            self._bytes -= item.batch.nbytes
-            self._changed.notify_all()
-        item.future.set_result(
-            BatchReceipt(
-                item.topic,
-                self._shard,
-                item.queue_id,
-                ack["first_offset"],
-                ack["count"],
-                ack["duplicates"],
-                ack["store_time_ms"],
+    def _sender(self, shard: int) -> ShardSender:
+        if self._closed.is_set():
+            raise Unavailable("the producer is closed", field="producer")
+        sender = self._senders.get(shard)
+        if sender is None:
+            limits: dict[str, Any] = self._limits
+            sender = ShardSender(self._routes, shard, clock=self._clock, **limits)
+            self._senders[shard] = sender
+        if self._watcher is None:
+            self._watcher = threading.Thread(
+                target=self._watch, name="raymq-sender-watch", daemon=True
             )
-        )
-
-    def _refused(self, number: int, error: RayMQError) -> bool:
-        """Returns: False when the stream must be made anew and everything sent again."""
-        if error.retriable:
-            self._last_error = error
-            return False
-        if isinstance(error, Fenced):
-            self._fail_all(error)
-            return True
-        with self._changed:
-            item = self._unanswered.pop(number, None)
-            if item is None:
-                return True
-            self._bytes -= item.batch.nbytes
-            self._renumber(item)
-            self._changed.notify_all()
-        item.future.set_exception(error)
-        return True
-
-    def _renumber(self, refused: Unanswered) -> None:
-        """Nothing of a refused batch was stored: what follows it in its queue takes over its sequences."""
-        key = (refused.topic, refused.queue_id)
-        sequence = refused.sequence
-        for item in [i for i in self._unanswered.values() if (i.topic, i.queue_id) == key]:
-            if item.sequence < sequence:
-                continue
-            # A new number: the answer to the old sequence, a gap by now, is not this one's.
-            del self._unanswered[item.number]
-            item.sequence = sequence
-            sequence += item.batch.num_rows
-            self._enqueue(item)
-            self._write(item)
-        self._sequences[key] = sequence
-
-    # --- giving up ------------------------------------------------------------------------------------------------
+            self._watcher.start()
+        return sender
 
     def _watch(self) -> None:
-        while not self._stopped:
-            time.sleep(0.2)
-            now = time.monotonic()
-            with self._changed:
-                head = next(iter(self._unanswered.values()), None)
-                late = head is not None and now > head.deadline
-            if late:
-                why = self._last_error or "no answer"
-                self._fail_all(
-                    DeliveryUnknown(
-                        f"not acknowledged within {self._sender.delivery_timeout_s:g} s ({why}): the message may or "
-                        "may not be stored",
-                        status="UNKNOWN_ERROR",
-                    )
-                )
+        # A blocked read has no timeout of its own.
+        while not self._closed.wait(1.0):
+            for sender in list(self._senders.values()):
+                sender.check()
 
-    def _fail_all(self, error: RayMQError) -> None:
-        """What follows an unknown batch cannot keep its order: the lane ends."""
-        with self._changed:
-            self._failed = error
-            items = list(self._unanswered.values())
-            self._unanswered.clear()
-            self._bytes = 0
-            stream, self._stream = self._stream, None
-            self._changed.notify_all()
-        if stream is not None:
-            stream.close()
-        for item in items:
-            if item.sent or not isinstance(error, DeliveryUnknown):
-                item.future.set_exception(error)
-            else:
-                item.future.set_exception(
-                    Unavailable(f"never sent: {self._last_error or error}", shard=self._shard)
-                )
+    def check_process(self) -> None:
+        """Raises: Rejected in a forked child, where the connections and threads do not exist."""
+        if os.getpid() != self._process:
+            raise Rejected(
+                "this producer was made before a fork; make one in the child process",
+                field="fork",
+            )
 
-    def wait_empty(self, end: float | None) -> bool:
-        with self._changed:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            return self._changed.wait_for(lambda: not self._unanswered, left)
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is answered, one way or the other; seconds.
+
+        Raises: DeliveryUnknown when the time is up.
+        """
+        self.check_process()
+        futures = [
+            future for sender in list(self._senders.values()) for future in sender.outstanding()
+        ]
+        _, late = wait(futures, timeout)
+        if late:
+            raise DeliveryUnknown(
+                f"{len(late)} batches are not answered after {timeout} s; they are still under way",
+                status="UNKNOWN_ERROR",
+            )
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            stream, self._stream = self._stream, None
-            items = list(self._unanswered.values())
-            self._unanswered.clear()
-            self._changed.notify_all()
-        if stream is not None:
-            stream.close()
-        if self._connection is not None:
-            self._connection.close()
-        for item in items:
-            item.future.set_exception(
-                DeliveryUnknown("the producer was closed before the answer", status="UNKNOWN_ERROR")
-            )
+        """End at once: what is not answered fails. Call `flush` before."""
+        if os.getpid() != self._process:
+            return
+        self._closed.set()
+        with self._lock:
+            senders = list(self._senders.values())
+        for sender in senders:
+            sender.close()
+
+    def __enter__(self) -> BatchSender:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
+
+
+class Room:
+    """Bytes that may be unanswered."""
+
+    def __init__(self, limit: int, max_block_ms: int) -> None:
+        self._limit = limit
+        self._max_block_ms = max_block_ms
+        self._used = 0
+        self._freed = threading.Condition()
+
+    def take(self, size: int) -> None:
+        """Wait for room. More than the whole room goes alone.
+
+        Raises: Unavailable when there is none in time.
+        """
+        with self._freed:
+            if not self._freed.wait_for(
+                lambda: not self._used or self._used + size <= self._limit,
+                self._max_block_ms / 1000,
+            ):
+                raise Unavailable(
+                    f"{self._used} bytes wait for acknowledgement, the limit is {self._limit}, and "
+                    f"none came free in {self._max_block_ms} ms: the cluster is slower than this "
+                    "producer; send less, or raise buffer_bytes or max_block_ms",
+                    field="buffer_bytes",
+                    limit=self._limit,
+                )
+            self._used += size
+
+    def give(self, size: int) -> None:
+        """Bytes were answered."""
+        with self._freed:
+            self._used -= size
+            self._freed.notify_all()

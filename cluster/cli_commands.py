@@ -253,7 +253,9 @@ def consume(options: argparse.Namespace, console: Console) -> int:
         if ends is not None and not ends:
             return EXIT_OK
         printed = 0
-        with cluster.consumer(options.topic, start=options.start) as consumer:
+        # An offset may lie behind the end of a queue that has nothing to print.
+        queues = None if ends is None else sorted(ends)
+        with cluster.consumer(options.topic, start=options.start, queues=queues) as consumer:
             for message in _until(consumer, ends):
                 _print_message(message, output, console)
                 printed += 1

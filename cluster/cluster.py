@@ -101,8 +101,8 @@ class Cluster:
 
         first = ShardConnection(endpoint, token)
         try:
-            facts = first.call("describe", {}, timeout_s=_CALL_TIMEOUT_S)
-            routes = first.call("routes", {}, timeout_s=_CALL_TIMEOUT_S)
+            facts = first.call("describe", {}, timeout=_CALL_TIMEOUT_S)
+            routes = first.call("routes", {}, timeout=_CALL_TIMEOUT_S)
         finally:
             first.close()
         endpoints = {int(shard): str(place) for shard, place in routes.items()}
@@ -312,7 +312,7 @@ class Cluster:
                     endpoint, self.token, cluster_id=self.cluster_id, shard=shard
                 )
                 self._connections[shard] = connection
-        return connection.call(op, args, timeout_s=_CALL_TIMEOUT_S)
+        return connection.call(op, args, timeout=_CALL_TIMEOUT_S)
 
     def _drop(self, shard: int) -> None:
         with self._lock:

@@ -181,10 +181,15 @@ class Consumer:
                     raise
                 time.sleep(RETRY_S)
                 self._cluster.refresh()
-        for meta, records in found:
-            if meta["first_offset"] == self._positions[meta["queue"]]:
-                self._ready.append((meta["queue"], records))
-        return bool(found)
+        failed = None
+        for part in found:
+            if part.error is not None or part.records is None:
+                failed = failed or part.error
+            elif part.first_offset == self._positions[part.queue_id]:
+                self._ready.append((part.queue_id, part.records))
+        if failed is not None and not self._ready:
+            raise failed
+        return bool(self._ready)
 
     def _stream(self, shard: int) -> FetchStream:
         stream = self._streams.get(shard)

@@ -1,74 +1,85 @@
-"""The client's end of the wire: one connection a shard, streams for puts, fetches and replication. No Ray."""
+"""The client's end of the wire: a connection a replica, streams for puts, fetches and replication. No Ray."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.store.errors import RayMQError, Rejected, Unavailable, from_wire
+from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.record import PUT_SCHEMA
 
 from . import protocol
 
-#: a call that takes longer fails as Unavailable
 CALL_TIMEOUT_S = 30.0
-CONNECT_TIMEOUT_S = 5.0
+
+#: Without a pool of its own a new client inherits the back-off of every earlier one to the same address:
+#: a server that is back would not be tried for up to two minutes. Flight's retries would hide breaks.
+_OPTIONS = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+
+#: how a stream or call of a server that is gone fails
+BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
-def translate(error: Exception, endpoint: str) -> RayMQError:
-    """A Flight failure in our words."""
+def translate(error: BaseException, endpoint: str) -> RayMQError:
+    """A Flight failure in our words: what the server raised, else Unavailable (or a wrong token)."""
     if isinstance(error, RayMQError):
         return error
     if isinstance(error, flight.FlightUnauthenticatedError):
-        return Rejected(f"{endpoint}: {_first_line(error)}", field="token", limit="the cluster's token")
-    extra = getattr(error, "extra_info", b"")
+        return Rejected(f"{endpoint}: {_plain(error)}", field="token", limit="the cluster's token")
+    extra = getattr(error, "extra_info", None)
     if extra:
         try:
             return from_wire(protocol.unpack(extra))
         except (ValueError, KeyError):
             pass
-    return Unavailable(f"{endpoint}: {_first_line(error)}", field="endpoint", endpoint=endpoint)
+    if isinstance(error, flight.FlightTimedOutError):
+        return DeliveryUnknown(
+            f"{endpoint}: no answer in time; it may or may not have been done", status="TIMEOUT"
+        )
+    if isinstance(error, StopIteration):
+        return Unavailable(f"{endpoint}: the server ended the stream", endpoint=endpoint)
+    return Unavailable(f"{endpoint}: {_plain(error)}", endpoint=endpoint)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).split(". Detail")[0].splitlines()[0] if str(error) else type(error).__name__
+def _plain(error: BaseException) -> str:
+    """The message without what gRPC and Flight wrap around it."""
+    text = str(error).partition(". Detail: ")[0].partition(" gRPC client debug context")[0]
+    text = text.rpartition(", with message: ")[2]
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
 
 
 class ShardConnection:
-    """A connection to one replica. Threads: any; each stream has one sender and one receiver."""
+    """A connection to one replica. Threads: any; each stream has one sender and one receiver.
+
+    With `cluster_id` and `shard` given, a server that is another one refuses every call: ports are
+    reused. Nothing is sent before the first call.
+    """
 
     def __init__(
-        self,
-        endpoint: str,
-        token: str,
-        *,
-        cluster_id: str | None = None,
-        shard: int | None = None,
+        self, endpoint: str, token: str, cluster_id: str | None = None, shard: int | None = None
     ) -> None:
         self.endpoint = endpoint
         self._identity = {"cluster_id": cluster_id, "shard": shard}
         self._headers = [(protocol.AUTHORIZATION.encode(), protocol.bearer(token))]
-        self._client = flight.FlightClient(
-            f"grpc://{endpoint}", generic_options=[("grpc.enable_retries", 0)]
-        )
-
-    def _options(self, timeout_s: float | None) -> flight.FlightCallOptions:
-        return flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
+        self._client = flight.FlightClient(f"grpc://{endpoint}", generic_options=_OPTIONS)
 
     def call(
-        self, op: str, args: dict[str, Any] | None = None, *, timeout_s: float = CALL_TIMEOUT_S
+        self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
-        """An administrative operation. Raises: what the shard raised; Unavailable when it cannot be reached."""
+        """An administrative operation; `timeout` in seconds.
+
+        Raises: what the shard raised; Unavailable when it cannot be reached; DeliveryUnknown when it
+        does not answer in time.
+        """
         body = protocol.pack({**self._identity, "args": args or {}})
+        options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
         try:
-            results = list(
-                self._client.do_action(flight.Action(op, body), options=self._options(timeout_s))
-            )
-        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            results = list(self._client.do_action(flight.Action(op, body), options=options))
+        except BROKEN as error:
             raise translate(error, self.endpoint) from error
         answer = protocol.unpack(results[0].body)
         if "error" in answer:
@@ -76,96 +87,123 @@ class ShardConnection:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def _exchange(self, op: str) -> tuple[Any, Any]:
-        command = protocol.pack({"op": op, **self._identity})
-        descriptor = flight.FlightDescriptor.for_command(command)
-        try:
-            return self._client.do_exchange(descriptor, options=self._options(None))  # type: ignore[no-any-return]
-        except (flight.FlightError, pa.ArrowException, OSError) as error:
-            raise translate(error, self.endpoint) from error
-
     def put_stream(self) -> PutStream:
-        """A stream for batches of PUT_SCHEMA."""
-        return PutStream(*self._exchange(protocol.PUT), self.endpoint)
+        """A stream for batches of PUT_SCHEMA. Raises: Unavailable."""
+        return PutStream(*self._exchange(protocol.PUT), self)
 
     def fetch_stream(self) -> FetchStream:
-        """A stream for reads."""
-        return FetchStream(*self._exchange(protocol.FETCH), self.endpoint)
+        """A stream for reads. Raises: Unavailable."""
+        return FetchStream(*self._exchange(protocol.FETCH), self)
 
     def replica_stream(self) -> ReplicaStream:
-        """A stream to a follower."""
-        return ReplicaStream(*self._exchange(protocol.REPLICATE), self.endpoint)
+        """A stream of a leader's Replication role to a follower. Raises: Unavailable."""
+        return ReplicaStream(*self._exchange(protocol.REPLICATE), self)
+
+    def _exchange(self, op: str) -> tuple[Any, Any]:
+        descriptor = flight.FlightDescriptor.for_command(
+            protocol.pack({"op": op, **self._identity})
+        )
+        options = flight.FlightCallOptions(headers=self._headers)
+        try:
+            writer, reader = self._client.do_exchange(descriptor, options=options)
+        except BROKEN as error:
+            raise translate(error, self.endpoint) from error
+        return writer, reader
 
     def close(self) -> None:
-        """Close the connection; its streams end with errors."""
+        """Close the connection. Streams are closed before it, by whoever opened them."""
         self._client.close()
 
 
 class _Stream:
-    def __init__(self, writer: Any, reader: Any, endpoint: str) -> None:
+    """What the three streams share. `abort` may be called by any thread, the rest by the stream's owner."""
+
+    schema = PUT_SCHEMA
+
+    def __init__(self, writer: Any, reader: Any, connection: ShardConnection) -> None:
         self._writer = writer
         self._reader = reader
-        self._endpoint = endpoint
+        self._connection = connection
+        try:
+            writer.begin(self.schema)
+        except BROKEN as error:
+            raise translate(error, connection.endpoint) from error
 
-    def _guard(self, error: Exception) -> RayMQError:
-        return translate(error, self._endpoint)
+    def _write(self, metadata: bytes, batch: pa.RecordBatch | None = None) -> None:
+        try:
+            if batch is None:
+                self._writer.write_metadata(metadata)
+            else:
+                self._writer.write_with_metadata(batch, metadata)
+        except BROKEN as error:
+            raise translate(error, self._connection.endpoint) from error
+
+    def _read(self) -> Any:
+        try:
+            chunk = self._reader.read_chunk()
+        except BROKEN as error:
+            raise translate(error, self._connection.endpoint) from error
+        if chunk.data is None and bytes(chunk.app_metadata) == protocol.BYE:
+            raise Unavailable(
+                f"{self._connection.endpoint}: the server stops",
+                endpoint=self._connection.endpoint,
+            )
+        return chunk
+
+    def abort(self) -> None:
+        """Break the stream: whoever reads or writes it gets Unavailable."""
+        self._reader.cancel()
 
     def close(self) -> None:
-        """End the stream from this side at once."""
-        for end in (self._reader.cancel, self._writer.close):
-            try:
-                end()
-            except (pa.ArrowException, flight.FlightError, OSError):
-                continue
-
-
-_BROKEN = (pa.ArrowException, flight.FlightError, OSError, StopIteration)
+        """End the stream at once, answered or not; then nobody may use it."""
+        self._reader.cancel()
+        try:
+            self._writer.close()
+        except BROKEN:
+            # It was broken or cancelled: nothing is left to close.
+            return
 
 
 class PutStream(_Stream):
     """Batches out, acks in, in order."""
 
-    def __init__(self, writer: Any, reader: Any, endpoint: str) -> None:
-        super().__init__(writer, reader, endpoint)
-        try:
-            writer.begin(PUT_SCHEMA)
-        except _BROKEN as error:
-            raise self._guard(error) from error
+    schema = PUT_SCHEMA
 
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch) -> None:
         """Send one batch. Raises: Unavailable when the stream broke."""
-        try:
-            self._writer.write_with_metadata(batch, protocol.pack(meta))
-        except _BROKEN as error:
-            raise self._guard(error) from error
+        self._write(protocol.pack(meta), batch)
 
     def receive(self) -> list[dict[str, Any]]:
-        """The next acks; blocks. Raises: Unavailable when the stream broke."""
-        try:
-            chunk = self._reader.read_chunk()
-        except _BROKEN as error:
-            raise self._guard(error) from error
-        acks: list[dict[str, Any]] = protocol.unpack(chunk.app_metadata)["acks"]
+        """The next acks; blocks. Raises: Unavailable when the stream broke; Rejected when refused."""
+        acks: list[dict[str, Any]] = protocol.unpack(self._read().app_metadata)["acks"]
         return acks
 
     def done_sending(self) -> None:
-        """No more batches; acks still come."""
+        """No more batches; acks still come, then the stream ends. Raises: Unavailable."""
         try:
             self._writer.done_writing()
-        except _BROKEN as error:
-            raise self._guard(error) from error
+        except BROKEN as error:
+            raise translate(error, self._connection.endpoint) from error
+
+
+class Fetched(NamedTuple):
+    """Records [first_offset, next_offset) of one queue, or why there are none."""
+
+    queue_id: int
+    first_offset: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    #: raw RocketMQ records
+    records: pa.Array | None
+    error: RayMQError | None
 
 
 class FetchStream(_Stream):
-    """Requests out, batches of raw records in. One request at a time."""
+    """Requests out, batches of raw records in; one request at a time."""
 
-    def __init__(self, writer: Any, reader: Any, endpoint: str) -> None:
-        super().__init__(writer, reader, endpoint)
-        try:
-            writer.begin(protocol.FETCH_SCHEMA)
-        except _BROKEN as error:
-            raise self._guard(error) from error
-        self._number = 0
+    schema = protocol.FETCH_SCHEMA
+    _number = 0
 
     def fetch(
         self,
@@ -175,74 +213,77 @@ class FetchStream(_Stream):
         max_bytes: int,
         max_records: int,
         wait_ms: int,
-    ) -> list[tuple[dict[str, Any], pa.Array]]:
-        """Read queues: (metadata, raw records) a queue that has something.
+    ) -> list[Fetched]:
+        """Read queues; waits up to `wait_ms` at the server while none has anything.
 
-        Raises: the first queue's error (OffsetOutOfRange...), Unavailable when the stream broke.
+        Returns: a Fetched for each queue that has records or an error (OffsetOutOfRange...).
+        Raises: what the server refused the request with; Unavailable when the stream broke.
         """
         self._number += 1
         request = {
             "id": self._number,
             "topic": topic,
-            "offsets": {str(q): o for q, o in offsets.items()},
+            "offsets": {str(queue): offset for queue, offset in offsets.items()},
             "max_bytes": max_bytes,
             "max_records": max_records,
             "wait_ms": wait_ms,
         }
-        found: list[tuple[dict[str, Any], pa.Array]] = []
-        failed: RayMQError | None = None
-        try:
-            self._writer.write_metadata(protocol.pack(request))
-            while True:
-                chunk = self._reader.read_chunk()
-                meta = protocol.unpack(chunk.app_metadata)
-                if meta.get("end"):
-                    break
-                if "error" in meta:
-                    failed = failed or from_wire(meta["error"])
-                    if "queue" not in meta:
-                        break
-                    continue
-                found.append((meta, chunk.data.column(0)))
-        except _BROKEN as error:
-            raise self._guard(error) from error
-        if failed is not None and not found:
-            raise failed
-        return found
+        self._write(protocol.pack(request))
+        found: list[Fetched] = []
+        while True:
+            chunk = self._read()
+            meta = protocol.unpack(chunk.app_metadata)
+            if meta.get("end"):
+                return found
+            if "queue" not in meta:
+                raise from_wire(meta["error"])
+            queue_id = int(meta["queue"])
+            if "error" in meta:
+                found.append(Fetched(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"])))
+                continue
+            found.append(
+                Fetched(
+                    queue_id,
+                    meta["first_offset"],
+                    meta["next_offset"],
+                    meta["min_offset"],
+                    meta["max_offset"],
+                    chunk.data.column(0),
+                    None,
+                )
+            )
 
 
 class ReplicaStream(_Stream):
-    """Frames to a follower and back: the Stream of actors/replicator.py."""
+    """Frames to a follower and back: the Stream of the Replication role."""
 
-    def __init__(self, writer: Any, reader: Any, endpoint: str) -> None:
-        super().__init__(writer, reader, endpoint)
-        try:
-            writer.begin(protocol.FRAME_SCHEMA)
-        except _BROKEN as error:
-            raise self._guard(error) from error
+    schema = protocol.FRAME_SCHEMA
+
+    def __init__(self, writer: Any, reader: Any, connection: ShardConnection) -> None:
+        super().__init__(writer, reader, connection)
         self._received: queue.SimpleQueue[tuple[bytes, Any] | RayMQError] = queue.SimpleQueue()
-        threading.Thread(target=self._receive, name="raymq-replica-acks", daemon=True).start()
+        self._receiver = threading.Thread(
+            target=self._receive, name="raymq-replica-frames", daemon=True
+        )
+        self._receiver.start()
 
     def send(self, header: bytes, body: Any = None) -> None:
-        """Send one frame. Raises: Unavailable when the stream broke."""
-        try:
-            if body is None:
-                self._writer.write_metadata(header)
-            else:
-                self._writer.write_with_metadata(protocol.frame_batch(body), header)
-        except _BROKEN as error:
-            raise self._guard(error) from error
+        """Send one frame; `body` is any buffer of log bytes. Raises: Unavailable."""
+        self._write(header, None if body is None else protocol.frame_batch(body))
 
     def _receive(self) -> None:
         try:
             while True:
-                chunk = self._reader.read_chunk()
+                chunk = self._read()
                 self._received.put((bytes(chunk.app_metadata), protocol.frame_body(chunk.data)))
-        except _BROKEN as error:
-            self._received.put(self._guard(error))
+        except RayMQError as error:
+            self._received.put(error)
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
-        """The next frame, None when none came in time. Raises: Unavailable when the stream broke."""
+        """The next frame (header, body or None); None when none came in time.
+
+        Raises: Unavailable when the stream broke, then always.
+        """
         try:
             item = self._received.get(timeout=timeout_ms / 1000)
         except queue.Empty:
@@ -251,6 +292,13 @@ class ReplicaStream(_Stream):
             self._received.put(item)
             raise item
         return item
+
+    def close(self) -> None:
+        """End the stream and its connection."""
+        self._reader.cancel()
+        self._receiver.join()
+        super().close()
+        self._connection.close()
 
 
 class ReplicaTransport:
@@ -262,8 +310,7 @@ class ReplicaTransport:
         self._shard = shard
 
     def connect(self, endpoint: str) -> ReplicaStream:
-        """Raises: Unavailable."""
-        connection = ShardConnection(
-            endpoint, self._token, cluster_id=self._cluster_id, shard=self._shard
-        )
-        return connection.replica_stream()
+        """A stream to the follower at host:port. Raises: Unavailable."""
+        return ShardConnection(
+            endpoint, self._token, self._cluster_id, self._shard
+        ).replica_stream()

@@ -1,6 +1,6 @@
-"""Which queue a key belongs to: Kafka's default partitioner, so that both agree.
+"""Which queue a key goes to: Kafka's murmur2, so that a key has the same place in both (design D10).
 
-queue = murmur2(key) & 0x7fffffff % queues. Vectorised over a key column: four bytes of every key at a time.
+Source: org.apache.kafka.common.utils.Utils#murmur2 and BuiltInPartitioner#partitionForKey.
 """
 
 from __future__ import annotations
@@ -9,60 +9,71 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_M = np.uint32(0x5BD1E995)
 _SEED = 0x9747B28C
+_M = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+_POSITIVE = 0x7FFFFFFF
+
+UInt32s = npt.NDArray[np.uint32]
 
 
-def murmur2_column(keys: pa.Array) -> npt.NDArray[np.uint32]:
-    """murmur2 of every value of a binary column without nulls, uint32[n].
+def murmur2(data: bytes) -> int:
+    """Kafka's murmur2 of a key, as an unsigned 32-bit number."""
+    length = len(data)
+    h = _SEED ^ length
+    whole = length & ~3
+    for at in range(0, whole, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * _M & _MASK
+        k = (k ^ k >> 24) * _M & _MASK
+        h = h * _M & _MASK ^ k
+    if length > whole:
+        h = (h ^ int.from_bytes(data[whole:], "little")) * _M & _MASK
+    h = (h ^ h >> 13) * _M & _MASK
+    return h ^ h >> 15
 
-    Source: org.apache.kafka.common.utils.Utils#murmur2.
-    """
+
+def queue_of(key: bytes, queues: int) -> int:
+    """The queue of a key in a topic of `queues` queues."""
+    return (murmur2(key) & _POSITIVE) % queues
+
+
+def murmur2_column(keys: pa.Array) -> UInt32s:
+    """murmur2 of each value of a binary or string column; a null counts as empty."""
     count = len(keys)
     offsets = np.frombuffer(keys.buffers()[1], dtype=np.int32)[
         keys.offset : keys.offset + count + 1
     ].astype(np.int64)
-    lengths = np.diff(offsets)
-    raw = keys.buffers()[2]
-    # Padding lets every gather of four bytes stay inside.
-    data = np.zeros(int(offsets[-1]) + 4 if count else 4, dtype=np.uint8)
-    if raw is not None and count:
-        data[: int(offsets[-1])] = np.frombuffer(raw, dtype=np.uint8)[: int(offsets[-1])]
-    with np.errstate(over="ignore"):
-        h = np.uint32(_SEED) ^ lengths.astype(np.uint32)
-        words = lengths // 4
-        starts = offsets[:-1]
-        for index in range(int(words.max()) if count else 0):
-            rows = np.flatnonzero(words > index)
-            at = starts[rows] + 4 * index
-            k = _word(data, at) * _M
-            k ^= k >> np.uint32(24)
-            h[rows] = h[rows] * _M ^ k * _M
-        tail = lengths % 4
-        rest = starts + 4 * words
-        for size in (3, 2, 1):
-            rows = np.flatnonzero(tail >= size)
-            byte = data[rest[rows] + size - 1].astype(np.uint32)
-            h[rows] ^= byte << np.uint32(8 * (size - 1))
-        rows = np.flatnonzero(tail > 0)
-        h[rows] *= _M
-        h ^= h >> np.uint32(13)
-        h *= _M
-        h ^= h >> np.uint32(15)
-    return h
-
-
-def _word(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    parts = [data[at + i].astype(np.uint32) << np.uint32(8 * i) for i in range(4)]
-    return parts[0] | parts[1] | parts[2] | parts[3]
+    data = keys.buffers()[2]
+    values = np.frombuffer(data if data is not None else b"", dtype=np.uint8)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    if keys.null_count:
+        lengths = np.where(keys.is_null().to_numpy(zero_copy_only=False), 0, lengths)
+    m = np.uint32(_M)
+    h = np.uint32(_SEED) ^ lengths.astype(np.uint32)
+    words = lengths >> 2
+    # One step a word position, for all keys that reach so far at once.
+    rows = np.flatnonzero(words > 0)
+    position = 0
+    while len(rows):
+        at = starts[rows] + 4 * position
+        k = values[at[:, None] + np.arange(4)].view("<u4")[:, 0].astype(np.uint32) * m
+        k = (k ^ k >> np.uint32(24)) * m
+        h[rows] = h[rows] * m ^ k
+        position += 1
+        rows = rows[words[rows] > position]
+    rest = lengths & 3
+    for size in (1, 2, 3):
+        rows = np.flatnonzero(rest == size)
+        if len(rows):
+            at = starts[rows] + 4 * words[rows]
+            tail = np.zeros(len(rows), dtype=np.uint32)
+            for byte in range(size):
+                tail |= values[at + byte].astype(np.uint32) << np.uint32(8 * byte)
+            h[rows] = (h[rows] ^ tail) * m
+    h = (h ^ h >> np.uint32(13)) * m
+    return h ^ h >> np.uint32(15)
 
 
 def queues_of(keys: pa.Array, queues: int) -> npt.NDArray[np.int32]:
-    """The queue of every key, int32[n]."""
-    positive = (murmur2_column(keys) & np.uint32(0x7FFFFFFF)).astype(np.int64)
-    return (positive % queues).astype(np.int32)
-
-
-def queue_of(key: bytes, queues: int) -> int:
-    """The queue of one key."""
-    return int(queues_of(pa.array([key], pa.binary()), queues)[0])
+    """The queue of each key of a column."""
+    return ((murmur2_column(keys) & np.uint32(_POSITIVE)) % np.uint32(queues)).astype(np.int32)

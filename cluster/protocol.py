@@ -1,7 +1,17 @@
 """The words on the wire between clients and shards, and between leaders and followers.
 
-A stream opens with a descriptor command {"op", "cluster_id", "shard"}; every message carries its metadata as JSON in
-app_metadata and its rows as an Arrow batch.
+A stream opens with the descriptor command {"op", "cluster_id", "shard"}. Every message carries its
+metadata as JSON in app_metadata and its rows as an Arrow batch:
+
+    put        -> {"id","topic","queue","pid","epoch","seq","acks"} + PUT_SCHEMA
+               <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...}
+                           or {"id","error"}, ...]}, in the order of the batches
+    fetch      -> {"id","topic","offsets":{queue: offset},"max_bytes","max_records","wait_ms"}
+               <- {"id","queue","first_offset","next_offset","min_offset","max_offset"} + FETCH_SCHEMA
+                  or {"id","queue","error"} a queue, then {"id","end":true} or {"id","error"}
+    replicate  frames of replication/wire.py both ways, log bytes beside them
+
+A server that stops says BYE on each stream; the client must then end the stream.
 """
 
 from __future__ import annotations
@@ -20,6 +30,9 @@ FRAME_SCHEMA = pa.schema([pa.field("bytes", pa.large_binary(), nullable=False)])
 
 AUTHORIZATION = "authorization"
 
+#: the server stops: the whole metadata of its last message; no JSON and no frame begins like it
+BYE = b"bye"
+
 
 def pack(value: dict[str, Any]) -> bytes:
     """Metadata as compact JSON."""
@@ -27,8 +40,12 @@ def pack(value: dict[str, Any]) -> bytes:
 
 
 def unpack(data: Any) -> dict[str, Any]:
-    """Metadata from a buffer."""
-    value: dict[str, Any] = json.loads(bytes(data))
+    """Metadata from a buffer. Raises: ValueError when it is no JSON object."""
+    if data is None:
+        raise ValueError("the message has no metadata")
+    value = json.loads(bytes(data))
+    if not isinstance(value, dict):
+        raise ValueError(f"metadata is a JSON object, not {type(value).__name__}")
     return value
 
 
@@ -46,8 +63,7 @@ def frame_batch(body: Any) -> pa.RecordBatch:
 
 
 def frame_body(batch: pa.RecordBatch | None) -> memoryview | None:
-    """The bytes of a frame batch, without a copy."""
+    """The bytes of a frame batch, without a copy; None when it has none."""
     if batch is None or batch.num_rows == 0:
         return None
-    value: pa.Buffer = batch.column(0)[0].as_buffer()
-    return memoryview(value)
+    return memoryview(batch.column(0)[0].as_buffer())

@@ -206,7 +206,8 @@ class MirrorLeader:
             self._receive(event, now_ms, effects)
         elif isinstance(event, Connected):
             self._greet(now_ms, effects)
-        elif isinstance(event, Disconnected):
+        elif isinstance(event, Disconnected) and self.phase is not Phase.IDLE:
+            # Idle, it is the end of a connection that this side has dropped, with its own delay.
             self._drop(now_ms, self._limits.retry_ms, event.reason)
         self._watch(now_ms, effects)
         self._raise_confirmed(effects)
@@ -278,8 +279,8 @@ class MirrorLeader:
         if theirs.confirmed > self._appended:
             self._halt(
                 f"the follower holds confirmed records up to {theirs.confirmed}, but the leader's "
-                f"log ends at {self._appended}: the leader has lost data; copy the follower's store "
-                "back, or remove the follower's data directory to give those records up",
+                f"log ends at {self._appended}: the leader has lost data; copy the follower's "
+                "store back, or remove the follower's data directory to give those records up",
                 now_ms,
                 effects,
             )
@@ -359,8 +360,7 @@ class MirrorLeader:
                 self._sent_at_ms = now_ms
                 effects.append(Connect())
         elif (
-            self.phase is not Phase.CONNECTING
-            and now_ms - self._heard_ms > self._limits.silence_ms
+            self.phase is not Phase.CONNECTING and now_ms - self._heard_ms > self._limits.silence_ms
         ):
             effects.append(Disconnect("silent"))
             self._drop(now_ms, self._limits.retry_ms, "the follower is silent")

@@ -206,7 +206,7 @@ class ChainReader:
         self._next = -1
 
     def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
-        """Units from the one that starts at `offset`, whose bytes fit `max_bytes`, but one.
+        """Units from the one that starts at `offset`; their bytes fit `max_bytes`, or it is one.
 
         Returns: empty when no unit starts there yet.
         """

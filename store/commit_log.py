@@ -239,6 +239,7 @@ class CommitLog:
         self._check_writable()
         size = self.config.segment_size_bytes
         base = units[0].start
+        check_units(units, data)
         for unit in units:
             if unit.start != self.end or unit.previous != self.chain.value:
                 raise Rejected(
@@ -247,15 +248,47 @@ class CommitLog:
                     limit=self.end,
                 )
             piece = data[unit.start - base : unit.end - base]
-            if crc32c(piece) != unit.crc:
-                raise Corrupt(
-                    f"bytes [{unit.start}, {unit.end}) arrived damaged",
-                    offset=unit.start,
-                    rule="chain crc",
-                )
             if not self.queue.files or self.end >= self.queue.files[-1].start + size:
                 self.queue.create_next()
             self._write(piece, unit.epoch)
+
+    def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        """Replace the chain from `units[0].start` on by the leader's; write what this log has not yet.
+
+        The bytes this log has are the same: the caller compared them. Raises: Corrupt when a CRC does not fit.
+        """
+        self._check_writable()
+        base = units[0].start
+        check_units(units, data)
+        self.chain.truncate_to(base)
+        for unit in units:
+            if unit.end > self.end:
+                if not self.queue.files or self.end >= self.queue.files[-1].start + self.config.segment_size_bytes:
+                    self.queue.create_next()
+                file = self._current()
+                file.pwrite(data[self.end - base : unit.end - base], self.end - file.start)
+                self.end = unit.end
+            self.chain.append(unit)
+            self.marks.appended_end = self.end
+
+    def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
+        """Where this log's bytes first differ from the units' bytes, or the end of the shorter of both.
+
+        Raises: Corrupt when `data` has not the CRCs of its units: then it proves nothing.
+        """
+        check_units(units, data)
+        position = base = units[0].start
+        stop = min(units[-1].end, self.end)
+        while position < stop:
+            view, start = self.view(position)
+            upto = min(stop, start + self.config.segment_size_bytes)
+            mine = np.frombuffer(view[position - start : upto - start], dtype=np.uint8)
+            theirs = np.frombuffer(data[position - base : upto - base], dtype=np.uint8)
+            different = mine != theirs
+            if different.any():
+                return position + int(np.argmax(different))
+            position = upto
+        return stop
 
     def note_synced(self, offset: int) -> None:
         """A flush service proved everything below `offset` synced."""
@@ -314,6 +347,7 @@ class CommitLog:
         fail_point("log.cut_after_zero")
         self.chain.truncate_to(offset)
         self.end = offset
+        self.complete_chain()
 
     def recover(
         self,
@@ -405,7 +439,6 @@ class CommitLog:
     def _recover_chain(self, scan_from: int) -> None:
         """Load the chain, check it against the bytes from `scan_from`, rebuild what is missing."""
         self.chain.load()
-        size = self.config.segment_size_bytes
         good = self.start
         for unit in self.chain.units(self.start, self.end):
             if unit.end > self.end or unit.start != good:
@@ -423,7 +456,12 @@ class CommitLog:
                     break
             good = unit.end
         self.chain.truncate_to(good)
-        position = good
+        self.complete_chain()
+
+    def complete_chain(self) -> None:
+        """Make units for log bytes that have none: the chain is a cache."""
+        size = self.config.segment_size_bytes
+        position = self.start if self.chain.last is None else self.chain.last.end
         while position < self.end:
             view, base = self.view(position)
             stop = min(self.end, base + size)
@@ -461,6 +499,16 @@ class CommitLog:
             self.poison(f"fdatasync: {error}")
             raise
         self.note_synced(end)
+
+
+def check_units(units: list[ChainUnit], data: memoryview) -> None:
+    """Raises: Corrupt when bytes do not match their unit."""
+    base = units[0].start
+    for unit in units:
+        if crc32c(data[unit.start - base : unit.end - base]) != unit.crc:
+            raise Corrupt(
+                f"bytes [{unit.start}, {unit.end}) arrived damaged", offset=unit.start, rule="chain crc"
+            )
 
 
 def _valid_record_behind(view: memoryview, base: int, end: int, size: int) -> bool:

@@ -75,7 +75,7 @@ class Files:
             raise _translate(error, None) from error
 
     def allocate(self, fd: int, size: int) -> None:
-        """Reserve all blocks of a file, so no later write meets a full disk. Raises: StorageFull."""
+        """Reserve all blocks of a file: no later write meets a full disk. Raises: StorageFull."""
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError as error:

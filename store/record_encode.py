@@ -23,7 +23,7 @@ from .record_check import TAG_NAME, value_lengths
 Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prepared:
     """A checked batch with everything computed but what only the put lock knows.
 
@@ -149,7 +149,7 @@ def _topic_field(topic: str) -> tuple[bytes, int]:
 
 
 #: few tags are in use at a time, and the hash is a loop in Python
-_tags_code = lru_cache(maxsize=4096)(fmt.tags_code)
+_tags_code = lru_cache(maxsize=256)(fmt.tags_code)
 
 
 def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:

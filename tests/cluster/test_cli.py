@@ -450,7 +450,11 @@ def test_a_message_that_was_not_stored_is_not_reported_as_sent(terminal: Termina
 def test_what_is_there_now_is_printed_and_the_command_ends(terminal: Terminal) -> None:
     terminal.cluster.messages += [received(0, 3, b"later"), received(1, 3, b"later")]
     assert terminal.run("consume", "t") == 0
-    assert terminal.cluster.consumer_options == {"topic": "t", "start": "earliest"}
+    assert terminal.cluster.consumer_options == {
+        "topic": "t",
+        "start": "earliest",
+        "queues": [0, 1],
+    }
     assert sorted(terminal.lines()) == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2"]
 
 
@@ -468,6 +472,14 @@ def test_an_empty_range_ends_at_once(words: tuple[str, ...], terminal: Terminal)
     assert terminal.run("consume", "t", *words) == 0
     assert terminal.out == b""
     assert terminal.cluster.consumer_options == {}
+
+
+def test_a_queue_that_ends_before_the_first_offset_is_left_out(terminal: Terminal) -> None:
+    terminal.cluster.ranges = {0: (0, 3), 1: (0, 1)}
+    terminal.cluster.messages = [received(0, 2, b"0-2")]
+    assert terminal.run("consume", "t", "--from", "2") == 0
+    assert terminal.cluster.consumer_options["queues"] == [0]
+    assert terminal.lines() == [b"0-2"]
 
 
 def test_max_ends_also_a_command_that_follows(terminal: Terminal) -> None:

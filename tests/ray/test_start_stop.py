@@ -28,9 +28,10 @@ class Shell:
             "RAY_AUTH_TOKEN_PATH": str(home / "ray-token"),
         }
 
-    def __call__(self, *words: str) -> Any:
+    def __call__(self, *words: str, stdin: str = "") -> Any:
         done = subprocess.run(
             [sys.executable, "-m", "raymq", *words, "--json"],
+            input=stdin,
             capture_output=True,
             text=True,
             check=False,
@@ -50,6 +51,7 @@ def test_a_cluster_is_started_stopped_and_resumed_from_the_command_line(tmp_path
         first = raymq("start", str(data), "--ephemeral", "--segment-size-bytes", size)
         assert raymq("topic", "create", "t", "--queues", "3")["created"]
         assert raymq("status")["state"] == "RUNNING"
+        assert raymq("produce", "t", "--key-separator", "=", stdin="k=one\n")["sent"] == 1
         owned = ray_host.load_owned(paths, files)
         assert owned is not None
         stopped = raymq("stop")
@@ -60,6 +62,8 @@ def test_a_cluster_is_started_stopped_and_resumed_from_the_command_line(tmp_path
         again = raymq("start", str(data))
         assert again["cluster_id"] == first["cluster_id"]
         assert list(raymq("topic", "list")) == ["t"]
+        message = raymq("consume", "t")
+        assert (message["key"], message["body"], message["offset"]) == ("k", "one", 0)
         assert raymq("stop", str(data))["clean"]
     finally:
         ray_host.stop_owned(paths, files=files, clock=Clock())

@@ -1,7 +1,7 @@
 """Random interleavings of puts, syncs, lost, doubled and reordered frames, restarts and power cuts.
 
-After each step: C never falls, and below C both logs are synced and the same. After healing: everything is
-confirmed. RAYMQ_SEEDS in the environment sets how many seeds are tried.
+After each step: C never falls, and below C both logs are synced and the same. After healing:
+everything is confirmed. RAYMQ_SEEDS in the environment sets how many seeds are tried.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Chaos:
             assert log.synced() >= confirmed
         assert world.follower_log.confirmed_end <= confirmed
         assert world.leader_log.data[:confirmed] == world.follower_log.data[:confirmed]
-        # Whatever the follower has been told to be matched, is.
         assert not world.follower.halted
 
     def heal(self) -> None:
@@ -109,7 +108,7 @@ class Chaos:
         self.world.start_leader()
 
     def leader_chain_lost(self) -> None:
-        """The cached chain is rebuilt in other units, which only a new life of the leader may see."""
+        """The cached chain is rebuilt in other units; only a new life of the leader sees that."""
         self.world.leader_log.rebuild_chain(0)
         self.world.start_leader()
 

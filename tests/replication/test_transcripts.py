@@ -1,8 +1,8 @@
 """Runs the transcripts beside this file: command, line, exact outcome.
 
-A block is `> command arguments`, then what it prints, then an empty line; `#` begins a comment. With
-RAYMQ_REWRITE_TRANSCRIPTS=1 in the environment the outcomes are written instead of compared: read the
-difference before you keep it.
+A block is `> command arguments`, then what it prints, then an empty line; `#` begins a comment.
+With RAYMQ_REWRITE_TRANSCRIPTS=1 in the environment the outcomes are written instead of compared:
+read the difference before you keep it.
 """
 
 from __future__ import annotations

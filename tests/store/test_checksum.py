@@ -44,6 +44,13 @@ def test_body_crcs_are_crcmods_without_the_sign_bit_on_slices_too(bodies, skip):
     assert checksum.body_crcs(column).tolist() == [CRC32(b) & 0x7FFFFFFF for b in bodies[skip:]]
 
 
+@pytest.mark.parametrize("size", [checksum.SLICED_BODY_BYTES - 1, checksum.SLICED_BODY_BYTES, 5000])
+def test_large_bodies_have_the_same_crcs_as_small_ones(size):
+    bodies = [bytes([n]) * (size + n % 2) for n in range(9)]
+    column = pa.array(bodies, pa.binary()).slice(2, 6)
+    assert checksum.body_crcs(column).tolist() == [CRC32(b) & 0x7FFFFFFF for b in bodies[2:8]]
+
+
 def test_null_bodies_are_our_bug():
     with pytest.raises(Bug):
         checksum.body_crcs(pa.array([b"a", None], pa.binary()))

@@ -6,7 +6,7 @@ from raymq.store.clock import Clock
 
 
 class ManualClock(Clock):
-    """Wall and monotonic time in one: `advance` moves both, `sleep_ms` advances instead of sleeping."""
+    """Wall and monotonic time in one: `advance` moves both, `sleep_ms` calls it."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000, monotonic_ms: int = 1_000_000) -> None:
         self._now_ms = now_ms

@@ -61,16 +61,14 @@ class MemoryLog:
         start = len(self.data)
         assert start // SEGMENT_BYTES == (start + len(payload) - 1) // SEGMENT_BYTES
         self.data += payload
-        self.units.append(
-            ChainUnit(start, len(self.data), epoch, crc32c(payload), self.value)
-        )
+        self.units.append(ChainUnit(start, len(self.data), epoch, crc32c(payload), self.value))
         return len(self.data)
 
     def sync(self) -> None:
         self.synced_end = len(self.data)
 
     def lose_power(self, keep: int) -> None:
-        """Lose what was not synced from `keep` on, and the cached chain; rebuild that in larger units."""
+        """Lose what was not synced from `keep` on; the cached chain is rebuilt in larger units."""
         keep = max(keep, self.synced_end)
         self.truncate_unchecked(keep)
         at = self.synced_end // SEGMENT_BYTES * SEGMENT_BYTES
@@ -81,9 +79,7 @@ class MemoryLog:
         at = self.units[-1].end if self.units else 0
         while at < len(self.data):
             stop = min(len(self.data), (at // SEGMENT_BYTES + 1) * SEGMENT_BYTES)
-            self.units.append(
-                ChainUnit(at, stop, 0, crc32c(bytes(self.data[at:stop])), self.value)
-            )
+            self.units.append(ChainUnit(at, stop, 0, crc32c(bytes(self.data[at:stop])), self.value))
             at = stop
 
     def truncate_unchecked(self, offset: int) -> None:
@@ -225,9 +221,7 @@ class World:
 
     def start_follower(self) -> None:
         self.lives += 1
-        self.follower = MirrorFollower(
-            cluster=CLUSTER, shard=0, me=Member(1, 1000 + self.lives)
-        )
+        self.follower = MirrorFollower(cluster=CLUSTER, shard=0, me=Member(1, 1000 + self.lives))
 
     def stop_follower(self) -> None:
         self.up = False

@@ -1,14 +1,14 @@
 """A disk in memory with the methods of `Files`, which knows what a power loss could leave of it.
 
 Every call is applied at once to the live state (what the page cache shows) and written to a trace;
-`crash_states.py` replays the trace and makes from it the disks that a crash may leave. The assumptions, on purpose
-weaker than ext4's or XFS's:
+`crash_states.py` replays the trace and makes from it the disks that a crash may leave. The
+assumptions, on purpose weaker than ext4's or XFS's:
 
-- a block (4096 bytes, or 512 for torn blocks) is written as a whole, in any order, in any version it had since
-  the last sync; a file's length likewise; fdatasync and fsync settle both, but not the file's name;
-- a name (create, rename, unlink, mkdir) is settled only by an fsync of its directory, each independently;
-- after a failed sync the kernel marks the pages clean: they may or may not be on disk and no later sync of
-  the same bytes changes that.
+- a block (4096 bytes, or 512 for torn blocks) is written as a whole, in any order, in any version
+it had since the last sync; a file's length likewise; fdatasync and fsync settle both, but not the
+file's name; - a name (create, rename, unlink, mkdir) is settled only by an fsync of its directory,
+each independently; - after a failed sync the kernel marks the pages clean: they may or may not be
+on disk and no later sync of the same bytes changes that.
 
 Stores through `map_words` are seen at the next call of any method.
 """
@@ -35,7 +35,8 @@ class Op(NamedTuple):
 
     kind: str
     node: int = 0
-    #: write: {block: content}; resize: (old, new); link: (name, node); unlink: name; rename: (old, new)
+    #: write: ({block: content}, new length or None); resize: new length; link and mkdir: (name, node); unlink: name;
+    #: rename: (old, new, node)
     value: Any = None
 
 
@@ -53,6 +54,15 @@ class Node:
         self.words_seen = b""
 
 
+class Base(NamedTuple):
+    """What is certainly on a disk when it is first used; never changed."""
+
+    #: number -> (blocks, length); blocks of zeros are left out
+    files: dict[int, tuple[Blocks, int]]
+    #: number -> names; 0 is the root
+    dirs: dict[int, dict[str, int]]
+
+
 class Fault(NamedTuple):
     """The `at`-th call of `kind` from when it was set fails, and those behind it if `forever`."""
 
@@ -65,28 +75,45 @@ class Fault(NamedTuple):
 class SimulatedDisk(Files):
     """`Files` in memory. One process; calls from several threads are serialised."""
 
-    def __init__(self, *, block_bytes: int = 4096, record: bool = True, boot: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        block_bytes: int = 4096,
+        record: bool = True,
+        boot: int = 0,
+        base: Base | None = None,
+    ) -> None:
         self.block_bytes = block_bytes
-        self.trace: list[Op] = []
+        self.boot = boot
+        self.base = base or Base({}, {0: {}})
         #: how many calls of each method there were
         self.calls: Counter[str] = Counter()
-        #: index in the trace of the disk this one was made from, and that disk's notes so far
+        #: where in the trace of the disk it was made from this one crashed, and the notes up to
+        #: there
         self.crashed_at = 0
         self.notes: tuple[Any, ...] = ()
-        self.held_locks = set()  # type: ignore[misc]  # a set of its own: another disk, another machine
-        self._boot = boot
-        self._recording = record
-        self._nodes: dict[int, Node] = {}
-        #: directory -> name -> node; a directory's number is in `_dirs`
-        self._names: dict[str, dict[str, int]] = {"/": {}}
-        self._dirs: dict[str, int] = {"/": 0}
-        self._next_node = 1
+        # Another disk is another machine: it shares no lock with this process's other stores.
+        self.held_locks: set[str] = set()  # type: ignore[misc]
+        self._trace: list[Op] | None = [] if record else None
+        self._nodes = {n: Node(n, blocks, size) for n, (blocks, size) in self.base.files.items()}
+        #: directory -> names; its number is in `_dirs`
+        self._names: dict[str, dict[str, int]] = {}
+        self._dirs: dict[str, int] = {}
+        self._add_dir("/", 0)
+        self._last_number = max((0, *self.base.files, *self.base.dirs))
         self._fds: dict[int, tuple[Node, bool]] = {}
-        self._next_fd = 1000
+        self._last_fd = 1000
         self._locks: dict[int, int] = {}
         self._faults: list[Fault] = []
         self._mapped: list[Node] = []
         self._mutex = threading.RLock()
+
+    def _add_dir(self, path: str, number: int) -> None:
+        self._dirs[path] = number
+        self._names[path] = dict(self.base.dirs[number])
+        for name, child in self._names[path].items():
+            if child in self.base.dirs:
+                self._add_dir(posixpath.join(path, name), child)
 
     # --- what tests ask for ---------------------------------------------------------------------
 
@@ -105,6 +132,20 @@ class SimulatedDisk(Files):
         with self._mutex:
             self._log(Op("note", 0, value))
 
+    def snapshot(self) -> list[Op]:
+        """The trace so far. Raises: ValueError when this disk does not record."""
+        with self._mutex:
+            if self._trace is None:
+                raise ValueError("this disk was made with record=False; use recording()")
+            self._see_maps()
+            return list(self._trace)
+
+    def recording(self) -> SimulatedDisk:
+        """The same disk, unused, with a trace: to crash again while it recovers."""
+        made = SimulatedDisk(block_bytes=self.block_bytes, boot=self.boot, base=self.base)
+        made.crashed_at, made.notes = self.crashed_at, self.notes
+        return made
+
     def tree(self) -> dict[str, bytes]:
         """Every file's path and content."""
         with self._mutex:
@@ -122,7 +163,7 @@ class SimulatedDisk(Files):
         return power_loss_states(self, limit_per_point, seed)
 
     def kill_states(self) -> Iterator[SimulatedDisk]:
-        """Disks that SIGKILL leaves: the page cache survives; a pwrite may have stopped at any block."""
+        """Disks that SIGKILL leaves: the page cache survives, a pwrite may be torn."""
         from .crash_states import kill_states
 
         return kill_states(self)
@@ -140,16 +181,18 @@ class SimulatedDisk(Files):
                     raise OSError(fault.error, os.strerror(fault.error))
 
     def _log(self, op: Op) -> None:
-        if self._recording:
+        if self._trace is not None:
             self._see_maps()
-            self.trace.append(op)
+            self._trace.append(op)
 
     def _see_maps(self) -> None:
         """Put into the trace what was stored through shared maps since the last look."""
         for node in self._mapped:
-            if node.words is not None and node.words != node.words_seen:
-                node.words_seen = bytes(node.words)
-                self.trace.append(Op("write", node.number, self._cut(node, 0, len(node.words))))
+            now = bytes(node.words or b"")  # bytes compare 50 times faster than views
+            if now != node.words_seen and self._trace is not None:
+                node.words_seen = now
+                written = self._cut(node, 0, len(node.words_seen))
+                self._trace.append(Op("write", node.number, (written, None)))
 
     def _cut(self, node: Node, start: int, stop: int) -> Blocks:
         """The blocks that overlap [start, stop), padded with zeros."""
@@ -186,8 +229,8 @@ class SimulatedDisk(Files):
         return self._names.get(directory, {}).get(name)
 
     def _new_number(self) -> int:
-        self._next_node += 1
-        return self._next_node
+        self._last_number += 1
+        return self._last_number
 
     def _resize(self, node: Node, size: int) -> None:
         data = self._content(node)
@@ -195,7 +238,7 @@ class SimulatedDisk(Files):
             del data[size:]
         else:
             data.extend(bytes(size - node.size))
-        self._log(Op("resize", node.number, (node.size, size)))
+        self._log(Op("resize", node.number, size))
         node.size = size
 
     # --- Files: descriptors ---------------------------------------------------------------------
@@ -217,9 +260,9 @@ class SimulatedDisk(Files):
                 self._log(Op("link", self._dirs[directory], (name, number)))
             if number not in self._nodes:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-            self._next_fd += 1
-            self._fds[self._next_fd] = (self._nodes[number], writable)
-            return self._next_fd
+            self._last_fd += 1
+            self._fds[self._last_fd] = (self._nodes[number], writable)
+            return self._last_fd
 
     def close(self, fd: int) -> None:
         with self._mutex:
@@ -259,10 +302,9 @@ class SimulatedDisk(Files):
             content.extend(bytes(stop - old))
             node.size = stop
         content[offset:stop] = view
-        if self._recording:
-            self._log(Op("write", node.number, self._cut(node, offset, stop)))
-            if stop > old:
-                self._log(Op("resize", node.number, (old, stop)))
+        if self._trace is not None:
+            grown = stop if stop > old else None
+            self._log(Op("write", node.number, (self._cut(node, offset, stop), grown)))
 
     def allocate(self, fd: int, size: int) -> None:
         with self._mutex:
@@ -322,7 +364,7 @@ class SimulatedDisk(Files):
             view = self._map(fd, size)
             node = self._node(fd)
             node.words, node.words_seen = view, bytes(view)
-            if node not in self._mapped:
+            if self._trace is not None and node not in self._mapped:
                 self._mapped.append(node)
             return memoryview(view)
 
@@ -366,7 +408,7 @@ class SimulatedDisk(Files):
             if old not in names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
             names[new] = names.pop(old)
-            self._log(Op("rename", self._dirs[directory], (old, new)))
+            self._log(Op("rename", self._dirs[directory], (old, new, names[new])))
 
     def unlink(self, path: PathLike) -> None:
         with self._mutex:
@@ -395,7 +437,7 @@ class SimulatedDisk(Files):
             self._dirs[normal] = number
             self._names[normal] = {}
             self._names[parent][name] = number
-            self._log(Op("link", self._dirs[parent], (name, number)))
+            self._log(Op("mkdir", self._dirs[parent], (name, number)))
             self.sync_dir(parent)
 
     def remove_tree(self, path: PathLike) -> None:
@@ -430,9 +472,11 @@ class SimulatedDisk(Files):
         self.sync_dir(posixpath.dirname(_normal(path)))
 
     def boot_id(self) -> str:
-        return f"boot-{self._boot}"
+        return f"boot-{self.boot}"
 
 
 def _normal(path: PathLike) -> str:
     text = os.fspath(path)
-    return text if text.startswith("/") and "//" not in text and "/." not in text else os.path.abspath(text)
+    if text.startswith("/") and "//" not in text and "/." not in text:
+        return text
+    return os.path.abspath(text)

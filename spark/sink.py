@@ -1,0 +1,290 @@
+"""Write a DataFrame to a topic, each row exactly once, also when tasks are retried (design D7).
+
+Producer id = hash(write id, partition); epoch = run << 8 | attempt, so that a later attempt fences an earlier one and
+a repeated write fences the write before it; sequence = the row's place among its partition's rows of one queue. The
+rows of a partition must come in the same order each time: a plan that cannot promise that is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.cluster.batch_sender import BatchSender
+from raymq.cluster.partitioner import queues_of
+from raymq.store.errors import Rejected
+from raymq.store.record import PUT_SCHEMA
+
+from .keys import properties_column
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+#: columns a DataFrame may have; Kafka's names
+COLUMNS = ("key", "value", "topic", "partition", "headers", "tag")
+RECEIPT_SCHEMA = (
+    "partition int, queue int, shard int, rows bigint, duplicates bigint, first_offset bigint, last_offset bigint"
+)
+_RECEIPT = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("queue", pa.int32()),
+        ("shard", pa.int32()),
+        ("rows", pa.int64()),
+        ("duplicates", pa.int64()),
+        ("first_offset", pa.int64()),
+        ("last_offset", pa.int64()),
+    ]
+)
+_ATTEMPTS_MAX = 255
+
+
+@dataclass(frozen=True)
+class QueueReceipt:
+    """What one task wrote to one queue."""
+
+    partition: int
+    queue: int
+    shard: int
+    rows: int
+    #: rows that an earlier attempt or run had stored
+    duplicates: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True)
+class WriteResult:
+    """What a write did: every row is stored exactly once at its return."""
+
+    topic: str
+    write_id: str
+    receipts: tuple[QueueReceipt, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the DataFrame."""
+        return sum(r.rows for r in self.receipts)
+
+    @property
+    def duplicates(self) -> int:
+        """Rows that were there before this write."""
+        return sum(r.duplicates for r in self.receipts)
+
+
+def write(
+    df: Any,
+    cluster: Cluster,
+    *,
+    topic: str,
+    write_id: str | None = None,
+    sort_by: Sequence[str] | None = None,
+    acks: str = "quorum",
+) -> WriteResult:
+    """Write `df` (column value, and optionally key, tag, partition) to `topic`.
+
+    Args: write_id names the write: repeated with the same id and rows, it stores nothing twice; sort_by, columns that
+    order the rows of each partition without ties, for plans whose order is not fixed.
+    Raises: Rejected for missing or wrong columns and for a plan that is not deterministic.
+    """
+    write_id = write_id or uuid.uuid4().hex
+    df = _checked(df, topic)
+    if sort_by:
+        df = df.sortWithinPartitions(*sort_by)
+    _refuse_unstable(df, sorted_here=bool(sort_by))
+    facts = cluster.topics().get(topic)
+    if facts is None:
+        raise Rejected(
+            f"topic {topic!r} does not exist; create it: raymq topic create {topic}",
+            field="topic",
+            limit="an existing topic",
+        )
+    number = identity(write_id, "run")
+    coordinator = number % cluster.shards
+    run = int(cluster.call(coordinator, "init_producer", {"producer_id": number})["epoch"])
+    task = _task(cluster, topic, write_id, run, facts, acks)
+    receipts = df.mapInArrow(task, RECEIPT_SCHEMA).collect()
+    return WriteResult(topic, write_id, tuple(QueueReceipt(*row) for row in receipts))
+
+
+def identity(write_id: str, part: object) -> int:
+    """A producer id: 64 bits of a hash."""
+    return int.from_bytes(hashlib.sha256(f"{write_id}/{part}".encode()).digest()[:8], "big")
+
+
+def _checked(df: Any, topic: str) -> Any:
+    from pyspark.sql import functions as f
+
+    names = df.columns
+    if "value" not in names:
+        raise Rejected(
+            f"the DataFrame has columns {names}; `value` (binary or string) is needed",
+            field="value",
+            limit=", ".join(COLUMNS),
+        )
+    for name in names:
+        if name not in COLUMNS:
+            raise Rejected(
+                f"unknown column {name!r}; a topic takes {', '.join(COLUMNS)}", field=name, limit=", ".join(COLUMNS)
+            )
+    types = dict(df.dtypes)
+    wanted = {"key": ("binary", "string"), "value": ("binary", "string"), "tag": ("string",), "partition": ("int",)}
+    for name, kinds in wanted.items():
+        if name in types and types[name] not in kinds:
+            raise Rejected(
+                f"column {name} has type {types[name]}, expected {' or '.join(kinds)}; cast it",
+                field=name,
+                limit="|".join(kinds),
+            )
+    for name in ("topic", "headers"):
+        if name in types:
+            raise Rejected(
+                f"column {name!r} is not taken: write one topic at a time, without headers",
+                field=name,
+                limit="absent",
+            )
+
+    def column(name: str, kind: str) -> Any:
+        have = f.col(name) if name in types else f.lit(None)
+        return have.cast(kind).alias(name)
+
+    return df.select(
+        column("key", "binary"),
+        column("value", "binary"),
+        column("tag", "string"),
+        column("partition", "int"),
+    )
+
+
+def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
+    """A retried task must see the same rows in the same order, or sequences mean nothing."""
+    execution = df._jdf.queryExecution()
+    if not execution.analyzed().deterministic():
+        raise Rejected(
+            "the DataFrame's plan is not deterministic (rand(), uuid(), monotonically_increasing_id()...): a retried "
+            "task would write other rows. Store it first (Parquet, a topic) and write from there.",
+            field="plan",
+            limit="deterministic",
+        )
+    plan = execution.executedPlan().toString()
+    lines = [line.strip(" +-:*()0123456789") for line in plan.splitlines()]
+    operators = [line.split(" ")[0].split("(")[0] for line in lines if line]
+    for operator in operators:
+        if operator == "Sort":
+            return
+        if operator.endswith("Exchange") and not sorted_here:
+            raise Rejected(
+                "the rows come out of a shuffle, whose order differs between attempts: give sort_by=[columns that "
+                "order the rows without ties]",
+                field="plan",
+                limit="a fixed row order",
+            )
+
+
+def _task(
+    cluster: Cluster, topic: str, write_id: str, run: int, facts: dict[str, Any], acks: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    queues, shards = int(facts["queues"]), list(facts["shards"])
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition, attempt = context.partitionId(), context.attemptNumber()
+        epoch = run << 8 | min(attempt, _ATTEMPTS_MAX)
+        sender = BatchSender(
+            cluster, producer_id=identity(write_id, partition), epoch=epoch, acks=acks
+        )
+        try:
+            yield from _send_all(sender, batches, topic, partition, queues, shards)
+        finally:
+            sender.close()
+
+    return work
+
+
+def _send_all(
+    sender: BatchSender,
+    batches: Iterator[pa.RecordBatch],
+    topic: str,
+    partition: int,
+    queues: int,
+    shards: list[int],
+) -> Iterator[pa.RecordBatch]:
+    futures: list[tuple[int, Any]] = []
+    turn = 0
+    for batch in batches:
+        for queue, part in split(batch, queues, turn):
+            futures.append((queue, sender.send(topic, queue, part)))
+        turn += 1
+    rows: dict[int, list[int]] = {}
+    for queue, future in futures:
+        receipt = future.result()
+        have = rows.setdefault(queue, [0, 0, receipt.first_offset, -1])
+        have[0] += receipt.count
+        have[1] += receipt.duplicates
+        if receipt.first_offset >= 0:
+            have[3] = receipt.first_offset + receipt.count - 1
+    if rows:
+        yield pa.record_batch(
+            [
+                pa.array([partition] * len(rows), pa.int32()),
+                pa.array(list(rows), pa.int32()),
+                pa.array([shards[q % len(shards)] for q in rows], pa.int32()),
+                *(pa.array([r[i] for r in rows.values()], pa.int64()) for i in range(4)),
+            ],
+            schema=_RECEIPT,
+        )
+
+
+def split(
+    batch: pa.RecordBatch, queues: int, turn: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Rows of a Spark batch (key, value, tag, partition) per queue, in row order, as PUT_SCHEMA.
+
+    `turn` spreads rows without a key: the n-th batch of a partition goes to the n-th queue.
+    Raises: Rejected for a null value or a queue out of range.
+    """
+    count = batch.num_rows
+    if not count:
+        return
+    keys, values, tags, chosen = (
+        pc.cast(batch.column(i), kind)
+        for i, kind in enumerate((pa.binary(), pa.binary(), pa.string(), pa.int32()))
+    )
+    where = np.full(count, turn % queues, dtype=np.int32)
+    if keys.null_count < count:
+        hashed = queues_of(keys.fill_null(b""), queues)
+        where = np.where(keys.is_valid().to_numpy(zero_copy_only=False), hashed, where)
+    if chosen.null_count < count:
+        wanted = chosen.fill_null(0).to_numpy()
+        given = chosen.is_valid().to_numpy(zero_copy_only=False)
+        bad = given & ((wanted < 0) | (wanted >= queues))
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise Rejected(
+                f"row {row}: partition {int(wanted[row])} is outside 0 to {queues - 1}",
+                field="partition",
+                limit=queues - 1,
+                row=row,
+            )
+        where = np.where(given, wanted, where)
+    table = pa.record_batch(
+        [values, tags, properties_column(keys), pa.array(np.zeros(count, dtype=np.int64))],
+        schema=pa.schema([f.with_nullable(True) for f in PUT_SCHEMA]),
+    )
+    order = np.argsort(where, kind="stable")
+    taken = table.take(pa.array(order))
+    taken = pa.record_batch(taken.columns, schema=PUT_SCHEMA)
+    edges = np.searchsorted(where[order], np.arange(queues + 1))
+    for queue in range(queues):
+        low, high = int(edges[queue]), int(edges[queue + 1])
+        if high > low:
+            yield queue, taken.slice(low, high - low)

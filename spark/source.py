@@ -1,0 +1,155 @@
+"""Read a topic as a DataFrame with the Kafka connector's columns and option names.
+
+The driver resolves every offset, tasks read fixed ranges: a retried task reads the same rows. Workers speak Flight
+and import no Ray.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.cluster.message import decode_records
+from raymq.cluster.range_reader import read_range
+from raymq.store.errors import OffsetOutOfRange, Rejected
+from raymq.store.rows import tag_column
+
+from .keys import key_column
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+SCHEMA = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
+    "tag string, shard int"
+)
+_ARROW = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestampType", pa.int32()),
+        ("tag", pa.string()),
+        ("shard", pa.int32()),
+    ]
+)
+#: Kafka's code for "log append time"
+_LOG_APPEND_TIME = 1
+
+
+def read(
+    spark: Any,
+    cluster: Cluster,
+    topic: str,
+    *,
+    startingOffsets: str | dict[int, int] = "earliest",  # noqa: N803 (Kafka's names)
+    endingOffsets: str | dict[int, int] = "latest",  # noqa: N803
+    minPartitions: int | None = None,  # noqa: N803
+) -> Any:
+    """The messages of a topic from startingOffsets up to endingOffsets, which is not included.
+
+    Args: offsets are "earliest", "latest", {queue: offset} or that as JSON; minPartitions splits large queues.
+    Raises: Rejected for an unknown topic, OffsetOutOfRange for an offset outside its queue.
+    """
+    facts = cluster.describe_topic(topic)["queues"]
+    begin, end = _offsets("startingOffsets", startingOffsets), _offsets("endingOffsets", endingOffsets)
+    ranges: list[tuple[int, int, int, int]] = []
+    for f in facts:
+        queue, low, high = f["queue"], f["min_offset"], f["max_offset"]
+        first = _resolve("startingOffsets", begin, queue, low, high)
+        last = _resolve("endingOffsets", end, queue, low, high)
+        if last > first:
+            ranges.append((queue, f["shard"], first, last))
+    ranges = _split(ranges, minPartitions or 1)
+    plan = spark.createDataFrame(
+        ranges or [(0, 0, 0, 0)], "queue int, shard int, first bigint, last bigint"
+    ).repartitionByRange(max(1, len(ranges)), "queue", "first")
+    return plan.mapInArrow(_task(cluster, topic), SCHEMA)
+
+
+def _offsets(option: str, value: str | dict[int, int]) -> str | dict[int, int]:
+    if isinstance(value, str) and value.startswith("{"):
+        value = json.loads(value)
+    if isinstance(value, dict):
+        return {int(queue): int(offset) for queue, offset in value.items()}
+    if value not in ("earliest", "latest"):
+        raise Rejected(
+            f"{option}={value!r}: use 'earliest', 'latest' or {{queue: offset}}",
+            field=option,
+            limit="earliest|latest|{queue: offset}",
+        )
+    return value
+
+
+def _resolve(option: str, value: str | dict[int, int], queue: int, low: int, high: int) -> int:
+    if value == "earliest":
+        return low
+    if value == "latest":
+        return high
+    default = low if option == "startingOffsets" else high
+    offset = value.get(queue, default) if isinstance(value, dict) else default
+    if not low <= offset <= high:
+        raise OffsetOutOfRange(
+            f"{option}: queue {queue} holds offsets {low} to {high}, not {offset}",
+            min=low,
+            max=high,
+            offset=offset,
+            queue_id=queue,
+        )
+    return offset
+
+
+def _split(
+    ranges: list[tuple[int, int, int, int]], at_least: int
+) -> list[tuple[int, int, int, int]]:
+    total = sum(last - first for _, _, first, last in ranges)
+    if not total or len(ranges) >= at_least:
+        return ranges
+    found: list[tuple[int, int, int, int]] = []
+    for queue, shard, first, last in ranges:
+        parts = max(1, round(at_least * (last - first) / total))
+        step = -(-(last - first) // parts)
+        found += [(queue, shard, at, min(at + step, last)) for at in range(first, last, step)]
+    return found
+
+
+def _task(cluster: Cluster, topic: str) -> Any:
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                if row["last"] > row["first"]:
+                    for records in read_range(
+                        cluster, topic, row["queue"], row["shard"], row["first"], row["last"]
+                    ):
+                        yield columns(records, row["shard"])
+
+    return work
+
+
+def columns(records: pa.Array, shard: int) -> pa.RecordBatch:
+    """Raw records in the Kafka connector's columns."""
+    rows = decode_records(records)
+    count = rows.num_rows
+    properties = rows.column("properties")
+    times = pc.multiply(rows.column("store_time_ms"), 1000).cast(pa.timestamp("us", tz="UTC"))
+    return pa.record_batch(
+        [
+            key_column(properties),
+            rows.column("body"),
+            rows.column("topic"),
+            rows.column("queue_id"),
+            rows.column("queue_offset"),
+            times,
+            pa.array([_LOG_APPEND_TIME] * count, pa.int32()),
+            pc.cast(tag_column(properties), pa.string()),
+            pa.array([shard] * count, pa.int32()),
+        ],
+        schema=_ARROW,
+    )

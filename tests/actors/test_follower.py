@@ -1,0 +1,145 @@
+"""FollowerSession: streams, their order, and what it refuses."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+
+from raymq.actors.follower import FollowerSession
+from raymq.replication.wire import (
+    Ack,
+    Append,
+    Header,
+    Hello,
+    HelloOk,
+    Member,
+    Reason,
+    Refused,
+    cluster_key,
+    decode,
+    encode,
+)
+from raymq.store.chain import ChainUnit
+from raymq.store.checksum import crc32c
+from raymq.store.errors import Rejected
+from tests.support.replica_pair import CommitLogPort
+
+IDENTITY = {"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 5}
+
+
+class Line:
+    """A leader's stream, spoken by hand."""
+
+    def __init__(self, session: FollowerSession, *, life: int, epoch: int = 0) -> None:
+        self.life = life
+        self.epoch = epoch
+        self._frames: queue.Queue = queue.Queue()
+        self._answers: queue.Queue = queue.Queue()
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, args=(session,), daemon=True)
+        self.thread.start()
+
+    def _run(self, session: FollowerSession) -> None:
+        try:
+            session.run(iter(self._frames.get, None), lambda f, _: self._answers.put(decode(f)[1]))
+        except Rejected as error:
+            self.error = error
+
+    def say(self, message, body=None, *, to: int = 5) -> None:
+        header = Header(cluster_key("c"), 0, Member(0, self.life), Member(1, to), self.epoch, 1)
+        self._frames.put((encode(header, message), body))
+
+    def hear(self):
+        return self._answers.get(timeout=10)
+
+    def hang_up(self) -> None:
+        self._frames.put(None)
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    @property
+    def silent(self) -> bool:
+        return self._answers.empty()
+
+
+@pytest.fixture
+def port(tmp_path):
+    port = CommitLogPort(tmp_path / "replica", segment_size_bytes=65536)
+    yield port
+    port.close()
+
+
+@pytest.fixture
+def session(port):
+    return FollowerSession(port, IDENTITY)
+
+
+def unit_of(data: bytes, start: int = 0, previous: int = 0) -> ChainUnit:
+    return ChainUnit(start, start + len(data), 0, crc32c(data), previous)
+
+
+def test_appended_is_acknowledged_at_once_and_synced_when_the_flusher_publishes(port, session):
+    line = Line(session, life=1)
+    line.say(Hello(3, 0), to=0)
+    assert line.hear() == HelloOk(0, 0, 0, 0, 0)
+    line.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    assert line.hear() == Ack(3, 3, 0)
+    port.sync()
+    assert line.hear() == Ack(3, 3, 3)
+    line.hang_up()
+
+
+def test_the_newer_connection_is_served_and_the_older_one_ends(port, session):
+    old, new = Line(session, life=1), Line(session, life=2)
+    old.say(Hello(3, 0), to=0)
+    old.hear()
+    new.say(Hello(3, 0), to=0)
+    new.hear()
+    old.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    old.thread.join(10)
+    assert not old.thread.is_alive()
+    assert old.silent
+    assert port.log.end == 0
+    new.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    assert new.hear() == Ack(3, 3, 0)
+    new.hang_up()
+
+
+def test_a_lower_epoch_is_refused_without_harm_to_the_present_leader(port, session):
+    line, stale = Line(session, life=2, epoch=4), Line(session, life=1, epoch=3)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    stale.say(Hello(3, 0), to=0)
+    refused = stale.hear()
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.promised) == (Reason.EPOCH, 4)
+    stale.hang_up()
+    line.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    assert line.hear() == Ack(3, 3, 0)
+    line.hang_up()
+
+
+def test_bytes_that_do_not_fit_their_units_end_the_stream(port, session):
+    line = Line(session, life=1)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"ab")
+    line.thread.join(10)
+    assert isinstance(line.error, Rejected)
+    assert line.error.fields["field"] == "body"
+    assert port.log.end == 0
+
+
+def test_damaged_bytes_are_refused_and_not_acknowledged(port, session):
+    line = Line(session, life=1)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"abX")
+    refused = line.hear()
+    assert isinstance(refused, Refused)
+    assert refused.reason == Reason.DAMAGED
+    line.thread.join(10)
+    assert not line.thread.is_alive()
+    assert port.log.end == 0

@@ -1,0 +1,180 @@
+"""Replicator and FollowerSession over real files, with a wire that is only memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.actors.flush_service import EXIT_FENCED, EXIT_STOPPED
+from raymq.replication.mirror import MirrorLimits
+from raymq.store.chain import ChainUnit
+from raymq.store.checksum import crc32c
+from raymq.store.errors import StorageFull
+from raymq.store.status import PutStatus
+from tests.support.replica_pair import Pair, wait_until
+
+LIMITS = MirrorLimits(
+    frame_bytes=20_000, heartbeat_ms=20, retry_ms=20, halt_retry_ms=50, window_bytes=100_000
+)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    pair = Pair(tmp_path, limits=LIMITS)
+    yield pair
+    pair.close()
+
+
+def test_bytes_arrive_and_are_confirmed_when_both_have_synced(pair):
+    end = pair.leader.write(1000, 2000, 3000)
+    pair.wait_matched(end)
+    assert pair.follower.bytes(end) == pair.leader.bytes(end)
+    assert pair.leader.confirmed == 0
+    pair.leader.sync()
+    pair.follower.sync()
+    pair.wait_confirmed(end)
+    wait_until(lambda: pair.follower.confirmed() == end, "the heart-beat tells the follower C")
+
+
+def test_a_log_of_many_segments_arrives_in_whole_units(pair):
+    for fill in range(40):
+        end = pair.leader.write(*[300] * 50, fill=fill + 1)
+    pair.leader.sync()
+    pair.wait_matched(end)
+    pair.follower.sync()
+    pair.wait_confirmed(end)
+    assert end > 5 * pair.size
+    assert pair.follower.bytes(end) == pair.leader.bytes(end)
+    assert pair.follower.log.chain.value == pair.leader.chain.value
+
+
+def test_a_put_without_a_follower_times_out_stored_and_not_visible(pair):
+    end = pair.leader.write(100)
+    pair.leader.sync()
+    pair.wait_matched(end)
+    pair.follower.sync()
+    pair.wait_confirmed(end)
+    pair.stop_follower()
+    later = pair.leader.write(100)
+    sequence = pair.leader.submit()
+    pair.leader.sync()
+    statuses = []
+
+    def answered():
+        statuses.extend(pair.leader.rings.take_statuses())
+        return statuses
+
+    wait_until(answered, "the replica's timeout")
+    assert statuses == [(sequence, PutStatus.FLUSH_SLAVE_TIMEOUT.code)]
+    assert pair.leader.confirmed == end
+    pair.start_follower()
+    pair.wait_matched(later)
+    pair.follower.sync()
+    pair.wait_confirmed(later)
+
+
+def test_a_put_that_is_kept_gets_no_status(pair):
+    end = pair.leader.write(100)
+    pair.leader.submit()
+    pair.leader.sync()
+    pair.wait_matched(end)
+    pair.follower.sync()
+    pair.wait_confirmed(end)
+    assert pair.leader.rings.take_statuses() == []
+
+
+def test_a_new_replication_relearns_the_match_and_keeps_c(pair):
+    end = pair.leader.write(100, 200)
+    pair.leader.sync()
+    pair.wait_matched(end)
+    pair.follower.sync()
+    pair.wait_confirmed(end)
+    assert pair.stop_replication() == EXIT_STOPPED
+    later = pair.leader.write(300)
+    pair.leader.sync()
+    pair.start_replication(confirmed=end)
+    pair.wait_matched(later)
+    pair.follower.sync()
+    pair.wait_confirmed(later)
+    assert pair.follower.bytes(later) == pair.leader.bytes(later)
+
+
+def test_a_lost_grant_ends_the_life_and_publishes_nothing_more(pair):
+    end = pair.leader.write(100)
+    pair.wait_matched(end)
+    pair.leader.record.take_grant_back()
+    pair.leader.sync()
+    pair.thread.join(20)
+    assert pair.exit_codes == [EXIT_FENCED]
+    pair.follower.sync()
+    assert pair.leader.confirmed == 0
+
+
+def test_a_full_follower_refuses_and_is_tried_again(pair):
+    pair.follower.full = StorageFull("the disk is full", field="disk")
+    end = pair.leader.write(100)
+    wait_until(lambda: "disk is full" in (pair.replicator.status()["trouble"] or ""), "a refusal")
+    assert pair.replicator.status()["matched_end"] == 0
+    pair.follower.full = None
+    pair.wait_matched(end)
+    assert pair.replicator.status()["trouble"] is None
+
+
+def test_damaged_bytes_are_refused_and_never_stored(pair):
+    first = pair.leader.write(100)
+    pair.wait_matched(first)
+    # The leader's bytes change behind its chain, as on a rotten disk.
+    pair.stop_follower()
+    end = pair.leader.write(100)
+    pair.leader.queue.files[-1].pwrite(b"\xff", first + 50)
+    pair.start_follower()
+    wait_until(lambda: "damaged" in (pair.replicator.status()["trouble"] or ""), "a refusal")
+    assert pair.follower.log.end == first
+    pair.leader.queue.files[-1].pwrite(b"\x01", first + 50)
+    pair.wait_matched(end)
+
+
+def test_a_cut_connection_is_made_anew(pair):
+    end = pair.leader.write(100)
+    pair.wait_matched(end)
+    for stream in pair.transport.streams:
+        stream.close()
+    end = pair.leader.write(100)
+    pair.wait_matched(end)
+    assert pair.follower.bytes(end) == pair.leader.bytes(end)
+
+
+def test_a_tail_that_the_leader_does_not_have_is_cut_when_its_bytes_differ(pair):
+    end = pair.leader.write(100)
+    pair.leader.sync()
+    pair.wait_matched(end)
+    pair.follower.sync()
+    pair.wait_confirmed(end)
+    pair.stop_follower()
+    tail = b"~" * 500
+    previous = pair.follower.log.chain.value
+    unit = ChainUnit(end, end + len(tail), 0, crc32c(tail), previous)
+    pair.follower.append_units([unit], memoryview(tail))
+    pair.follower.sync()
+    pair.start_follower()
+    later = pair.leader.write(200)
+    pair.leader.sync()
+    pair.wait_matched(later)
+    assert pair.leader.confirmed == end
+    pair.follower.sync()
+    pair.wait_confirmed(later)
+    assert pair.follower.log.end == later
+    assert pair.follower.bytes(later) == pair.leader.bytes(later)
+
+
+def test_a_follower_whose_chain_was_rebuilt_takes_over_the_leaders_units(pair):
+    end = pair.leader.write(100, 200, 300)
+    pair.wait_matched(end)
+    pair.stop_follower()
+    pair.follower.log.chain.truncate_to(0)
+    pair.follower.log.complete_chain()
+    assert pair.follower.log.chain.value != pair.leader.chain.value
+    pair.start_follower()
+    end = pair.leader.write(100)
+    pair.wait_matched(end)
+    assert pair.follower.log.chain.value == pair.leader.chain.value
+    assert pair.follower.bytes(end) == pair.leader.bytes(end)

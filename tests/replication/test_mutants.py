@@ -1,0 +1,49 @@
+"""The interleavings find what they are for: with a rule taken out, some seed fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.replication import mirror, mirror_follower
+from raymq.replication.wire import Ack
+from tests.replication.test_interleavings import Chaos
+
+SEEDS = 200
+
+
+def ack_before_sync(self, log):
+    return Ack(self.matched_end, log.end()[0], self.matched_end)
+
+
+def confirm_without_own_sync(self, effects):
+    if self.replicated_end > self.confirmed:
+        self.confirmed = self.replicated_end
+        effects.append(mirror.Publish(self.confirmed))
+
+
+def match_by_length(log, end, value):
+    return log.end()[0] >= end
+
+
+def serve_every_life(self, header, message):
+    return True
+
+
+MUTANTS = [
+    (mirror_follower.MirrorFollower, "acknowledge", ack_before_sync),
+    (mirror.MirrorLeader, "_raise_confirmed", confirm_without_own_sync),
+    (mirror_follower, "_holds", match_by_length),
+    (mirror_follower.MirrorFollower, "_is_mine", serve_every_life),
+]
+
+
+def try_seeds() -> None:
+    for seed in range(SEEDS):
+        Chaos(seed, "sync").run()
+
+
+@pytest.mark.parametrize(("owner", "name", "mutant"), MUTANTS, ids=[m[2].__name__ for m in MUTANTS])
+def test_a_missing_rule_is_noticed(monkeypatch, owner, name, mutant):
+    monkeypatch.setattr(owner, name, mutant)
+    with pytest.raises(AssertionError):
+        try_seeds()

@@ -1,0 +1,69 @@
+"""Frames: what goes in comes out, and nothing else is taken for a frame."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.replication.wire import (
+    Ack,
+    Append,
+    Conflict,
+    Header,
+    Hello,
+    HelloOk,
+    Member,
+    Probe,
+    ProbeOk,
+    Reason,
+    Refused,
+    cluster_key,
+    decode,
+    encode,
+)
+from raymq.store.chain import ChainUnit
+from raymq.store.errors import Rejected
+
+HEADER = Header(cluster_key("c"), 3, Member(0, 2**63 - 1), Member(1, 17), 5, 9)
+UNITS = (ChainUnit(10, 30, 5, 2**32 - 1, 7), ChainUnit(30, 2**40, 5, 1, 8))
+MESSAGES = [
+    Hello(100, 50),
+    HelloOk(100, 90, 50, -1, 5),
+    Probe(((0, 0), (2**40, 2**32 - 1))),
+    Probe(()),
+    ProbeOk(-1, 100),
+    Append(10, 2**32 - 1, 5, UNITS),
+    Append(10, 0, 5, ()),
+    Ack(10, 20, 5),
+    Conflict(5, 100),
+    Refused(Reason.HALTED, 6, "Bytes verschieden: ü"),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=[type(m).__name__ for m in MESSAGES])
+def test_a_message_comes_back_as_it_was(message):
+    assert decode(encode(HEADER, message)) == (HEADER, message)
+
+
+def test_a_flipped_bit_anywhere_is_noticed():
+    frame = encode(HEADER, MESSAGES[5])
+    for bit in range(len(frame) * 8):
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Rejected):
+            decode(bytes(damaged))
+
+
+def test_a_frame_cut_short_is_refused():
+    frame = encode(HEADER, MESSAGES[5])
+    for length in range(len(frame)):
+        with pytest.raises(Rejected):
+            decode(frame[:length])
+
+
+def test_another_version_is_named():
+    frame = bytearray(encode(HEADER, MESSAGES[0]))
+    frame[4] = 9
+    with pytest.raises(Rejected) as refused:
+        decode(bytes(frame))
+    assert refused.value.fields["found"] == 9
+    assert refused.value.fields["field"] == "version"

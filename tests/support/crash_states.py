@@ -1,0 +1,312 @@
+"""From a simulated disk's trace to the disks that a crash may leave.
+
+The trace is replayed; beside what is certainly on disk, each file has the versions its blocks and
+its length had since its last sync, and each directory the changes since its last sync. Each
+combination of choices among them is a legal disk. All are made while they are no more than the
+limit; else a seeded sample with the extremes in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .simulated_disk import Base, Op, SimulatedDisk
+
+if TYPE_CHECKING:
+    from .simulated_disk import Blocks
+
+#: (place in the trace, content); None: zeros
+Version = tuple[int, bytes | None]
+
+
+class FileState:
+    """What is on disk of one file, and what may be."""
+
+    def __init__(self, blocks: Blocks, size: int, width: int) -> None:
+        self.blocks = blocks
+        self.size = size
+        self.width = width
+        self.versions: dict[int, list[Version]] = {}
+        #: (place in the trace, new length)
+        self.sizes: list[tuple[int, int]] = []
+        #: blocks of a failed sync that were not written since: no sync settles them
+        self.stuck: set[int] = set()
+        self._hash: int | None = None
+
+    def apply(self, at: int, op: Op) -> None:
+        self._hash = None
+        if op.kind == "write":
+            blocks, size = op.value
+            for block, content in blocks.items():
+                self._write(at, block, content)
+            if size is not None:
+                self.sizes.append((at, size))
+        elif op.kind == "resize":
+            self.sizes.append((at, op.value))
+        elif op.kind == "sync":
+            self.settle()
+        elif op.kind == "sync_failed":
+            self.stuck = set(self.versions)
+
+    def _write(self, at: int, block: int, content: bytes) -> None:
+        kept = content if content.count(0) != len(content) else None
+        versions = self.versions.get(block)
+        before = versions[-1][1] if versions else self.blocks.get(block)
+        if kept != before or self.sizes or block in self.stuck:
+            self.versions.setdefault(block, []).append((at, kept))
+            self.stuck.discard(block)
+
+    def choices(self) -> list[tuple[int | str, int]]:
+        """(what, number of versions beside the one on disk): blocks, and "size"."""
+        found: list[tuple[int | str, int]] = [(b, len(v)) for b, v in self.versions.items()]
+        if self.sizes:
+            found.append(("size", len(self.sizes)))
+        return found
+
+    def image(self, chosen: dict[int | str, int]) -> tuple[Blocks, int]:
+        """Content with the chosen versions; what is not named is as on disk."""
+        if not chosen:
+            return self.blocks, self.size
+        width = self.width
+        reached = self.sizes[: chosen.get("size", 0)]
+        size = reached[-1][1] if reached else self.size
+        blocks = dict(self.blocks)
+        written: dict[int, int] = {}
+        for block, versions in self.versions.items():
+            version = chosen.get(block, 0)
+            if version:
+                written[block], content = versions[version - 1]
+                if content is None:
+                    blocks.pop(block, None)
+                else:
+                    blocks[block] = content
+        # A length that fell and rose again has zeros where it was cut, unless they were rewritten.
+        cuts, before = [], self.size
+        for at, length in reached:
+            if length < before:
+                cuts.append((at, length))
+            before = length
+        for at, cut in [*cuts, (1 << 62, size)]:
+            for block in [b for b in blocks if (b + 1) * width > cut and written.get(b, -1) < at]:
+                if block * width >= cut:
+                    del blocks[block]
+                else:
+                    keep = blocks[block][: cut - block * width]
+                    blocks[block] = keep.ljust(width, b"\0")
+        return blocks, size
+
+    def settle(self) -> None:
+        """A successful sync."""
+        chosen: dict[int | str, int] = {
+            b: len(v) for b, v in self.versions.items() if b not in self.stuck
+        }
+        chosen["size"] = len(self.sizes)
+        self.blocks, self.size = self.image(chosen)
+        self.versions = {b: v for b, v in self.versions.items() if b in self.stuck}
+        self.sizes = []
+
+    def hash(self) -> int:
+        """Of what is on disk."""
+        if self._hash is None:
+            self._hash = hash((self.size, frozenset(self.blocks.items())))
+        return self._hash
+
+
+class DirState:
+    """What is on disk of one directory, and the changes that may be."""
+
+    def __init__(self, names: dict[str, int]) -> None:
+        self.names = names
+        self.changes: list[Op] = []
+
+    def image(self, chosen: list[Op]) -> dict[str, int]:
+        """Names after the chosen changes."""
+        if not chosen:
+            return self.names
+        names = dict(self.names)
+        for op in chosen:
+            if op.kind == "unlink":
+                names.pop(op.value, None)
+            elif op.kind == "rename":
+                old, new, number = op.value
+                if names.get(old) == number:
+                    del names[old]
+                names[new] = number
+            else:
+                names[op.value[0]] = op.value[1]
+        return names
+
+    def settle(self) -> None:
+        """An fsync of the directory."""
+        self.names = self.image(self.changes)
+        self.changes = []
+
+
+class Replay:
+    """The state of a disk at one place of its trace."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        width = disk.block_bytes
+        self.disk = disk
+        self.notes: tuple[Any, ...] = disk.notes
+        self.files = {n: FileState(b, s, width) for n, (b, s) in disk.base.files.items()}
+        self.dirs = {n: DirState(names) for n, names in disk.base.dirs.items()}
+        self._seen: set[tuple[int, int]] = set()
+
+    def apply(self, at: int, op: Op) -> None:
+        if op.kind == "note":
+            self.notes = (*self.notes, op.value)
+        elif op.kind in ("link", "mkdir", "unlink", "rename"):
+            self.dirs[op.node].changes.append(op)
+            if op.kind == "mkdir":
+                self.dirs[op.value[1]] = DirState({})
+            elif op.kind == "link":
+                self.files[op.value[1]] = FileState({}, 0, self.disk.block_bytes)
+        elif op.kind == "sync_dir":
+            self.dirs[op.node].settle()
+        else:
+            self.files[op.node].apply(at, op)
+
+    def settle_all(self) -> None:
+        for file in self.files.values():
+            if file.versions or file.sizes:
+                file.stuck = set()
+                file.settle()
+        for directory in self.dirs.values():
+            if directory.changes:
+                directory.settle()
+
+    def choices(self) -> list[tuple[Any, int]]:
+        """Open questions: (node, block or "size" or change), answers beside "not on disk"."""
+        found: list[tuple[Any, int]] = []
+        for number, file in self.files.items():
+            if file.versions or file.sizes:
+                found += [((number, what), count) for what, count in file.choices()]
+        for number, directory in self.dirs.items():
+            found += [((number, index), 1) for index in range(len(directory.changes))]
+        return found
+
+    def image(self, at: int, answers: dict[Any, int], *, boot: int) -> SimulatedDisk | None:
+        """The disk with these answers; None if it was there before with the same notes."""
+        of_file: dict[int, dict[int | str, int]] = {}
+        of_dir: dict[int, set[int]] = {}
+        for (number, what), answer in answers.items():
+            if answer and number in self.dirs:
+                of_dir.setdefault(number, set()).add(what)
+            elif answer:
+                of_file.setdefault(number, {})[what] = answer
+        files: dict[int, tuple[Blocks, int]] = {}
+        dirs: dict[int, dict[str, int]] = {}
+        parts: list[Any] = []
+        waiting = [0]
+        while waiting:
+            number = waiting.pop()
+            directory = self.dirs[number]
+            chosen = of_dir.get(number, ())
+            changes = [directory.changes[index] for index in sorted(chosen)]
+            names = dirs[number] = directory.image(changes)
+            for name, child in names.items():
+                if child in self.dirs:
+                    waiting.append(child)
+                    parts.append((number, name))
+                    continue
+                file = self.files[child]
+                mine = of_file.get(child)
+                if mine:
+                    blocks, size = files[child] = file.image(mine)
+                    parts.append((number, name, hash((size, frozenset(blocks.items())))))
+                else:
+                    files[child] = file.blocks, file.size
+                    parts.append((number, name, file.hash()))
+        key = (hash(frozenset(parts)), len(self.notes))
+        if key in self._seen:
+            return None
+        self._seen.add(key)
+        made = SimulatedDisk(
+            block_bytes=self.disk.block_bytes, record=False, boot=boot, base=Base(files, dirs)
+        )
+        made.crashed_at, made.notes = at, self.notes
+        return made
+
+
+def power_loss_states(
+    disk: SimulatedDisk, limit_per_point: int, seed: int
+) -> Iterator[SimulatedDisk]:
+    """Every place of the trace, up to `limit_per_point` combinations at each; none twice."""
+    replay = Replay(disk)
+    for at, op in _places(disk):
+        if op is not None:
+            replay.apply(at, op)
+        for answers in _combinations(replay.choices(), limit_per_point, f"{seed}/{at}"):
+            image = replay.image(at, answers, boot=disk.boot + 1)
+            if image is not None:
+                yield image
+
+
+def kill_states(disk: SimulatedDisk) -> Iterator[SimulatedDisk]:
+    """Every place of the trace with all that was written before it, and places inside a pwrite."""
+    replay = Replay(disk)
+    for at, op in _places(disk):
+        if op is not None and op.kind == "write" and len(op.value[0]) > 1:
+            yield from _torn(replay, at, op)
+        if op is not None:
+            replay.apply(at, op)
+        replay.settle_all()
+        image = replay.image(at, {}, boot=disk.boot)
+        if image is not None:
+            yield image
+
+
+def _torn(replay: Replay, at: int, op: Op) -> Iterator[SimulatedDisk]:
+    """The first blocks of one pwrite, and the length as far as it came."""
+    file = replay.files[op.node]
+    content, new_size = op.value
+    blocks = sorted(content)
+    for count in sorted({1, len(blocks) // 2, len(blocks) - 1}):
+        end = None
+        if new_size is not None:
+            end = max(file.size, min((blocks[count - 1] + 1) * file.width, new_size))
+        part = FileState(file.blocks, file.size, file.width)
+        part.apply(at, Op("write", op.node, ({b: content[b] for b in blocks[:count]}, end)))
+        part.settle()
+        replay.files[op.node] = part
+        image = replay.image(at, {}, boot=replay.disk.boot)
+        if image is not None:
+            yield image
+    replay.files[op.node] = file
+
+
+def _places(disk: SimulatedDisk) -> Iterator[tuple[int, Op | None]]:
+    """Before the first operation, then behind each: (number of operations done, the last of them)."""
+    yield 0, None
+    yield from enumerate(disk.snapshot(), start=1)
+
+
+def _combinations(
+    choices: list[tuple[Any, int]], limit: int, seed: str
+) -> Iterator[dict[Any, int]]:
+    total = 1
+    for _, count in choices:
+        total *= count + 1
+        if total > limit:
+            break
+    else:
+        names = [name for name, _ in choices]
+        for answers in itertools.product(*(range(count + 1) for _, count in choices)):
+            yield dict(zip(names, answers, strict=True))
+        return
+    chance = random.Random(seed)
+    newest = dict(choices)
+    yield {}
+    yield newest
+    # Exactly one thing on disk, exactly one thing lost: most protocols break here.
+    singles = [(name, lost) for name, _ in choices for lost in (False, True)]
+    chance.shuffle(singles)
+    singles = singles[: limit // 2]
+    for name, lost in singles:
+        yield {**newest, name: 0} if lost else {name: newest[name]}
+    for _ in range(limit - 2 - len(singles)):
+        yield {name: chance.randint(0, count) for name, count in choices}

@@ -1,0 +1,324 @@
+"""A shard in memory: what a ShardBackend means, without a disk, with failures on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from raymq.actors.shard_api import PutTicket
+from raymq.cluster.flight_server import Server, serve
+from raymq.cluster.routes import Routes
+from raymq.store import record
+from raymq.store.clock import Clock
+from raymq.store.errors import DeliveryUnknown, OffsetOutOfRange, RayMQError, Rejected, Unavailable
+from raymq.store.producer_stamp import Stamp
+from raymq.store.put import FetchRequest, FetchSlice, PutOutcome, PutRequest
+from raymq.store.state import ShardState, TopicInfo
+
+TOKEN = "t0ken"
+CLUSTER_ID = "c" * 32
+
+
+@dataclass
+class FakeQueue:
+    """Raw records from `min_offset` on."""
+
+    min_offset: int = 0
+    records: list[bytes] = field(default_factory=list)
+
+    @property
+    def max_offset(self) -> int:
+        """The next record's offset."""
+        return self.min_offset + len(self.records)
+
+
+class FakeBackend:
+    """Sequences, offsets, long poll and admission as in the real shard (store/state.py decides)."""
+
+    def __init__(
+        self, shard: int = 0, *, cluster_id: str = CLUSTER_ID, max_message_bytes: int = 4 << 20
+    ) -> None:
+        self.shard = shard
+        self.cluster_id = cluster_id
+        self.max_message_bytes = max_message_bytes
+        self.state = ShardState()
+        self.queues: dict[tuple[str, int], FakeQueue] = {}
+        self.routes: dict[str, str] = {}
+        #: every put that arrived, refused or not
+        self.puts: list[PutRequest] = []
+        #: raised by the next puts, one each; None lets one pass
+        self.refusals: list[RayMQError | None] = []
+        #: stored, then answered "unknown", that many times
+        self.unknown = 0
+        self.clock = Clock()
+        self.frames: list[tuple[bytes, bytes | None]] = []
+        self._changed = threading.Condition()
+        self._held: list[Callable[[], None]] | None = None
+        self._position = 0
+
+    # --- what tests do --------------------------------------------------------------------------
+
+    def create(self, topic: str, queues: int = 1, shards: tuple[int, ...] = (0,)) -> None:
+        """Make a topic."""
+        self.state.topics[topic] = TopicInfo(topic, queues, shards)
+
+    def bodies(self, topic: str, queue_id: int = 0) -> list[bytes]:
+        """Every stored body of a queue."""
+        raw = self.queues.get((topic, queue_id), FakeQueue()).records
+        batch = decode_all(raw)
+        found: list[bytes] = batch.column("body").to_pylist()
+        return found
+
+    def trim(self, topic: str, queue_id: int, upto: int) -> None:
+        """Forget records below `upto`."""
+        entry = self.queues[topic, queue_id]
+        del entry.records[: upto - entry.min_offset]
+        entry.min_offset = upto
+
+    def hold(self) -> None:
+        """Store puts, but keep the answers until `release`."""
+        with self._changed:
+            self._held = []
+
+    def release(self) -> None:
+        """Answer what was held."""
+        with self._changed:
+            held, self._held = self._held or [], None
+        for answer in held:
+            answer()
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        """Wait until something that a put or frame brings about is so."""
+        with self._changed:
+            assert self._changed.wait_for(condition, timeout_s), "it did not happen in time"
+
+    # --- ShardBackend ---------------------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        """Who this is."""
+        return {"cluster_id": self.cluster_id, "shard": self.shard, "incarnation": 1}
+
+    def put(self, request: PutRequest) -> PutTicket:
+        """Store in memory."""
+        with self._changed:
+            self.puts.append(request)
+            self._changed.notify_all()
+            if self.refusals:
+                error = self.refusals.pop(0)
+                if error is not None:
+                    raise error
+            ticket = PutTicket(request)
+            outcome = self._store(request)
+            self._changed.notify_all()
+            held = self._held
+            if self.unknown:
+                self.unknown -= 1
+                ticket.fail(DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT", append={}))
+            elif held is not None:
+                held.append(lambda: ticket.complete(outcome))
+            else:
+                ticket.complete(outcome)
+            return ticket
+
+    def _store(self, request: PutRequest) -> PutOutcome:
+        info = self.state.topics.get(request.topic)
+        if info is None or not 0 <= request.queue_id < info.queues:
+            raise Rejected(f"no queue {request.queue_id} of {request.topic}", field="topic")
+        record.check_put(request.topic, request.batch, max_message_bytes=self.max_message_bytes)
+        count = request.batch.num_rows
+        skip, first = 0, -1
+        stamp = None
+        if request.producer_id is not None:
+            admission = self.state.admit(
+                request.producer_id,
+                request.epoch,
+                request.topic,
+                request.queue_id,
+                request.first_sequence,
+                count,
+            )
+            skip, first = admission.duplicates, admission.first_offset
+            stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
+        entry = self.queues.setdefault((request.topic, request.queue_id), FakeQueue())
+        now = self.clock.now_ms()
+        if skip < count:
+            offset = entry.max_offset
+            entry.records += self._encode(request, stamp, skip, offset, now)
+            self.state.apply_rows(
+                request.topic,
+                request.queue_id,
+                offset,
+                count - skip,
+                0,
+                now,
+                producer=request.producer_id,
+                epoch=request.epoch,
+                first_sequence=request.first_sequence + skip,
+            )
+            first = first if skip else offset
+        return PutOutcome(first, count, skip, now, self._position)
+
+    def _encode(
+        self, request: PutRequest, stamp: Stamp | None, skip: int, offset: int, now: int
+    ) -> list[bytes]:
+        prepared = record.prepare(
+            request.topic,
+            request.queue_id,
+            request.batch,
+            stamp=stamp,
+            store_host=("127.0.0.1", 10911),
+        )
+        data = prepared.encode(
+            skip,
+            prepared.count,
+            queue_offset=offset,
+            physical_offset=self._position,
+            store_time_ms=now,
+        ).to_pybytes()
+        self._position += len(data)
+        found, start = [], 0
+        for size in prepared.sizes[skip:].tolist():
+            found.append(data[start : start + size])
+            start += size
+        return found
+
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
+        """Wait for any of the queues."""
+        deadline = self.clock.monotonic() + request.wait_ms / 1000
+        with self._changed:
+            while True:
+                found = self._read(request)
+                left = deadline - self.clock.monotonic()
+                if found or left <= 0:
+                    return found
+                self._changed.wait(left)
+
+    def _read(self, request: FetchRequest) -> list[FetchSlice]:
+        found = []
+        for queue_id, offset in request.offsets.items():
+            entry = self.queues.get((request.topic, queue_id), FakeQueue())
+            low, high = entry.min_offset, entry.max_offset
+            if not low <= offset <= high:
+                error = OffsetOutOfRange(
+                    f"queue {queue_id} holds {low} to {high}, not {offset}",
+                    min=low,
+                    max=high,
+                    queue_id=queue_id,
+                )
+                found.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
+                continue
+            records = entry.records[offset - low :][: request.max_records]
+            size = 0
+            for index, raw in enumerate(records):
+                size += len(raw)
+                if size > request.max_bytes and index:
+                    records = records[:index]
+                    break
+            if records:
+                end = offset + len(records)
+                column = pa.array(records, pa.binary())
+                found.append(FetchSlice(queue_id, offset, end, low, high, column, None))
+        return found
+
+    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """The operations that clients use."""
+        if op == "topics":
+            return {
+                info.name: {"queues": info.queues, "shards": list(info.shards)}
+                for info in self.state.topics.values()
+            }
+        if op == "routes":
+            return dict(self.routes)
+        if op == "describe":
+            return {**self.identity(), "name": "fake", "shards": 1}
+        if op == "queue_ranges":
+            info = self.state.topics[args["topic"]]
+            queues = [q for q in range(info.queues) if info.shard_of(q) == self.shard]
+            entries = {q: self.queues.get((info.name, q), FakeQueue()) for q in queues}
+            return {str(q): [e.min_offset, e.max_offset] for q, e in entries.items()}
+        if op == "commit_offsets":
+            table = self.state.offsets.setdefault((args["group"], args["topic"]), {})
+            table.update({int(q): int(o) for q, o in args["offsets"].items()})
+            return {}
+        if op == "offsets":
+            table = self.state.offsets.get((args["group"], args["topic"]), {})
+            return {str(q): o for q, o in table.items()}
+        if op == "down":
+            raise Unavailable("down", field="op")
+        raise Rejected(f"unknown operation {op!r}", field="op", limit="a known operation")
+
+    def replicate(
+        self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]
+    ) -> None:
+        """Keep and echo every frame."""
+        for header, body in frames:
+            with self._changed:
+                self.frames.append((header, None if body is None else bytes(body)))
+                self._changed.notify_all()
+            send(b"ack:" + header, body)
+
+
+def decode_all(raw: list[bytes]) -> pa.RecordBatch:
+    """Raw records as RECORD_SCHEMA."""
+    data, starts, at = b"".join(raw), [], 0
+    for each in raw:
+        starts.append(at)
+        at += len(each)
+    return record.decode(data, starts, [len(each) for each in raw])
+
+
+class FakeCluster:
+    """Fake shards behind real Flight servers on 127.0.0.1, and what a Cluster handle offers."""
+
+    def __init__(self, shards: int = 1) -> None:
+        self.name = "fake"
+        self.cluster_id = CLUSTER_ID
+        self.token = TOKEN
+        self.shards = shards
+        self.backends = [FakeBackend(shard) for shard in range(shards)]
+        self.servers: dict[int, Server] = {}
+        self.endpoints: dict[int, str] = {}
+        self.resolver: Callable[[], dict[int, str]] | None = lambda: dict(self.endpoints)
+        for shard in range(shards):
+            self.up(shard)
+
+    def up(self, shard: int = 0, port: int = 0) -> int:
+        """Start a shard's server; its memory is what it was."""
+        server = serve(self.backends[shard], host="127.0.0.1", port=port, token=TOKEN)
+        self.servers[shard] = server
+        self.endpoints[shard] = f"127.0.0.1:{server.port}"
+        for backend in self.backends:
+            backend.routes = {str(s): place for s, place in self.endpoints.items()}
+        found: int = server.port
+        return found
+
+    def down(self, shard: int = 0) -> int:
+        """Stop a shard's server. Returns: the port it had."""
+        server = self.servers.pop(shard)
+        port: int = server.port
+        server.close()
+        return port
+
+    def create_topic(self, name: str, *, queues: int = 1) -> None:
+        """Make a topic on all shards."""
+        for backend in self.backends:
+            backend.create(name, queues, tuple(range(self.shards)))
+
+    def routes(self) -> Routes:
+        """New client routes."""
+        return Routes(
+            self.endpoints, self.token, cluster_id=self.cluster_id, resolver=self.resolver
+        )
+
+    def close(self) -> None:
+        """Stop all."""
+        for backend in self.backends:
+            backend.release()
+        for shard in list(self.servers):
+            with contextlib.suppress(RayMQError):
+                self.down(shard)

@@ -1,0 +1,318 @@
+"""A leader's files and words without its process, a follower's real CommitLog, a wire of memory.
+
+The test plays CommitLog and GroupCommit of the leader.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from pathlib import Path
+
+from raymq.actors.control_block import ControlBlock, shared_file
+from raymq.actors.doorbell import Doorbell
+from raymq.actors.follower import FollowerSession
+from raymq.actors.processes import boot_id_hash, own_identity
+from raymq.actors.replicator import Replicator
+from raymq.actors.ring import FLAG_ANSWER, FLAG_FLUSH, FLAG_REPLICA, Request, RoleRings
+from raymq.store.chain import Chain, ChainUnit
+from raymq.store.checksum import crc32c
+from raymq.store.clock import Clock
+from raymq.store.commit_log import CommitLog
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Unavailable
+from raymq.store.files import Files
+from raymq.store.mapped_file_queue import MappedFileQueue
+
+CLUSTER_ID = "pair"
+TIMEOUT_S = 20.0
+
+
+def wait_until(holds, what: str) -> None:
+    """Poll until it holds. Fails with `what` after a while."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {TIMEOUT_S} s: {what}"
+        time.sleep(0.002)
+
+
+class Leader:
+    """The leader's side as Replication sees it: segments, chain, words, rings."""
+
+    def __init__(self, root: Path, *, segment_size_bytes: int, base: int = 0) -> None:
+        self.root = root
+        self.size = segment_size_bytes
+        self.files = Files()
+        for name in ("raymq", "raymq/chain", "commitlog"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        self.queue = MappedFileQueue(root / "commitlog", segment_size_bytes, files=self.files)
+        self.queue.load()
+        self.chain = Chain(root / "raymq" / "chain", segment_size_bytes, files=self.files)
+        self.chain.load()
+        self.end = self.chain.last.end if self.chain.last else 0
+        self.bell = Doorbell(str(root), "commit_log", files=self.files)
+        self.control = ControlBlock.open(shared_file(str(root), "control"), files=self.files)
+        self.rings = RoleRings.open(shared_file(str(root), "ring-replication"), files=self.files)
+        self.control.format(boot_id_hash(files=self.files))
+        self.control.begin(7, own_identity(files=self.files), self.end, 0)
+        self.flusher = self.control.roles["group_commit"]
+        self.flusher_generation = self.flusher.give_grant(5, 0)
+        self.record = self.control.roles["replication"]
+        self.generation = 0
+        self.sequence = 0
+
+    def grant(self, replicator: Replicator, confirmed: int) -> None:
+        """Let this life work, when it has said that it is here."""
+        incarnation = replicator._satellite.incarnation
+        wait_until(
+            lambda: (found := self.record.registration()) and found.incarnation == incarnation,
+            "Replication says that it is here",
+        )
+        self.record.clear(base=confirmed)
+        self.generation = self.record.give_grant(incarnation, confirmed)
+        self.bell.ring("replication")
+
+    def write(self, *sizes: int, fill: int = 1) -> int:
+        """Append units and publish, as CommitLog does. Returns: the end."""
+        for size in sizes:
+            room = self.size - self.end % self.size
+            if room < size:
+                self._unit(bytes(room))
+            self._unit(bytes([fill]) * size)
+        self.control.publish_appended(self.end)
+        self.bell.ring("replication")
+        return self.end
+
+    def _unit(self, data: bytes) -> None:
+        if not self.queue.files or self.end >= self.queue.files[-1].start + self.size:
+            self.queue.create_next()
+        file = self.queue.files[-1]
+        file.pwrite(data, self.end - file.start)
+        stop = self.end + len(data)
+        self.chain.append(ChainUnit(self.end, stop, 0, crc32c(data), self.chain.value))
+        self.end = stop
+
+    def sync(self) -> None:
+        """As GroupCommit does."""
+        self.flusher.publish_position(self.flusher_generation, self.end)
+        self.bell.ring("replication")
+
+    def submit(self, *, limit_ms: int = 5000) -> int:
+        """Hand over a put that ends at the log's end. Returns: its sequence."""
+        self.sequence += 1
+        deadline = Clock().monotonic_ms() + limit_ms
+        flags = FLAG_ANSWER | FLAG_FLUSH | FLAG_REPLICA
+        assert self.rings.request(Request(self.sequence, self.end, deadline, flags))
+        self.bell.ring("replication")
+        return self.sequence
+
+    @property
+    def confirmed(self) -> int:
+        return self.record.position(self.generation)
+
+    def bytes(self, stop: int) -> bytes:
+        return read_log(self.queue, stop)
+
+    def close(self) -> None:
+        self.rings.close()
+        self.control.close()
+        self.bell.close()
+        self.chain.close()
+        self.queue.close()
+
+
+class CommitLogPort:
+    """A follower's store port over a real CommitLog; the test syncs it."""
+
+    def __init__(self, root: Path, *, segment_size_bytes: int) -> None:
+        config = StoreConfig(segment_size_bytes=segment_size_bytes)
+        self.log = CommitLog(root, config, files=Files(), clock=Clock())
+        self.log.recover(0)
+        self.changed = threading.Condition()
+        self.full: Exception | None = None
+
+    def append_units(self, units, data) -> None:
+        if self.full is not None:
+            raise self.full
+        self.log.append_units(units, data)
+
+    def adopt_units(self, units, data) -> None:
+        self.log.adopt_units(units, data)
+
+    def same_until(self, units, data) -> int:
+        return self.log.same_until(units, data)
+
+    def truncate(self, offset) -> None:
+        self.log.truncate(offset)
+
+    def end(self):
+        last = self.log.chain.last
+        return self.log.end, self.log.chain.value, 0 if last is None else last.epoch
+
+    def chain_at(self, offset):
+        return self.log.chain.value_at(offset)
+
+    def synced(self) -> int:
+        return self.log.synced
+
+    def confirmed(self) -> int:
+        return self.log.confirmed
+
+    def advance_confirmed(self, confirmed) -> None:
+        self.log.note_confirmed(min(confirmed, self.log.end))
+
+    def wait_synced(self, offset, timeout_ms) -> int:
+        with self.changed:
+            self.changed.wait_for(lambda: self.log.synced >= offset, timeout_ms / 1000)
+        return self.log.synced
+
+    def sync(self) -> None:
+        self.log.sync()
+        with self.changed:
+            self.changed.notify_all()
+
+    def bytes(self, stop: int) -> bytes:
+        return read_log(self.log.queue, stop)
+
+    def close(self) -> None:
+        self.log.close(clean=False)
+
+
+def read_log(log_queue: MappedFileQueue, stop: int) -> bytes:
+    found = b""
+    for file in log_queue.files:
+        found += bytes(file.read_view()[: max(0, stop - file.start)])
+    return found
+
+
+class MemoryStream:
+    """The leader's end of a stream whose other end a FollowerSession serves in a thread."""
+
+    def __init__(self, session: FollowerSession) -> None:
+        self._to_follower: queue.Queue = queue.Queue()
+        self._to_leader: queue.Queue = queue.Queue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(session,), daemon=True)
+        self._thread.start()
+
+    def _serve(self, session: FollowerSession) -> None:
+        try:
+            session.run(iter(self._to_follower.get, None), self._answer)
+        finally:
+            self._closed.set()
+            self._to_leader.put(None)
+
+    def _answer(self, frame: bytes, body) -> None:
+        if self._closed.is_set():
+            raise Unavailable("the leader hung up")
+        self._to_leader.put((frame, body))
+
+    def send(self, header: bytes, body) -> None:
+        if self._closed.is_set():
+            raise Unavailable("the follower hung up")
+        self._to_follower.put((header, body))
+
+    def receive(self, timeout_ms: int):
+        try:
+            frame = self._to_leader.get(timeout=timeout_ms / 1000)
+        except queue.Empty:
+            return None
+        if frame is None:
+            raise Unavailable("the follower hung up")
+        return frame
+
+    def close(self) -> None:
+        self._closed.set()
+        self._to_follower.put(None)
+        self._to_leader.put(None)
+
+
+class MemoryTransport:
+    """Connects to `session`, while there is one."""
+
+    def __init__(self) -> None:
+        self.session: FollowerSession | None = None
+        self.streams: list[MemoryStream] = []
+
+    def connect(self, endpoint: str) -> MemoryStream:
+        if self.session is None:
+            raise Unavailable(f"nobody listens at {endpoint}")
+        self.streams.append(MemoryStream(self.session))
+        return self.streams[-1]
+
+    def cut(self) -> None:
+        """The follower's process is gone."""
+        self.session = None
+        while self.streams:
+            stream = self.streams.pop()
+            stream.close()
+            stream._thread.join(TIMEOUT_S)
+
+
+class Pair:
+    """Both sides, and the present life of Replication."""
+
+    def __init__(self, root: Path, *, segment_size_bytes: int = 65536, limits=None) -> None:
+        self.size = segment_size_bytes
+        self.limits = limits
+        self.leader = Leader(root / "leader", segment_size_bytes=segment_size_bytes)
+        self.transport = MemoryTransport()
+        self.lives = 0
+        self.follower = CommitLogPort(root / "follower", segment_size_bytes=segment_size_bytes)
+        self.start_follower()
+        self.start_replication(0)
+
+    def start_follower(self) -> None:
+        """A new life over the same log: its bytes are no records, so it could not recover."""
+        self.lives += 1
+        self.transport.session = FollowerSession(
+            self.follower,
+            {"cluster_id": CLUSTER_ID, "shard": 0, "replica": 1, "incarnation": self.lives},
+        )
+
+    def stop_follower(self) -> None:
+        self.transport.cut()
+
+    def start_replication(self, confirmed: int) -> None:
+        self.replicator = Replicator(
+            self.leader.root,
+            cluster_id=CLUSTER_ID,
+            shard=0,
+            replica=0,
+            follower=1,
+            flush="sync",
+            transport=self.transport,
+            peer_endpoint=lambda: "memory",
+            segment_size_bytes=self.size,
+            slave_timeout_ms=300,
+            sync_flush_timeout_ms=5000,
+            limits=self.limits,
+        )
+        self.exit_codes: list[int] = []
+        self.thread = threading.Thread(
+            target=lambda: self.exit_codes.append(self.replicator.serve()), daemon=True
+        )
+        self.thread.start()
+        self.leader.grant(self.replicator, confirmed)
+
+    def stop_replication(self) -> int:
+        self.replicator.stop()
+        self.thread.join(TIMEOUT_S)
+        assert not self.thread.is_alive()
+        return self.exit_codes[0]
+
+    def wait_matched(self, end: int) -> None:
+        wait_until(
+            lambda: self.replicator.status().get("matched_end") == end, f"matched up to {end}"
+        )
+
+    def wait_confirmed(self, end: int) -> None:
+        wait_until(lambda: self.leader.confirmed == end, f"confirmed up to {end}")
+
+    def close(self) -> None:
+        if self.thread.is_alive():
+            self.stop_replication()
+        self.stop_follower()
+        self.follower.close()
+        self.leader.close()
