@@ -58,6 +58,7 @@ class Waiting:
     append: Append
     leader_only: bool
     deadline_ms: int
+    sequence: int = 0
 
 
 @dataclass
@@ -181,6 +182,7 @@ class LeaderHost:
         with self._submit_lock:
             self._sequence += 1
             if waiting is not None:
+                waiting.sequence = self._sequence
                 self._waiting.append(waiting)
             deadline = waiting.deadline_ms if waiting is not None else 0
             # Order: bytes (written), then the word, then the bell.
@@ -216,6 +218,8 @@ class LeaderHost:
         if log_.confirmed > before:
             self._dispatch_wake.set()
         self._complete()
+        if progress.statuses:
+            self._except({sequence: code for sequence, code in progress.statuses})
 
     def _complete(self) -> None:
         now = self.clock.monotonic_ms()
@@ -233,11 +237,23 @@ class LeaderHost:
         for waiting in kept:
             waiting.ticket.complete(_outcome(waiting.append))
 
+    def _except(self, codes: dict[int, int]) -> None:
+        """Exceptions come by entry: the satellite's word on puts that missed their time."""
+        with self._submit_lock:
+            late = [w for w in self._waiting if w.sequence in codes]
+            for waiting in late:
+                self._waiting.remove(waiting)
+        for waiting in late:
+            self._tell_unknown(waiting, PutStatus.of_code(codes[waiting.sequence]))
+
     def _unknown(self, waiting: Waiting) -> None:
         flushed = self.store.log.synced >= waiting.append.end_offset or not self._sync
         # The replica's status wins over the flush's, as in handleDiskFlushAndHA.
         late_replica = self._mirror and not waiting.leader_only and flushed
         status = PutStatus.FLUSH_SLAVE_TIMEOUT if late_replica else PutStatus.FLUSH_DISK_TIMEOUT
+        self._tell_unknown(waiting, status)
+
+    def _tell_unknown(self, waiting: Waiting, status: PutStatus) -> None:
         self.counters.unknown += 1
         waiting.ticket.fail(
             DeliveryUnknown(

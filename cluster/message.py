@@ -1,189 +1,158 @@
-"""The one message model (design D10), and its way into and out of columns."""
+"""The one message model (design D10): what is sent, what is read, what a receipt says."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-import pyarrow as pa
-
-from raymq.store import properties as codec
-from raymq.store import record
 from raymq.store.errors import Rejected
-from raymq.store.format import offset_message_id
+from raymq.store.format import PROPERTIES_MAX_BYTES
 from raymq.store.producer_stamp import STAMP_BYTES
+from raymq.store.properties import TAGS, encode, separators_absent
 
-#: a key that is text stands in RocketMQ's sharding key; any other goes base64 into our own property
-KEY, KEY_BASE64 = "__SHARDINGKEY", "__KEY_B64"
-KEYS, TAGS, CONTENT_TYPE = "KEYS", "TAGS", "content-type"
-#: properties that users neither set nor see
-HIDDEN = frozenset({"_P", KEY, KEY_BASE64, KEYS, TAGS, "UNIQ_KEY", "WAIT", "CLUSTER", "MSG_REGION", "TRACE_ON"})
+from .codecs import CONTENT_TYPE, codec
+from .keys import BASE64_KEY, TEXT_KEY, key_property
+
+#: RocketMQ's property for the index keys, and what stands between them
+INDEX_KEYS = "KEYS"
+INDEX_KEY_SEPARATOR = " "
+
+#: names that users neither see nor set: RayMQ's own, and those RocketMQ's clients and brokers write.
+#: Source: MessageConst.STRING_HASH_SET of RocketMQ 5.3.3.
+SYSTEM_PROPERTIES = frozenset(
+    {"_P", TAGS, INDEX_KEYS, TEXT_KEY, BASE64_KEY}
+    | set(
+        "WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID "
+        "ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON "
+        "UNIQ_KEY EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES CONSUME_START_TIME INNER_NUM INNER_BASE "
+        "DUP_INFO CHECK_IMMUNITY_TIME_IN_SECONDS TRAN_PREPARED_QUEUE_OFFSET __transactionId__ "
+        "TRANSACTION_CHECK_TIMES INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_"
+        "REPLY_TIME CLUSTER MSG_TYPE POP_CK POP_CK_OFFSET 1ST_POP_TIME TIMER_DELIVER_MS "
+        "TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_ENQUEUE_MS "
+        "TIMER_DEQUEUE_MS TIMER_DEL_UNIQKEY DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID CRC32 "
+        "DELIVERY_TIMESTAMP".split()
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What is sent."""
+    """A message to send."""
 
     topic: str
+    #: made by a codec, or any bytes
     body: bytes
-    #: partition and ordering key: equal keys share a queue
+    #: partition and ordering key: messages of one key keep their order
     key: bytes | None = None
+    #: what consumers filter by; one word
     tag: str | None = None
-    #: RocketMQ's KEYS: what the message can be found by; no spaces inside
+    #: RocketMQ's KEYS: words under which the message can be found
     index_keys: tuple[str, ...] = ()
-    properties: Mapping[str, str] = field(default_factory=dict)
+    #: text without \\x01 and \\x02, names and values not empty
+    properties: dict[str, str] = field(default_factory=dict)
+    #: not supported yet: must be None
     deliver_at_ms: int | None = None
+
+    @property
+    def value(self) -> Any:
+        """The body, decoded by the codec that property `content-type` names; bytes without one."""
+        return codec(self.properties.get(CONTENT_TYPE, "bytes")).decode(self.body)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReceivedMessage(Message):
-    """What is read: the message and where it stands."""
+    """A message that was read."""
 
     shard: int
     queue_id: int
+    #: in its queue
     offset: int
+    #: when the shard stored it
     store_time_ms: int
+    #: when the producer made it, by the producer's clock
     born_time_ms: int
+    #: RocketMQ's offset message id: store host and place in the commit log
     message_id: str
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """The promise for this message was kept."""
+class Receipt(NamedTuple):
+    """A stored message: the promise was kept."""
 
     topic: str
-    shard: int
     queue_id: int
-    #: -1: stored earlier, by a send so old that its offset is no longer remembered
+    shard: int
+    #: in its queue; -1 when an earlier try had stored it so long ago that its offset is not known
     offset: int
     store_time_ms: int
+    #: an earlier try had stored it
+    duplicate: bool
 
 
-def encode_properties(
-    key: bytes | None,
-    index_keys: Sequence[str] = (),
-    properties: Mapping[str, str] | None = None,
-) -> bytes:
-    """The properties string of a message without stamp and tag.
+def property_bytes(message: Message) -> bytes | None:
+    """A message's key, index keys and properties as the log has them; None when it has none.
 
-    Raises: Rejected for a reserved name, a separator in a name or value, a space in an index key.
+    Raises: Rejected for what cannot be stored, naming the field.
     """
-    found: dict[str, str] = {}
-    if key is not None:
-        name, value = key_property(key)
-        found[name] = value
-    if index_keys:
-        for index_key in index_keys:
-            if not index_key or " " in index_key:
-                raise Rejected(
-                    f"index key {index_key!r} is empty or holds a space",
-                    field="index_keys",
-                    limit="no spaces",
-                )
-        found[KEYS] = " ".join(index_keys)
-    for name, value in (properties or {}).items():
-        if name in HIDDEN:
+    parts = b""
+    if message.key is not None:
+        if not isinstance(message.key, bytes):
             raise Rejected(
-                f"property {name!r} is reserved; choose another name",
-                field="properties",
-                limit="not a reserved name",
+                f"key is {type(message.key).__name__}; give bytes, such as key.encode()",
+                field="key",
+                limit="bytes",
             )
-        found[name] = value
-    return codec.encode(found) if found else b""
-
-
-def key_property(key: bytes) -> tuple[str, str]:
-    """Name and value of the property that holds a key."""
-    try:
-        text = key.decode()
-        if text and "\x01" not in text and "\x02" not in text:
-            return KEY, text
-    except UnicodeDecodeError:
-        pass
-    # "=" so that an empty key has a value too: RocketMQ drops empty ones.
-    return KEY_BASE64, "=" + base64.b64encode(key).decode()
-
-
-def key_of(properties: Mapping[str, str]) -> bytes | None:
-    """The key of a message by its properties."""
-    if KEY in properties:
-        return properties[KEY].encode()
-    if KEY_BASE64 in properties:
-        return base64.b64decode(properties[KEY_BASE64].removeprefix("="))
-    return None
-
-
-def put_batch(
-    bodies: Sequence[bytes] | pa.Array,
-    *,
-    tags: Any = None,
-    properties: Any = None,
-    born_time_ms: int | Any = 0,
-) -> pa.RecordBatch:
-    """A PUT_SCHEMA batch of columns or sequences."""
-    count = len(bodies)
-    born = [born_time_ms] * count if isinstance(born_time_ms, int) else born_time_ms
-    return pa.record_batch(
-        [
-            bodies if isinstance(bodies, pa.Array) else pa.array(bodies, pa.binary()),
-            _column(tags, count, pa.string()),
-            _column(properties, count, pa.binary()),
-            born if isinstance(born, pa.Array) else pa.array(born, pa.int64()),
-        ],
-        schema=record.PUT_SCHEMA,
-    )
-
-
-def _column(values: Any, count: int, kind: pa.DataType) -> pa.Array:
-    if values is None:
-        return pa.nulls(count, kind)
-    return values if isinstance(values, pa.Array) else pa.array(values, kind)
-
-
-def decode_records(records: pa.Array) -> pa.RecordBatch:
-    """Raw records as columns (record.RECORD_SCHEMA)."""
-    count = len(records)
-    offsets = np.frombuffer(records.buffers()[1], dtype=np.int32)[
-        records.offset : records.offset + count + 1
-    ].astype(np.int64)
-    return record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets))
-
-
-def messages(records: pa.Array, shard: int) -> list[ReceivedMessage]:
-    """Raw records as message objects."""
-    found: list[ReceivedMessage] = []
-    for row in decode_records(records).to_pylist():
-        properties = codec.decode(row["properties"])
-        host, _, port = row["store_host"].rpartition(":")
-        found.append(
-            ReceivedMessage(
-                topic=row["topic"],
-                body=row["body"],
-                key=key_of(properties),
-                tag=properties.get(TAGS),
-                index_keys=tuple(properties.get(KEYS, "").split()),
-                properties={n: v for n, v in properties.items() if n not in HIDDEN},
-                shard=shard,
-                queue_id=row["queue_id"],
-                offset=row["queue_offset"],
-                store_time_ms=row["store_time_ms"],
-                born_time_ms=row["born_time_ms"],
-                message_id=offset_message_id(host.strip("[]"), int(port), row["physical_offset"]),
+        parts = key_property(message.key)
+    if message.index_keys:
+        parts += encode({INDEX_KEYS: INDEX_KEY_SEPARATOR.join(_index_keys(message.index_keys))})
+    if message.properties:
+        parts += encode(_user_properties(message.properties))
+    tag_bytes = 0
+    if message.tag is not None:
+        if not message.tag or not separators_absent(message.tag):
+            raise Rejected(
+                f"tag {message.tag!r} is empty or has \\x01 or \\x02",
+                field="tag",
+                limit="text without \\x01, \\x02",
             )
+        tag_bytes = len(message.tag.encode()) + len(TAGS) + 2
+    size = len(parts) + tag_bytes + STAMP_BYTES
+    if size > PROPERTIES_MAX_BYTES:
+        raise Rejected(
+            f"key, tag and properties make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: "
+            "put large values into the body",
+            field="properties",
+            limit=PROPERTIES_MAX_BYTES,
         )
-    return found
+    return parts or None
 
 
-__all__ = [
-    "STAMP_BYTES",
-    "Message",
-    "Receipt",
-    "ReceivedMessage",
-    "decode_records",
-    "encode_properties",
-    "messages",
-    "put_batch",
-]
+def _index_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(keys, str):
+        raise Rejected(
+            "index_keys is one text; give a tuple of texts", field="index_keys", limit="tuple"
+        )
+    for key in keys:
+        if not key or INDEX_KEY_SEPARATOR in key:
+            raise Rejected(
+                f"index key {key!r} is empty or has a space, which separates index keys",
+                field="index_keys",
+                limit="no space",
+            )
+    return keys
+
+
+def _user_properties(properties: dict[str, str]) -> dict[str, str]:
+    for name, value in properties.items():
+        if name in SYSTEM_PROPERTIES:
+            raise Rejected(
+                f"property {name} belongs to the system; choose another name",
+                field="properties",
+                limit="not a system property",
+            )
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise Rejected(
+                f"property {name!r} is {type(value).__name__}; names and values are text",
+                field="properties",
+                limit="str",
+            )
+    return properties

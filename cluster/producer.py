@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 
-from .batch_sender import DELIVERY_TIMEOUT_MS, BatchReceipt, BatchSender
+from .batch_sender import BatchSender
 from .message import Message, Receipt, encode_properties, put_batch
 from .partitioner import queue_of
+from .routes import Routes
+from .shard_sender import BatchReceipt
 
 if TYPE_CHECKING:
     from .cluster import Cluster
+
+
+DELIVERY_TIMEOUT_MS = 120_000
 
 
 class SendFuture:
@@ -91,7 +96,7 @@ class Producer:
     ) -> None:
         """Args: linger_ms, how long a message waits for company; max_block_ms, how long a full buffer blocks."""
         self._sender = BatchSender(
-            cluster, acks=acks, delivery_timeout_ms=delivery_timeout_ms, in_flight_bytes=buffer_bytes
+            Routes.of(cluster), acks=acks, delivery_timeout_ms=delivery_timeout_ms, buffer_bytes=buffer_bytes
         )
         self._linger_s = linger_ms / 1000
         self._batch_bytes = batch_bytes
@@ -141,7 +146,7 @@ class Producer:
         with self._lock:
             self._wait_room(size)
             where = (topic, self._queue(topic, key, queue_id))
-            self._sender.shard_of(*where)
+            self._sender.topic(topic).shard_of(where[1])
             collected = self._open.get(where)
             if collected is None:
                 collected = self._open[where] = _Collected(since=time.monotonic())
@@ -173,7 +178,7 @@ class Producer:
             )
 
     def _queue(self, topic: str, key: bytes | None, queue_id: int | None) -> int:
-        queues = self._sender.topic(topic)["queues"]
+        queues = self._sender.topic(topic).queues
         if queue_id is not None:
             return queue_id
         if key is not None:
@@ -248,10 +253,7 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Send what waits and wait until everything is answered. Raises: DeliveryUnknown when the time is up."""
         self._ship(lambda _where: True)
-        if not self._sender.flush(timeout):
-            raise DeliveryUnknown(
-                f"not everything was acknowledged within {timeout} s", status="UNKNOWN_ERROR"
-            )
+        self._sender.flush(timeout)
 
     def close(self) -> None:
         """Flush, then close. Failed sends tell it through their futures."""

@@ -132,7 +132,12 @@ class ShardSender:
         self._unacked: deque[Outgoing] = deque()
         #: answered with an error that may pass
         self._retry: list[Outgoing] = []
+        #: lanes of which a batch was refused since order was restored last
+        self._touched: set[Lane] = set()
+        #: None as soon as a write failed
         self._stream: PutStream | None = None
+        #: whose answers are read
+        self._receiving: PutStream | None = None
         self._writing = False
         self._draining = False
         self._moved = False
@@ -235,7 +240,10 @@ class ShardSender:
                 connection = self._routes.connect(self._shard)
                 stream = connection.put_stream()
                 with self._changed:
-                    self._stream = stream
+                    if self._closing:
+                        return
+                    self._stream = self._receiving = stream
+                    self._progress_ms = self._clock.monotonic_ms()
                 self.pump()
                 self._receive(stream)
             except RayMQError as error:
@@ -318,6 +326,7 @@ class ShardSender:
             done.append((out, error))
             lane.holes.append((out.sequence, out.batch.num_rows))
         lane.disturbed = True
+        self._touched.add(lane)
 
     def _after_drain(self) -> bool:
         """All answers are in: restore order and go on. False: on a new connection."""
@@ -351,7 +360,7 @@ class ShardSender:
 
     def _detach(self, stream: PutStream | None, connection: ShardConnection | None) -> None:
         with self._changed:
-            self._stream = None
+            self._stream = self._receiving = None
         if stream is not None:
             stream.abort()
             with self._changed:
@@ -373,7 +382,8 @@ class ShardSender:
         self._in_flight = 0
         self._draining = False
         now = self._clock.monotonic_ms()
-        lanes = {out.lane for out in outs}
+        lanes = {out.lane for out in outs} | self._touched
+        self._touched = set()
         for out in outs:
             if now >= out.deadline_ms and out.uncertain and out.lane.broken is None:
                 out.lane.broken = f"a batch was not acknowledged in time: {self._last_error}"
@@ -385,7 +395,6 @@ class ShardSender:
                 done.append((out, error))
                 if out.lane.broken is None:
                     out.lane.holes.append((out.sequence, out.batch.num_rows))
-        lanes |= {out.lane for out, _ in done}
         for out in self._waiting:
             out.sequence -= _rows_below(out.lane.holes, out.sequence)
         for lane in lanes:
@@ -414,7 +423,7 @@ class ShardSender:
     def check(self) -> None:
         """Break a stream whose server says nothing for too long. Called about every second."""
         with self._changed:
-            stream = self._stream
+            stream = self._receiving
             if stream is None or not self._unacked:
                 return
             now = self._clock.monotonic_ms()
@@ -442,7 +451,7 @@ class ShardSender:
                 (out, error) for out in rest if (error := self._verdict(out, 0)) is not None
             ]
             self._retry, self._unacked, self._waiting = [], deque(), deque()
-            stream = self._stream
+            stream = self._receiving
             self._stream = None
             self._changed.notify_all()
             if stream is not None:

@@ -217,7 +217,7 @@ class MirrorFollower:
             end, _, epoch = log.end()
             return [Reply(Conflict(epoch, end))]
         self._match(message.prev_end, message.prev_chain)
-        effects = self._store(message.units, data, log)
+        effects = self._store(message, data, log)
         if self.halted:
             return effects
         if message.units:
@@ -233,9 +233,8 @@ class MirrorFollower:
         if end >= self.matched_end:
             self.matched_end, self._matched_value = end, value
 
-    def _store(
-        self, units: tuple[ChainUnit, ...], data: memoryview | None, log: LogView
-    ) -> list[Effect]:
+    def _store(self, message: Append, data: memoryview | None, log: LogView) -> list[Effect]:
+        units = message.units
         end, value, _ = log.end()
         if units and units[0].start == end and units[0].previous == value:
             return [AppendUnits(units)]
@@ -253,16 +252,13 @@ class MirrorFollower:
             return []
         if units[0].start == end and units[0].previous == value:
             return [AppendUnits(units)]
-        return self._reconcile(units, data, log, end)
+        return self._reconcile(message._replace(units=units), data, log)
 
-    def _reconcile(
-        self, units: tuple[ChainUnit, ...], data: memoryview | None, log: LogView, end: int
-    ) -> list[Effect]:
-        """Bytes where the log has some, but in other units: compared, then kept or (above C)
-        replaced.
-        """
+    def _reconcile(self, message: Append, data: memoryview | None, log: LogView) -> list[Effect]:
+        """Where the log has bytes in other units: they are compared, kept, or replaced above C."""
+        units = message.units
         same = log.same_until(list(units), bytes_of(units, data))
-        if same >= min(end, units[-1].end):
+        if same >= min(log.end()[0], units[-1].end):
             return [AdoptUnits(units)]
         if same < log.confirmed():
             self.halted = (
@@ -272,7 +268,10 @@ class MirrorFollower:
             )
             return [HaltReplica(self.halted), self._refuse(Reason.HALTED, self.halted)]
         differs = next(unit for unit in units if same < unit.end)
-        return [Truncate(max(differs.start, log.confirmed())), AdoptUnits(units)]
+        # This follower may not have heard yet of the C that it made possible; what it has below
+        # must stay on its disk, also where a unit that differs begins before it.
+        confirmed = max(log.confirmed(), min(message.confirmed, same))
+        return [Truncate(max(differs.start, confirmed)), AdoptUnits(units)]
 
 
 def bytes_of(units: tuple[ChainUnit, ...], data: memoryview | None) -> memoryview:

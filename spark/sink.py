@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from raymq.cluster.batch_sender import BatchSender
 from raymq.cluster.partitioner import queues_of
+from raymq.cluster.routes import Routes
 from raymq.store.errors import Rejected
 from raymq.store.record import PUT_SCHEMA
 
@@ -200,7 +201,7 @@ def _task(
         partition, attempt = context.partitionId(), context.attemptNumber()
         epoch = run << 8 | min(attempt, _ATTEMPTS_MAX)
         sender = BatchSender(
-            cluster, producer_id=identity(write_id, partition), epoch=epoch, acks=acks
+            Routes.of(cluster), producer_id=identity(write_id, partition), epoch=epoch, acks=acks
         )
         try:
             yield from _send_all(sender, batches, topic, partition, queues, shards)

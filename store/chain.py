@@ -138,10 +138,13 @@ class Chain:
 
     def _retire_before(self, segment: int) -> None:
         """Sync and close the files of older segments: nothing is written there any more."""
-        for old in [start for start in self._fds if start < segment]:
+        old = [start for start in self._fds if start < segment]
+        for start in old:
             if self._writable:
-                self._files.sync(self._fds[old])
-            self._files.close(self._fds.pop(old))
+                self._files.sync(self._fds[start])
+            self._files.close(self._fds.pop(start))
+        if old and self._writable:
+            self._files.sync_dir(self.directory)
 
     def units(self, start: int, stop: int) -> list[ChainUnit]:
         """Units with start <= unit.start < stop, in order."""

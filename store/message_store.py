@@ -22,7 +22,7 @@ from . import format as fmt
 from .clock import Clock
 from .commit_log import CommitLog
 from .config import StoreConfig
-from .consume_queue import ConsumeQueue
+from .consume_queue import BLANK_SIZE, ConsumeQueue
 from .errors import OffsetOutOfRange, RayMQError, Rejected, Unavailable
 from .failpoints import fail_point
 from .files import Files
@@ -129,8 +129,10 @@ class MessageStore:
         log.recover(begin, self._visit)
         if log.recovered is not None and log.recovered.row == "K" and not log.own:
             log.note_synced(log.end)
+        # After a reboot a unit above what was synced may be torn: it is dispatched again.
+        keep = log.end if log.same_boot or not log.crashed else min(log.end, max(complete, 0))
         for queue in self._queues.values():
-            queue.truncate(log.end)
+            queue.truncate(keep)
         self.dispatched = min(max(complete, log.start), log.end)
         if not log.queue.files:
             with self._lock:
@@ -143,7 +145,7 @@ class MessageStore:
                 if name.isdigit():
                     queue = self._queue(topic, int(name))
                     queue.load()
-                    queue.recover()
+                    queue.recover(after_crash=self.log.crashed)
 
     def _snapshot_segment(self) -> int:
         """Start of the newest segment that begins with a snapshot; the log's start when there is none."""
@@ -476,6 +478,15 @@ class MessageStore:
         if count <= 0:
             return FetchSlice(queue_id, offset, offset, low, high, empty, None)
         units = self._queues[topic, queue_id].read(offset, count)
+        # Queues of foreign stores may have gaps, filled with units that point at nothing.
+        gaps = np.flatnonzero(units["size"] == BLANK_SIZE)
+        if len(gaps):
+            first = int(gaps[0])
+            if first == 0:
+                solid = np.flatnonzero(units["size"] != BLANK_SIZE)
+                jump = offset + (int(solid[0]) if len(solid) else len(units))
+                return FetchSlice(queue_id, offset, jump, low, high, empty, None)
+            units = units[:first]
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         fits = max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))

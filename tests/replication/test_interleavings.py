@@ -14,7 +14,7 @@ import pytest
 from raymq.replication.mirror import MirrorLimits
 from tests.support.mirror_world import World
 
-SEEDS = int(os.environ.get("RAYMQ_SEEDS", "60"))
+SEEDS = int(os.environ.get("RAYMQ_SEEDS", "600"))
 STEPS = 250
 
 

@@ -8,7 +8,7 @@ from raymq.replication import mirror, mirror_follower
 from raymq.replication.wire import Ack
 from tests.replication.test_interleavings import Chaos
 
-SEEDS = 200
+SEEDS = 1500
 
 
 def ack_before_sync(self, log):

@@ -145,6 +145,13 @@ class MirrorScript:
             world.start_leader()
         elif what == "restart":
             world.start_leader()
+        elif what == "sync-to":
+            world.leader_log.synced_end = int(argument)
+            world.progress()
+        elif what == "rebuild":
+            world.leader_log.rebuild_chain(0)
+            world.network.clear()
+            world.start_leader()
         elif what == "lose-all":
             world.leader_log.truncate_unchecked(0)
             world.start_leader()

@@ -1,4 +1,4 @@
-"""The chain covers the log without a hole, ends where it is damaged, and can be followed as it grows."""
+"""The chain has no hole, ends where it is damaged, and can be followed as it grows."""
 
 from __future__ import annotations
 
@@ -81,25 +81,22 @@ def test_a_unit_that_does_not_follow_is_refused_and_nothing_is_written(directory
     assert len(opened(directory).units(0, 1 << 40)) == 1
 
 
+# Not seen: damage in a unit's last 8 bytes, which carry nothing, and in the CRC of the last unit,
+# which no later unit confirms; comparing it with the log's bytes finds that.
 @pytest.mark.parametrize(
     ("place", "left"),
-    [(0, 0), (39, 0), (40, 1), (40 + 28, 1), (80 + 35, 3), (120 + 35, 4)],
+    [(0, 0), (28, 1), (39, 4), (40, 1), (68, 1), (88, 2), (120, 3), (144, 4), (155, 4)],
 )
 def test_a_damaged_byte_ends_the_chain_at_the_unit_that_does_not_link(directory, place, left):
-    chain = grow(opened(directory), [100] * 4)
-    end = chain.last.end
-    chain.close()
+    grow(opened(directory), [100] * 4).close()
     path = directory / ("0" * 20)
     data = bytearray(path.read_bytes())
     data[place] ^= 0x40
     path.write_bytes(data)
     again = opened(directory)
-    found = len(again.units(0, 1 << 40))
-    # The unused last 8 bytes of a unit carry nothing; the first unit's previous value is not known.
-    expected = {0: 0, 39: 4, 40: 1, 68: 1, 115: 4, 155: 4}[place]
-    assert found == expected, left
-    assert path.stat().st_size == found * UNIT_BYTES
-    assert (again.last is None) or again.last.end <= end
+    assert len(again.units(0, 1 << 40)) == left
+    assert path.stat().st_size == left * UNIT_BYTES
+    again.close()
 
 
 @pytest.mark.parametrize("cut", [1, 39, 40, 41, 79, 160])
@@ -238,9 +235,11 @@ def test_after_every_crash_a_prefix_is_left_and_synced_segments_are_whole():
     count = 0
     for state in (*disk.crash_states(limit_per_point=16), *disk.kill_states()):
         count += 1
+        state.make_dirs(directory)
         again = opened(directory, state)
         units = again.units(0, 1 << 40)
-        assert [u.start for u in units] == [0, *[u.end for u in units]][: len(units)]
+        assert [u.start for u in units[1:]] == [u.end for u in units[:-1]]
+        assert all(u.previous == before.value for before, u in zip(units, units[1:], strict=False))
         assert len(units) >= sum(state.notes)
         grow(again, [16])
         assert opened(directory, state).last == again.last

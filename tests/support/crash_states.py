@@ -280,7 +280,7 @@ def _torn(replay: Replay, at: int, op: Op) -> Iterator[SimulatedDisk]:
 
 
 def _places(disk: SimulatedDisk) -> Iterator[tuple[int, Op | None]]:
-    """Before the first operation, then behind each: (number of operations done, the last of them)."""
+    """Before the first operation, then behind each: (operations done, the last of them)."""
     yield 0, None
     yield from enumerate(disk.snapshot(), start=1)
 

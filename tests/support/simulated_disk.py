@@ -35,8 +35,8 @@ class Op(NamedTuple):
 
     kind: str
     node: int = 0
-    #: write: ({block: content}, new length or None); resize: new length; link and mkdir: (name, node); unlink: name;
-    #: rename: (old, new, node)
+    #: write: ({block: content}, new length or None); resize: new length; unlink: name;
+    #: link and mkdir: (name, node); rename: (old, new, node)
     value: Any = None
 
 

@@ -1,0 +1,143 @@
+"""Values to bodies and back, on the client's side only; the name stands in property `content-type`.
+
+Nothing here ever unpickles (design D9).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from raymq.store.errors import Rejected
+
+#: property that names the codec; bodies without it are plain bytes
+CONTENT_TYPE = "content-type"
+
+
+class Codec(Protocol):
+    """A way to make bytes of values."""
+
+    name: str
+
+    def encode(self, value: Any) -> bytes:
+        """Raises: Rejected when the value is of no kind that it knows."""
+
+    def decode(self, body: bytes) -> Any:
+        """Raises: ValueError when the body is damaged or of another codec."""
+
+
+class BytesCodec:
+    """Bytes as they are."""
+
+    name = "bytes"
+
+    def encode(self, value: Any) -> bytes:
+        """Anything with the buffer protocol."""
+        try:
+            return bytes(memoryview(value))
+        except TypeError as error:
+            raise _wrong(self.name, value, "give bytes, or choose another codec") from error
+
+    def decode(self, body: bytes) -> bytes:
+        """The body."""
+        return body
+
+
+class JsonCodec:
+    """JSON in UTF-8, without spaces."""
+
+    name = "json"
+
+    def encode(self, value: Any) -> bytes:
+        """NaN and infinities are refused: no other JSON reader takes them."""
+        try:
+            text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise _wrong(self.name, value, str(error)) from error
+        return text.encode()
+
+    def decode(self, body: bytes) -> Any:
+        """What the JSON says."""
+        return json.loads(body)
+
+
+class MsgpackCodec:
+    """MessagePack; needs the package msgpack."""
+
+    name = "msgpack"
+
+    def __init__(self) -> None:
+        try:
+            self._msgpack: Any = importlib.import_module("msgpack")
+        except ImportError as error:
+            raise Rejected(
+                "codec msgpack needs the package msgpack: pip install msgpack",
+                field="codec",
+                limit="an installed package",
+            ) from error
+
+    def encode(self, value: Any) -> bytes:
+        """As msgpack.packb."""
+        try:
+            body: bytes = self._msgpack.packb(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise _wrong(self.name, value, str(error)) from error
+        return body
+
+    def decode(self, body: bytes) -> Any:
+        """As msgpack.unpackb."""
+        return self._msgpack.unpackb(body)
+
+
+class ArrowIpcCodec:
+    """A RecordBatch or Table as an Arrow IPC stream; decoded to a Table."""
+
+    name = "arrow-ipc"
+
+    def encode(self, value: Any) -> bytes:
+        """A RecordBatch or Table with its schema."""
+        if not isinstance(value, pa.RecordBatch | pa.Table):
+            raise _wrong(self.name, value, "give a RecordBatch or Table")
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, value.schema) as writer:
+            writer.write(value)
+        body: bytes = sink.getvalue().to_pybytes()
+        return body
+
+    def decode(self, body: bytes) -> pa.Table:
+        """The rows of the stream."""
+        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+            return reader.read_all()
+
+
+_CODECS: dict[str, type[Codec]] = {
+    BytesCodec.name: BytesCodec,
+    JsonCodec.name: JsonCodec,
+    MsgpackCodec.name: MsgpackCodec,
+    ArrowIpcCodec.name: ArrowIpcCodec,
+}
+_made: dict[str, Codec] = {}
+
+
+def codec(name: str) -> Codec:
+    """The codec of a name. Raises: Rejected when there is none, or its package is missing."""
+    made = _made.get(name)
+    if made is None:
+        kind = _CODECS.get(name)
+        if kind is None:
+            raise Rejected(
+                f"there is no codec {name!r}; there are {', '.join(_CODECS)}",
+                field="codec",
+                limit=", ".join(_CODECS),
+            )
+        made = _made[name] = kind()
+    return made
+
+
+def _wrong(name: str, value: Any, advice: str) -> Rejected:
+    return Rejected(
+        f"codec {name} cannot encode {type(value).__name__}: {advice}", field="value", limit=name
+    )

@@ -1,0 +1,155 @@
+"""Columns of messages to what a shard takes, and what a shard gives to columns (design D3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.errors import Rejected
+from raymq.store.properties import decode as decode_properties
+from raymq.store.properties import encode as encode_properties
+from raymq.store.record import PUT_SCHEMA
+
+from .keys import as_binary, key_of, key_properties, keys_of
+from .message import INDEX_KEY_SEPARATOR, INDEX_KEYS, SYSTEM_PROPERTIES, ReceivedMessage
+
+#: what `Consumer.poll_batch` returns. `properties` are all of the record's, as the log has them:
+#: raymq.store.properties.decode reads one
+MESSAGE_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("queue_id", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("store_time_ms", pa.int64(), nullable=False),
+        pa.field("born_time_ms", pa.int64(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("tag", pa.string()),
+        pa.field("body", pa.binary(), nullable=False),
+        pa.field("properties", pa.binary(), nullable=False),
+        pa.field("store_host", pa.string(), nullable=False),
+        pa.field("physical_offset", pa.int64(), nullable=False),
+    ]
+)
+
+_COLUMNS = ("body", "key", "tag", "properties", "born_time_ms")
+_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
+
+
+def put_batch(data: pa.RecordBatch | pa.Table, *, now_ms: int) -> tuple[pa.RecordBatch, Any]:
+    """Columns of messages as PUT_SCHEMA, and their keys.
+
+    Args: `body` (binary or string) must be there; `key` (binary or string), `tag` (string),
+    `properties` (encoded, or map<string, string>) and `born_time_ms` (int64, else `now_ms`) may.
+    Returns: the batch, and the keys as a binary column, None without that column.
+    Raises: Rejected naming a column that is missing, unknown or of another type.
+    """
+    names = data.schema.names
+    unknown = [name for name in names if name not in _COLUMNS]
+    if unknown or "body" not in names:
+        raise Rejected(
+            f"the columns are {names}; body is needed, key, tag, properties and born_time_ms may "
+            "be there, nothing else",
+            field=unknown[0] if unknown else "body",
+            limit=", ".join(_COLUMNS),
+        )
+    rows = data.num_rows
+    body = as_binary(data.column("body"), "body")
+    keys = as_binary(data.column("key"), "key") if "key" in names else None
+    tag = pa.nulls(rows, pa.string())
+    if "tag" in names:
+        tag = as_binary(data.column("tag"), "tag").cast(pa.string())
+    properties = pa.nulls(rows, pa.binary())
+    if "properties" in names:
+        properties = _encoded(data.column("properties"))
+    if keys is not None:
+        properties = _concatenated(key_properties(keys), properties)
+    born = pa.array(np.full(rows, now_ms, dtype=np.int64))
+    if "born_time_ms" in names:
+        born = data.column("born_time_ms").cast(pa.int64())
+        born = born.combine_chunks() if isinstance(born, pa.ChunkedArray) else born
+    return pa.RecordBatch.from_arrays([body, tag, properties, born], schema=PUT_SCHEMA), keys
+
+
+def _encoded(column: Any) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if not pa.types.is_map(column.type):
+        return as_binary(column, "properties")
+    found: list[bytes | None] = []
+    for row, pairs in enumerate(column.to_pylist()):
+        for name, _ in pairs or ():
+            if name in SYSTEM_PROPERTIES:
+                raise Rejected(
+                    f"row {row}: property {name} belongs to the system; choose another name",
+                    field="properties",
+                    limit="not a system property",
+                    row=row,
+                )
+        found.append(encode_properties(dict(pairs)) if pairs else None)
+    return pa.array(found, pa.binary())
+
+
+def _concatenated(left: pa.Array, right: pa.Array) -> pa.Array:
+    """Two columns joined row by row, null where both are."""
+    joined = pc.binary_join_element_wise(
+        left, right, b"", null_handling="replace", null_replacement=b""
+    )
+    empty = pc.and_(left.is_null(), right.is_null())
+    return pc.if_else(empty, pa.scalar(None, pa.binary()), joined)
+
+
+def message_batch(shard: int, records: pa.Array) -> pa.RecordBatch:
+    """Raw records of a fetch as MESSAGE_SCHEMA."""
+    count = len(records)
+    offsets = np.frombuffer(records.buffers()[1], dtype=np.int32)[
+        records.offset : records.offset + count + 1
+    ].astype(np.int64)
+    decoded = record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets))
+    properties = decoded.column("properties")
+    tags = pc.struct_field(pc.extract_regex(properties, _TAG), 0)
+    columns = {
+        "topic": decoded.column("topic"),
+        "shard": pa.array(np.full(count, shard, dtype=np.int32)),
+        "queue_id": decoded.column("queue_id"),
+        "offset": decoded.column("queue_offset"),
+        "store_time_ms": decoded.column("store_time_ms"),
+        "born_time_ms": decoded.column("born_time_ms"),
+        "key": keys_of(properties),
+        "tag": tags.cast(pa.string()),
+        "body": decoded.column("body"),
+        "properties": properties,
+        "store_host": decoded.column("store_host"),
+        "physical_offset": decoded.column("physical_offset"),
+    }
+    return pa.RecordBatch.from_arrays(
+        [columns[name] for name in MESSAGE_SCHEMA.names], schema=MESSAGE_SCHEMA
+    )
+
+
+def messages(batch: pa.RecordBatch) -> Iterator[ReceivedMessage]:
+    """The rows of a MESSAGE_SCHEMA batch as objects."""
+    for row in batch.to_pylist():
+        properties = decode_properties(row["properties"])
+        host, _, port = row["store_host"].rpartition(":")
+        words = properties.get(INDEX_KEYS, "").split(INDEX_KEY_SEPARATOR)
+        yield ReceivedMessage(
+            topic=row["topic"],
+            body=row["body"],
+            key=key_of(properties),
+            tag=row["tag"],
+            index_keys=tuple(word for word in words if word),
+            properties={n: v for n, v in properties.items() if n not in SYSTEM_PROPERTIES},
+            shard=row["shard"],
+            queue_id=row["queue_id"],
+            offset=row["offset"],
+            store_time_ms=row["store_time_ms"],
+            born_time_ms=row["born_time_ms"],
+            message_id=fmt.offset_message_id(host.strip("[]"), int(port), row["physical_offset"]),
+        )

@@ -1,0 +1,143 @@
+"""Message keys in the properties of a record: text as it is, anything else base64 (design D10).
+
+`__SHARDINGKEY` is RocketMQ's own property for the ordering key; its properties hold text without
+\\x01 and \\x02 only, so other keys go to `__KEY_B64`.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store.errors import Rejected
+
+TEXT_KEY = "__SHARDINGKEY"
+BASE64_KEY = "__KEY_B64"
+
+
+def is_text_key(key: bytes) -> bool:
+    """Whether a key can stand in a properties string as it is."""
+    if not key or b"\x01" in key or b"\x02" in key:
+        return False
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def key_property(key: bytes) -> bytes:
+    """The property of a key, encoded."""
+    if is_text_key(key):
+        return b"__SHARDINGKEY\x01" + key + b"\x02"
+    # An empty key is a key; RocketMQ drops properties with empty values.
+    return b"__KEY_B64\x01" + (base64.b64encode(key) or b"=") + b"\x02"
+
+
+def key_of(properties: dict[str, str]) -> bytes | None:
+    """The key in decoded properties; None when there is none."""
+    text = properties.get(TEXT_KEY)
+    if text is not None:
+        return text.encode()
+    coded = properties.get(BASE64_KEY)
+    if coded is None:
+        return None
+    return b"" if coded == "=" else base64.b64decode(coded)
+
+
+def key_properties(keys: pa.Array) -> pa.Array:
+    """The encoded key property of each row of a binary column; null where the key is null."""
+    text = _text_rows(keys)
+    valid = keys.is_valid().to_numpy(zero_copy_only=False)
+    as_text = _joined("__SHARDINGKEY\x01", pc.if_else(pa.array(text), keys, _null()))
+    binary = valid & ~text
+    if not binary.any():
+        return as_text
+    coded = _base64(keys.filter(pa.array(binary)))
+    where = np.full(len(keys), -1, dtype=np.int64)
+    where[binary] = np.arange(len(coded))
+    spread = coded.take(pa.array(where, mask=where < 0))
+    return pc.coalesce(as_text, _joined("__KEY_B64\x01", spread))
+
+
+def keys_of(properties: pa.Array) -> pa.Array:
+    """The key of each row's encoded properties, as a binary column."""
+    text = _value(properties, TEXT_KEY)
+    coded = _value(properties, BASE64_KEY)
+    if coded.null_count == len(coded):
+        return text
+    # Binary keys are the exception; they are decoded one by one.
+    decoded = pa.array(
+        [None if c is None else b"" if c == b"=" else base64.b64decode(c) for c in coded.to_pylist()],
+        pa.binary(),
+    )
+    return pc.coalesce(text, decoded)
+
+
+def _value(properties: pa.Array, name: str) -> pa.Array:
+    found = pc.extract_regex(properties, rf"(?:^|\x02){name}\x01(?P<v>[^\x02]+)")
+    return pc.struct_field(found, 0)
+
+
+def _null() -> Any:
+    return pa.scalar(None, pa.binary())
+
+
+def _joined(name: str, values: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(
+        pa.scalar(name.encode(), pa.binary()), values, pa.scalar(b"\x02"), b""
+    )
+
+
+def _text_rows(keys: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which rows have a key that is text. Only keys with bytes over 127 are looked at one by one."""
+    count = len(keys)
+    offsets = np.frombuffer(keys.buffers()[1], dtype=np.int32)[
+        keys.offset : keys.offset + count + 1
+    ].astype(np.int64)
+    data = keys.buffers()[2]
+    values = np.frombuffer(data if data is not None else b"", dtype=np.uint8)
+    flat = values[offsets[0] : offsets[-1]] if count else values[:0]
+    starts = offsets - offsets[0] if count else offsets
+    text = np.diff(starts) > 0
+    text &= keys.is_valid().to_numpy(zero_copy_only=False)
+    separators = np.concatenate(([0], np.cumsum((flat == 1) | (flat == 2))))
+    text &= separators[starts[1:]] == separators[starts[:-1]]
+    high = np.concatenate(([0], np.cumsum(flat > 127)))
+    doubtful = np.flatnonzero(text & (high[starts[1:]] > high[starts[:-1]]))
+    for row in doubtful.tolist():
+        text[row] = is_text_key(keys[row].as_py())
+    return text
+
+
+def _base64(keys: pa.Array) -> pa.Array:
+    return pa.array([base64.b64encode(key) or b"=" for key in keys.to_pylist()], pa.binary())
+
+
+def as_binary(column: Any, name: str) -> pa.Array:
+    """A text or bytes column as binary. Raises: Rejected for another type or chunks over 2 GiB."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+        kind = column.type
+    fine = (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+    )
+    if not fine:
+        raise Rejected(
+            f"column {name} has the type {kind}; cast it to binary or string",
+            field=name,
+            limit="binary, string",
+        )
+    return column.cast(pa.binary())

@@ -1,0 +1,317 @@
+"""GroupCommit and FlushRealTime sync what they promise, in time, and stop at a failure."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+
+import pytest
+
+from raymq.store.config import StoreConfig
+from raymq.store.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
+from raymq.store.status import PutStatus
+from tests.support.clock import ManualClock
+from tests.support.simulated_disk import SimulatedDisk
+
+SEGMENT = 64 * 1024
+PAGE = 4096
+OK, TIMEOUT = PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT
+
+
+class Disk(SimulatedDisk):
+    """Remembers which file each sync was for, and lets time pass during it."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.synced = []
+        self.paths = {}
+        self.clock = clock
+        self.sync_takes_ms = 0
+        self.make_dirs("/s/commitlog")
+        for start in range(0, 5 * SEGMENT, SEGMENT):
+            fd = self.open_file(f"/s/commitlog/{start:020d}", create=True)
+            self.allocate(fd, SEGMENT)
+            self.close(fd)
+
+    def open_file(self, path, **options):
+        fd = super().open_file(path, **options)
+        self.paths[fd] = int(str(path)[-20:])
+        return fd
+
+    def close(self, fd):
+        self.paths.pop(fd)
+        super().close(fd)
+
+    def sync_data(self, fd):
+        self.clock.advance(self.sync_takes_ms)
+        super().sync_data(fd)
+        self.synced.append(self.paths[fd] // SEGMENT)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def disk(clock):
+    return Disk(clock)
+
+
+@pytest.fixture
+def syncer(disk):
+    return SegmentSyncer("/s/commitlog", SEGMENT, disk)
+
+
+# --- the syncer ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "want"),
+    [
+        (0, 1, [0]),
+        (0, SEGMENT, [0]),
+        (0, SEGMENT + 1, [0, 1]),
+        (SEGMENT - 1, SEGMENT + 1, [0, 1]),
+        (SEGMENT, SEGMENT + 1, [1]),
+        (10, 4 * SEGMENT, [0, 1, 2, 3]),
+        (5, 5, []),
+        (SEGMENT, SEGMENT, []),
+    ],
+)
+def test_every_file_of_the_range_is_synced_oldest_first(disk, syncer, start, stop, want):
+    syncer.sync(start, stop)
+    assert disk.synced == want
+    assert syncer.syncs == len(want)
+
+
+def test_files_that_are_behind_are_closed(disk, syncer):
+    syncer.sync(0, 3 * SEGMENT)
+    assert sorted(disk.paths.values()) == [0, SEGMENT, 2 * SEGMENT]
+    syncer.sync(2 * SEGMENT, 2 * SEGMENT + 1)
+    assert sorted(disk.paths.values()) == [2 * SEGMENT]
+    syncer.close()
+    assert disk.paths == {}
+
+
+def test_a_failed_sync_is_told_with_its_place_and_never_tried_again(disk, syncer):
+    disk.fail("sync_data", at=2, error=errno.EIO)
+    with pytest.raises(FlushFailed) as caught:
+        syncer.sync(0, 3 * SEGMENT)
+    assert (caught.value.offset, caught.value.errno) == (SEGMENT, errno.EIO)
+    assert not caught.value.retriable
+    assert disk.synced == [0]
+    calls = disk.calls["sync_data"]
+    with pytest.raises(FlushFailed):
+        syncer.sync(0, 1)
+    assert disk.calls["sync_data"] == calls
+
+
+def test_a_missing_file_is_a_failed_sync(syncer):
+    with pytest.raises(FlushFailed) as caught:
+        syncer.sync(9 * SEGMENT, 9 * SEGMENT + 1)
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_the_failure_travels_with_its_kind_and_fields():
+    failure = FlushFailed("broken", offset=7, errno=errno.EIO)
+    again = pickle.loads(pickle.dumps(failure))
+    assert type(again) is FlushFailed
+    assert (again.message, again.offset, again.errno) == ("broken", 7, errno.EIO)
+
+
+# --- group commit -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+@pytest.fixture
+def commit(syncer, clock, events):
+    return GroupCommit(
+        syncer,
+        clock,
+        on_sync_started=lambda offset: events.append(("started", offset)),
+        on_flushed=lambda offset: events.append(("flushed", offset)),
+    )
+
+
+def test_one_sync_serves_everybody_who_waits(disk, commit):
+    for end in (100, 300, 200):
+        commit.request(end)
+    commit.swap()
+    assert commit.do_commit(300) == (300, [OK, OK, OK])
+    assert disk.synced == [0]
+
+
+def test_requests_that_arrive_during_a_round_wait_for_the_next(commit):
+    commit.request(100)
+    commit.swap()
+    commit.request(200)
+    assert commit.do_commit(200) == (200, [OK])
+    commit.swap()
+    assert commit.do_commit(200) == (200, [OK])
+    commit.swap()
+    assert commit.do_commit(200) == (200, [])
+
+
+def test_without_requests_everything_appended_is_flushed(disk, commit):
+    commit.swap()
+    assert commit.do_commit(500) == (500, [])
+    assert disk.synced == [0]
+    assert commit.do_commit(500) == (500, [])
+    assert disk.synced == [0]
+
+
+def test_a_roll_needs_both_files(disk, commit):
+    commit.request(SEGMENT + 10)
+    commit.swap()
+    assert commit.do_commit(SEGMENT + 10) == (SEGMENT + 10, [OK])
+    assert disk.synced == [0, 1]
+
+
+def test_the_start_is_published_before_the_sync_and_the_end_behind_it(disk, commit, events):
+    commit.do_commit(100)
+    commit.do_commit(100)
+    commit.do_commit(150)
+    assert events == [("started", 100), ("flushed", 100), ("started", 150), ("flushed", 150)]
+
+
+def test_a_request_above_what_was_appended_times_out(commit):
+    commit.request(100)
+    commit.request(101)
+    commit.swap()
+    assert commit.do_commit(100) == (100, [OK, TIMEOUT])
+
+
+def test_a_sync_that_takes_too_long_answers_timeout_and_still_counts(disk, clock, commit):
+    commit.request(100)
+    commit.request(100, clock.monotonic_ms() + 9_000)
+    commit.swap()
+    disk.sync_takes_ms = 5_001
+    assert commit.do_commit(100) == (100, [TIMEOUT, OK])
+    assert commit.flushed == 100
+
+
+def test_a_sync_that_ends_at_the_deadline_is_in_time(disk, commit):
+    commit.request(100)
+    commit.swap()
+    disk.sync_takes_ms = 5_000
+    assert commit.do_commit(100) == (100, [OK])
+
+
+def test_the_timeout_is_rocketmqs_by_default(commit):
+    assert commit.timeout_ms == StoreConfig().sync_flush_timeout_ms == 5_000
+
+
+def test_a_failed_sync_publishes_no_position_and_answers_nobody(disk, commit, events):
+    commit.do_commit(100)
+    commit.request(200)
+    commit.swap()
+    disk.fail("sync_data")
+    for _ in range(2):
+        with pytest.raises(FlushFailed):
+            commit.do_commit(200)
+    assert commit.flushed == 100
+    assert [event for event in events if event[0] == "flushed"] == [("flushed", 100)]
+
+
+def test_after_every_power_loss_what_was_flushed_is_there(clock):
+    disk = Disk(clock)
+    commit = GroupCommit(SegmentSyncer("/s/commitlog", SEGMENT, disk), clock)
+    for start in range(0, 5 * SEGMENT, SEGMENT):
+        fd = disk.open_file(f"/s/commitlog/{start:020d}")
+        disk.sync(fd)
+    disk.sync_dir("/s/commitlog")
+    end = 0
+    for length in (3000, 5000, SEGMENT - 8000, 2 * SEGMENT - 100):
+        for at in range(end - end % PAGE, end + length, PAGE):
+            fd = disk.open_file(f"/s/commitlog/{at // SEGMENT * SEGMENT:020d}")
+            low, high = max(at, end), min(at + PAGE, end + length)
+            disk.pwrite(fd, b"d" * (high - low), low % SEGMENT)
+        end += length
+        flushed, _ = commit.do_commit(end)
+        disk.note(flushed)
+    for state in disk.crash_states(limit_per_point=8):
+        if state.notes:
+            log = b"".join(content for _, content in sorted(state.tree().items()))
+            assert log[: state.notes[-1]].count(b"d") == state.notes[-1]
+
+
+# --- flush real time ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flusher(syncer, clock):
+    return FlushRealTime(syncer, clock)
+
+
+def test_the_defaults_are_rocketmqs(flusher, clock):
+    config = StoreConfig()
+    assert (config.flush_interval_ms, config.flush_least_pages) == (500, 4)
+    assert config.flush_thorough_interval_ms == 10_000
+    assert flusher.wait_ms() == 500
+
+
+def test_nothing_is_flushed_before_the_interval_is_over(disk, flusher, clock):
+    clock.advance(499)
+    assert flusher.flush_if_due(10 * PAGE) == 0
+    assert flusher.wait_ms() == 1
+    clock.advance(1)
+    assert flusher.wait_ms() == 0
+    assert flusher.flush_if_due(10 * PAGE) == 10 * PAGE
+    assert flusher.wait_ms() == 500
+    assert disk.synced == [0]
+
+
+@pytest.mark.parametrize(
+    ("flushed", "appended", "due"),
+    [
+        (0, 4 * PAGE - 1, False),
+        (0, 4 * PAGE, True),
+        (1, 4 * PAGE, True),
+        (PAGE - 1, 4 * PAGE + 1, True),
+        (PAGE, 5 * PAGE - 1, False),
+        (PAGE, 5 * PAGE, True),
+        (0, 0, False),
+    ],
+)
+def test_four_dirty_pages_are_flushed_and_fewer_are_not(syncer, clock, flushed, appended, due):
+    flusher = FlushRealTime(syncer, clock, flushed=flushed)
+    clock.advance(500)
+    assert flusher.flush_if_due(appended) == (appended if due else flushed)
+
+
+@pytest.mark.parametrize("appended", [SEGMENT, SEGMENT + 10])
+def test_a_full_file_is_flushed_whatever_the_page_rule_says(syncer, clock, appended):
+    flusher = FlushRealTime(syncer, clock, flushed=SEGMENT - 10)
+    clock.advance(500)
+    assert flusher.flush_if_due(appended) == appended
+
+
+def test_every_ten_seconds_even_a_single_byte_is_flushed(flusher, clock):
+    flushed_at = []
+    for tick in range(1, 50):
+        clock.advance(500)
+        before = flusher.flushed
+        if flusher.flush_if_due(tick) > before:
+            flushed_at.append(tick)
+    assert flushed_at == [20, 40]
+
+
+def test_a_stop_flushes_what_is_left(disk, flusher):
+    assert flusher.shutdown(7) == 7
+    assert flusher.shutdown(7) == 7
+    assert disk.synced == [0]
+
+
+def test_a_failed_background_flush_is_raised_and_latched(disk, flusher, clock):
+    disk.fail("sync_data")
+    clock.advance(500)
+    with pytest.raises(FlushFailed):
+        flusher.flush_if_due(8 * PAGE)
+    with pytest.raises(FlushFailed):
+        flusher.shutdown(8 * PAGE)
+    assert flusher.flushed == 0
