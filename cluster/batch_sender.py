@@ -70,6 +70,7 @@ class BatchSender:
         self._lock = threading.Lock()
         self._lanes: dict[tuple[str, int], tuple[Lane, ShardSender]] = {}
         self._senders: dict[int, ShardSender] = {}
+        self._unfinished: set[Future[BatchReceipt]] = set()
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -91,37 +92,37 @@ class BatchSender:
         Raises: Rejected for a batch that cannot be stored (nothing was sent); Unavailable when the
         buffer stays full for `max_block_ms`.
         """
-        future, sender = self.enqueue(topic, queue_id, batch)
+        self.check_process()
+        size = batch.nbytes
+        self._room.take(size)
+        try:
+            future, sender = self.enqueue(topic, queue_id, batch)
+        except BaseException:
+            self._room.give(size)
+            raise
+        future.add_done_callback(lambda _: self._room.give(size))
         sender.pump()
         return future
 
     def enqueue(
-        self, topic: str, queue_id: int, batch: pa.RecordBatch, *, room: Room | None = None
+        self, topic: str, queue_id: int, batch: pa.RecordBatch
     ) -> tuple[Future[BatchReceipt], ShardSender]:
-        """As `send`, but nothing is written before the returned sender's `pump` is called.
+        """As `send`, but never blocks: nothing is written before the returned sender's `pump`.
 
-        For callers that keep order with a lock of their own and must not hold it while writing.
-        `room`: whose bytes these are, if not the sender's own.
+        For callers that count their bytes themselves, and that keep order with a lock of their own
+        which they must not hold while writing.
         """
         self.check_process()
         check_put(topic, batch, max_message_bytes=_ANY_SIZE)
         if not batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
         if batch.schema is not PUT_SCHEMA:
-            # Field order and types were checked; nullability and metadata must be the stream's.
+            # Names and types were checked; nullability and metadata must be the stream's.
             batch = pa.RecordBatch.from_arrays(batch.columns, schema=PUT_SCHEMA)
         lane, sender = self._lane(topic, queue_id)
-        size = batch.nbytes
-        if room is None:
-            self._room.take(size)
-        try:
-            future = sender.add(lane, batch, size, self._acks)
-        except BaseException:
-            if room is None:
-                self._room.give(size)
-            raise
-        if room is None:
-            future.add_done_callback(lambda _: self._room.give(size))
+        future = sender.add(lane, batch, batch.nbytes, self._acks)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
         return future, sender
 
     def _lane(self, topic: str, queue_id: int) -> tuple[Lane, ShardSender]:
@@ -171,10 +172,7 @@ class BatchSender:
         Raises: DeliveryUnknown when the time is up.
         """
         self.check_process()
-        futures = [
-            future for sender in list(self._senders.values()) for future in sender.outstanding()
-        ]
-        _, late = wait(futures, timeout)
+        _, late = wait(list(self._unfinished), timeout)
         if late:
             raise DeliveryUnknown(
                 f"{len(late)} batches are not answered after {timeout} s; they are still under way",
@@ -216,11 +214,10 @@ class Room:
 
         Raises: Unavailable when there is none in time.
         """
+        if self.take_nowait(size):
+            return
         with self._freed:
-            if not self._freed.wait_for(
-                lambda: not self._used or self._used + size <= self._limit,
-                self._max_block_ms / 1000,
-            ):
+            if not self._freed.wait_for(lambda: self._fits(size), self._max_block_ms / 1000):
                 raise Unavailable(
                     f"{self._used} bytes wait for acknowledgement, the limit is {self._limit}, and "
                     f"none came free in {self._max_block_ms} ms: the cluster is slower than this "
@@ -229,6 +226,17 @@ class Room:
                     limit=self._limit,
                 )
             self._used += size
+
+    def take_nowait(self, size: int) -> bool:
+        """Take what is free now; False: it is not."""
+        with self._freed:
+            if not self._fits(size):
+                return False
+            self._used += size
+            return True
+
+    def _fits(self, size: int) -> bool:
+        return not self._used or self._used + size <= self._limit
 
     def give(self, size: int) -> None:
         """Bytes were answered."""

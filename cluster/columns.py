@@ -10,14 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
-from raymq.store import record
 from raymq.store.errors import Rejected
 from raymq.store.properties import decode as decode_properties
 from raymq.store.properties import encode as encode_properties
 from raymq.store.record import PUT_SCHEMA
 
 from .keys import as_binary, key_of, key_properties, keys_of
-from .message import INDEX_KEY_SEPARATOR, INDEX_KEYS, SYSTEM_PROPERTIES, ReceivedMessage
+from .message import (
+    INDEX_KEY_SEPARATOR,
+    INDEX_KEYS,
+    SYSTEM_PROPERTIES,
+    ReceivedMessage,
+    decode_records,
+)
 
 #: what `Consumer.poll_batch` returns. `properties` are all of the record's, as the log has them:
 #: raymq.store.properties.decode reads one
@@ -108,10 +113,7 @@ def _concatenated(left: pa.Array, right: pa.Array) -> pa.Array:
 def message_batch(shard: int, records: pa.Array) -> pa.RecordBatch:
     """Raw records of a fetch as MESSAGE_SCHEMA."""
     count = len(records)
-    offsets = np.frombuffer(records.buffers()[1], dtype=np.int32)[
-        records.offset : records.offset + count + 1
-    ].astype(np.int64)
-    decoded = record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets))
+    decoded = decode_records(records)
     properties = decoded.column("properties")
     tags = pc.struct_field(pc.extract_regex(properties, _TAG), 0)
     columns = {

@@ -1,32 +1,36 @@
-"""The consumer of one topic: reads its queues in order, from where it was told (design D10, D11)."""
+"""The consumer of one topic: reads queues in order from where it was told (design D10, D11)."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
-from raymq.store.record import RECORD_SCHEMA
+from raymq.store.clock import Clock
+from raymq.store.errors import Rejected, Unavailable
 
-from .flight_client import FetchStream, ShardConnection
-from .message import ReceivedMessage, decode_records, messages
+from .columns import MESSAGE_SCHEMA, message_batch, messages
+from .message import ReceivedMessage
+from .routes import Routes
+from .shard_reader import Piece, ReadState, ShardReader
 
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-RETRY_S = 0.1
-MAX_RECORDS = 10_000
+Start = str | int | Mapping[int, int] | None
+
+_START_HELP = "start='earliest', 'latest', an offset, or {queue: offset}"
 
 
 class Consumer:
-    """Reads queues of one topic. One thread at a time; it neither pickles nor survives a fork.
+    """Reads a topic, all queues or some. One thread at a time; it neither pickles nor survives a fork.
 
-    Nothing is committed unasked; a position outside a queue raises OffsetOutOfRange, it never jumps.
+    Each queue is read in order, from the group's committed offset, else from `start`. Nothing is
+    committed unasked, and a position that a queue does not hold raises OffsetOutOfRange until `seek`
+    says where to go on: it never jumps.
     """
 
     def __init__(
@@ -35,263 +39,290 @@ class Consumer:
         topic: str,
         *,
         group: str | None = None,
-        start: str | int | Mapping[int, int] | None = None,
+        start: Start = None,
         queues: Sequence[int] | None = None,
-        max_bytes: int = 4 << 20,
-        timeout_ms: int = 30_000,
+        fetch_bytes: int = 4 << 20,
+        fetch_records: int = 10_000,
+        unavailable_timeout_ms: int = 30_000,
+        clock: Clock | None = None,
     ) -> None:
-        """Args: group, whose committed offsets to start from; start, "earliest", "latest", an offset or
-        {queue: offset}: where to begin without a committed offset; timeout_ms, how long an unreachable shard is
-        waited for.
+        """Find where to begin and start to read ahead.
 
-        Raises: Rejected for an unknown topic or queue, and when neither the group nor `start` says where to begin.
+        Args: `start` is "earliest", "latest", an offset for every queue, or {queue: offset}; it
+        serves queues without a committed offset. `queues` are all by default.
+        `unavailable_timeout_ms` is how long an unreachable shard is waited for before `poll` raises.
+        Raises: Rejected for an unknown topic or queue, or when nothing says where to begin.
         """
-        self._cluster = cluster
         self.topic = topic
         self.group = group
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_ms / 1000
-        self._pid = os.getpid()
-        facts = cluster.describe_topic(topic)
-        self._shard_of = {f["queue"]: f["shard"] for f in facts["queues"]}
-        self._ranges = {f["queue"]: (f["min_offset"], f["max_offset"]) for f in facts["queues"]}
-        wanted = list(self._shard_of) if queues is None else list(queues)
-        for queue in wanted:
-            if queue not in self._shard_of:
-                raise Rejected(
-                    f"queue {queue} of topic {topic} does not exist; it has queues 0 to {len(self._shard_of) - 1}",
-                    field="queues",
-                    limit=len(self._shard_of) - 1,
-                )
-        #: queue -> next offset to read
-        self._positions = self._begin(wanted, start)
-        self._streams: dict[int, FetchStream] = {}
-        self._connections: dict[int, ShardConnection] = {}
-        self._ready: deque[tuple[int, pa.Array]] = deque()
-        self._turn = 0
+        self._unavailable_timeout_ms = unavailable_timeout_ms
+        self._clock = clock or Clock()
+        self._process = os.getpid()
+        self._routes = Routes.of(cluster)
+        self._route = self._routes.topic(topic)
+        wanted = list(range(self._route.queues)) if queues is None else list(queues)
+        shards = sorted({self._route.shard_of(queue) for queue in wanted})
+        #: queue -> offset of the next message that `poll` returns
+        self._positions = self._begin(wanted, shards, start)
+        self._state = ReadState(topic, fetch_bytes=fetch_bytes, fetch_records=fetch_records)
+        self._state.fetch_from = dict(self._positions)
+        self._readers = {
+            shard: ShardReader(
+                self._routes,
+                shard,
+                [queue for queue in wanted if self._route.shard_of(queue) == shard],
+                self._state,
+                self._clock,
+            )
+            for shard in shards
+        }
 
-    def _begin(
-        self, queues: list[int], start: str | int | Mapping[int, int] | None
-    ) -> dict[int, int]:
-        committed = self.committed() if self.group is not None else {}
-        found: dict[int, int] = {}
-        for queue in queues:
-            low, high = self._ranges[queue]
-            if queue in committed:
-                found[queue] = committed[queue]
-            elif start == "earliest":
-                found[queue] = low
-            elif start == "latest":
-                found[queue] = high
-            elif isinstance(start, int):
-                found[queue] = start
-            elif isinstance(start, Mapping):
-                found[queue] = start.get(queue, low)
-            else:
-                who = f"group {self.group!r} has no committed offset" if self.group else "no group"
-                raise Rejected(
-                    f"{who} for queue {queue} of {self.topic}: say start='earliest', 'latest', an offset or "
-                    "{queue: offset}",
-                    field="start",
-                    limit="earliest|latest|offset|{queue: offset}",
-                )
+    def __reduce__(self) -> NoReturn:
+        raise Rejected(
+            "a consumer has open connections and does not pickle: pickle the Cluster and call "
+            "cluster.consumer() where it is used",
+            field="pickle",
+        )
+
+    # --- where to begin -------------------------------------------------------------------------
+
+    def _begin(self, queues: list[int], shards: list[int], start: Start) -> dict[int, int]:
+        committed = self._committed(shards) if self.group is not None else {}
+        found = {queue: committed[queue] for queue in queues if queue in committed}
+        missing = [queue for queue in queues if queue not in found]
+        if not missing:
+            return found
+        if start in ("earliest", "latest"):
+            ranges = self._ranges(sorted({self._route.shard_of(queue) for queue in missing}))
+            side = 0 if start == "earliest" else 1
+            return found | {queue: ranges[queue][side] for queue in missing}
+        if isinstance(start, int):
+            return found | dict.fromkeys(missing, start)
+        if isinstance(start, Mapping) and all(queue in start for queue in missing):
+            return found | {queue: start[queue] for queue in missing}
+        who = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
+        raise Rejected(
+            f"{who} for the queues {missing} of {self.topic}, and start is {start!r}: "
+            f"say {_START_HELP}",
+            field="start",
+            limit=_START_HELP,
+        )
+
+    def _ranges(self, shards: list[int]) -> dict[int, tuple[int, int]]:
+        found: dict[int, tuple[int, int]] = {}
+        for shard in shards:
+            answer = self._routes.call(shard, "queue_ranges", {"topic": self.topic})
+            found.update({int(queue): (low, high) for queue, (low, high) in answer.items()})
         return found
 
-    # --- reading --------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------
 
     def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[ReceivedMessage]:
-        """Up to `max_records` messages; waits up to `timeout` seconds while there are none.
+        """Up to `max_records` messages; waits up to `timeout` seconds while there is none.
 
-        Raises: OffsetOutOfRange, Unavailable when a shard stays unreachable.
+        Raises: OffsetOutOfRange; Unavailable when a shard stays unreachable; what the cluster
+        refuses reading with.
         """
         found: list[ReceivedMessage] = []
-        part = self._next(max_records, timeout)
-        while part is not None:
-            queue, records = part
-            found += messages(records, self._shard_of[queue])
-            if len(found) >= max_records or not self._ready:
-                break
-            part = self._next(max_records - len(found), 0)
+        piece = self._next(max_records, timeout)
+        while piece is not None:
+            found += messages(message_batch(piece.shard, piece.records))
+            left = max_records - len(found)
+            piece = self._next(left, 0.0, ready_only=True) if left > 0 else None
         return found
 
-    def poll_batch(self, max_records: int = MAX_RECORDS, timeout: float = 1.0) -> pa.RecordBatch:
-        """Up to `max_records` rows of one queue as columns (record.RECORD_SCHEMA); empty when there are none."""
-        part = self._next(max_records, timeout)
-        if part is None:
-            return pa.record_batch([pa.array([], f.type) for f in RECORD_SCHEMA], schema=RECORD_SCHEMA)
-        return decode_records(part[1])
+    def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
+        """As `poll`, as columns (columns.MESSAGE_SCHEMA) of one queue; no rows when there is none."""
+        piece = self._next(max_records, timeout)
+        if piece is None:
+            return MESSAGE_SCHEMA.empty_table().to_batches()[0]
+        return message_batch(piece.shard, piece.records)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Messages for ever; waits for new ones."""
+        """Message by message for ever; `position` and `commit` follow what was handed out."""
         while True:
-            yield from self.poll(timeout=5.0)
-
-    def _next(self, max_records: int, timeout: float) -> tuple[int, pa.Array] | None:
-        """The next piece of one queue, at most `max_records` long, and move its position behind it."""
-        if os.getpid() != self._pid:
-            raise Rejected(
-                "this consumer was made before a fork; make one in this process", field="process", limit="one process"
-            )
-        if not self._ready:
-            self._fill(timeout)
-        if not self._ready:
-            return None
-        queue, records = self._ready.popleft()
-        if len(records) > max_records:
-            self._ready.appendleft((queue, records.slice(max_records)))
-            records = records.slice(0, max_records)
-        self._positions[queue] += len(records)
-        return queue, records
-
-    def _fill(self, timeout: float) -> None:
-        end = time.monotonic() + timeout
-        shards = sorted({self._shard_of[q] for q in self._positions})
-        while True:
-            for _ in shards:
-                self._turn += 1
-                shard = shards[self._turn % len(shards)]
-                left = max(0.0, end - time.monotonic())
-                # Several shards share the wait, so that none hides the messages of another.
-                wait = left if len(shards) == 1 else min(left, 0.05)
-                if self._fetch(shard, wait):
-                    return
-            if time.monotonic() >= end:
-                return
-
-    def _fetch(self, shard: int, wait_s: float) -> bool:
-        offsets = {q: o for q, o in self._positions.items() if self._shard_of[q] == shard}
-        # Queues take turns at the front: a busy one must not starve the others.
-        order = list(offsets)
-        turn = self._turn % len(order)
-        offsets = {q: offsets[q] for q in order[turn:] + order[:turn]}
-        give_up = time.monotonic() + self._timeout_s
-        while True:
+            piece = self._next(500, 5.0)
+            if piece is None:
+                continue
+            # Only what was handed out counts: the rest of the piece is put back on leaving.
+            handed_out = 0
             try:
-                found = self._stream(shard).fetch(
-                    self.topic,
-                    offsets,
-                    max_bytes=self._max_bytes,
-                    max_records=MAX_RECORDS,
-                    wait_ms=int(wait_s * 1000),
+                for message in messages(message_batch(piece.shard, piece.records)):
+                    handed_out += 1
+                    self._positions[piece.queue_id] = message.offset + 1
+                    yield message
+            finally:
+                self._put_back(piece, handed_out)
+
+    def _next(
+        self, max_records: int, timeout: float, *, ready_only: bool = False
+    ) -> Piece | None:
+        """The next records of one queue; its position moves behind them."""
+        if max_records < 1:
+            raise Rejected(f"max_records is {max_records}", field="max_records", limit="at least 1")
+        self._check_process()
+        state = self._state
+        with state.changed:
+            self._check_open()
+            if not ready_only:
+                state.changed.wait_for(
+                    lambda: state.pieces or state.failed or state.fatal or state.closed, timeout
                 )
-                break
-            except Unavailable:
-                self._drop(shard)
-                if time.monotonic() > give_up:
-                    raise
-                time.sleep(RETRY_S)
-                self._cluster.refresh()
-        failed = None
-        for part in found:
-            if part.error is not None or part.records is None:
-                failed = failed or part.error
-            elif part.first_offset == self._positions[part.queue_id]:
-                self._ready.append((part.queue_id, part.records))
-        if failed is not None and not self._ready:
-            raise failed
-        return bool(self._ready)
+                self._raise_failure()
+            if not state.pieces:
+                return None
+            piece = state.pieces.popleft()
+            if len(piece.records) > max_records:
+                rest = piece.records.slice(max_records)
+                state.pieces.appendleft(
+                    piece._replace(first_offset=piece.first_offset + max_records, records=rest)
+                )
+                piece = piece._replace(records=piece.records.slice(0, max_records))
+            else:
+                self._took(piece.shard)
+            self._positions[piece.queue_id] = piece.first_offset + len(piece.records)
+            return piece
 
-    def _stream(self, shard: int) -> FetchStream:
-        stream = self._streams.get(shard)
-        if stream is None:
-            endpoint = self._cluster.endpoints.get(shard)
-            if endpoint is None:
-                raise Unavailable(f"shard {shard} is not known yet", shard=shard)
-            connection = ShardConnection(
-                endpoint, self._cluster.token, cluster_id=self._cluster.cluster_id, shard=shard
-            )
-            self._connections[shard] = connection
-            stream = self._streams[shard] = connection.fetch_stream()
-        return stream
+    def _took(self, shard: int) -> None:
+        """A piece left the buffer. Needs the lock."""
+        self._state.ahead[shard] -= 1
+        if not self._state.ahead[shard]:
+            self._state.changed.notify_all()
 
-    def _drop(self, shard: int) -> None:
-        stream = self._streams.pop(shard, None)
-        if stream is not None:
-            stream.close()
-        connection = self._connections.pop(shard, None)
-        if connection is not None:
-            connection.close()
+    def _put_back(self, piece: Piece, handed_out: int) -> None:
+        state = self._state
+        with state.changed:
+            offset = piece.first_offset + handed_out
+            if handed_out == len(piece.records) or state.closed:
+                return
+            if self._positions[piece.queue_id] != offset:
+                # Sought meanwhile.
+                return
+            rest = piece._replace(first_offset=offset, records=piece.records.slice(handed_out))
+            state.pieces.appendleft(rest)
+            state.ahead[piece.shard] += 1
 
-    # --- positions ------------------------------------------------------------------------------------------------
+    def _raise_failure(self) -> None:
+        """Needs the lock."""
+        state = self._state
+        if state.fatal is not None:
+            raise state.fatal
+        for queue in sorted(state.failed):
+            # What was read before the failure comes first.
+            if not any(piece.queue_id == queue for piece in state.pieces):
+                raise state.failed[queue]
+        if state.pieces:
+            return
+        now = self._clock.monotonic_ms()
+        for shard, (since, error) in state.down.items():
+            if now - since >= self._unavailable_timeout_ms:
+                raise Unavailable(
+                    f"shard {shard} cannot be reached since {now - since} ms: {error}", shard=shard
+                )
+
+    # --- positions ------------------------------------------------------------------------------
 
     def position(self, queue_id: int) -> int:
-        """The offset that is read next."""
+        """The offset of the next message of a queue."""
         return self._positions[self._own(queue_id)]
 
     def positions(self) -> dict[int, int]:
-        """queue -> the offset that is read next."""
+        """queue -> offset of the next message."""
         return dict(self._positions)
 
     def seek(self, queue_id: int, offset: int | str) -> None:
-        """Read `queue_id` from `offset`, "earliest" or "latest" on.
+        """Go on from `offset`, "earliest" or "latest". Whether the queue holds it, `poll` tells."""
+        shard = self._route.shard_of(self._own(queue_id))
+        if isinstance(offset, str):
+            if offset not in ("earliest", "latest"):
+                raise Rejected(
+                    f"offset is {offset!r}", field="offset", limit="a number, earliest, latest"
+                )
+            offset = self._ranges([shard])[queue_id][offset == "latest"]
+        state = self._state
+        with state.changed:
+            self._check_open()
+            kept = deque(piece for piece in state.pieces if piece.queue_id != queue_id)
+            state.ahead[shard] = sum(piece.shard == shard for piece in kept)
+            state.pieces = kept
+            state.failed.pop(queue_id, None)
+            state.fetch_from[queue_id] = offset
+            self._positions[queue_id] = offset
+            self._readers[shard].restart()
+            state.changed.notify_all()
 
-        Raises: OffsetOutOfRange outside the queue's present range.
+    def commit(self, offsets: Mapping[int, int] | None = None) -> None:
+        """Store where the group goes on: the NEXT offsets, of everything handed out so far by default.
+
+        Durable: as an acknowledged message. Raises: Rejected without a group; Unavailable.
         """
-        facts = self._cluster.describe_topic(self.topic)
-        ranges = {f["queue"]: (f["min_offset"], f["max_offset"]) for f in facts["queues"]}
-        low, high = ranges[self._own(queue_id)]
-        if offset == "earliest":
-            offset = low
-        elif offset == "latest":
-            offset = high
-        if not isinstance(offset, int) or not low <= offset <= high:
-            raise OffsetOutOfRange(
-                f"queue {queue_id} of {self.topic} holds offsets {low} to {high}, not {offset!r}",
-                min=low,
-                max=high,
-                offset=offset,
-                queue_id=queue_id,
+        if self.group is None:
+            raise Rejected(
+                "a consumer without group= cannot commit", field="group", limit="a group's name"
             )
-        self._positions[queue_id] = offset
-        self._ready = deque(item for item in self._ready if item[0] != queue_id)
+        self._check_process()
+        wanted = self.positions() if offsets is None else dict(offsets)
+        for shard in self._readers:
+            own = {
+                str(queue): offset
+                for queue, offset in wanted.items()
+                if self._route.shard_of(self._own(queue)) == shard
+            }
+            if own:
+                arguments = {"group": self.group, "topic": self.topic, "offsets": own}
+                self._routes.call(shard, "commit_offsets", arguments)
+
+    def committed(self) -> dict[int, int]:
+        """queue -> next offset as the group stored it last; queues without one are missing."""
+        if self.group is None:
+            raise Rejected(
+                "a consumer without group= has no offsets", field="group", limit="a group's name"
+            )
+        return self._committed(list(self._readers))
+
+    def _committed(self, shards: list[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        arguments: dict[str, Any] = {"group": self.group, "topic": self.topic}
+        for shard in shards:
+            table = self._routes.call(shard, "offsets", arguments)
+            found.update({int(queue): int(offset) for queue, offset in table.items()})
+        return found
 
     def _own(self, queue_id: int) -> int:
         if queue_id not in self._positions:
             raise Rejected(
-                f"this consumer does not read queue {queue_id}; it reads {sorted(self._positions)}",
+                f"this consumer reads the queues {sorted(self._positions)}, not {queue_id}",
                 field="queue_id",
                 limit=str(sorted(self._positions)),
             )
         return queue_id
 
-    def commit(self, offsets: Mapping[int, int] | None = None) -> None:
-        """Store the next offsets of the group: everything polled so far, or what is given.
+    def _check_open(self) -> None:
+        if self._state.closed:
+            raise Rejected("the consumer is closed", field="consumer", limit="open")
 
-        Durable: as an acknowledged message. Raises: Rejected without a group.
-        """
-        if self.group is None:
-            raise Rejected("a consumer without group= cannot commit", field="group", limit="a name")
-        wanted = dict(self._positions if offsets is None else offsets)
-        for shard in sorted({self._shard_of[self._own(q)] for q in wanted}):
-            own = {str(q): o for q, o in wanted.items() if self._shard_of[q] == shard}
-            self._cluster.call(
-                shard,
-                "commit_offsets",
-                {"group": self.group, "topic": self.topic, "offsets": own},
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise Rejected(
+                "this consumer was made before a fork; make one in the child process", field="fork"
             )
 
-    def committed(self) -> dict[int, int]:
-        """queue -> next offset as the group committed it last."""
-        found: dict[int, int] = {}
-        for shard in sorted(set(self._shard_of.values())):
-            table = self._cluster.call(shard, "offsets", {"group": self.group, "topic": self.topic})
-            found.update({int(q): int(o) for q, o in table.items()})
-        return found
-
-    # --- end ------------------------------------------------------------------------------------------------------
+    # --- end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the streams; nothing is committed."""
-        for shard in list(self._streams):
-            self._drop(shard)
+        """Stop reading; nothing is committed."""
+        if os.getpid() != self._process:
+            return
+        with self._state.changed:
+            self._state.closed = True
+            for reader in self._readers.values():
+                reader.restart()
+            self._state.changed.notify_all()
+        for reader in self._readers.values():
+            reader.join()
 
     def __enter__(self) -> Consumer:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "consumers do not pickle: pickle the Cluster and make the consumer where it is used"
-        )

@@ -47,7 +47,7 @@ def key_of(properties: dict[str, str]) -> bytes | None:
     coded = properties.get(BASE64_KEY)
     if coded is None:
         return None
-    return b"" if coded == "=" else base64.b64decode(coded)
+    return base64.b64decode(coded.removeprefix("="))
 
 
 def key_properties(keys: pa.Array) -> pa.Array:
@@ -72,11 +72,11 @@ def keys_of(properties: pa.Array) -> pa.Array:
     if coded.null_count == len(coded):
         return text
     # Binary keys are the exception; they are decoded one by one.
-    decoded = pa.array(
-        [None if c is None else b"" if c == b"=" else base64.b64decode(c) for c in coded.to_pylist()],
-        pa.binary(),
-    )
-    return pc.coalesce(text, decoded)
+    decoded = [
+        None if value is None else base64.b64decode(value.removeprefix(b"="))
+        for value in coded.to_pylist()
+    ]
+    return pc.coalesce(text, pa.array(decoded, pa.binary()))
 
 
 def _value(properties: pa.Array, name: str) -> pa.Array:

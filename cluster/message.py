@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
+from raymq.store import record
 from raymq.store.errors import Rejected
 from raymq.store.format import PROPERTIES_MAX_BYTES
 from raymq.store.producer_stamp import STAMP_BYTES
@@ -22,15 +27,7 @@ INDEX_KEY_SEPARATOR = " "
 SYSTEM_PROPERTIES = frozenset(
     {"_P", TAGS, INDEX_KEYS, TEXT_KEY, BASE64_KEY}
     | set(
-        "WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID "
-        "ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON "
-        "UNIQ_KEY EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES CONSUME_START_TIME INNER_NUM INNER_BASE "
-        "DUP_INFO CHECK_IMMUNITY_TIME_IN_SECONDS TRAN_PREPARED_QUEUE_OFFSET __transactionId__ "
-        "TRANSACTION_CHECK_TIMES INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_"
-        "REPLY_TIME CLUSTER MSG_TYPE POP_CK POP_CK_OFFSET 1ST_POP_TIME TIMER_DELIVER_MS "
-        "TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_ENQUEUE_MS "
-        "TIMER_DEQUEUE_MS TIMER_DEL_UNIQKEY DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID CRC32 "
-        "DELIVERY_TIMESTAMP".split()
+        ["WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET", "MAX_OFFSET", "BUYER_ID", "ORIGIN_MESSAGE_ID", "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG", "RECONSUME_TIME", "MSG_REGION", "TRACE_ON", "UNIQ_KEY", "EXTEND_UNIQ_INFO", "MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "INNER_NUM", "INNER_BASE", "DUP_INFO", "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRAN_PREPARED_QUEUE_OFFSET", "__transactionId__", "TRANSACTION_CHECK_TIMES", "INSTANCE_ID", "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "ARRIVE_TIME", "PUSH_REPLY_TIME", "CLUSTER", "MSG_TYPE", "POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_ROLL_TIMES", "TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_DEL_UNIQKEY", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "CRC32", "DELIVERY_TIMESTAMP"]
     )
 )
 
@@ -88,33 +85,26 @@ class Receipt(NamedTuple):
     duplicate: bool
 
 
-def property_bytes(message: Message) -> bytes | None:
+def property_bytes(
+    key: bytes | None,
+    tag: str | None,
+    index_keys: tuple[str, ...],
+    properties: Mapping[str, str] | None,
+) -> bytes | None:
     """A message's key, index keys and properties as the log has them; None when it has none.
 
-    Raises: Rejected for what cannot be stored, naming the field.
+    Raises: Rejected for what cannot be stored together with the tag, naming the field.
     """
-    parts = b""
-    if message.key is not None:
-        if not isinstance(message.key, bytes):
-            raise Rejected(
-                f"key is {type(message.key).__name__}; give bytes, such as key.encode()",
-                field="key",
-                limit="bytes",
-            )
-        parts = key_property(message.key)
-    if message.index_keys:
-        parts += encode({INDEX_KEYS: INDEX_KEY_SEPARATOR.join(_index_keys(message.index_keys))})
-    if message.properties:
-        parts += encode(_user_properties(message.properties))
+    parts = encode_properties(key, index_keys, properties)
     tag_bytes = 0
-    if message.tag is not None:
-        if not message.tag or not separators_absent(message.tag):
+    if tag is not None:
+        if not isinstance(tag, str) or not tag or not separators_absent(tag):
             raise Rejected(
-                f"tag {message.tag!r} is empty or has \\x01 or \\x02",
+                f"tag {tag!r} is no text, empty, or has \\x01 or \\x02",
                 field="tag",
                 limit="text without \\x01, \\x02",
             )
-        tag_bytes = len(message.tag.encode()) + len(TAGS) + 2
+        tag_bytes = len(tag.encode()) + len(TAGS) + 2
     size = len(parts) + tag_bytes + STAMP_BYTES
     if size > PROPERTIES_MAX_BYTES:
         raise Rejected(
@@ -124,6 +114,40 @@ def property_bytes(message: Message) -> bytes | None:
             limit=PROPERTIES_MAX_BYTES,
         )
     return parts or None
+
+
+def encode_properties(
+    key: bytes | None,
+    index_keys: tuple[str, ...] = (),
+    properties: Mapping[str, str] | None = None,
+) -> bytes:
+    """The properties string of a key, index keys and user properties.
+
+    Raises: Rejected for what cannot stand there, naming the field.
+    """
+    parts = b""
+    if key is not None:
+        if not isinstance(key, bytes):
+            raise Rejected(
+                f"key is {type(key).__name__}; give bytes, such as key.encode()",
+                field="key",
+                limit="bytes",
+            )
+        parts = key_property(key)
+    if index_keys:
+        parts += encode({INDEX_KEYS: INDEX_KEY_SEPARATOR.join(_index_keys(index_keys))})
+    if properties:
+        parts += encode(_user_properties(properties))
+    return parts
+
+
+def decode_records(records: pa.Array) -> pa.RecordBatch:
+    """Raw records of a fetch as columns (record.RECORD_SCHEMA)."""
+    count = len(records)
+    offsets = np.frombuffer(records.buffers()[1], dtype=np.int32)[
+        records.offset : records.offset + count + 1
+    ].astype(np.int64)
+    return record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets))
 
 
 def _index_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
@@ -141,7 +165,7 @@ def _index_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     return keys
 
 
-def _user_properties(properties: dict[str, str]) -> dict[str, str]:
+def _user_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in properties.items():
         if name in SYSTEM_PROPERTIES:
             raise Rejected(

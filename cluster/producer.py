@@ -1,295 +1,407 @@
-"""The producer of messages: collects them per queue and sends batches (design D10, D11)."""
+"""The producer of messages: collects them a queue, sends batches (design D10, D11)."""
 
 from __future__ import annotations
 
+import random
 import threading
-import time
-from collections.abc import Callable, Generator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+import numpy as np
+import pyarrow as pa
+
+from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.record import PUT_SCHEMA
 
-from .batch_sender import BatchSender
-from .message import Message, Receipt, encode_properties, put_batch
-from .partitioner import queue_of
+from .batch_sender import IN_FLIGHT_BYTES, MIB, BatchSender, Room
+from .codecs import CONTENT_TYPE, codec
+from .columns import put_batch
+from .message import Message, property_bytes
+from .partitioner import queue_of, queues_of
 from .routes import Routes
-from .shard_sender import BatchReceipt
+from .send_future import Pending, SendFuture
+from .shard_sender import BatchReceipt, ShardSender
 
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-
-DELIVERY_TIMEOUT_MS = 120_000
-
-
-class SendFuture:
-    """The answer to one send: `.result(timeout)`, or awaited."""
-
-    def __init__(self) -> None:
-        self._future: Future[Receipt] = Future()
-
-    def result(self, timeout: float | None = None) -> Receipt:
-        """The receipt.
-
-        Args: timeout, seconds; None waits for the delivery timeout. Raises: DeliveryUnknown when the time is up
-        (the message may still be stored), or what the send failed with.
-        """
-        try:
-            return self._future.result(timeout)
-        except FutureTimeoutError:
-            raise DeliveryUnknown(
-                f"no receipt within {timeout} s; the send goes on, ask again", status="UNKNOWN_ERROR"
-            ) from None
-
-    def done(self) -> bool:
-        """Whether `result` returns at once."""
-        return self._future.done()
-
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback(future)` when it is done, in another thread."""
-        self._future.add_done_callback(callback)
-
-    def __await__(self) -> Generator[Any, None, Receipt]:
-        import asyncio
-
-        return asyncio.wrap_future(self._future).__await__()
-
-    def _set(self, outcome: Receipt | BaseException) -> None:
-        if isinstance(outcome, Receipt):
-            self._future.set_result(outcome)
-        else:
-            self._future.set_exception(outcome)
+#: what a message takes beside its body and properties: counted so that empty bodies fill buffers too
+MESSAGE_BYTES = 128
+#: rows of `send_batch` go in batches of about this size
+COLUMNS_BYTES = 4 * MIB
 
 
-@dataclass
-class _Collected:
-    """Messages of one queue that wait for their batch."""
+@dataclass(frozen=True, kw_only=True)
+class ProducerConfig:
+    """Options of a producer."""
 
-    bodies: list[bytes] = field(default_factory=list)
-    tags: list[str | None] = field(default_factory=list)
-    properties: list[bytes] = field(default_factory=list)
-    born: list[int] = field(default_factory=list)
-    futures: list[SendFuture] = field(default_factory=list)
-    bytes: int = 0
-    since: float = 0.0
+    #: "quorum": stored on a majority; "leader": on one machine
+    acks: Literal["quorum", "leader"] = "quorum"
+    #: how long a message waits for company; asking for a receipt ends the wait
+    linger_ms: float = 5
+    #: a batch of this size goes at once
+    batch_bytes: int = 1 * MIB
+    #: unacknowledged bytes beyond which `send` blocks
+    buffer_bytes: int = 64 * MIB
+    #: ...for so long, then it raises Unavailable
+    max_block_ms: int = 60_000
+    #: a message that is not acknowledged by then has failed
+    delivery_timeout_ms: int = 120_000
+    #: a shard that says nothing for so long is left and asked again
+    request_timeout_ms: int = 30_000
+    #: bytes under way to one shard
+    in_flight_bytes: int = IN_FLIGHT_BYTES
+    #: what makes bytes of `send`'s body: bytes, json, msgpack, arrow-ipc
+    codec: str = "bytes"
+    #: largest body; the cluster's own limit holds as well
+    max_message_bytes: int = 4 * MIB
 
 
 class Producer:
-    """Sends messages. Threads may share it; it neither pickles nor survives a fork.
+    """Sends messages. Threads may share it; order holds per queue, in the order of the calls.
 
-    As a context manager it flushes at the end and raises the first failure of a send that nobody asked about.
+    It neither pickles nor survives a fork: pickle the Cluster instead. As a context manager it
+    flushes at the end and raises the first failure that nobody was told yet.
     """
 
     def __init__(
         self,
         cluster: Cluster,
+        config: ProducerConfig | None = None,
         *,
-        acks: str = "quorum",
-        linger_ms: float = 5,
-        batch_bytes: int = 1 << 20,
-        buffer_bytes: int = 64 << 20,
-        max_block_ms: int = 60_000,
-        delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
+        clock: Clock | None = None,
+        **options: Any,
     ) -> None:
-        """Args: linger_ms, how long a message waits for company; max_block_ms, how long a full buffer blocks."""
+        """Args: `options` are the fields of ProducerConfig."""
+        self.config = replace(config or ProducerConfig(), **options)
+        self._clock = clock or Clock()
+        self._codec = codec(self.config.codec)
         self._sender = BatchSender(
-            Routes.of(cluster), acks=acks, delivery_timeout_ms=delivery_timeout_ms, buffer_bytes=buffer_bytes
+            Routes.of(cluster),
+            acks=self.config.acks,
+            in_flight_bytes=self.config.in_flight_bytes,
+            delivery_timeout_ms=self.config.delivery_timeout_ms,
+            request_timeout_ms=self.config.request_timeout_ms,
+            clock=self._clock,
         )
-        self._linger_s = linger_ms / 1000
-        self._batch_bytes = batch_bytes
-        self._buffer_bytes = buffer_bytes
-        self._max_block_s = max_block_ms / 1000
-        self._lock = threading.Condition()
-        #: keeps batches of one queue in the order their messages were collected
-        self._ship_lock = threading.Lock()
-        self._open: dict[tuple[str, int], _Collected] = {}
-        self._buffered = 0
+        self._room = Room(self.config.buffer_bytes, self.config.max_block_ms)
+        self._linger_s = self.config.linger_ms / 1000
+        #: guards everything below
+        self._changed = threading.Condition()
+        self._open: dict[tuple[str, int], Pending] = {}
+        #: open batches and some that are sealed already, by the end of their linger time
+        self._due: deque[Pending] = deque()
+        #: topic -> queue of messages without a key; moves on with every batch
         self._sticky: dict[str, int] = {}
+        #: sealed and not answered
+        self._under_way: set[Pending] = set()
+        self._failed: deque[Pending] = deque(maxlen=1000)
         self._closed = False
-        self._first_failure: RayMQError | None = None
-        self._lingering = threading.Thread(target=self._linger, name="raymq-linger", daemon=True)
-        self._lingering.start()
+        self._linger_thread: threading.Thread | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise Rejected(
+            "a producer has open connections and does not pickle: pickle the Cluster and call "
+            "cluster.producer() where it is used",
+            field="pickle",
+        )
+
+    # --- sending --------------------------------------------------------------------------------
 
     def send(
         self,
         topic: str | Message,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         key: bytes | None = None,
         tag: str | None = None,
         index_keys: tuple[str, ...] = (),
         properties: dict[str, str] | None = None,
+        deliver_at_ms: int | None = None,
         queue_id: int | None = None,
     ) -> SendFuture:
-        """Send one message; a future tells its receipt.
+        """Send one message: a Message, or a topic and what the codec makes a body of.
 
-        Without a key and a queue it joins the current batch of its topic. Raises: Rejected at once for a message that
-        can never be stored; Unavailable when the buffer stayed full for max_block_ms.
+        The queue is `queue_id`, else that of the key; without either, messages fill a batch of one
+        queue, then of the next.
+        Returns: at once, with a future of the receipt.
+        Raises: Rejected for a message that cannot be stored; Unavailable when the buffer stays full.
         """
         if isinstance(topic, Message):
             message = topic
-            _refuse_delay(message.deliver_at_ms)
             topic, body, key, tag = message.topic, message.body, message.key, message.tag
-            index_keys, properties = message.index_keys, dict(message.properties)
-        if not isinstance(body, (bytes, bytearray, memoryview)):
+            index_keys, properties = message.index_keys, message.properties
+            deliver_at_ms = message.deliver_at_ms
+        elif self._codec.name != "bytes":
+            body = self._codec.encode(body)
+            properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}
+        if not isinstance(body, bytes):
+            body = codec("bytes").encode(body)
+        if deliver_at_ms is not None:
             raise Rejected(
-                f"the body is {type(body).__name__}, expected bytes; encode it first", field="body", limit="bytes"
+                "delayed delivery is not available in this version: leave deliver_at_ms away",
+                field="deliver_at_ms",
+                limit="None",
             )
-        body = bytes(body)
-        encoded = encode_properties(key, index_keys, properties)
-        size = len(body) + len(encoded) + 128
-        _check_one(topic, body, tag, encoded)
-        future = SendFuture()
-        with self._lock:
-            self._wait_room(size)
-            where = (topic, self._queue(topic, key, queue_id))
-            self._sender.topic(topic).shard_of(where[1])
-            collected = self._open.get(where)
-            if collected is None:
-                collected = self._open[where] = _Collected(since=time.monotonic())
-                self._lock.notify_all()
-            collected.bodies.append(body)
-            collected.tags.append(tag)
-            collected.properties.append(encoded)
-            collected.born.append(time.time_ns() // 1_000_000)
-            collected.futures.append(future)
-            collected.bytes += size
-            self._buffered += size
-            full = self._linger_s <= 0 or collected.bytes >= self._batch_bytes
-        if full:
-            self._ship(lambda found: found == where)
+        if len(body) > self.config.max_message_bytes:
+            raise Rejected(
+                f"the body has {len(body)} bytes, the limit is {self.config.max_message_bytes}: "
+                "split it, compress it, or raise max_message_bytes here and in the cluster",
+                field="body",
+                limit=self.config.max_message_bytes,
+            )
+        encoded = property_bytes(key, tag, index_keys, properties)
+        size = len(body) + MESSAGE_BYTES + (0 if encoded is None else len(encoded))
+        self._take_room(size)
+        try:
+            future, ready = self._collect(topic, queue_id, key, body, tag, encoded, size)
+        except BaseException:
+            self._room.give(size)
+            raise
+        if ready is not None:
+            ready.pump()
         return future
 
-    def _wait_room(self, size: int) -> None:
-        room = self._lock.wait_for(
-            lambda: self._closed or not self._buffered or self._buffered + size <= self._buffer_bytes,
-            self._max_block_s,
-        )
-        if self._closed:
-            raise Rejected("the producer is closed", field="producer", limit="open")
-        if not room:
-            raise Unavailable(
-                f"the buffer of {self._buffer_bytes} bytes stayed full for {self._max_block_s:g} s; nothing was sent",
-                field="buffer_bytes",
-                limit=self._buffer_bytes,
-            )
-
-    def _queue(self, topic: str, key: bytes | None, queue_id: int | None) -> int:
-        queues = self._sender.topic(topic).queues
+    def _collect(
+        self,
+        topic: str,
+        queue_id: int | None,
+        key: bytes | None,
+        body: bytes,
+        tag: str | None,
+        encoded: bytes | None,
+        size: int,
+    ) -> tuple[SendFuture, ShardSender | None]:
+        """Put a message into its batch. Returns: its future, and who must pump if the batch is full."""
+        self._sender.check_process()
+        route = self._sender.topic(topic)
         if queue_id is not None:
-            return queue_id
-        if key is not None:
-            return queue_of(key, queues)
-        return self._sticky.setdefault(topic, 0) % int(queues)
+            route.shard_of(queue_id)
+        elif key is not None:
+            queue_id = queue_of(key, route.queues)
+        now = self._clock.now_ms()
+        with self._changed:
+            self._check_open()
+            if queue_id is None:
+                queue_id = self._sticky_queue(topic, route.queues)
+            where = (topic, queue_id)
+            pending = self._open.get(where)
+            if pending is None:
+                pending = self._begin(where)
+            pending.bodies.append(body)
+            pending.tags.append(tag)
+            pending.properties.append(encoded)
+            pending.born.append(now)
+            pending.size += size
+            future = SendFuture(pending, len(pending.bodies) - 1)
+            full = not self._linger_s or pending.size >= self.config.batch_bytes
+            return future, self._seal(pending) if full else None
 
-    # --- shipping -------------------------------------------------------------------------------------------------
+    def _sticky_queue(self, topic: str, queues: int) -> int:
+        chosen = self._sticky.get(topic)
+        if chosen is None:
+            chosen = self._sticky[topic] = random.randrange(queues)
+        return chosen
 
-    def _ship(self, which: Callable[[tuple[str, int]], bool]) -> None:
-        with self._ship_lock:
-            with self._lock:
-                ready = [(w, self._open.pop(w)) for w in list(self._open) if which(w)]
-                for (topic, _), _collected in ready:
-                    # The next messages without a key go to the next queue.
-                    self._sticky[topic] = self._sticky.get(topic, 0) + 1
-            for where, collected in ready:
-                self._send(where, collected)
+    def _begin(self, where: tuple[str, int]) -> Pending:
+        pending = Pending(where, self._clock.monotonic() + self._linger_s, self._hurry)
+        self._open[where] = pending
+        if self._linger_s:
+            self._due.append(pending)
+            if self._linger_thread is None:
+                self._linger_thread = threading.Thread(
+                    target=self._linger, name="raymq-linger", daemon=True
+                )
+                self._linger_thread.start()
+            elif len(self._due) == 1:
+                self._changed.notify_all()
+        return pending
 
-    def _send(self, where: tuple[str, int], collected: _Collected) -> None:
+    def _take_room(self, size: int) -> None:
+        if self._room.take_nowait(size):
+            return
+        # What lingers must go, or nothing would ever make room.
+        self._ship_open()
+        self._room.take(size)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the producer is closed", field="producer")
+
+    # --- batches --------------------------------------------------------------------------------
+
+    def _seal(self, pending: Pending) -> ShardSender | None:
+        """Make the batch and queue it. Needs the lock, so that batches keep their order."""
+        if pending.sealed:
+            return None
+        pending.sealed = True
+        topic, queue_id = pending.where
+        del self._open[pending.where]
+        if self._sticky.get(topic) == queue_id:
+            self._sticky[topic] = (queue_id + 1) % self._sender.topic(topic).queues
+        batch = pa.RecordBatch.from_arrays(
+            [
+                pa.array(pending.bodies, pa.binary()),
+                pa.array(pending.tags, pa.string()),
+                pa.array(pending.properties, pa.binary()),
+                pa.array(pending.born, pa.int64()),
+            ],
+            schema=PUT_SCHEMA,
+        )
+        pending.bodies, pending.tags, pending.properties, pending.born = [], [], [], []
+        self._under_way.add(pending)
         try:
-            batch = put_batch(
-                collected.bodies,
-                tags=collected.tags,
-                properties=collected.properties,
-                born_time_ms=collected.born,
-            )
-            answer = self._sender.send(*where, batch)
+            future, sender = self._sender.enqueue(topic, queue_id, batch)
         except RayMQError as error:
-            self._answered(collected, error)
-            return
-        answer.add_done_callback(lambda done: self._answered(collected, done))
+            self._finish(pending, error)
+            return None
+        future.add_done_callback(partial(self._finish, pending))
+        return sender
 
-    def _answered(self, collected: _Collected, answer: Future[BatchReceipt] | RayMQError) -> None:
-        error = answer if isinstance(answer, RayMQError) else answer.exception()
-        with self._lock:
-            self._buffered -= collected.bytes
-            if isinstance(error, RayMQError) and self._first_failure is None:
-                self._first_failure = error
-            self._lock.notify_all()
-        if error is not None or isinstance(answer, RayMQError):
-            for future in collected.futures:
-                future._set(error or Unavailable("no answer"))
-            return
-        receipt = answer.result()
-        known = receipt.first_offset >= 0
-        for index, future in enumerate(collected.futures):
-            offset = receipt.first_offset + index if known else -1
-            future._set(
-                Receipt(receipt.topic, receipt.shard, receipt.queue_id, offset, receipt.store_time_ms)
-            )
+    def _finish(self, pending: Pending, outcome: Future[BatchReceipt] | RayMQError) -> None:
+        self._room.give(pending.size)
+        error = outcome if isinstance(outcome, RayMQError) else outcome.exception()
+        if error is not None:
+            self._failed.append(pending)
+            pending.future.set_exception(error)
+        elif isinstance(outcome, Future):
+            pending.future.set_result(outcome.result())
+        self._under_way.discard(pending)
+
+    def _hurry(self, pending: Pending) -> None:
+        """Somebody waits for this batch."""
+        with self._changed:
+            sender = self._seal(pending)
+        if sender is not None:
+            sender.pump()
+
+    def _ship_open(self) -> None:
+        with self._changed:
+            senders = {self._seal(pending) for pending in list(self._open.values())}
+        for sender in senders:
+            if sender is not None:
+                sender.pump()
 
     def _linger(self) -> None:
+        """Send what has waited long enough."""
         while True:
-            with self._lock:
-                self._lock.wait_for(lambda: self._open or self._closed)
-                if self._closed and not self._open:
+            senders: set[ShardSender | None] = set()
+            with self._changed:
+                self._changed.wait_for(lambda: self._due or self._closed)
+                if self._closed:
                     return
-                first = min(c.since for c in self._open.values())
-                left = first + self._linger_s - time.monotonic()
-                if left > 0 and not self._closed:
-                    self._lock.wait(left)
-                now = time.monotonic()
-                due = {
-                    where
-                    for where, c in self._open.items()
-                    if self._closed or c.since + self._linger_s <= now
-                }
-            self._ship(lambda where, due=due: where in due)  # type: ignore[misc]
+                now = self._clock.monotonic()
+                while self._due and (self._due[0].sealed or self._due[0].due <= now):
+                    senders.add(self._seal(self._due.popleft()))
+                if not any(senders) and self._due:
+                    self._changed.wait(self._due[0].due - now)
+                    continue
+            for sender in senders:
+                if sender is not None:
+                    sender.pump()
 
-    # --- end ------------------------------------------------------------------------------------------------------
+    # --- columns --------------------------------------------------------------------------------
+
+    def send_batch(
+        self, topic: str, data: pa.RecordBatch | pa.Table, *, queue_id: int | None = None
+    ) -> list[Future[BatchReceipt]]:
+        """Send columns of messages, without an object a message.
+
+        Args: `data` has the column `body` and may have `key`, `tag`, `properties` and
+        `born_time_ms` (see columns.put_batch). Rows go to `queue_id`, else to the queue of their
+        key; without keys all go to one queue.
+        Returns: a future a batch; rows of one queue keep their order, also behind earlier sends.
+        Raises: Rejected naming the column; Unavailable when the buffer stays full.
+        """
+        self._sender.check_process()
+        route = self._sender.topic(topic)
+        batch, keys = put_batch(data, now_ms=self._clock.now_ms())
+        if not batch.num_rows:
+            return []
+        self._ship_open()
+        if queue_id is not None or keys is None:
+            with self._changed:
+                if queue_id is None:
+                    queue_id = self._sticky_queue(topic, route.queues)
+                    self._sticky[topic] = (queue_id + 1) % route.queues
+            return self._send_rows(topic, queue_id, batch)
+        futures: list[Future[BatchReceipt]] = []
+        chosen = queues_of(keys, route.queues)
+        for queue in np.unique(chosen).tolist():
+            rows = pa.array(np.flatnonzero(chosen == queue))
+            futures += self._send_rows(topic, queue, batch.take(rows))
+        return futures
+
+    def _send_rows(
+        self, topic: str, queue_id: int, batch: pa.RecordBatch
+    ) -> list[Future[BatchReceipt]]:
+        futures = []
+        step = max(1, COLUMNS_BYTES * batch.num_rows // max(batch.nbytes, 1))
+        for start in range(0, batch.num_rows, step):
+            part = batch.slice(start, step)
+            size = part.nbytes
+            self._take_room(size)
+            pending = Pending((topic, queue_id), 0.0, self._hurry)
+            pending.sealed, pending.size = True, size
+            with self._changed:
+                try:
+                    self._check_open()
+                    future, sender = self._sender.enqueue(topic, queue_id, part)
+                except BaseException:
+                    self._room.give(size)
+                    raise
+            self._under_way.add(pending)
+            future.add_done_callback(partial(self._finish, pending))
+            sender.pump()
+            futures.append(pending.future)
+        return futures
+
+    # --- end ------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send what waits and wait until everything is answered. Raises: DeliveryUnknown when the time is up."""
-        self._ship(lambda _where: True)
-        self._sender.flush(timeout)
+        """Send what lingers and wait until every send so far is answered; seconds.
 
-    def close(self) -> None:
-        """Flush, then close. Failed sends tell it through their futures."""
-        if not self._closed:
-            self.flush()
-            with self._lock:
+        Raises: the first failure that nobody was told yet; DeliveryUnknown when the time is up.
+        """
+        self._sender.check_process()
+        self._ship_open()
+        _, late = wait([pending.future for pending in list(self._under_way)], timeout)
+        if late:
+            raise DeliveryUnknown(
+                f"{len(late)} batches are not answered after {timeout} s; they are still under way",
+                status="UNKNOWN_ERROR",
+            )
+        failed = [pending for pending in list(self._failed) if not pending.observed]
+        self._failed.clear()
+        for pending in failed:
+            pending.observed = True
+        for pending in failed[:1]:
+            pending.future.result()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, then close; closing twice does nothing. Raises: as `flush`, closed all the same."""
+        with self._changed:
+            if self._closed:
+                return
+        try:
+            self.flush(timeout)
+        finally:
+            with self._changed:
                 self._closed = True
-                self._lock.notify_all()
-            self._lingering.join()
+                self._changed.notify_all()
             self._sender.close()
 
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(self, kind: Any, *exc: object) -> None:
-        self.close()
-        if kind is None and self._first_failure is not None:
-            raise self._first_failure
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "producers do not pickle: pickle the Cluster and make the producer where it is used"
-        )
-
-
-def _refuse_delay(deliver_at_ms: int | None) -> None:
-    if deliver_at_ms is not None:
-        raise Rejected(
-            "deliver_at_ms: delayed delivery is not available in this version", field="deliver_at_ms", limit="None"
-        )
-
-
-def _check_one(topic: str, body: bytes, tag: str | None, encoded: bytes) -> None:
-    """A message is refused alone, before it can spoil the batch it would join."""
-    from raymq.store.record import check_put
-
-    check_put(
-        topic, put_batch([body], tags=[tag], properties=[encoded]), max_message_bytes=4 << 20
-    )
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        try:
+            self.close()
+        except RayMQError:
+            # A failure of the block itself must not be hidden by one that came of it.
+            if kind is None:
+                raise

@@ -57,7 +57,7 @@ def bearer(token: str) -> bytes:
 def frame_batch(body: Any) -> pa.RecordBatch:
     """Log bytes as a batch of one row, without a copy."""
     buffer = body if isinstance(body, pa.Buffer) else pa.py_buffer(body)
-    offsets = pa.py_buffer(int(0).to_bytes(8, "little") + buffer.size.to_bytes(8, "little"))
+    offsets = pa.py_buffer((0).to_bytes(8, "little") + buffer.size.to_bytes(8, "little"))
     column = pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, buffer])
     return pa.record_batch([column], schema=FRAME_SCHEMA)
 

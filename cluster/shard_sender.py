@@ -431,11 +431,6 @@ class ShardSender:
             if silent or now >= self._unacked[0].deadline_ms:
                 stream.abort()
 
-    def outstanding(self) -> list[Future[BatchReceipt]]:
-        """The futures of everything that is not answered."""
-        with self._changed:
-            return [out.future for out in (*self._retry, *self._unacked, *self._waiting)]
-
     def close(self) -> None:
         """End the stream and the thread; what is not answered fails, truthfully."""
         with self._changed:

@@ -30,7 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import raymq
-from raymq.cluster.message import decode_records
+from raymq.cluster.columns import message_batch
 from raymq.cluster.range_reader import read_range
 from raymq.spark.session import raydp_session, use_java
 from raymq.spark.sink import write
@@ -183,7 +183,7 @@ def consume(cluster: raymq.Cluster, progress: Progress) -> Iterator[tuple[int, A
         for records in read_range(
             cluster, TOPIC, number, queue["shard"], queue["min_offset"], queue["max_offset"]
         ):
-            columns = decode_records(records)
+            columns = message_batch(queue["shard"], records)
             progress.update(bar, advance=columns.num_rows)
             yield number, columns
 
@@ -194,7 +194,7 @@ def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str,
     next_sequence: dict[tuple[int, int], int] = {}
     rows = disorder = values = keys = payload = 0
     for queue, columns in consume(cluster, progress):
-        offsets = columns.column("queue_offset").to_numpy()
+        offsets = columns.column("offset").to_numpy()
         first = next_offset.get(queue, 0)
         disorder += int((offsets != np.arange(first, first + len(offsets))).sum())
         next_offset[queue] = first + len(offsets)
@@ -208,8 +208,7 @@ def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str,
         bodies = columns.column("body").to_pylist()
         values += sum(map(zlib.crc32, bodies))
         payload += sum(map(len, bodies))
-        properties = columns.column("properties").to_pylist()
-        keys += sum(zlib.crc32(p.split(b"__SHARDINGKEY\x01")[1].split(b"\x02")[0]) for p in properties)
+        keys += sum(map(zlib.crc32, columns.column("key").to_pylist()))
         rows += len(offsets)
     return {"rows": rows, "disorder": disorder, "values": values, "keys": keys, "payload": payload}
 

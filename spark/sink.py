@@ -18,12 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.cluster.batch_sender import BatchSender
+from raymq.cluster.keys import key_properties
 from raymq.cluster.partitioner import queues_of
 from raymq.cluster.routes import Routes
 from raymq.store.errors import Rejected
 from raymq.store.record import PUT_SCHEMA
-
-from .keys import properties_column
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -278,7 +277,7 @@ def split(
             )
         where = np.where(given, wanted, where)
     table = pa.record_batch(
-        [values, tags, properties_column(keys), pa.array(np.zeros(count, dtype=np.int64))],
+        [values, tags, key_properties(keys), pa.array(np.zeros(count, dtype=np.int64))],
         schema=pa.schema([f.with_nullable(True) for f in PUT_SCHEMA]),
     )
     order = np.argsort(where, kind="stable")

@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.message import decode_records
+from raymq.cluster.columns import message_batch
 from raymq.cluster.range_reader import read_range
 from raymq.store.errors import OffsetOutOfRange, Rejected
-from raymq.store.rows import tag_column
-
-from .keys import key_column
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -135,21 +132,19 @@ def _task(cluster: Cluster, topic: str) -> Any:
 
 def columns(records: pa.Array, shard: int) -> pa.RecordBatch:
     """Raw records in the Kafka connector's columns."""
-    rows = decode_records(records)
-    count = rows.num_rows
-    properties = rows.column("properties")
+    rows = message_batch(shard, records)
     times = pc.multiply(rows.column("store_time_ms"), 1000).cast(pa.timestamp("us", tz="UTC"))
     return pa.record_batch(
         [
-            key_column(properties),
+            rows.column("key"),
             rows.column("body"),
             rows.column("topic"),
             rows.column("queue_id"),
-            rows.column("queue_offset"),
+            rows.column("offset"),
             times,
-            pa.array([_LOG_APPEND_TIME] * count, pa.int32()),
-            pc.cast(tag_column(properties), pa.string()),
-            pa.array([shard] * count, pa.int32()),
+            pa.array([_LOG_APPEND_TIME] * rows.num_rows, pa.int32()),
+            rows.column("tag"),
+            rows.column("shard"),
         ],
         schema=_ARROW,
     )
