@@ -92,6 +92,7 @@ class LeaderHost:
         clock: Clock | None = None,
     ) -> None:
         self.identity_facts = identity
+        self._root = root
         self.config = config
         self.clock = clock or Clock()
         self.counters = Counters()
@@ -120,15 +121,15 @@ class LeaderHost:
                 "shard": identity["shard"],
                 "replica": identity.get("replica", 0),
             },
-            on_locked=self.supervisor.fence_old,
+            on_locked=self._fence_old,
         )
+        if self._fenced.unfinished_sync is not None:
+            self.store.log.rewrite(self._fenced.unfinished_sync[0])
         # What recovery found may still sit in the page cache only: prove it before anybody relies on it.
         self.store.log.sync()
         if not self._mirror:
             self.store.log.note_confirmed(self.store.log.end)
-        self.supervisor.begin(
-            self.store.log.end, self.store.log.synced, self.store.log.confirmed
-        )
+        self.supervisor.begin(self.store.log.end, self.store.log.synced, self.store.log.confirmed)
         self._threads = [
             threading.Thread(target=self._guard(self._run_acks), name="raymq-acks", daemon=True),
             threading.Thread(
@@ -219,7 +220,7 @@ class LeaderHost:
             self._dispatch_wake.set()
         self._complete()
         if progress.statuses:
-            self._except({sequence: code for sequence, code in progress.statuses})
+            self._except(dict(progress.statuses))
 
     def _complete(self) -> None:
         now = self.clock.monotonic_ms()
@@ -263,6 +264,17 @@ class LeaderHost:
                 append=waiting.append._asdict(),
             )
         )
+
+    def _fence_old(self) -> None:
+        self._fenced = self.supervisor.fence_old()
+        if self._fenced.failed_sync_errno:
+            # The process before this one died before it could say so.
+            raise Corrupt(
+                f"a sync of {self._root} failed (errno {self._fenced.failed_sync_errno}) before the restart; its "
+                "unsynced bytes cannot be trusted: rebuild this replica",
+                path=str(self._root),
+                rule="poisoned",
+            )
 
     def _witness_sync(self) -> int:
         return self.store.log.sync()
@@ -323,10 +335,14 @@ class LeaderHost:
     def _check_serving(self) -> None:
         if self.failed is not None:
             raise Unavailable(
-                f"the shard stopped writing: {self.failed}", field="shard", status="SERVICE_NOT_AVAILABLE"
+                f"the shard stopped writing: {self.failed}",
+                field="shard",
+                status="SERVICE_NOT_AVAILABLE",
             )
         if self._stopping:
-            raise Unavailable("the shard is stopping", field="shard", status="SERVICE_NOT_AVAILABLE")
+            raise Unavailable(
+                "the shard is stopping", field="shard", status="SERVICE_NOT_AVAILABLE"
+            )
 
     # --- ShardBackend: fetch --------------------------------------------------------------------------------
 
@@ -341,7 +357,13 @@ class LeaderHost:
             with self._readable:
                 found = self._read(request)
                 left = deadline - self.clock.monotonic_ms()
-                if any(part.error or len(part.records) for part in found) or left <= 0:
+                if (
+                    any(
+                        part.error or (part.records is not None and len(part.records))
+                        for part in found
+                    )
+                    or left <= 0
+                ):
                     return found
                 if self._stopping:
                     raise Unavailable("the shard is stopping", field="shard")
@@ -363,7 +385,7 @@ class LeaderHost:
                 low, high = self.store.queue_range(request.topic, queue_id)
                 slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
                 continue
-            if len(part.records):
+            if part.records is not None and len(part.records):
                 budget -= part.records.nbytes
                 slices.append(part)
                 if budget <= 0:

@@ -92,5 +92,6 @@ def _check_private(path: str) -> None:
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise Unavailable(
-            f"{path} has mode {stat.S_IMODE(status.st_mode):o}; it must be 700: chmod 700 {path}", path=path
+            f"{path} has mode {stat.S_IMODE(status.st_mode):o}; it must be 700: chmod 700 {path}",
+            path=path,
         )

@@ -63,9 +63,18 @@ class FollowerHost:
             },
         )
         try:
-            self.supervisor.fence_old()
+            fenced = self.supervisor.fence_old()
+            if fenced.failed_sync_errno:
+                raise Corrupt(
+                    f"a sync of {root} failed (errno {fenced.failed_sync_errno}) before the restart; "
+                    "rebuild this replica",
+                    path=str(root),
+                    rule="poisoned",
+                )
             last = self.log.queue.files[-1].start if self.log.queue.files else 0
             self.log.recover(min(last, self.log.synced))
+            if fenced.unfinished_sync is not None:
+                self.log.rewrite(fenced.unfinished_sync[0])
             self.log.sync()
         except BaseException:
             self.log.close(clean=False)

@@ -21,6 +21,7 @@ log = logging.getLogger("raymq")
 
 #: between two attempts to lock and recover a replica
 RETRY_S = 0.25
+RETRY_MAX_S = 5.0
 
 
 def _load(path: str) -> Any:
@@ -47,6 +48,7 @@ class CommitLogActor:
         threading.Thread(target=self._start, name="raymq-start", daemon=True).start()
 
     def _start(self) -> None:
+        wait_s = RETRY_S
         while not self._closing:
             try:
                 self._open()
@@ -56,7 +58,8 @@ class CommitLogActor:
                 # Not only RayMQError: whatever it is, the actor must stay up to tell it.
                 self._error = f"{type(error).__name__}: {error}"
                 log.warning("replica %s: %s", self._spec["data_dir"], self._error)
-                time.sleep(RETRY_S)
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, RETRY_MAX_S)
 
     def _open(self) -> None:
         from raymq.store.config import StoreConfig
@@ -86,7 +89,7 @@ class CommitLogActor:
         kind = LeaderHost if leader else FollowerHost
         host = kind(root, config, identity=identity, roles=tuple(roles))
         try:
-            if leader:
+            if isinstance(host, LeaderHost):
                 host.routes = _routes(root)
             self._server = _load(spec["server"])(
                 host, host=spec["host"], port=_old_port(root, spec["host"]), token=spec["token"]
@@ -133,7 +136,9 @@ class CommitLogActor:
         if self._host is None:
             from raymq.store.errors import Unavailable
 
-            raise Unavailable(f"the shard is starting: {self._error or 'recovering'}", field="shard")
+            raise Unavailable(
+                f"the shard is starting: {self._error or 'recovering'}", field="shard"
+            )
         result: dict[str, Any] = self._host.call(op, args)
         return result
 

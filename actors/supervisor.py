@@ -88,11 +88,11 @@ class Supervisor:
         #: the satellites of this replica's mode
         self.roles = tuple(roles)
         files.make_dirs(f"{replica_dir}/raymq")
-        self._control = ControlBlock.open(shared_file(replica_dir, "control"), files=files)
+        self._control = ControlBlock.open(shared_file(str(replica_dir), "control"), files=files)
         self._seats = {
             role: Seat(
                 self._control.roles[role],
-                RoleRings.open(shared_file(replica_dir, f"ring-{role}"), files=files),
+                RoleRings.open(shared_file(str(replica_dir), f"ring-{role}"), files=files),
                 files=files,
             )
             for role in roles
@@ -258,7 +258,9 @@ class Supervisor:
             # Of a replicated put, Replication combines both futures and answers alone: the replica's status wins.
             orders.append(("group_commit", FLAG_FLUSH | (0 if replicated else FLAG_ANSWER)))
         if replicated:
-            orders.append(("replication", FLAG_REPLICA | FLAG_ANSWER | (FLAG_FLUSH if flushed else 0)))
+            orders.append(
+                ("replication", FLAG_REPLICA | FLAG_ANSWER | (FLAG_FLUSH if flushed else 0))
+            )
         # We are the only producer: a ring with room now has room below.
         if any(self._seats[role].rings.full for role, _ in orders):
             return False

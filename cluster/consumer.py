@@ -154,9 +154,7 @@ class Consumer:
             finally:
                 self._put_back(piece, handed_out)
 
-    def _next(
-        self, max_records: int, timeout: float, *, ready_only: bool = False
-    ) -> Piece | None:
+    def _next(self, max_records: int, timeout: float, *, ready_only: bool = False) -> Piece | None:
         """The next records of one queue; its position moves behind them."""
         if max_records < 1:
             raise Rejected(f"max_records is {max_records}", field="max_records", limit="at least 1")

@@ -120,7 +120,9 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         except RayMQError as error:
             raise _flight_error(error) from error
         except (TypeError, ValueError, KeyError) as error:
-            wrong = Rejected(f"bad stream: {error!r}", field="metadata", limit="cluster/protocol.py")
+            wrong = Rejected(
+                f"bad stream: {error!r}", field="metadata", limit="cluster/protocol.py"
+            )
             raise _flight_error(wrong) from error
 
     def _fetch(self, reader: Any, writer: Any) -> None:

@@ -65,9 +65,7 @@ class ShardReader:
         self._clock = clock
         self._stream: FetchStream | None = None
         self._turn = 0
-        self._thread = threading.Thread(
-            target=self._run, name=f"raymq-reader-{shard}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=f"raymq-reader-{shard}", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -117,9 +115,11 @@ class ShardReader:
         state = self._state
         with state.changed:
             state.changed.wait_for(
-                lambda: state.closed
-                or self._stream is not stream
-                or (not state.ahead.get(self.shard) and self._wanted())
+                lambda: (
+                    state.closed
+                    or self._stream is not stream
+                    or (not state.ahead.get(self.shard) and self._wanted())
+                )
             )
             if state.closed or self._stream is not stream:
                 return False

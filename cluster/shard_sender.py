@@ -50,7 +50,7 @@ class BatchReceipt(NamedTuple):
     queue_id: int
     shard: int
     first_offset: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     duplicates: int
     store_time_ms: int
 
@@ -148,9 +148,7 @@ class ShardSender:
         self._progress_ms = 0
         self._last_error: RayMQError = Unavailable("not connected yet")
         self._closing = False
-        self._thread = threading.Thread(
-            target=self._run, name=f"raymq-sender-{shard}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=f"raymq-sender-{shard}", daemon=True)
         self._thread.start()
 
     # --- sending --------------------------------------------------------------------------------

@@ -165,7 +165,9 @@ def kill_some(cluster: raymq.Cluster, watch: Watch, rows: int) -> None:
             pid = find()
             os.kill(pid, signal.SIGKILL)
             watch.killed.append(f"{name} (pid {pid})")
-            console.print(f"  [bold red]kill -9[/] {watch.killed[-1]} at {max(stored_rows(cluster), 0):,} rows")
+            console.print(
+                f"  [bold red]kill -9[/] {watch.killed[-1]} at {max(stored_rows(cluster), 0):,} rows"
+            )
     except BaseException as error:
         if not watch.done.is_set():
             watch.failure = error
@@ -291,8 +293,16 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
             f"{got['values']:x} {got['keys']:x}",
             (got["values"], got["keys"]) == (sent[1], sent[2]) == (returned[1], returned[2]),
         ),
-        ("rows out of order, lost or repeated per queue and producer", str(got["disorder"]), got["disorder"] == 0),
-        ("rows stored by the repeated write", f"{again.rows - again.duplicates:,}", again.duplicates == rows),
+        (
+            "rows out of order, lost or repeated per queue and producer",
+            str(got["disorder"]),
+            got["disorder"] == 0,
+        ),
+        (
+            "rows stored by the repeated write",
+            f"{again.rows - again.duplicates:,}",
+            again.duplicates == rows,
+        ),
         ("processes killed while writing", str(len(watch.killed)), len(watch.killed) == 3),
         *(("both commit logs of a shard", line, "identical" in line) for line in logs),
     ]
@@ -318,7 +328,10 @@ def write_with_kills(
     bar = progress.add_task("Spark writes, processes are killed", total=rows)
     threads = [
         threading.Thread(target=kill_some, args=(cluster, watch, rows), daemon=True),
-        *(threading.Thread(target=probe, args=(cluster, watch, s), daemon=True) for s in range(SHARDS)),
+        *(
+            threading.Thread(target=probe, args=(cluster, watch, s), daemon=True)
+            for s in range(SHARDS)
+        ),
     ]
     for thread in threads:
         thread.start()
@@ -365,7 +378,10 @@ def report(
         ),
         ("messages per fsync", f"{rows / max(sum(watch.syncs.values()), 1):,.0f}"),
         *(("killed with -9", name) for name in watch.killed),
-        *((f"longest time without a receipt, shard {s}", f"{ms:,.0f} ms") for s, ms in sorted(watch.away_ms.items())),
+        *(
+            (f"longest time without a receipt, shard {s}", f"{ms:,.0f} ms")
+            for s, ms in sorted(watch.away_ms.items())
+        ),
     ):
         figures.add_row(name, text)
     console.print(figures)
@@ -389,7 +405,9 @@ def look_inside(data_dir: Path, kept: bool) -> None:
 def main() -> int:
     """Parse, start, run, stop."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=FLIGHTS, help="rows to send; repeats the year when more")
+    parser.add_argument(
+        "--rows", type=int, default=FLIGHTS, help="rows to send; repeats the year when more"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     parser.add_argument("--data-dir", type=Path, default=Path.home() / ".raymq" / "flights-demo")
     options = parser.parse_args()
@@ -402,7 +420,9 @@ def main() -> int:
     use_java()
     os.environ[MARK] = str(os.getpid())
     with console.status("starting Ray and 2 mirrored shards, sync flush"):
-        cluster = raymq.start(data_dir, name="flights", shards=SHARDS, replication="mirror", flush="sync")
+        cluster = raymq.start(
+            data_dir, name="flights", shards=SHARDS, replication="mirror", flush="sync"
+        )
     good = False
     try:
         good = with_spark(cluster, options.rows, data_dir)
@@ -410,7 +430,11 @@ def main() -> int:
         if not options.keep:
             cluster.stop()
     if not options.keep:
-        faults = [fault for shard in range(SHARDS) for fault in verify(data_dir / f"shard-{shard}" / "replica-0")]
+        faults = [
+            fault
+            for shard in range(SHARDS)
+            for fault in verify(data_dir / f"shard-{shard}" / "replica-0")
+        ]
         for fault in faults:
             console.print(f"[bold red]{fault}[/]")
         good = good and not faults

@@ -1,4 +1,4 @@
-"""A Spark session on Ray (RayDP) that works: Java, module openings, Python of the workers (ecosystem facts in docs/spark.md)."""
+"""A Spark session on Ray (RayDP) that works: Java, module openings, Python of the workers."""
 
 from __future__ import annotations
 

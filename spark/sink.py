@@ -11,7 +11,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from raymq.cluster.batch_sender import BatchSender
 from raymq.cluster.keys import key_properties
 from raymq.cluster.partitioner import queues_of
 from raymq.cluster.routes import Routes
-from raymq.store.errors import Rejected
+from raymq.store.errors import Bug, Rejected
 from raymq.store.record import PUT_SCHEMA
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 #: columns a DataFrame may have; Kafka's names
 COLUMNS = ("key", "value", "topic", "partition", "headers", "tag")
 RECEIPT_SCHEMA = (
-    "partition int, queue int, shard int, rows bigint, duplicates bigint, first_offset bigint, last_offset bigint"
+    "partition int, queue int, shard int, rows bigint, duplicates bigint, "
+    "first_offset bigint, last_offset bigint"
 )
 _RECEIPT = pa.schema(
     [
@@ -86,7 +87,7 @@ def write(
     topic: str,
     write_id: str | None = None,
     sort_by: Sequence[str] | None = None,
-    acks: str = "quorum",
+    acks: Literal["quorum", "leader"] = "quorum",
 ) -> WriteResult:
     """Write `df` (column value, and optionally key, tag, partition) to `topic`.
 
@@ -132,10 +133,17 @@ def _checked(df: Any, topic: str) -> Any:
     for name in names:
         if name not in COLUMNS:
             raise Rejected(
-                f"unknown column {name!r}; a topic takes {', '.join(COLUMNS)}", field=name, limit=", ".join(COLUMNS)
+                f"unknown column {name!r}; a topic takes {', '.join(COLUMNS)}",
+                field=name,
+                limit=", ".join(COLUMNS),
             )
     types = dict(df.dtypes)
-    wanted = {"key": ("binary", "string"), "value": ("binary", "string"), "tag": ("string",), "partition": ("int",)}
+    wanted = {
+        "key": ("binary", "string"),
+        "value": ("binary", "string"),
+        "tag": ("string",),
+        "partition": ("int",),
+    }
     for name, kinds in wanted.items():
         if name in types and types[name] not in kinds:
             raise Rejected(
@@ -189,7 +197,12 @@ def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
 
 
 def _task(
-    cluster: Cluster, topic: str, write_id: str, run: int, facts: dict[str, Any], acks: str
+    cluster: Cluster,
+    topic: str,
+    write_id: str,
+    run: int,
+    facts: dict[str, Any],
+    acks: Literal["quorum", "leader"],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     queues, shards = int(facts["queues"]), list(facts["shards"])
 
@@ -197,6 +210,8 @@ def _task(
         from pyspark import TaskContext
 
         context = TaskContext.get()
+        if context is None:
+            raise Bug("the sink runs in Spark tasks only")
         partition, attempt = context.partitionId(), context.attemptNumber()
         epoch = run << 8 | min(attempt, _ATTEMPTS_MAX)
         sender = BatchSender(
@@ -219,11 +234,9 @@ def _send_all(
     shards: list[int],
 ) -> Iterator[pa.RecordBatch]:
     futures: list[tuple[int, Any]] = []
-    turn = 0
-    for batch in batches:
+    for turn, batch in enumerate(batches):
         for queue, part in split(batch, queues, turn):
             futures.append((queue, sender.send(topic, queue, part)))
-        turn += 1
     rows: dict[int, list[int]] = {}
     for queue, future in futures:
         receipt = future.result()
@@ -244,9 +257,7 @@ def _send_all(
         )
 
 
-def split(
-    batch: pa.RecordBatch, queues: int, turn: int
-) -> Iterator[tuple[int, pa.RecordBatch]]:
+def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Rows of a Spark batch (key, value, tag, partition) per queue, in row order, as PUT_SCHEMA.
 
     `turn` spreads rows without a key: the n-th batch of a partition goes to the n-th queue.

@@ -56,7 +56,10 @@ def read(
     Raises: Rejected for an unknown topic, OffsetOutOfRange for an offset outside its queue.
     """
     facts = cluster.describe_topic(topic)["queues"]
-    begin, end = _offsets("startingOffsets", startingOffsets), _offsets("endingOffsets", endingOffsets)
+    begin, end = (
+        _offsets("startingOffsets", startingOffsets),
+        _offsets("endingOffsets", endingOffsets),
+    )
     ranges: list[tuple[int, int, int, int]] = []
     for f in facts:
         queue, low, high = f["queue"], f["min_offset"], f["max_offset"]

@@ -93,7 +93,12 @@ class CommitLog:
     def _open(self, identity: dict[str, Any]) -> None:
         side = self.root / "raymq"
         fresh = not self.files.exists(self.root / "commitlog")
-        for directory in (side, side / "chain", self.root / "commitlog", self.root / "consumequeue"):
+        for directory in (
+            side,
+            side / "chain",
+            self.root / "commitlog",
+            self.root / "consumequeue",
+        ):
             self.files.make_dirs(directory)
         self.abort = AbortFile(self.root, files=self.files)
         self.crashed = self.abort.exists()
@@ -263,7 +268,10 @@ class CommitLog:
         self.chain.truncate_to(base)
         for unit in units:
             if unit.end > self.end:
-                if not self.queue.files or self.end >= self.queue.files[-1].start + self.config.segment_size_bytes:
+                if (
+                    not self.queue.files
+                    or self.end >= self.queue.files[-1].start + self.config.segment_size_bytes
+                ):
                     self.queue.create_next()
                 file = self._current()
                 file.pwrite(data[self.end - base : unit.end - base], self.end - file.start)
@@ -313,6 +321,20 @@ class CommitLog:
             raise
         self.note_synced(end)
         return end
+
+    def rewrite(self, start: int) -> None:
+        """Write the bytes from `start` (or the synced mark) on again, so that their pages are dirty once more.
+
+        A flusher died inside a sync: had that failed, the error died with it and the pages count as clean.
+        """
+        position = max(start, self.synced, self.start)
+        while position < self.end:
+            view, base = self.view(position)
+            file = self.queue.find(position)
+            stop = min(self.end, base + self.config.segment_size_bytes, position + (1 << 20))
+            if file is not None:
+                file.pwrite(bytes(view[position - base : stop - base]), position - base)
+            position = stop
 
     def poison(self, reason: str) -> None:
         """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
@@ -507,7 +529,9 @@ def check_units(units: list[ChainUnit], data: memoryview) -> None:
     for unit in units:
         if crc32c(data[unit.start - base : unit.end - base]) != unit.crc:
             raise Corrupt(
-                f"bytes [{unit.start}, {unit.end}) arrived damaged", offset=unit.start, rule="chain crc"
+                f"bytes [{unit.start}, {unit.end}) arrived damaged",
+                offset=unit.start,
+                rule="chain crc",
             )
 
 
@@ -529,7 +553,17 @@ def _valid_record_behind(view: memoryview, base: int, end: int, size: int) -> bo
 def _refuse_foreign_directory(root: Path, files: Files) -> None:
     """A directory that holds other things and no store is a mistake, not an empty store."""
     names = set(files.list(root))
-    known = {"commitlog", "consumequeue", "raymq", "checkpoint", "abort", "abort.bak", "lock", "config", "index"}
+    known = {
+        "commitlog",
+        "consumequeue",
+        "raymq",
+        "checkpoint",
+        "abort",
+        "abort.bak",
+        "lock",
+        "config",
+        "index",
+    }
     if names and not names & {"commitlog", "raymq", "lock"} and names - known:
         raise Rejected(
             f"{root} is not empty and no store (it holds {', '.join(sorted(names)[:3])}...); give an empty or new "

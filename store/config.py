@@ -51,7 +51,9 @@ class StoreConfig:
                 limit=4096,
             )
         if self.flush not in ("sync", "async"):
-            raise Rejected(f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async")
+            raise Rejected(
+                f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"
+            )
 
     @property
     def append_unit_bytes(self) -> int:

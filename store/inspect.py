@@ -131,9 +131,7 @@ class ReadOnlyStore:
         if not self.files.exists(base):
             return
         for topic in self.files.list(base):
-            for name in sorted(
-                (n for n in self.files.list(base / topic) if n.isdigit()), key=int
-            ):
+            for name in sorted((n for n in self.files.list(base / topic) if n.isdigit()), key=int):
                 directory = base / topic / name
                 names = self.files.list(directory)
                 if not names:
@@ -185,7 +183,11 @@ class ReadOnlyStore:
                     offset,
                     "a unit points at its record",
                     f"unit of queue offset {offset} says {int(unit['position'])}"
-                    + (f", the record is at {int(want['position'][at])}" if found else ", no record"),
+                    + (
+                        f", the record is at {int(want['position'][at])}"
+                        if found
+                        else ", no record"
+                    ),
                 )
                 return
             if int(want["size"][at]) != int(unit["size"]):
@@ -230,7 +232,9 @@ class ReadOnlyStore:
             if file is None or unit.end > self.end:
                 break
             if at is not None and unit.start != at:
-                self._fault(directory, unit.start, "chain units are contiguous", f"gap before, at {at}")
+                self._fault(
+                    directory, unit.start, "chain units are contiguous", f"gap before, at {at}"
+                )
                 break
             at = unit.end
             data = file.read_view()[unit.start - file.start : unit.end - file.start]
@@ -339,7 +343,12 @@ def verify(root: Path) -> list[Fault]:
 def _from_error(root: Path, error: RayMQError) -> Fault:
     path = str(error.fields.get("path", root))
     name = path.removeprefix(str(root)).lstrip("/") or "."
-    return Fault(name, int(error.fields.get("offset", 0)), str(error.fields.get("rule", "readable")), str(error))
+    return Fault(
+        name,
+        int(error.fields.get("offset", 0)),
+        str(error.fields.get("rule", "readable")),
+        str(error),
+    )
 
 
 def dump(root: Path) -> Iterator[dict[str, Any]]:

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from . import record, rows
 from . import format as fmt
+from . import record, rows
 from .clock import Clock
 from .commit_log import CommitLog
 from .config import StoreConfig
@@ -26,8 +26,8 @@ from .consume_queue import BLANK_SIZE, ConsumeQueue
 from .errors import OffsetOutOfRange, RayMQError, Rejected, Unavailable
 from .failpoints import fail_point
 from .files import Files
-from .put import Append, FetchSlice, PutRequest
 from .producer_stamp import Stamp
+from .put import Append, FetchSlice, PutRequest
 from .state import (
     INTERNAL_QUEUE,
     INTERNAL_TOPIC,
@@ -122,7 +122,9 @@ class MessageStore:
         self._load_queues()
         known = max((queue.max_physical_offset for queue in self._queues.values()), default=-1)
         # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted.
-        complete = known if log.same_boot or not log.crashed else min(known, log.marks.dispatched_end)
+        complete = (
+            known if log.same_boot or not log.crashed else min(known, log.marks.dispatched_end)
+        )
         begin = min(self._snapshot_segment(), max(complete, log.start))
         if not log.same_boot and log.own:
             begin = min(begin, max(log.synced, log.start))
@@ -150,7 +152,9 @@ class MessageStore:
     def _snapshot_segment(self) -> int:
         """Start of the newest segment that begins with a snapshot; the log's start when there is none."""
         for file in reversed(self.log.queue.files):
-            walk = record.walk(file.read_view(), file.start, stop=self.config.segment_size_bytes, limit=1)
+            walk = record.walk(
+                file.read_view(), file.start, stop=self.config.segment_size_bytes, limit=1
+            )
             if len(walk.positions):
                 batch = record.decode(file.read_view(), walk.positions - file.start, walk.sizes)
                 if batch.column("topic")[0].as_py() == INTERNAL_TOPIC:
@@ -415,7 +419,10 @@ class MessageStore:
         if len(walk.positions):
             for run in rows.runs(view, base, walk.positions, walk.sizes):
                 self._queue(run.topic, run.queue_id).append(
-                    run.first_offset, run.positions, run.sizes, rows.tags_codes(run.topic, run.batch)
+                    run.first_offset,
+                    run.positions,
+                    run.sizes,
+                    rows.tags_codes(run.topic, run.batch),
                 )
         moved = walk.end > self.dispatched
         self.dispatched = walk.end

@@ -29,7 +29,7 @@ class Append(NamedTuple):
 
     #: queue offset of the batch's first row; -1 when it is a duplicate too old to know
     first_offset: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     #: leading rows that were stored before
     duplicates: int
     store_time_ms: int
@@ -43,7 +43,7 @@ class PutOutcome(NamedTuple):
     """What the producer is told."""
 
     first_offset: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     duplicates: int
     store_time_ms: int
     physical_offset: int

@@ -68,7 +68,10 @@ def tags_codes(topic: str, batch: pa.RecordBatch) -> Int64s:
     encoded = tag_column(batch.column("properties")).dictionary_encode()
     codes = [fmt.tags_code(tag.as_py().decode("utf-8", "replace")) for tag in encoded.dictionary]
     table = np.array([0, *codes], dtype=np.int64)
-    return table[encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1]
+    codes_of_rows: Int64s = table[
+        encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
+    ]
+    return codes_of_rows
 
 
 def _deliver_at(properties: bytes, store_time_ms: int) -> int:

@@ -45,7 +45,7 @@ class Run(NamedTuple):
     """`count` sequences from `first_sequence` stored at consecutive offsets from `first_offset`."""
 
     first_sequence: int
-    count: int
+    count: int  # type: ignore[assignment]
     first_offset: int
 
 
@@ -224,7 +224,12 @@ class ShardState:
         for (name, queue_id), offset in self.next_offsets.items():
             yield {"t": "queue", "n": name, "q": queue_id, "o": offset}
         for (group, name), table in self.offsets.items():
-            yield {"t": "offsets", "g": group, "n": name, "o": {str(q): o for q, o in table.items()}}
+            yield {
+                "t": "offsets",
+                "g": group,
+                "n": name,
+                "o": {str(q): o for q, o in table.items()},
+            }
         for producer, epoch in self.producer_epochs.items():
             yield {"t": "epoch", "p": producer, "e": epoch}
         for (producer, name, queue_id), entry in self.producers.items():

@@ -1,0 +1,245 @@
+"""Server and client of the wire, over real Flight on 127.0.0.1."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from raymq.cluster import protocol
+from raymq.cluster.flight_client import ReplicaTransport, ShardConnection
+from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
+from tests.support.batches import batch
+from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster()
+    cluster.create_topic("t", queues=2)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def connection(cluster: FakeCluster) -> Iterator[ShardConnection]:
+    connection = ShardConnection(cluster.endpoints[0], TOKEN, CLUSTER_ID, 0)
+    yield connection
+    connection.close()
+
+
+def meta(number: int, sequence: int = 0, **more: Any) -> dict[str, Any]:
+    return {"id": number, "topic": "t", "queue": 0, "pid": 7, "epoch": 0, "seq": sequence, **more}
+
+
+def receive(stream: Any, count: int) -> list[dict[str, Any]]:
+    acks: list[dict[str, Any]] = []
+    while len(acks) < count:
+        acks += stream.receive()
+    return acks
+
+
+def test_acks_come_in_the_order_of_the_batches(
+    cluster: FakeCluster, connection: ShardConnection
+) -> None:
+    stream = connection.put_stream()
+    cluster.backends[0].hold()
+    for number in range(5):
+        stream.send(meta(number, number * 2), batch([b"a", b"b"]))
+    cluster.backends[0].wait_for(lambda: len(cluster.backends[0].puts) == 5)
+    cluster.backends[0].release()
+    acks = receive(stream, 5)
+    stream.close()
+    assert [ack["id"] for ack in acks] == [0, 1, 2, 3, 4]
+    assert [ack["first_offset"] for ack in acks] == [0, 2, 4, 6, 8]
+
+
+def test_a_refused_batch_leaves_the_stream_usable(
+    cluster: FakeCluster, connection: ShardConnection
+) -> None:
+    cluster.backends[0].max_message_bytes = 10
+    stream = connection.put_stream()
+    null_body = batch([b"x", None])
+    stream.send(meta(1), null_body)
+    stream.send(meta(2), batch([b"fine", b"y" * 11]))
+    stream.send(meta(3, topic="nowhere"), batch([b"x"]))
+    stream.send(meta(4), batch([b"good"]))
+    acks = receive(stream, 4)
+    stream.close()
+    null, big, nowhere = (from_wire(ack["error"]) for ack in acks[:3])
+    assert isinstance(null, Rejected)
+    assert (null.field, null.row) == ("body", 1)
+    assert (big.field, big.row, big.limit) == ("body", 1, 10)
+    assert nowhere.field == "topic"
+    assert acks[3]["first_offset"] == 0
+    assert cluster.backends[0].bodies("t") == [b"good"]
+
+
+def test_wrong_columns_are_named_with_what_was_expected_and_found(cluster: FakeCluster) -> None:
+    client = flight.FlightClient(f"grpc://{cluster.endpoints[0]}")
+    options = flight.FlightCallOptions(headers=[(b"authorization", protocol.bearer(TOKEN))])
+    command = protocol.pack({"op": "put"})
+    writer, reader = client.do_exchange(
+        flight.FlightDescriptor.for_command(command), options=options
+    )
+    rows = pa.record_batch(
+        {"body": ["text"], "tag": ["t"], "properties": [b"p"], "born_time_ms": [1]}
+    )
+    writer.begin(rows.schema)
+    writer.write_with_metadata(rows, protocol.pack(meta(1)))
+    error = from_wire(protocol.unpack(reader.read_chunk().app_metadata)["acks"][0]["error"])
+    writer.done_writing()
+    with pytest.raises(StopIteration):
+        reader.read_chunk()
+    writer.close()
+    client.close()
+    assert isinstance(error, Rejected)
+    assert error.field == "body"
+    assert "string" in str(error)
+    assert "binary" in str(error)
+
+
+def test_bad_metadata_is_refused_in_band(connection: ShardConnection) -> None:
+    stream = connection.put_stream()
+    stream._write(b"not json", batch([b"x"]))
+    stream.send(meta(2, acks="all"), batch([b"x"]))
+    stream.send(meta(3), batch([b"x"]))
+    acks = receive(stream, 3)
+    stream.close()
+    assert from_wire(acks[0]["error"]).field == "metadata"
+    assert from_wire(acks[1]["error"]).field == "acks"
+    assert acks[2]["first_offset"] == 0
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_a_wrong_token_is_refused(cluster: FakeCluster, token: str) -> None:
+    connection = ShardConnection(cluster.endpoints[0], token)
+    with pytest.raises(Rejected) as refused:
+        connection.call("describe")
+    stream = connection.put_stream()
+    with pytest.raises(Rejected) as stream_refused:
+        stream.receive()
+    stream.close()
+    connection.close()
+    assert refused.value.field == "token"
+    assert "data directory" in str(refused.value)
+    assert stream_refused.value.field == "token"
+
+
+def test_a_missing_token_is_refused(cluster: FakeCluster) -> None:
+    client = flight.FlightClient(f"grpc://{cluster.endpoints[0]}")
+    with pytest.raises(flight.FlightUnauthenticatedError, match="no token"):
+        list(client.do_action(flight.Action("describe", b"{}")))
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("identity", "field"), [(("d" * 32, 0), "cluster_id"), ((CLUSTER_ID, 1), "shard")]
+)
+def test_another_shard_on_a_reused_port_refuses(
+    cluster: FakeCluster, identity: tuple[str, int], field: str
+) -> None:
+    connection = ShardConnection(cluster.endpoints[0], TOKEN, *identity)
+    with pytest.raises(Rejected) as refused:
+        connection.call("topics")
+    stream = connection.put_stream()
+    with pytest.raises(Rejected) as stream_refused:
+        stream.receive()
+    stream.close()
+    connection.close()
+    assert refused.value.field == field
+    assert stream_refused.value.field == field
+
+
+def test_calls_answer_or_raise_what_the_shard_raised(connection: ShardConnection) -> None:
+    assert connection.call("topics") == {"t": {"queues": 2, "shards": [0]}}
+    with pytest.raises(Rejected) as refused:
+        connection.call("nothing")
+    assert refused.value.field == "op"
+    with pytest.raises(Rejected) as bad:
+        connection.call("commit_offsets", {})
+    assert bad.value.field == "args"
+    with pytest.raises(Unavailable):
+        connection.call("down")
+
+
+def test_a_server_that_is_not_there_is_unavailable(cluster: FakeCluster) -> None:
+    port = cluster.down()
+    connection = ShardConnection(f"127.0.0.1:{port}", TOKEN)
+    with pytest.raises(Unavailable) as missing:
+        connection.call("describe")
+    connection.close()
+    assert str(port) in str(missing.value)
+    assert "Detail" not in str(missing.value)
+
+
+def test_fetch_gives_what_is_there_and_the_errors_of_the_rest(
+    cluster: FakeCluster, connection: ShardConnection
+) -> None:
+    stream = connection.put_stream()
+    stream.send(meta(1), batch([b"a", b"b", b"c"]))
+    receive(stream, 1)
+    stream.close()
+    reads = connection.fetch_stream()
+    found = reads.fetch("t", {0: 1, 1: 5}, max_bytes=1 << 20, max_records=10, wait_ms=0)
+    first = next(part for part in found if part.queue_id == 0)
+    failed = next(part for part in found if part.queue_id == 1)
+    limited = reads.fetch("t", {0: 0}, max_bytes=1, max_records=10, wait_ms=0)
+    reads.close()
+    assert (first.first_offset, first.next_offset, first.max_offset) == (1, 3, 3)
+    assert isinstance(failed.error, OffsetOutOfRange)
+    assert (failed.error.min, failed.error.max) == (0, 0)
+    assert limited[0].next_offset == 1
+
+
+def test_fetch_waits_for_the_next_record(cluster: FakeCluster, connection: ShardConnection) -> None:
+    reads = connection.fetch_stream()
+    assert reads.fetch("t", {0: 0}, max_bytes=1, max_records=1, wait_ms=0) == []
+    stream = connection.put_stream()
+    late = threading.Thread(target=lambda: stream.send(meta(1), batch([b"late"])))
+    late.start()
+    found = reads.fetch("t", {0: 0}, max_bytes=1000, max_records=1, wait_ms=10_000)
+    late.join()
+    stream.close()
+    reads.close()
+    assert found[0].next_offset == 1
+
+
+def test_a_stopping_server_says_so_on_every_stream(
+    cluster: FakeCluster, connection: ShardConnection
+) -> None:
+    put, reads = connection.put_stream(), connection.fetch_stream()
+    put.send(meta(1), batch([b"a"]))
+    receive(put, 1)
+    assert reads.fetch("t", {0: 0}, max_bytes=1000, max_records=1, wait_ms=0)
+    stopper = threading.Thread(target=cluster.down)
+    stopper.start()
+    for read in (put.receive, reads._read):
+        with pytest.raises(Unavailable, match="stops"):
+            read()
+    put.close()
+    reads.close()
+    stopper.join()
+
+
+def test_replica_frames_go_both_ways(cluster: FakeCluster) -> None:
+    transport = ReplicaTransport(TOKEN, cluster_id=CLUSTER_ID, shard=0)
+    stream = transport.connect(cluster.endpoints[0])
+    assert stream.receive(0) is None
+    stream.send(b"hello")
+    stream.send(b"append", memoryview(b"log bytes"))
+    first, second = stream.receive(10_000), stream.receive(10_000)
+    assert first == (b"ack:hello", None)
+    assert second is not None
+    assert (second[0], bytes(second[1])) == (b"ack:append", b"log bytes")
+    stopper = threading.Thread(target=cluster.down)
+    stopper.start()
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            stream.receive(10_000)
+    stream.close()
+    stopper.join()
