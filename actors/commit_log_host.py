@@ -206,6 +206,9 @@ class LeaderHost:
         while not self._stopping:
             self.supervisor.wait(BUSY_WAIT_MS if self._waiting else IDLE_WAIT_MS)
             self.supervisor.tick()
+            if self.supervisor.poisoned is not None:
+                self.store.log.poison(self.supervisor.poisoned)
+                raise Unavailable(self.supervisor.poisoned, field="store", status="poisoned")
             self._advance(self.supervisor.progress())
 
     def _advance(self, progress: Progress) -> None:

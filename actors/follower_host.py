@@ -187,6 +187,9 @@ class FollowerHost:
             while not self._stopping:
                 self.supervisor.wait(10 if self.log.synced < self.log.end else 200)
                 self.supervisor.tick()
+                if self.supervisor.poisoned is not None:
+                    self.log.poison(self.supervisor.poisoned)
+                    raise Unavailable(self.supervisor.poisoned, field="store", status="poisoned")
                 progress = self.supervisor.progress()
                 if progress.flushed > self.log.synced:
                     with self._changed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
 
@@ -87,21 +87,23 @@ class Satellite:
         """Take the lock, say "I am here", ring CommitLog. Raises: Unavailable: no store yet, or the lock is held."""
         if not self._files.exists(f"{self._replica_dir}/raymq"):
             raise Unavailable(f"{self._replica_dir} is not a store (yet)", path=self._replica_dir)
-        self._lock_fd = self._files.open_file(
-            shared_file(self._replica_dir, f"{self.role}.lock"), create=True
-        )
-        try:
-            self._files.lock(self._lock_fd)
-        except Unavailable:
-            self._files.close(self._lock_fd)
-            raise
-        self._bell = Doorbell(self._replica_dir, self.role, files=self._files)
-        self._control = ControlBlock.open(
-            shared_file(self._replica_dir, "control"), files=self._files
-        )
-        self._rings = RoleRings.open(
-            shared_file(self._replica_dir, f"ring-{self.role}"), files=self._files
-        )
+        with ExitStack() as undo:
+            lock_fd = self._files.open_file(
+                shared_file(self._replica_dir, f"{self.role}.lock"), create=True
+            )
+            undo.callback(self._files.close, lock_fd)
+            self._files.lock(lock_fd)
+            self._bell = Doorbell(self._replica_dir, self.role, files=self._files)
+            undo.callback(self._bell.close)
+            self._control = ControlBlock.open(
+                shared_file(self._replica_dir, "control"), files=self._files
+            )
+            undo.callback(self._control.close)
+            self._rings = RoleRings.open(
+                shared_file(self._replica_dir, f"ring-{self.role}"), files=self._files
+            )
+            self._undo = undo.pop_all()
+        self._undo.callback(self._rings.close)
         self._record = self._control.roles[self.role]
         registration = Registration(self.incarnation, own_identity(files=self._files))
         self._record.register(registration, self._clock.monotonic_ms())
@@ -220,10 +222,7 @@ class Satellite:
         self._attached = False
         self._heart_stop.set()
         self._heart.join()
-        self._rings.close()
-        self._control.close()
-        self._bell.close()
-        self._files.close(self._lock_fd)
+        self._undo.close()
 
     def _require_granted(self) -> None:
         require(self.generation != 0, "a satellite works without a grant", role=self.role)

@@ -110,7 +110,7 @@ class Supervisor:
         self._confirmed = 0
         self._last_tick_ms = 0
         self._watch_from_ms = 0
-        #: over seats and grants; held during a witness sync
+        #: over seats and grants; not held during a witness sync
         self._lock = threading.RLock()
         #: over the three offsets; never held during a call that may take long
         self._offsets_lock = threading.Lock()
@@ -158,13 +158,13 @@ class Supervisor:
         Nobody may be granted: call `fence_old` (or `revoke` for each role) before.
         """
         with self._lock:
+            require(self._bell is not None, "begin before fence_old")
             for seat in self._seats.values():
                 require(seat.vacant, "begin while a satellite is granted", role=seat.role)
                 seat.rings.reset()
                 seat.held = False
             for role, record in self._control.roles.items():
                 record.clear(base=flushed if role in FLUSH_ROLES else confirmed)
-            require(self._bell is not None, "begin before fence_old")
             self.incarnation = new_incarnation()
             now_ms = self._clock.monotonic_ms()
             self._last_tick_ms = self._watch_from_ms = now_ms
@@ -352,6 +352,8 @@ class Supervisor:
                 self.poison(f"the witness sync before a new {seat.role} failed: {error}")
                 return
         with self._lock:
+            # The one before may have told of its failure just before its end, after our last look.
+            self._check_failures()
             if incarnation != self.incarnation or seat.held or self.poisoned is not None:
                 # Another log, or soon another: what was synced says nothing about it.
                 newcomer.handle.close()

@@ -150,6 +150,13 @@ class _Stream:
             )
         return chunk
 
+    def opened(self) -> None:
+        """Wait until the server has taken the stream. Raises: Unavailable; Rejected when refused."""
+        try:
+            _ = self._reader.schema
+        except BROKEN as error:
+            raise translate(error, self._connection.endpoint) from error
+
     def abort(self) -> None:
         """Break the stream: whoever reads or writes it gets Unavailable."""
         self._reader.cancel()

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from raymq.actors.shard_api import ShardBackend
-from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
+from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.put import FetchRequest, FetchSlice
 
 from . import protocol
-from .put_stream import PutStreamServer, chunks
+from .put_stream import GONE, PutStreamServer, chunks
 
 #: what one fetch may ask for; larger wishes are cut
 FETCH_BYTES_MAX = 64 << 20
@@ -127,8 +127,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
     def _fetch(self, reader: Any, writer: Any) -> None:
         writer.begin(protocol.FETCH_SCHEMA)
-        send = _LockedSend(writer)
-        with self._leave_taking(send.bye):
+        with _LockedSend(writer) as send, self._leave_taking(send.bye):
             for chunk in chunks(reader):
                 request = protocol.unpack(chunk.app_metadata)
                 number = request.get("id", 0)
@@ -159,16 +158,16 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
     def _replicate(self, reader: Any, writer: Any) -> None:
         writer.begin(protocol.FRAME_SCHEMA)
-        send = _LockedSend(writer)
 
         def frames() -> Iterator[tuple[bytes, Any]]:
             for chunk in chunks(reader):
                 yield bytes(chunk.app_metadata), protocol.frame_body(chunk.data)
 
-        def answer(header: bytes, body: Any = None) -> None:
-            send(header, None if body is None else protocol.frame_batch(body))
+        with _LockedSend(writer) as send, self._leave_taking(send.bye):
 
-        with self._leave_taking(send.bye):
+            def answer(header: bytes, body: Any = None) -> None:
+                send(header, None if body is None else protocol.frame_batch(body))
+
             self._backend.replicate(frames(), answer)
 
 
@@ -187,26 +186,43 @@ def _flight_error(error: RayMQError) -> flight.FlightServerError:
 
 
 class _LockedSend:
-    """Writes of a stream whose handler and `close` may both write."""
+    """Writes of a stream by its handler, the backend's threads and `close`.
+
+    The native writer is gone as soon as the handler returns: writing then would crash the process,
+    so it writes inside a with block of this.
+    """
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
         self._lock = threading.Lock()
 
     def __call__(self, metadata: bytes, batch: pa.RecordBatch | None = None) -> None:
+        """Raises: Unavailable when the stream has ended."""
         with self._lock:
-            if batch is None:
-                self._writer.write_metadata(metadata)
-            else:
-                self._writer.write_with_metadata(batch, metadata)
+            if self._writer is None:
+                raise Unavailable("the stream has ended", field="stream")
+            try:
+                if batch is None:
+                    self._writer.write_metadata(metadata)
+                else:
+                    self._writer.write_with_metadata(batch, metadata)
+            except GONE as error:
+                raise Unavailable(f"the client is gone: {error}", field="stream") from error
 
     def bye(self) -> None:
         """Tell the client that the server stops."""
         try:
             self(protocol.BYE)
-        except (flight.FlightError, pa.ArrowException, OSError):
-            # The client left by itself.
+        except Unavailable:
+            # It left by itself.
             return
+
+    def __enter__(self) -> _LockedSend:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._writer = None
 
 
 class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]

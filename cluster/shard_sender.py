@@ -240,8 +240,12 @@ class ShardSender:
                 with self._changed:
                     if self._closing:
                         return
-                    self._stream = self._receiving = stream
+                    self._receiving = stream
                     self._progress_ms = self._clock.monotonic_ms()
+                # Nothing is written to a server that was not there: it is certainly not stored.
+                stream.opened()
+                with self._changed:
+                    self._stream = stream
                 self.pump()
                 self._receive(stream)
             except RayMQError as error:
@@ -254,15 +258,17 @@ class ShardSender:
         done: Done = []
         with self._changed:
             self._settle(done)
+        _complete(done)
+        with self._changed:
             if self._failures and self._waiting:
                 self._changed.wait_for(lambda: self._closing, self._backoff_ms() / 1000)
             self._changed.wait_for(lambda: self._waiting or self._closing)
-            failures, closing = self._failures, self._closing
-        _complete(done)
-        if failures and not closing:
+            if self._closing:
+                return False
+            failures = self._failures
+        if failures:
             self._routes.refresh()
-        with self._changed:
-            return bool(self._waiting) or not self._closing
+        return True
 
     def _backoff_ms(self) -> int:
         # The first try after a break comes at once: a server that restarted is back already.
@@ -422,11 +428,11 @@ class ShardSender:
         """Break a stream whose server says nothing for too long. Called about every second."""
         with self._changed:
             stream = self._receiving
-            if stream is None or not self._unacked:
+            if stream is None or not (self._unacked or self._waiting):
                 return
             now = self._clock.monotonic_ms()
             silent = now - self._progress_ms >= self._request_timeout_ms
-            if silent or now >= self._unacked[0].deadline_ms:
+            if silent or now >= (self._unacked or self._waiting)[0].deadline_ms:
                 stream.abort()
 
     def close(self) -> None:

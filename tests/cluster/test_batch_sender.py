@@ -1,0 +1,322 @@
+"""The idempotent sender against a shard that fails: nothing lost, nothing twice, nothing out of order."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raymq.cluster.batch_sender import BatchSender
+from raymq.cluster.routes import Routes
+from raymq.store.errors import (
+    DeliveryUnknown,
+    Fenced,
+    Rejected,
+    StorageFull,
+    Unavailable,
+)
+from tests.support.batches import batch
+from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
+from tests.support.tcp_proxy import TcpProxy
+
+Make = Callable[..., BatchSender]
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster()
+    cluster.create_topic("t", queues=2)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def backend(cluster: FakeCluster) -> FakeBackend:
+    return cluster.backends[0]
+
+
+@pytest.fixture
+def make(cluster: FakeCluster) -> Iterator[Make]:
+    made: list[BatchSender] = []
+
+    def sender(**options: Any) -> BatchSender:
+        made.append(BatchSender(options.pop("routes", None) or cluster.routes(), **options))
+        return made[-1]
+
+    yield sender
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def proxy(cluster: FakeCluster) -> Iterator[TcpProxy]:
+    proxy = TcpProxy(cluster.servers[0].port)
+    yield proxy
+    proxy.close()
+
+
+def through(proxy: TcpProxy) -> Routes:
+    return Routes({0: f"127.0.0.1:{proxy.port}"}, TOKEN, cluster_id=CLUSTER_ID, resolver=dict)
+
+
+def numbered(start: int, count: int) -> list[bytes | None]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def test_receipts_tell_the_offsets_of_each_queue(make: Make) -> None:
+    sender = make()
+    first = sender.send("t", 0, batch(numbered(0, 3))).result(10)
+    second = sender.send("t", 0, batch(numbered(3, 2))).result(10)
+    other = sender.send("t", 1, batch(numbered(0, 1))).result(10)
+    assert (first.first_offset, first.count, first.shard) == (0, 3, 0)
+    assert [second.offset(row) for row in range(2)] == [3, 4]
+    assert (other.queue_id, other.first_offset) == (1, 0)
+
+
+def test_sequences_count_rows_of_each_queue(make: Make, backend: FakeBackend) -> None:
+    sender = make(producer_id=5, epoch=2)
+    for queue, rows in ((0, 3), (1, 2), (0, 1)):
+        sender.send("t", queue, batch(numbered(0, rows)))
+    sender.flush(10)
+    assert [(p.queue_id, p.first_sequence) for p in backend.puts] == [(0, 0), (1, 0), (0, 3)]
+    assert {(p.producer_id, p.epoch) for p in backend.puts} == {(5, 2)}
+
+
+@pytest.mark.parametrize("where", ["the same port", "another port"])
+def test_a_server_that_dies_in_mid_flight_loses_and_repeats_nothing(
+    make: Make, cluster: FakeCluster, backend: FakeBackend, proxy: TcpProxy, where: str
+) -> None:
+    sender = make(routes=through(proxy))
+    backend.hold()
+    futures = [sender.send("t", n % 2, batch(numbered(n * 10, 10))) for n in range(20)]
+    backend.wait_for(lambda: len(backend.puts) >= 7)
+    proxy.cut(refuse=True)
+    backend.release()
+    futures += [sender.send("t", n % 2, batch(numbered(n * 10, 10))) for n in range(20, 30)]
+    if where == "another port":
+        cluster.down()
+        proxy.mend(cluster.up())
+    proxy.mend()
+    receipts = [future.result(20) for future in futures]
+    for queue in (0, 1):
+        mine = [r for r in receipts if r.queue_id == queue]
+        assert [r.first_offset for r in mine] == list(range(0, 150, 10))
+        expected = [b for n in range(queue, 30, 2) for b in numbered(n * 10, 10)]
+        assert backend.bodies("t", queue) == expected
+    first_of = {}
+    for put in backend.puts:
+        body = put.batch.column("body")[0].as_py()
+        assert first_of.setdefault(body, put.first_sequence) == put.first_sequence
+
+
+def test_a_restarted_server_is_found_where_the_resolver_says(
+    make: Make, cluster: FakeCluster, backend: FakeBackend
+) -> None:
+    sender = make()
+    sender.send("t", 0, batch(numbered(0, 1))).result(10)
+    cluster.down()
+    waiting = sender.send("t", 0, batch(numbered(1, 1)))
+    cluster.up()
+    assert waiting.result(20).first_offset == 1
+
+
+def test_without_a_resolver_the_other_shards_tell_where_a_shard_went() -> None:
+    cluster = FakeCluster(2)
+    cluster.create_topic("t", queues=2)
+    routes = Routes(cluster.endpoints, TOKEN, cluster_id=CLUSTER_ID)
+    with BatchSender(routes) as sender:
+        sender.send("t", 1, batch(numbered(0, 1))).result(10)
+        cluster.down(1)
+        cluster.up(1)
+        assert sender.send("t", 1, batch(numbered(1, 1))).result(20).first_offset == 1
+    cluster.close()
+
+
+@pytest.mark.parametrize(
+    "refusal", [Unavailable("busy"), StorageFull("full"), DeliveryUnknown("lost", status="X")]
+)
+def test_a_passing_refusal_keeps_order_and_sequences(
+    make: Make, backend: FakeBackend, refusal: Exception
+) -> None:
+    sender = make()
+    backend.refusals = [None, refusal]  # type: ignore[list-item]
+    futures = [sender.send("t", 0, batch(numbered(n, 1))) for n in range(5)]
+    assert [future.result(20).first_offset for future in futures] == [0, 1, 2, 3, 4]
+    assert backend.bodies("t") == numbered(0, 5)
+
+
+def test_an_unknown_outcome_is_asked_again_with_the_same_sequence(
+    make: Make, backend: FakeBackend
+) -> None:
+    sender = make()
+    backend.unknown = 1
+    futures = [sender.send("t", 0, batch(numbered(n, 1))) for n in range(3)]
+    receipts = [future.result(20) for future in futures]
+    assert [r.first_offset for r in receipts] == [0, 1, 2]
+    assert receipts[0].duplicates == 1
+    assert backend.bodies("t") == numbered(0, 3)
+
+
+def test_a_rejected_batch_fails_alone_and_later_ones_close_up(
+    make: Make, backend: FakeBackend
+) -> None:
+    sender = make()
+    backend.refusals = [None, Rejected("no", field="body", row=0)]
+    futures = [sender.send("t", 0, batch(numbered(n * 2, 2))) for n in range(5)]
+    with pytest.raises(Rejected) as rejected:
+        futures[1].result(10)
+    assert rejected.value.row == 0
+    assert [futures[n].result(10).first_offset for n in (0, 2, 3, 4)] == [0, 2, 4, 6]
+    assert sender.send("t", 0, batch(numbered(9, 1))).result(10).first_offset == 8
+    assert backend.bodies("t") == [*numbered(0, 2), *numbered(4, 6), b"9"]
+
+
+def test_a_bad_batch_is_refused_before_it_is_sent(make: Make, backend: FakeBackend) -> None:
+    sender = make()
+    with pytest.raises(Rejected) as null:
+        sender.send("t", 0, batch([b"x", None]))
+    assert (null.value.field, null.value.row) == ("body", 1)
+    with pytest.raises(Rejected):
+        sender.send("t", 0, batch([]))
+    with pytest.raises(Rejected) as queue:
+        sender.send("t", 2, batch([b"x"]))
+    assert queue.value.limit == 1
+    with pytest.raises(Rejected, match="create it first"):
+        sender.send("nowhere", 0, batch([b"x"]))
+    assert not backend.puts
+
+
+def test_what_certainly_was_not_stored_fails_as_unavailable(
+    make: Make, cluster: FakeCluster
+) -> None:
+    sender = make(delivery_timeout_ms=100)
+    sender.topic("t")
+    cluster.down()
+    with pytest.raises(Unavailable, match="nothing of the batch was stored"):
+        sender.send("t", 0, batch([b"x"])).result(20)
+    cluster.up()
+    assert sender.send("t", 0, batch([b"y"])).result(20).first_offset == 0
+
+
+def test_what_may_be_stored_fails_as_unknown_and_the_next_send_works(
+    make: Make, backend: FakeBackend, proxy: TcpProxy
+) -> None:
+    sender = make(routes=through(proxy), delivery_timeout_ms=200)
+    backend.hold()
+    lost = sender.send("t", 0, batch([b"x"]))
+    backend.wait_for(lambda: len(backend.puts) == 1)
+    proxy.cut(refuse=True)
+    with pytest.raises(DeliveryUnknown, match="may or may not"):
+        lost.result(20)
+    backend.release()
+    proxy.mend()
+    assert sender.send("t", 0, batch([b"y"])).result(20).first_offset == 1
+
+
+def test_with_a_given_producer_id_an_unknown_outcome_ends_its_queue(
+    make: Make, backend: FakeBackend, proxy: TcpProxy
+) -> None:
+    sender = make(routes=through(proxy), delivery_timeout_ms=200, producer_id=1)
+    backend.hold()
+    lost = sender.send("t", 0, batch([b"x"]))
+    backend.wait_for(lambda: len(backend.puts) == 1)
+    proxy.cut(refuse=True)
+    with pytest.raises(DeliveryUnknown):
+        lost.result(20)
+    with pytest.raises(DeliveryUnknown, match="same producer id"):
+        sender.send("t", 0, batch([b"y"]))
+    backend.release()
+    # The same id from the beginning: what was stored is recognised.
+    proxy.mend()
+    again = make(producer_id=1)
+    receipt = again.send("t", 0, batch([b"x"])).result(20)
+    assert (receipt.first_offset, receipt.duplicates) == (0, 1)
+
+
+def test_an_old_epoch_is_fenced_and_stays_fenced(make: Make) -> None:
+    make(producer_id=9, epoch=3).send("t", 0, batch([b"x"])).result(10)
+    old = make(producer_id=9, epoch=2)
+    with pytest.raises(Fenced):
+        old.send("t", 0, batch([b"x"])).result(10)
+    with pytest.raises(Fenced):
+        old.send("t", 0, batch([b"x"]))
+
+
+def test_a_gap_that_the_server_sees_is_told_and_left_behind(
+    make: Make, backend: FakeBackend
+) -> None:
+    sender = make()
+    sender.send("t", 0, batch([b"x"])).result(10)
+    backend.state.producers.clear()
+    with pytest.raises(Unavailable, match="unknown"):
+        sender.send("t", 0, batch([b"y"])).result(10)
+    assert sender.send("t", 0, batch([b"y"])).result(10).first_offset == 1
+
+
+def test_a_wrong_token_fails_at_once(make: Make, cluster: FakeCluster) -> None:
+    routes = cluster.routes()
+    routes.topic("t")
+    routes._token = "wrong"
+    with pytest.raises(Rejected) as refused:
+        make(routes=routes).send("t", 0, batch([b"x"])).result(10)
+    assert refused.value.field == "token"
+
+
+def test_a_silent_server_is_left_and_asked_again(make: Make, backend: FakeBackend) -> None:
+    sender = make(request_timeout_ms=100)
+    backend.hold()
+    future = sender.send("t", 0, batch([b"x"]))
+    backend.wait_for(lambda: len(backend.puts) == 1)
+    held, backend._held = backend._held or [], None
+    receipt = future.result(20)
+    for answer in held:
+        answer()
+    assert (receipt.first_offset, receipt.duplicates) == (0, 1)
+
+
+def test_a_full_buffer_blocks_and_then_says_so(make: Make, backend: FakeBackend) -> None:
+    sender = make(buffer_bytes=1000, max_block_ms=50)
+    backend.hold()
+    sender.send("t", 0, batch([b"x" * 900]))
+    with pytest.raises(Unavailable, match="buffer_bytes") as full:
+        sender.send("t", 0, batch([b"y" * 900]))
+    assert full.value.limit == 1000
+    backend.release()
+    sender.flush(10)
+    assert sender.send("t", 0, batch([b"y" * 900])).result(10).first_offset == 1
+
+
+def test_flush_waits_and_tells_when_the_time_is_up(make: Make, backend: FakeBackend) -> None:
+    sender = make()
+    backend.hold()
+    future = sender.send("t", 0, batch([b"x"]))
+    with pytest.raises(DeliveryUnknown):
+        sender.flush(0.05)
+    backend.release()
+    sender.flush(10)
+    assert future.done()
+
+
+def test_closing_fails_what_is_open_truthfully(make: Make, backend: FakeBackend) -> None:
+    sender = make()
+    backend.hold()
+    future = sender.send("t", 0, batch([b"x"]))
+    backend.wait_for(lambda: len(backend.puts) == 1)
+    backend.release()
+    backend.hold()
+    future.result(10)
+    late = sender.send("t", 0, batch([b"y"]))
+    backend.wait_for(lambda: len(backend.puts) == 2)
+    sender.close()
+    backend.release()
+    with pytest.raises(DeliveryUnknown, match="closed"):
+        late.result(10)
+    with pytest.raises(Unavailable, match="closed"):
+        sender.send("t", 0, batch([b"z"]))
+
+
+def test_a_sender_does_not_pickle(make: Make) -> None:
+    with pytest.raises(Rejected, match="pickle the Cluster"):
+        pickle.dumps(make())
