@@ -1,0 +1,225 @@
+"""The words of the control block: packed, generational, never torn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.control_block import (
+    FILE_BYTES,
+    ROLES,
+    ControlBlock,
+    Registration,
+    State,
+    next_generation,
+    pack_word,
+    unpack_word,
+    value_of,
+)
+from raymq.actors.processes import ProcessIdentity
+from raymq.actors.ring import map_shared
+from raymq.store.errors import Bug
+from raymq.store.files import Files
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+ME = Registration(77, ProcessIdentity(4242, 99))
+BOOT = 12345
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "control")
+
+
+@pytest.fixture
+def control(path: str) -> Iterator[ControlBlock]:
+    block = ControlBlock.open(path, files=Files())
+    block.format(BOOT)
+    yield block
+    block.close()
+
+
+@pytest.mark.parametrize("generation", [1, 2, 0x7FFF])
+@pytest.mark.parametrize("value", [0, 1, 2**48 - 1])
+def test_generation_and_value_share_a_word(generation: int, value: int):
+    assert unpack_word(pack_word(generation, value)) == (generation, value)
+    assert pack_word(generation, value) < 2**63
+
+
+@pytest.mark.parametrize("value", [-1, 2**48])
+def test_a_value_that_does_not_fit_is_a_bug(value: int):
+    with pytest.raises(Bug):
+        pack_word(1, value)
+
+
+def test_a_word_of_another_generation_reads_as_0():
+    word = pack_word(5, 1000)
+    assert value_of(word, 5) == 1000
+    assert value_of(word, 4) == 0
+    assert value_of(word, 6) == 0
+
+
+def test_a_zeroed_word_says_nothing():
+    assert value_of(0, 0) == 0
+    assert value_of(pack_word(0, 7), 0) == 0
+
+
+def test_generations_go_around_without_0():
+    assert next_generation(0) == 1
+    assert next_generation(0x7FFE) == 0x7FFF
+    assert next_generation(0x7FFF) == 1
+
+
+def test_a_new_page_is_valid_for_nobody(path: str):
+    block = ControlBlock.open(path, files=Files())
+    assert not block.valid(0)
+    assert not block.valid(BOOT)
+    assert block.state is State.NEW
+    assert all(record.registration() is None for record in block.roles.values())
+    block.close()
+
+
+def test_a_page_of_another_boot_is_not_valid(control: ControlBlock):
+    assert control.valid(BOOT)
+    assert not control.valid(BOOT + 1)
+
+
+def test_two_mappings_see_the_same_words(control: ControlBlock, path: str):
+    other = ControlBlock.open(path, files=Files())
+    control.begin(11, ME.process, 500, 1)
+    assert other.appended == 500
+    assert other.state is State.RUNNING
+    assert other.process == ME.process
+    control.publish_appended(700)
+    assert other.appended == 700
+    other.close()
+
+
+def test_a_new_log_hides_the_appended_end_of_the_old(control: ControlBlock):
+    control.begin(11, ME.process, 500, 1)
+    generation = control.log_generation
+    control.begin(12, ME.process, 300, 1)
+    assert control.log_generation == next_generation(generation)
+    assert control.appended == 300
+
+
+def test_a_grant_names_one_incarnation_under_a_new_generation(control: ControlBlock):
+    record = control.roles["group_commit"]
+    first = record.give_grant(77, 500)
+    assert record.grant == (first, 77)
+    assert record.base == 500
+    record.publish_position(first, 600)
+    assert record.position(first) == 600
+    record.take_grant_back()
+    generation, incarnation = record.grant
+    assert incarnation == 0
+    assert record.position(generation) == 0
+    assert record.last_granted == 77
+    assert record.give_grant(78, 0) not in (first, generation)
+
+
+def test_the_last_words_of_the_dead_outlive_their_successors_arrival(control: ControlBlock):
+    record = control.roles["group_commit"]
+    generation = record.give_grant(77, 0)
+    record.publish_sync_started(generation, 900)
+    record.publish_position(generation, 800)
+    record.publish_failure(generation, 5)
+    record.register(ME, 1)
+    assert record.sync_started == (generation, 900)
+    assert record.position(generation) == 800
+    assert record.failure == (generation, 5)
+    record.clear(base=0)
+    assert record.sync_started == record.failure == (0, 0)
+
+
+def test_roles_do_not_share_words(control: ControlBlock):
+    for number, role in enumerate(ROLES, 1):
+        control.roles[role].register(Registration(number, ProcessIdentity(number, number)), number)
+        control.roles[role].give_grant(number, number)
+    for number, role in enumerate(ROLES, 1):
+        record = control.roles[role]
+        assert record.registration() == Registration(number, ProcessIdentity(number, number))
+        assert (record.grant[1], record.base, record.heartbeat_ms) == (number, number, number)
+
+
+def test_formatting_never_repeats_a_generation(control: ControlBlock):
+    record = control.roles["replication"]
+    before = record.give_grant(77, 0)
+    control.format(BOOT + 1)
+    assert record.grant == (next_generation(before), 0)
+    assert record.last_granted == 0
+
+
+# -- torn words ------------------------------------------------------------------------------------
+
+#: every byte differs between the two, so any mixture is neither
+ONE = pack_word(0x2AAA, 0xAAAA_AAAA_AAAA)
+OTHER = pack_word(0x5555, 0x5555_5555_5555)
+
+WRITER = """
+import struct, sys
+from raymq.actors.control_block import FILE_BYTES, ControlBlock
+from raymq.actors.ring import map_shared
+from raymq.store.files import Files
+path, how = sys.argv[1:]
+stop = map_shared(path, FILE_BYTES, files=Files()).cast("q")
+control = ControlBlock.open(path, files=Files())
+record = control.roles["group_commit"]
+raw = map_shared(path, FILE_BYTES, files=Files())
+while not stop[511]:
+    for _ in range(1000):
+        if how == "word":
+            record.publish_position(0x2AAA, 0xAAAAAAAAAAAA)
+            record.publish_position(0x5555, 0x555555555555)
+        else:
+            struct.pack_into("<q", raw, 8 * 37, int(sys.argv[2].split(":")[1]))
+            struct.pack_into("<q", raw, 8 * 37, int(sys.argv[2].split(":")[2]))
+"""
+
+
+class Hammer:
+    """A process that writes two values into one word in turns, as fast as it can."""
+
+    def __init__(self, path: str, how: str) -> None:
+        self._view = map_shared(path, FILE_BYTES, files=Files())
+        self._words = self._view.cast("q")
+        self.seen: set[int] = set()
+        self.polls = 0
+        self._process = subprocess.Popen([sys.executable, "-c", WRITER, path, how], cwd=ROOT)
+
+    def poll(self) -> None:
+        # Word 37: the position of group_commit, the first role (layout table of control_block.py).
+        words = self._words
+        self.seen.update({words[37] for _ in range(20_000)})
+        self.polls += 20_000
+
+    @property
+    def torn(self) -> set[int]:
+        return self.seen - {0, ONE, OTHER}
+
+    def close(self) -> None:
+        self._words[511] = 1
+        assert self._process.wait(30) == 0
+        self._words.release()
+        self._view.release()
+
+
+def test_a_polling_process_never_sees_a_value_that_was_not_written(path: str):
+    hammer = Hammer(path, "word")
+    until(lambda: {ONE, OTHER} <= hammer.seen, hammer.poll)
+    first = hammer.polls
+    until(lambda: hammer.polls >= first + 1_000_000, hammer.poll)
+    hammer.close()
+    assert hammer.torn == set()
+
+
+def test_the_torn_word_test_can_fail(path: str):
+    # struct with an explicit byte order stores byte by byte: what the rule of aligned words forbids.
+    hammer = Hammer(path, f"struct:{ONE}:{OTHER}")
+    until(lambda: bool(hammer.torn), hammer.poll)
+    hammer.close()

@@ -1,0 +1,114 @@
+"""Processes held by pidfd: the right one is killed, and only it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.processes import (
+    ProcessHandle,
+    ProcessIdentity,
+    boot_id_hash,
+    identify,
+    new_incarnation,
+    own_identity,
+)
+from raymq.store.files import Files
+
+FILES = Files()
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def handle_on(process: subprocess.Popen[bytes]) -> ProcessHandle:
+    identity = identify(process.pid, files=FILES)
+    assert identity is not None
+    handle = ProcessHandle.open(identity, files=FILES)
+    assert handle is not None
+    return handle
+
+
+def test_a_killed_process_has_exited(child: subprocess.Popen[bytes]):
+    handle = handle_on(child)
+    assert not handle.exited()
+    handle.kill()
+    assert handle.wait_exit(10_000)
+    # Nobody has waited for it: a zombie has exited all the same.
+    assert handle.exited()
+    assert child.wait() == -signal.SIGKILL
+    handle.kill()
+    handle.close()
+
+
+def test_a_stopped_process_dies_too(child: subprocess.Popen[bytes]):
+    handle = handle_on(child)
+    os.kill(child.pid, signal.SIGSTOP)
+    handle.kill()
+    assert handle.wait_exit(10_000)
+    handle.close()
+
+
+def test_waiting_for_a_living_process_times_out(child: subprocess.Popen[bytes]):
+    handle = handle_on(child)
+    assert not handle.wait_exit(1)
+    handle.close()
+
+
+def test_a_reused_pid_is_not_the_old_process(child: subprocess.Popen[bytes]):
+    identity = identify(child.pid, files=FILES)
+    assert identity is not None
+    old = ProcessIdentity(child.pid, identity.start_time - 1)
+    assert ProcessHandle.open(old, files=FILES) is None
+    assert child.poll() is None
+
+
+def test_there_is_no_handle_on_nobody(child: subprocess.Popen[bytes]):
+    identity = identify(child.pid, files=FILES)
+    assert identity is not None
+    child.kill()
+    child.wait()
+    assert identify(child.pid, files=FILES) is None
+    assert ProcessHandle.open(identity, files=FILES) is None
+    assert ProcessHandle.open(ProcessIdentity(0, 0), files=FILES) is None
+
+
+def test_a_command_with_spaces_and_parentheses_does_not_hide_the_start_time(tmp_path: Path):
+    odd = tmp_path / "a) R 1 (b"
+    odd.symlink_to(str(shutil.which("sleep")))
+    process = subprocess.Popen([str(odd), "600"])
+    try:
+        identity = identify(process.pid, files=FILES)
+        plain = own_identity(files=FILES)
+        assert identity is not None
+        assert identity.start_time >= plain.start_time > 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_closing_twice_is_harmless(child: subprocess.Popen[bytes]):
+    handle = handle_on(child)
+    handle.close()
+    handle.close()
+    assert child.poll() is None
+
+
+def test_a_boot_has_one_hash_that_fits_a_word():
+    assert boot_id_hash(files=FILES) == boot_id_hash(files=FILES)
+    assert 0 < boot_id_hash(files=FILES) < 2**63
+
+
+def test_incarnations_fit_beside_a_generation():
+    assert all(0 < new_incarnation() < 2**48 for _ in range(100))

@@ -1,0 +1,222 @@
+"""The consumer, against shards in memory behind real Flight."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raymq.cluster.consumer import Consumer
+from raymq.cluster.message import ReceivedMessage
+from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.put import PutRequest
+from tests.support.batches import batch
+from tests.support.fake_backend import FakeCluster
+
+Make = Callable[..., Consumer]
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster(2)
+    cluster.create_topic("t", queues=4)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def make(cluster: FakeCluster) -> Iterator[Make]:
+    made: list[Consumer] = []
+
+    def consumer(**options: Any) -> Consumer:
+        made.append(Consumer(cluster, "t", **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield consumer
+    for each in made:
+        each.close()
+
+
+def put(cluster: FakeCluster, queue: int, *bodies: bytes) -> None:
+    cluster.backends[queue % 2].put(
+        PutRequest("t", queue, batch(list(bodies)), None, 0, 0, "quorum")
+    )
+
+
+def poll_all(consumer: Consumer, count: int) -> list[ReceivedMessage]:
+    found: list[ReceivedMessage] = []
+    while len(found) < count:
+        some = consumer.poll(100, 10)
+        assert some, "nothing came in time"
+        found += some
+    return found
+
+
+def test_all_queues_of_all_shards_are_read_in_order(cluster: FakeCluster, make: Make) -> None:
+    for queue in range(4):
+        put(cluster, queue, *(b"%d-%d" % (queue, n) for n in range(5)))
+    found = poll_all(make(start="earliest"), 20)
+    for queue in range(4):
+        mine = [m for m in found if m.queue_id == queue]
+        assert [m.offset for m in mine] == list(range(5))
+        assert [m.body for m in mine] == [b"%d-%d" % (queue, n) for n in range(5)]
+        assert {m.shard for m in mine} == {queue % 2}
+
+
+def test_poll_waits_for_a_message_and_no_longer(cluster: FakeCluster, make: Make) -> None:
+    consumer = make(start="latest")
+    assert consumer.poll(10, 0) == []
+    late = threading.Thread(target=put, args=(cluster, 3, b"late"))
+    late.start()
+    (found,) = consumer.poll(10, 20)
+    late.join()
+    assert found.body == b"late"
+
+
+def test_latest_starts_behind_what_is_there(cluster: FakeCluster, make: Make) -> None:
+    put(cluster, 0, b"old")
+    consumer = make(start="latest")
+    put(cluster, 0, b"new")
+    assert [m.body for m in poll_all(consumer, 1)] == [b"new"]
+
+
+def test_max_records_is_kept_and_nothing_is_skipped(cluster: FakeCluster, make: Make) -> None:
+    put(cluster, 0, *(b"%d" % n for n in range(10)))
+    consumer = make(start="earliest", queues=[0])
+    found = []
+    for _ in range(4):
+        part = consumer.poll(3, 10)
+        assert len(part) <= 3
+        found += part
+    assert [m.offset for m in found] == list(range(10))
+    assert consumer.position(0) == 10
+
+
+def test_columns_are_polled_a_queue_at_a_time(cluster: FakeCluster, make: Make) -> None:
+    consumer = make(start="earliest")
+    assert consumer.poll_batch(timeout=0).num_rows == 0
+    put(cluster, 1, b"a", b"b")
+    found = consumer.poll_batch(timeout=10)
+    assert found.column("body").to_pylist() == [b"a", b"b"]
+    assert found.column("queue_id").to_pylist() == [1, 1]
+
+
+def test_iteration_counts_only_what_was_handed_out(cluster: FakeCluster, make: Make) -> None:
+    put(cluster, 0, *(b"%d" % n for n in range(5)))
+    consumer = make(start="earliest", queues=[0], group="g")
+    for message in consumer:
+        consumer.commit()
+        if message.offset == 1:
+            break
+    assert consumer.positions() == {0: 2}
+    assert consumer.committed() == {0: 2}
+    assert [m.offset for m in poll_all(consumer, 3)] == [2, 3, 4]
+
+
+def test_a_group_goes_on_where_it_committed(cluster: FakeCluster, make: Make) -> None:
+    put(cluster, 0, b"a", b"b", b"c")
+    put(cluster, 1, b"d")
+    first = make(group="g", start="earliest")
+    poll_all(first, 4)
+    first.commit({0: 2, 1: 1})
+    second = make(group="g", start="earliest")
+    assert second.positions() == {0: 2, 1: 1, 2: 0, 3: 0}
+    assert [m.body for m in poll_all(second, 1)] == [b"c"]
+
+
+@pytest.mark.parametrize("options", [{}, {"group": "new"}, {"start": {0: 0}}])
+def test_nothing_that_says_where_to_begin_is_refused(make: Make, options: dict[str, Any]) -> None:
+    with pytest.raises(Rejected, match="earliest") as refused:
+        make(**options)
+    assert refused.value.field == "start"
+
+
+def test_queues_and_offsets_can_be_chosen(cluster: FakeCluster, make: Make) -> None:
+    put(cluster, 2, b"a", b"b")
+    consumer = make(queues=[2], start={2: 1})
+    assert [m.body for m in poll_all(consumer, 1)] == [b"b"]
+    with pytest.raises(Rejected):
+        consumer.position(0)
+    with pytest.raises(Rejected):
+        make(queues=[4], start=0)
+
+
+def test_an_offset_that_is_gone_is_told_until_seek_says_where_to_go(
+    cluster: FakeCluster, make: Make
+) -> None:
+    put(cluster, 0, b"a", b"b", b"c")
+    cluster.backends[0].trim("t", 0, 2)
+    consumer = make(queues=[0], start=0)
+    for _ in range(2):
+        with pytest.raises(OffsetOutOfRange) as gone:
+            consumer.poll(10, 10)
+        assert (gone.value.min, gone.value.max) == (2, 3)
+    assert consumer.position(0) == 0
+    consumer.seek(0, "earliest")
+    assert [m.body for m in poll_all(consumer, 1)] == [b"c"]
+
+
+def test_seek_goes_back_and_forth(cluster: FakeCluster, make: Make) -> None:
+    put(cluster, 0, *(b"%d" % n for n in range(5)))
+    consumer = make(queues=[0], start="earliest")
+    poll_all(consumer, 5)
+    consumer.seek(0, 1)
+    assert consumer.position(0) == 1
+    assert [m.offset for m in poll_all(consumer, 4)] == [1, 2, 3, 4]
+    consumer.seek(0, "latest")
+    assert consumer.position(0) == 5
+    with pytest.raises(Rejected):
+        consumer.seek(0, "middle")
+
+
+def test_reading_goes_on_after_a_server_came_back(cluster: FakeCluster, make: Make) -> None:
+    put(cluster, 0, b"a")
+    consumer = make(queues=[0], start="earliest")
+    poll_all(consumer, 1)
+    cluster.down(0)
+    put(cluster, 0, b"b")
+    cluster.up(0)
+    assert [m.offset for m in poll_all(consumer, 1)] == [1]
+
+
+def test_a_shard_that_stays_away_is_told(cluster: FakeCluster, make: Make) -> None:
+    consumer = make(queues=[0], start=0, unavailable_timeout_ms=0)
+    cluster.down(0)
+    state = consumer._state
+    with state.changed:
+        assert state.changed.wait_for(lambda: state.down, 10)
+    with pytest.raises(Unavailable, match="shard 0"):
+        consumer.poll(1, 0)
+
+
+def test_a_wrong_token_is_told(cluster: FakeCluster, make: Make) -> None:
+    consumer = make(queues=[0], start=0)
+    consumer._routes._token = "wrong"
+    consumer._state.fatal = None
+    cluster.down(0)
+    cluster.up(0)
+    with pytest.raises(Rejected) as refused:
+        consumer.poll(1, 10)
+    assert refused.value.field == "token"
+
+
+def test_commit_needs_a_group(make: Make) -> None:
+    consumer = make(start=0)
+    for ask in (consumer.commit, consumer.committed):
+        with pytest.raises(Rejected, match="group"):
+            ask()
+
+
+def test_a_consumer_refuses_pickling_and_says_what_to_do(make: Make) -> None:
+    with pytest.raises(Rejected, match="pickle the Cluster"):
+        pickle.dumps(make(start=0))
+
+
+def test_a_closed_consumer_says_so(make: Make) -> None:
+    consumer = make(start=0)
+    consumer.close()
+    with pytest.raises(Rejected, match="closed"):
+        consumer.poll()

@@ -1,0 +1,145 @@
+"""The message model: keys, properties, codecs, and the way through columns and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from raymq.cluster.codecs import codec
+from raymq.cluster.columns import message_batch, messages, put_batch
+from raymq.cluster.keys import key_properties, key_property, keys_of
+from raymq.cluster.message import Message, encode_properties, property_bytes
+from raymq.store.errors import Rejected
+from tests.support.fake_backend import FakeBackend
+from raymq.store.put import PutRequest
+
+KEYS = [b"text", None, b"", b"\xff\x00\xfe", b"a\x01b", b"\x02", "é".encode(), b"\x00", b"=", b"=="]
+
+
+def stored(data: pa.RecordBatch) -> pa.RecordBatch:
+    """Columns as a consumer gets them after they went through a shard."""
+    backend = FakeBackend()
+    backend.create("t")
+    batch, _ = put_batch(data, now_ms=1000)
+    backend.put(PutRequest("t", 0, batch, 1, 0, 0, "quorum"))
+    return message_batch(3, pa.array(backend.queues["t", 0].records, pa.binary()))
+
+
+def test_the_column_form_of_keys_is_the_scalar_form() -> None:
+    column = pa.array([b"skipped", *KEYS], pa.binary()).slice(1)
+    coded = key_properties(column)
+    assert coded.to_pylist() == [None if key is None else key_property(key) for key in KEYS]
+    assert keys_of(coded).to_pylist() == KEYS
+
+
+def test_columns_come_back_as_they_were_sent() -> None:
+    data = pa.record_batch(
+        {
+            "body": pa.array([b"body%d" % n for n in range(len(KEYS))], pa.binary()),
+            "key": pa.array(KEYS, pa.binary()),
+            "tag": pa.array(["eu", None] * 5, pa.string()),
+            "born_time_ms": pa.array(range(10), pa.int64()),
+        }
+    )
+    found = stored(data)
+    for name in data.schema.names:
+        assert found.column(name).to_pylist() == data.column(name).to_pylist()
+    assert found.column("offset").to_pylist() == list(range(10))
+    assert set(found.column("shard").to_pylist()) == {3}
+
+
+def test_rows_become_messages_with_hidden_system_properties() -> None:
+    properties = encode_properties(b"\xffkey", ("one", "two"), {"a": "b", "ü": "ö"})
+    data = pa.record_batch(
+        {"body": pa.array([b"x"], pa.binary()), "properties": pa.array([properties], pa.binary())}
+    )
+    (message,) = messages(stored(data))
+    assert (message.key, message.index_keys) == (b"\xffkey", ("one", "two"))
+    assert message.properties == {"a": "b", "ü": "ö"}
+    assert (message.topic, message.shard, message.queue_id, message.offset) == ("t", 3, 0, 0)
+    assert message.born_time_ms == 1000
+    assert message.message_id == "7F00000100002A9F0000000000000000"
+
+
+def test_maps_and_text_columns_are_taken() -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    data = pa.table(
+        {
+            "body": ["text", "more"],
+            "key": ["k", "l"],
+            "properties": pa.array([[("a", "b")], None], kind),
+        }
+    )
+    found = list(messages(stored(data)))
+    assert [(m.body, m.key, m.properties) for m in found] == [
+        (b"text", b"k", {"a": "b"}),
+        (b"more", b"l", {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "field"),
+    [
+        ({"key": [b"k"]}, "body"),
+        ({"body": [b"x"], "headers": [b"h"]}, "headers"),
+        ({"body": [1]}, "body"),
+        ({"body": [b"x"], "key": [1]}, "key"),
+    ],
+)
+def test_a_wrong_column_is_named(columns: dict[str, list[Any]], field: str) -> None:
+    with pytest.raises(Rejected) as refused:
+        put_batch(pa.table(columns), now_ms=0)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"key": "text"}, "key"),
+        ({"tag": ""}, "tag"),
+        ({"tag": "a\x01"}, "tag"),
+        ({"index_keys": "one"}, "index_keys"),
+        ({"index_keys": ("a b",)}, "index_keys"),
+        ({"properties": {"UNIQ_KEY": "x"}}, "properties"),
+        ({"properties": {"a": 1}}, "properties"),
+        ({"properties": {"a": "x" * 40_000}}, "properties"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_by_field(message: dict[str, Any], field: str) -> None:
+    given: dict[str, Any] = {"key": None, "tag": None, "index_keys": (), "properties": None}
+    with pytest.raises(Rejected) as refused:
+        property_bytes(**{**given, **message})
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bytes", b"\x00\xff"),
+        ("json", {"a": [1, "ü", None]}),
+        ("msgpack", {"a": [1, b"\xff"]}),
+        ("arrow-ipc", pa.table({"a": [1, 2]})),
+    ],
+)
+def test_each_codec_gives_back_what_it_was_given(name: str, value: Any) -> None:
+    if name == "msgpack":
+        pytest.importorskip("msgpack")
+    body = codec(name).encode(value)
+    properties = {} if name == "bytes" else {"content-type": name}
+    assert Message(topic="t", body=body, properties=properties).value == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("bytes", "text"), ("json", {1, 2}), ("json", float("nan")), ("arrow-ipc", 1)]
+)
+def test_a_codec_refuses_what_it_does_not_know(name: str, value: Any) -> None:
+    with pytest.raises(Rejected) as refused:
+        codec(name).encode(value)
+    assert refused.value.field == "value"
+
+
+def test_an_unknown_codec_is_refused_with_those_there_are() -> None:
+    with pytest.raises(Rejected, match="arrow-ipc"):
+        codec("pickle")

@@ -1,0 +1,263 @@
+"""The producer of messages, against a shard in memory behind real Flight."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from raymq.cluster.message import Message, Receipt
+from raymq.cluster.partitioner import queue_of
+from raymq.cluster.producer import Producer
+from raymq.store.errors import Rejected, StorageFull, Unavailable
+from tests.support.fake_backend import FakeBackend, FakeCluster
+
+Make = Callable[..., Producer]
+
+#: longer than any test: only what ends the linger time sends
+FOREVER_MS = 3_600_000
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster()
+    cluster.create_topic("t", queues=4)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def backend(cluster: FakeCluster) -> FakeBackend:
+    return cluster.backends[0]
+
+
+@pytest.fixture
+def make(cluster: FakeCluster) -> Iterator[Make]:
+    made: list[Producer] = []
+
+    def producer(**options: Any) -> Producer:
+        made.append(Producer(cluster, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield producer
+    for each in made:
+        each._sender.close()
+
+
+def test_a_receipt_tells_where_the_message_is(make: Make, backend: FakeBackend) -> None:
+    receipt = make(linger_ms=0).send("t", b"x", key=b"k", queue_id=2).result(10)
+    assert receipt == Receipt("t", 2, 0, 0, receipt.store_time_ms, False)
+    assert backend.bodies("t", 2) == [b"x"]
+
+
+def test_messages_of_one_key_go_to_kafkas_queue_in_order(make: Make, backend: FakeBackend) -> None:
+    with make() as producer:
+        futures = [producer.send("t", b"%d" % n, key=b"k%d" % (n % 3)) for n in range(30)]
+    for key in range(3):
+        queue = queue_of(b"k%d" % key, 4)
+        mine = [b for b in backend.bodies("t", queue) if int(b) % 3 == key]
+        assert mine == [b"%d" % n for n in range(key, 30, 3)]
+    assert all(future.done() for future in futures)
+
+
+def test_messages_without_a_key_fill_one_batch_then_the_next_queue(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=FOREVER_MS)
+    for _ in range(2):
+        for _ in range(5):
+            producer.send("t", b"x")
+        producer.flush(10)
+    assert [put.batch.num_rows for put in backend.puts] == [5, 5]
+    first, second = (put.queue_id for put in backend.puts)
+    assert second == (first + 1) % 4
+
+
+def test_without_linger_a_send_goes_at_once(make: Make, backend: FakeBackend) -> None:
+    make(linger_ms=0).send("t", b"x")
+    backend.wait_for(lambda: len(backend.puts) == 1)
+
+
+def test_linger_ends_by_itself(make: Make, backend: FakeBackend) -> None:
+    make(linger_ms=1).send("t", b"x")
+    backend.wait_for(lambda: len(backend.puts) == 1)
+
+
+def test_a_full_batch_does_not_linger(make: Make, backend: FakeBackend) -> None:
+    make(linger_ms=FOREVER_MS, batch_bytes=1000).send("t", b"x" * 1000)
+    backend.wait_for(lambda: len(backend.puts) == 1)
+
+
+def test_asking_for_the_receipt_ends_the_linger_time(make: Make) -> None:
+    assert make(linger_ms=FOREVER_MS).send("t", b"x").result(10).offset == 0
+
+
+def test_a_send_can_be_awaited(make: Make) -> None:
+    producer = make(linger_ms=FOREVER_MS)
+
+    async def send() -> list[Receipt]:
+        async def one(number: int) -> Receipt:
+            return await producer.send("t", b"%d" % number, queue_id=0)
+
+        return list(await asyncio.gather(*(one(n) for n in range(10))))
+
+    assert [receipt.offset for receipt in asyncio.run(send())] == list(range(10))
+
+
+def test_a_callback_runs_when_it_is_done(make: Make) -> None:
+    called = threading.Event()
+    future = make(linger_ms=0).send("t", b"x")
+    future.add_done_callback(lambda done: done.done() and called.set())
+    assert called.wait(10)
+
+
+def test_a_message_object_is_sent_with_all_it_has(make: Make, cluster: FakeCluster) -> None:
+    message = Message(
+        topic="t", body=b"b", key=b"k", tag="eu", index_keys=("i",), properties={"a": "b"}
+    )
+    make().send(message).result(10)
+    put = cluster.backends[0].puts[0]
+    assert put.batch.column("tag").to_pylist() == ["eu"]
+    assert put.batch.column("properties").to_pylist() == [
+        b"__SHARDINGKEY\x01k\x02KEYS\x01i\x02a\x01b\x02"
+    ]
+
+
+def test_a_codec_makes_the_body_and_names_itself(make: Make, backend: FakeBackend) -> None:
+    make(codec="json").send("t", {"a": 1}, queue_id=0).result(10)
+    assert backend.bodies("t") == [b'{"a":1}']
+    assert backend.puts[0].batch.column("properties").to_pylist() == [b"content-type\x01json\x02"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"body": "text"}, "value"),
+        ({"body": b"x" * 11}, "body"),
+        ({"body": b"x", "tag": "\x02"}, "tag"),
+        ({"body": b"x", "queue_id": 4}, "queue_id"),
+        ({"body": b"x", "deliver_at_ms": 1}, "deliver_at_ms"),
+        ({"body": b"x", "topic": "nowhere"}, "topic"),
+    ],
+)
+def test_a_bad_message_is_refused_at_once_and_alone(
+    make: Make, arguments: dict[str, Any], field: str
+) -> None:
+    producer = make(linger_ms=FOREVER_MS, max_message_bytes=10)
+    good = producer.send("t", b"good", queue_id=0)
+    with pytest.raises(Rejected) as refused:
+        producer.send(**{"topic": "t", **arguments})
+    assert refused.value.field == field
+    assert good.result(10).offset == 0
+
+
+def test_an_unknown_option_is_refused(make: Make) -> None:
+    with pytest.raises(TypeError, match="lingerms"):
+        make(lingerms=1)
+
+
+def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBackend) -> None:
+    producer = make(linger_ms=FOREVER_MS, buffer_bytes=1000, max_block_ms=50)
+    backend.hold()
+    producer.send("t", b"x" * 500)
+    with pytest.raises(Unavailable, match="buffer_bytes"):
+        producer.send("t", b"y" * 500)
+    # What lingered was sent to make room.
+    backend.wait_for(lambda: len(backend.puts) == 1)
+    backend.release()
+    assert producer.send("t", b"y" * 500).result(10).offset == 0
+
+
+def test_leaving_the_context_raises_the_first_failure_nobody_was_told(
+    make: Make, backend: FakeBackend
+) -> None:
+    backend.refusals = [Rejected("first", field="body"), Rejected("second", field="body")]
+    producer = make(linger_ms=0)
+    with pytest.raises(Rejected, match="second"), producer:
+        told = producer.send("t", b"1", queue_id=0)
+        with pytest.raises(Rejected, match="first"):
+            told.result(10)
+        producer.send("t", b"2", queue_id=1)
+
+
+def test_leaving_the_context_does_not_hide_the_blocks_own_failure(
+    make: Make, backend: FakeBackend
+) -> None:
+    backend.refusals = [Rejected("no", field="body")]
+    producer = make(linger_ms=0)
+    with pytest.raises(ZeroDivisionError), producer:
+        producer.send("t", b"1")
+        raise ZeroDivisionError
+
+
+def test_a_failure_of_the_disk_is_waited_out(make: Make, backend: FakeBackend) -> None:
+    backend.refusals = [StorageFull("full")]
+    assert make(linger_ms=0).send("t", b"x").result(10).offset == 0
+
+
+def test_after_close_nothing_is_taken(make: Make) -> None:
+    producer = make()
+    producer.close()
+    producer.close()
+    with pytest.raises(Unavailable, match="closed"):
+        producer.send("t", b"x")
+
+
+def test_a_producer_refuses_pickling_and_says_what_to_do(make: Make) -> None:
+    with pytest.raises(Rejected, match=r"pickle the Cluster"):
+        pickle.dumps(make())
+
+
+def test_a_producer_refuses_to_work_in_a_forked_child(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = make()
+    mine = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: mine + 1)
+    with pytest.raises(Rejected, match="child process"):
+        producer.send("t", b"x")
+    monkeypatch.undo()
+
+
+def test_columns_go_to_the_queues_of_their_keys(make: Make, backend: FakeBackend) -> None:
+    producer = make()
+    keys = [b"k%d" % (n % 7) for n in range(100)]
+    data = pa.table({"body": [b"%d" % n for n in range(100)], "key": keys})
+    receipts = [future.result(10) for future in producer.send_batch("t", data)]
+    assert sum(receipt.count for receipt in receipts) == 100
+    for queue in range(4):
+        expected = [b"%d" % n for n in range(100) if queue_of(keys[n], 4) == queue]
+        assert backend.bodies("t", queue) == expected
+
+
+def test_columns_come_behind_what_was_sent_before(make: Make, backend: FakeBackend) -> None:
+    producer = make(linger_ms=FOREVER_MS)
+    producer.send("t", b"first", queue_id=1)
+    producer.send_batch("t", pa.table({"body": [b"second", b"third"]}), queue_id=1)
+    producer.flush(10)
+    assert backend.bodies("t", 1) == [b"first", b"second", b"third"]
+
+
+def test_threads_share_a_producer(make: Make, backend: FakeBackend) -> None:
+    producer = make(linger_ms=1, batch_bytes=2000)
+
+    def send(thread: int) -> None:
+        for number in range(200):
+            producer.send("t", b"%d:%d" % (thread, number), queue_id=0)
+
+    threads = [threading.Thread(target=send, args=(t,)) for t in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    producer.flush(20)
+    bodies = backend.bodies("t")
+    for thread in range(4):
+        mine = [body for body in bodies if body.startswith(b"%d:" % thread)]
+        assert mine == [b"%d:%d" % (thread, number) for number in range(200)]

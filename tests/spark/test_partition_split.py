@@ -1,0 +1,55 @@
+"""A Spark batch becomes one batch a queue, in row order, without Spark."""
+
+import pyarrow as pa
+import pytest
+
+from raymq.cluster.partitioner import queue_of
+from raymq.spark.sink import identity, split
+from raymq.store.errors import Rejected
+
+
+def batch(keys, values, tags=None, partitions=None):
+    count = len(values)
+    return pa.record_batch(
+        [
+            pa.array(keys, pa.binary()),
+            pa.array(values, pa.binary()),
+            pa.array(tags or [None] * count, pa.string()),
+            pa.array(partitions or [None] * count, pa.int32()),
+        ],
+        names=["key", "value", "tag", "partition"],
+    )
+
+
+def test_rows_go_to_the_queue_of_their_key_in_row_order():
+    keys = [b"a", b"b", b"a", b"c", b"a"]
+    found = dict(split(batch(keys, [b"0", b"1", b"2", b"3", b"4"]), 4, 0))
+    mine = found[queue_of(b"a", 4)].column("body").to_pylist()
+    assert [v for v in mine if v in (b"0", b"2", b"4")] == [b"0", b"2", b"4"]
+    assert sum(part.num_rows for part in found.values()) == 5
+
+
+def test_rows_without_a_key_share_the_queue_of_the_turn():
+    found = dict(split(batch([None, None], [b"x", b"y"]), 3, 7))
+    assert list(found) == [1]
+
+
+def test_a_chosen_partition_wins_over_the_key():
+    found = dict(split(batch([b"a"], [b"x"], partitions=[2]), 4, 0))
+    assert list(found) == [2]
+
+
+def test_a_partition_out_of_range_names_its_row():
+    with pytest.raises(Rejected, match="row 1: partition 9") as caught:
+        list(split(batch([None, None], [b"x", b"y"], partitions=[0, 9]), 4, 0))
+    assert caught.value.field == "partition"
+
+
+def test_a_null_value_stays_null_so_that_the_sender_refuses_it():
+    ((_, part),) = split(batch([None], [None]), 1, 0)
+    assert part.column("body").null_count == 1
+
+
+def test_producer_ids_depend_on_write_and_partition_only():
+    assert identity("w", 1) == identity("w", 1)
+    assert len({identity("w", 1), identity("w", 2), identity("v", 1)}) == 3
