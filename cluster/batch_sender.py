@@ -1,4 +1,4 @@
-"""The columnar, idempotent sender: batches of one queue in, receipts out, in order (design D7, D11).
+"""The columnar, idempotent sender: batches in, receipts out, in order (design D7, D11).
 
 What Producer and the Spark sink are made of. It imports no Ray.
 """
@@ -31,11 +31,11 @@ _ANY_SIZE = 2**31 - 1
 class BatchSender:
     """Sends batches of PUT_SCHEMA. Threads: any; rows of one queue keep the order of the calls.
 
-    Args: `producer_id` and `epoch` identify the producer for idempotence: the same id, and for every
-    queue the same rows in the same order from the first on, store nothing twice. Without an id a
-    random one is used. `buffer_bytes` are the unanswered bytes beyond which `send` blocks, up to
-    `max_block_ms`. A batch that is not acknowledged in `delivery_timeout_ms` fails; a server that is
-    silent for `request_timeout_ms` is left and asked again.
+    Args: `producer_id` and `epoch` identify the producer for idempotence: the same id, and for
+    every queue the same rows in the same order from the first on, store nothing twice. Without an
+    id a random one is used. `buffer_bytes` are the unanswered bytes beyond which `send` blocks, up
+    to `max_block_ms`. A batch that is not acknowledged in `delivery_timeout_ms` fails; a server
+    that is silent for `request_timeout_ms` is left and asked again.
     """
 
     def __init__(

@@ -26,11 +26,11 @@ _START_HELP = "start='earliest', 'latest', an offset, or {queue: offset}"
 
 
 class Consumer:
-    """Reads a topic, all queues or some. One thread at a time; it neither pickles nor survives a fork.
+    """Reads a topic, all queues or some. One thread at a time; no pickling, no forking.
 
     Each queue is read in order, from the group's committed offset, else from `start`. Nothing is
-    committed unasked, and a position that a queue does not hold raises OffsetOutOfRange until `seek`
-    says where to go on: it never jumps.
+    committed unasked, and a position that a queue does not hold raises OffsetOutOfRange until
+    `seek` says where to go on: it never jumps.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Consumer:
 
         Args: `start` is "earliest", "latest", an offset for every queue, or {queue: offset}; it
         serves queues without a committed offset. `queues` are all by default.
-        `unavailable_timeout_ms` is how long an unreachable shard is waited for before `poll` raises.
+        `unavailable_timeout_ms`: an unreachable shard is waited for so long before `poll` raises.
         Raises: Rejected for an unknown topic or queue, or when nothing says where to begin.
         """
         self.topic = topic
@@ -132,10 +132,10 @@ class Consumer:
         return found
 
     def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
-        """As `poll`, as columns (columns.MESSAGE_SCHEMA) of one queue; no rows when there is none."""
+        """As `poll`, but columns (columns.MESSAGE_SCHEMA) of one queue; may have no rows."""
         piece = self._next(max_records, timeout)
         if piece is None:
-            return MESSAGE_SCHEMA.empty_table().to_batches()[0]
+            return pa.RecordBatch.from_pylist([], schema=MESSAGE_SCHEMA)
         return message_batch(piece.shard, piece.records)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
@@ -250,7 +250,7 @@ class Consumer:
             state.changed.notify_all()
 
     def commit(self, offsets: Mapping[int, int] | None = None) -> None:
-        """Store where the group goes on: the NEXT offsets, of everything handed out so far by default.
+        """Store where the group goes on: the NEXT offsets; by default of all handed out so far.
 
         Durable: as an acknowledged message. Raises: Rejected without a group; Unavailable.
         """

@@ -1,4 +1,4 @@
-"""The client's end of the wire: a connection a replica, streams for puts, fetches and replication. No Ray."""
+"""The client's end of the wire: a connection a replica; put, fetch and replica streams. No Ray."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from . import protocol
 
 CALL_TIMEOUT_S = 30.0
 
-#: Without a pool of its own a new client inherits the back-off of every earlier one to the same address:
-#: a server that is back would not be tried for up to two minutes. Flight's retries would hide breaks.
+#: Without a pool of its own a new client inherits the back-off of earlier ones to the same address:
+#: a server that is back would not be tried for up to two minutes. Retries would hide breaks.
 _OPTIONS = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
 
 #: how a stream or call of a server that is gone fails
@@ -25,7 +25,7 @@ BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
 def translate(error: BaseException, endpoint: str) -> RayMQError:
-    """A Flight failure in our words: what the server raised, else Unavailable (or a wrong token)."""
+    """A Flight failure in our words: what the server raised, a wrong token, else Unavailable."""
     if isinstance(error, RayMQError):
         return error
     if isinstance(error, flight.FlightUnauthenticatedError):
@@ -72,8 +72,8 @@ class ShardConnection:
     ) -> dict[str, Any]:
         """An administrative operation; `timeout` in seconds.
 
-        Raises: what the shard raised; Unavailable when it cannot be reached; DeliveryUnknown when it
-        does not answer in time.
+        Raises: what the shard raised; Unavailable when it cannot be reached; DeliveryUnknown when
+        it does not answer in time.
         """
         body = protocol.pack({**self._identity, "args": args or {}})
         options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
@@ -116,7 +116,7 @@ class ShardConnection:
 
 
 class _Stream:
-    """What the three streams share. `abort` may be called by any thread, the rest by the stream's owner."""
+    """What the streams share. Any thread may call `abort`, only the owner the rest."""
 
     schema = PUT_SCHEMA
 
@@ -181,7 +181,7 @@ class PutStream(_Stream):
         self._write(protocol.pack(meta), batch)
 
     def receive(self) -> list[dict[str, Any]]:
-        """The next acks; blocks. Raises: Unavailable when the stream broke; Rejected when refused."""
+        """The next acks; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
         acks: list[dict[str, Any]] = protocol.unpack(self._read().app_metadata)["acks"]
         return acks
 

@@ -1,4 +1,4 @@
-"""The Flight server of a replica: puts, fetches and replication as exchange streams, the rest as actions.
+"""The Flight server of a replica: put, fetch and replica streams; everything else as actions.
 
 The put stream is in put_stream.py.
 """
@@ -24,6 +24,8 @@ from .put_stream import GONE, PutStreamServer, chunks
 #: what one fetch may ask for; larger wishes are cut
 FETCH_BYTES_MAX = 64 << 20
 FETCH_WAIT_MS_MAX = 60_000
+#: how soon a waiting fetch sees that its client has left
+FETCH_STEP_MS = 250
 #: how long `close` waits for clients to take their leave
 CLOSE_TIMEOUT_S = 2.0
 
@@ -70,7 +72,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             with self._lock:
                 self._farewells.discard(say_bye)
 
-    # --- actions ------------------------------------------------------------------------------------
+    # --- actions --------------------------------------------------------------------------------
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
         """An administrative operation: JSON in, {"result"} or {"error"} out."""
@@ -99,10 +101,10 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                     limit=mine[name],
                 )
 
-    # --- streams ------------------------------------------------------------------------------------
+    # --- streams --------------------------------------------------------------------------------
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Serve a stream until its client ends it. Every failure leaves as an error of errors.py."""
+        """Serve a stream until its client ends it; failures leave as errors of errors.py."""
         try:
             opening = protocol.unpack(descriptor.command)
             self._check_identity(opening)
@@ -112,7 +114,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                 with self._leave_taking(put_stream.bye):
                     put_stream.run()
             elif op == protocol.FETCH:
-                self._fetch(reader, writer)
+                self._fetch(context, reader, writer)
             elif op == protocol.REPLICATE:
                 self._replicate(reader, writer)
             else:
@@ -125,20 +127,33 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             )
             raise _flight_error(wrong) from error
 
-    def _fetch(self, reader: Any, writer: Any) -> None:
+    def _fetch(self, context: Any, reader: Any, writer: Any) -> None:
         writer.begin(protocol.FETCH_SCHEMA)
         with _LockedSend(writer) as send, self._leave_taking(send.bye):
             for chunk in chunks(reader):
                 request = protocol.unpack(chunk.app_metadata)
                 number = request.get("id", 0)
                 try:
-                    slices = self._backend.fetch(_fetch_request(request))
+                    slices = self._read(context, _fetch_request(request))
                 except RayMQError as error:
                     send(protocol.pack({"id": number, "error": to_wire(error)}))
                     continue
                 for part in slices:
                     self._send_slice(send, number, part)
                 send(protocol.pack({"id": number, "end": True}))
+
+    def _read(self, context: Any, request: FetchRequest) -> list[FetchSlice]:
+        """One fetch, whose wait ends early when the client has left or the server stops.
+
+        Neither wakes a thread that waits in the backend, so it waits a little at a time.
+        """
+        left = request.wait_ms
+        while True:
+            wait = min(left, FETCH_STEP_MS)
+            found = self._backend.fetch(request._replace(wait_ms=wait))
+            left -= wait
+            if found or left <= 0 or self._stopping or context.is_cancelled():
+                return found
 
     @staticmethod
     def _send_slice(send: _LockedSend, number: int, part: FetchSlice) -> None:

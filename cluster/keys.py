@@ -95,7 +95,7 @@ def _joined(name: str, values: pa.Array) -> pa.Array:
 
 
 def _text_rows(keys: pa.Array) -> npt.NDArray[np.bool_]:
-    """Which rows have a key that is text. Only keys with bytes over 127 are looked at one by one."""
+    """Which rows have a text key. Only those with bytes over 127 are looked at one by one."""
     count = len(keys)
     offsets = np.frombuffer(keys.buffers()[1], dtype=np.int32)[
         keys.offset : keys.offset + count + 1

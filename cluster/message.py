@@ -22,7 +22,7 @@ from .keys import BASE64_KEY, TEXT_KEY, key_property
 INDEX_KEYS = "KEYS"
 INDEX_KEY_SEPARATOR = " "
 
-#: names that users neither see nor set: RayMQ's own, and those RocketMQ's clients and brokers write.
+#: names that users neither see nor set: RayMQ's own, and what RocketMQ's clients and brokers write.
 #: Source: MessageConst.STRING_HASH_SET of RocketMQ 5.3.3.
 _ROCKETMQ = """
     WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET

@@ -29,7 +29,7 @@ from .shard_sender import BatchReceipt, ShardSender
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-#: what a message takes beside its body and properties: counted so that empty bodies fill buffers too
+#: what a message takes beside body and properties: counted so that empty bodies fill buffers too
 MESSAGE_BYTES = 128
 #: rows of `send_batch` go in batches of about this size
 COLUMNS_BYTES = 4 * MIB
@@ -129,7 +129,7 @@ class Producer:
         The queue is `queue_id`, else that of the key; without either, messages fill a batch of one
         queue, then of the next.
         Returns: at once, with a future of the receipt.
-        Raises: Rejected for a message that cannot be stored; Unavailable when the buffer stays full.
+        Raises: Rejected for what cannot be stored; Unavailable when the buffer stays full.
         """
         if isinstance(topic, Message):
             message = topic
@@ -176,7 +176,7 @@ class Producer:
         encoded: bytes | None,
         size: int,
     ) -> tuple[SendFuture, ShardSender | None]:
-        """Put a message into its batch. Returns: its future, and who must pump if the batch is full."""
+        """Put a message into its batch. Returns: its future; who must pump if it is full."""
         self._sender.check_process()
         route = self._sender.topic(topic)
         if queue_id is not None:
@@ -383,7 +383,7 @@ class Producer:
             pending.future.result()
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then close; closing twice does nothing. Raises: as `flush`, closed all the same."""
+        """Flush, then close; twice does nothing. Raises: as `flush`, but closed all the same."""
         with self._changed:
             if self._closed:
                 return

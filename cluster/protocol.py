@@ -7,8 +7,9 @@ metadata as JSON in app_metadata and its rows as an Arrow batch:
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...}
                            or {"id","error"}, ...]}, in the order of the batches
     fetch      -> {"id","topic","offsets":{queue: offset},"max_bytes","max_records","wait_ms"}
-               <- {"id","queue","first_offset","next_offset","min_offset","max_offset"} + FETCH_SCHEMA
-                  or {"id","queue","error"} a queue, then {"id","end":true} or {"id","error"}
+               <- {"id","queue","first_offset","next_offset","min_offset","max_offset"}
+                  + FETCH_SCHEMA, or {"id","queue","error"}, a queue; then {"id","end":true};
+                  or just {"id","error"}
     replicate  frames of replication/wire.py both ways, log bytes beside them
 
 A server that stops says BYE on each stream; the client must then end the stream.

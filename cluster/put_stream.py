@@ -1,7 +1,7 @@
 """The server's end of a put stream: batches in, acks out in the same order (design D1).
 
-One reader thread (Flight's handler) and one writer thread a stream. Bytes in flight are bounded, so a
-slow disk slows its producers down instead of filling memory.
+One reader thread (Flight's handler) and one writer thread a stream. Bytes in flight are bounded, so
+a slow disk slows its producers down instead of filling memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PutStreamServer:
         self._gone = False
 
     def run(self) -> None:
-        """Read until the producer ends; every batch that was read is answered before this returns."""
+        """Read until the producer ends; returns when every batch that was read is answered."""
         self._writer.begin(protocol.FETCH_SCHEMA)
         writer = threading.Thread(target=self._write, name="raymq-put-acks", daemon=True)
         writer.start()

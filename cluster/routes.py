@@ -1,4 +1,4 @@
-"""Where shards listen and which topics there are: looked up again when a connection broke. No Ray."""
+"""Where shards listen and which topics there are; looked up again after a break. No Ray."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Routes:
             return self._call(shard, op, args)
 
     def topic(self, name: str) -> TopicRoute:
-        """A topic's queues. Raises: Rejected when there is none; Unavailable when no shard answers."""
+        """A topic's queues. Raises: Rejected for an unknown topic; Unavailable."""
         with self._lock:
             route = self._topics.get(name)
             shards = sorted(self._endpoints)

@@ -69,7 +69,7 @@ class SendFuture:
         """Wait up to `timeout` seconds for the receipt; None: as long as the delivery may take.
 
         Waiting ends the linger time: nothing is gained by it any more.
-        Raises: what the send failed with; DeliveryUnknown when the time is up, and the send goes on.
+        Raises: what the send failed with; DeliveryUnknown when the time is up: the send goes on.
         """
         pending = self._pending
         if not pending.sealed:

@@ -111,7 +111,7 @@ class ShardReader:
         return {queue: offsets[queue] for queue in order[turn:] + order[:turn]}
 
     def _fetch(self, stream: FetchStream) -> bool:
-        """One request, when the consumer has taken what was ahead. False: the end, or start anew."""
+        """One request, once the consumer took what was ahead. False: end, or start anew."""
         state = self._state
         with state.changed:
             state.changed.wait_for(

@@ -2,8 +2,8 @@
 
 Batches go out in order, many in flight. When the stream breaks, everything unanswered goes again in
 the same order with the same sequences, so that nothing is lost or stored twice. When one batch is
-refused or must be tried again, nothing more is written until all answers are in (*draining*); then the
-order is restored and writing goes on. That is rare, so it may be slow.
+refused or must be tried again, nothing more is written until all answers are in (*draining*); then
+the order is restored and writing goes on. That is rare, so it may be slow.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ Done = list[tuple[Outgoing, BatchReceipt | RayMQError]]
 
 
 class ShardSender:
-    """Sends batches to one shard. Threads: any call `add` and `pump`; one thread of its own receives."""
+    """Sends batches to one shard. Any thread may `add` and `pump`; one of its own receives."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class ShardSender:
         return future
 
     def pump(self) -> None:
-        """Write what may be written now. Whoever finds another thread writing leaves it the work."""
+        """Write what may be written now; a thread that finds another writing leaves it the work."""
         with self._changed:
             if self._writing:
                 return

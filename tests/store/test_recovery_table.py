@@ -1,6 +1,7 @@
 """The recovery decision table answers every combination of facts exactly once, and for the right reason."""
 
 from itertools import product
+from pathlib import Path
 
 from raymq.store.recovery import ROWS, Decision, Facts, decide
 
@@ -42,3 +43,9 @@ def test_leftover_bytes_are_never_kept_behind_the_end_of_a_log():
 
 def test_every_row_says_what_can_have_happened():
     assert all(len(row.cause) > 30 for row in ROWS)
+
+
+def test_the_table_in_the_documentation_is_the_one_in_the_code():
+    text = (Path(__file__).parents[2] / "docs" / "recovery.md").read_text()
+    for row in ROWS:
+        assert f"| {row.decision.value} | {row.cause} |" in text, row.name

@@ -1,0 +1,324 @@
+"""Every order of (bytes, word, bell, death) between CommitLog and a flusher, in one process.
+
+The real Supervisor, Satellite, words and bells; only the disk (which bytes are written, which synced) and the
+processes (who has exited) are told by the test. After every step: nothing counts as flushed that is not synced.
+At the end of every run, whoever died is replaced and, with no bell at all, everything written gets flushed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from raymq.actors import seat, supervisor
+from raymq.actors.doorbell import doorbell_directory
+from raymq.actors.processes import ProcessIdentity
+from raymq.actors.satellite import Satellite, Standing
+from raymq.actors.supervisor import FenceReport, Supervisor
+from raymq.store.files import Files
+from tests.support.clock import ManualClock
+
+ROLE = "group_commit"
+START, END = 100, 200
+
+COMMIT_LOG_STEPS = ("write", "publish", "ring")
+FLUSHER_STEPS = ("wait", "read", "start", "sync", "publish", "ring")
+
+
+class Disk:
+    """Which bytes are in the file, and which of them survive."""
+
+    def __init__(self) -> None:
+        self.written = self.synced = START
+
+    def sync(self) -> int:
+        self.synced = self.written
+        return self.synced
+
+
+class Table:
+    """The process table: every satellite of a run has this process's pid, and exits when told."""
+
+    def __init__(self) -> None:
+        self.exited = False
+
+
+class Handle:
+    """Stands for ProcessHandle: a kill takes effect at once."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def exited(self) -> bool:
+        return self._table.exited
+
+    def kill(self) -> None:
+        self._table.exited = True
+
+    def wait_exit(self, timeout_ms: int) -> bool:
+        return self._table.exited
+
+    def close(self) -> None:
+        return
+
+
+class SteppedFlusher(Satellite):
+    """A flusher whose round is cut into the steps another process can see."""
+
+    read = START
+
+    def ring(self) -> None:
+        """The step of its own comes later."""
+
+    def step(self, name: str, disk: Disk) -> None:
+        if name == "wait":
+            # No time passes: a bell, a lost bell and a timeout all end here.
+            self.wait(0)
+        elif name == "read":
+            self.read = max(self.appended, self.base)
+        elif name == "start":
+            self.publish_sync_started(self.read)
+        elif name == "sync":
+            disk.sync()
+        elif name == "publish":
+            self.publish_position(self.read)
+        else:
+            super().ring()
+
+
+class World:
+    """One replica: CommitLog's supervisor, one flusher, the disk under both."""
+
+    def __init__(self, root: Path, table: Table) -> None:
+        self.root = root
+        self.table = table
+        self.disk = Disk()
+        self.clock = ManualClock()
+        self.old: list[Satellite] = []
+        self.supervisor, _ = self.start_commit_log()
+        self.flusher = self.start_flusher()
+
+    def start_commit_log(self) -> tuple[Supervisor, FenceReport]:
+        new = Supervisor(
+            self.root, [ROLE], clock=self.clock, files=Files(), witness_sync=self.disk.sync
+        )
+        report = new.fence_old()
+        self.disk.sync()
+        new.begin(self.disk.written, self.disk.synced, self.disk.synced)
+        return new, report
+
+    def start_flusher(self) -> SteppedFlusher:
+        self.table.exited = False
+        flusher = SteppedFlusher(self.root, ROLE, clock=self.clock, files=Files())
+        flusher.attach()
+        self.old.append(flusher)
+        self.supervisor.tick()
+        assert flusher.standing() is Standing.GRANTED
+        return flusher
+
+    def commit_log_step(self, name: str) -> None:
+        if name == "write":
+            self.disk.written = END
+        elif name == "publish":
+            self.supervisor.publish_appended(END)
+        else:
+            self.supervisor.ring()
+
+    def check(self) -> int:
+        flushed = self.supervisor.progress().flushed
+        assert flushed <= self.disk.synced
+        return flushed
+
+    def flusher_dies(self) -> None:
+        self.table.exited = True
+        self.supervisor.tick()
+        self.check()
+        self.flusher = self.start_flusher()
+
+    def commit_log_dies(self) -> FenceReport:
+        """Its successor fences the flusher; nothing but the shared files connects the two lives."""
+        dead = self.supervisor
+        self.supervisor, report = self.start_commit_log()
+        dead._bell = None
+        for place in dead._seats.values():
+            place.close()
+        self.flusher = self.start_flusher()
+        return report
+
+    def finish(self) -> None:
+        """Without a single bell: the waits time out, the words tell."""
+        if self.supervisor._appended < self.disk.written:
+            self.supervisor.publish_appended(self.disk.written)
+        for step in FLUSHER_STEPS[:-1]:
+            self.flusher.step(step, self.disk)
+            self.check()
+        assert self.check() == self.disk.written
+
+    def close(self) -> None:
+        for satellite in self.old:
+            satellite.close()
+        self.supervisor.close()
+
+
+@pytest.fixture
+def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], World]]:
+    table = Table()
+
+    class Handles:
+        @staticmethod
+        def open(identity: ProcessIdentity, *, files: Files) -> Handle | None:
+            return None if table.exited else Handle(table)
+
+    monkeypatch.setattr(seat, "ProcessHandle", Handles)
+    monkeypatch.setattr(supervisor, "ProcessHandle", Handles)
+    yield lambda: World(tmp_path, table)
+    shutil.rmtree(doorbell_directory(str(tmp_path)))
+
+
+def orders() -> Iterator[list[tuple[str, str]]]:
+    """Every merge of the two sequences of steps."""
+    total = len(COMMIT_LOG_STEPS) + len(FLUSHER_STEPS)
+    for places in combinations(range(total), len(COMMIT_LOG_STEPS)):
+        ours, theirs = iter(COMMIT_LOG_STEPS), iter(FLUSHER_STEPS)
+        yield [
+            ("commit_log", next(ours)) if at in places else ("flusher", next(theirs))
+            for at in range(total)
+        ]
+
+
+ORDERS = list(orders())
+
+
+def run(world: World, order: list[tuple[str, str]]) -> None:
+    for who, step in order:
+        if who == "commit_log":
+            world.commit_log_step(step)
+        else:
+            world.flusher.step(step, world.disk)
+        world.check()
+
+
+def without_bells(order: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(who, step) for who, step in order if step != "ring"]
+
+
+def test_there_are_84_orders():
+    assert len(ORDERS) == len({tuple(order) for order in ORDERS}) == 84
+
+
+@pytest.mark.parametrize("bells", [True, False])
+def test_every_order_ends_flushed(make_world: Callable[[], World], bells: bool):
+    for order in ORDERS:
+        world = make_world()
+        run(world, order if bells else without_bells(order))
+        world.finish()
+        world.close()
+
+
+def test_the_flusher_may_die_at_every_point_of_every_order(make_world: Callable[[], World]):
+    for order in ORDERS:
+        for death in [at for at, (who, _) in enumerate(order) if who == "flusher"]:
+            world = make_world()
+            run(world, order[:death])
+            world.flusher_dies()
+            run(world, [(who, step) for who, step in order[death:] if who == "commit_log"])
+            world.finish()
+            world.close()
+
+
+def test_commit_log_may_die_at_every_point_of_every_order(make_world: Callable[[], World]):
+    for order in ORDERS:
+        for death in [at for at, (who, _) in enumerate(order) if who == "commit_log"]:
+            world = make_world()
+            run(world, order[:death])
+            # The flusher goes on for a while before the successor's fence kills it.
+            for _, step in [entry for entry in order[death:] if entry[0] == "flusher"][:3]:
+                world.flusher.step(step, world.disk)
+            in_flight = world.flusher._record.sync_started[1] > world.flusher._record.position(
+                world.flusher.generation
+            )
+            report = world.commit_log_dies()
+            assert (report.unfinished_sync is not None) == in_flight
+            world.check()
+            world.finish()
+            world.close()
+
+
+@pytest.mark.parametrize("reached", range(len(FLUSHER_STEPS) + 1))
+def test_words_of_an_old_generation_count_as_0(make_world: Callable[[], World], reached: int):
+    """A truncation comes in between; the rest of the old flusher's round lands after it."""
+    world = make_world()
+    for step in COMMIT_LOG_STEPS:
+        world.commit_log_step(step)
+    for step in FLUSHER_STEPS[:reached]:
+        world.flusher.step(step, world.disk)
+    zombie = world.flusher
+    world.supervisor.revoke(ROLE)
+    world.disk.written = world.disk.synced = START
+    world.supervisor.begin(START, START, START)
+    for step in FLUSHER_STEPS[reached:]:
+        if step != "read":
+            zombie.step(step, world.disk)
+        assert world.check() == START
+    assert zombie.standing() is Standing.FENCED
+    world.flusher = world.start_flusher()
+    assert world.check() == START
+    world.disk.written = END
+    world.finish()
+    assert world.check() == END
+    world.close()
+
+
+def test_a_revoked_role_stays_empty_until_the_log_begins_anew(make_world: Callable[[], World]):
+    world = make_world()
+    world.supervisor.revoke(ROLE)
+    world.table.exited = False
+    newcomer = SteppedFlusher(world.root, ROLE, clock=world.clock, files=Files())
+    newcomer.attach()
+    world.old.append(newcomer)
+    world.supervisor.tick()
+    assert newcomer.standing() is Standing.WAITING
+    world.supervisor.begin(START, START, START)
+    world.supervisor.tick()
+    assert newcomer.standing() is Standing.GRANTED
+    world.close()
+
+
+def test_one_that_falls_silent_is_expelled_but_not_after_a_pause_of_our_own(
+    make_world: Callable[[], World],
+):
+    world = make_world()
+    world.clock.advance(60_000)
+    world.supervisor.tick()
+    assert world.flusher.standing() is Standing.GRANTED
+    for _ in range(3):
+        world.clock.advance(900)
+        world.supervisor.tick()
+    assert world.flusher.standing() is Standing.FENCED
+    assert world.table.exited
+    world.close()
+
+
+def test_one_that_beats_stays(make_world: Callable[[], World]):
+    world = make_world()
+    for _ in range(10):
+        world.clock.advance(900)
+        world.flusher.wait(0)
+        world.supervisor.tick()
+    assert world.flusher.standing() is Standing.GRANTED
+    world.close()
+
+
+def test_a_full_ring_holds_puts_back(make_world: Callable[[], World]):
+    world = make_world()
+    sequence = 0
+    while world.supervisor.submit(sequence, START, "quorum", 1):
+        sequence += 1
+    assert not world.supervisor.submit(sequence, START, "quorum", 1)
+    assert [request.sequence for request in world.flusher.take_requests()] == list(range(sequence))
+    assert world.supervisor.submit(sequence, START, "quorum", 1)
+    world.close()

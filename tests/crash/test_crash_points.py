@@ -1,0 +1,422 @@
+"""Every place where a machine or a process can stop, and real recovery of what is left.
+
+A trace of one store is replayed by `crash_states.py` into the disks that a power loss or SIGKILL
+may leave. Each must open, and keep what was promised before the crash: after a power loss what was
+synced, after a kill every put that returned. Deterministic: traces and samples follow from SEED.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from raymq.store import record, rows
+from raymq.store.commit_log import CommitLog
+from raymq.store.config import StoreConfig
+from raymq.store.message_store import MessageStore
+from raymq.store.state import INTERNAL_TOPIC
+from tests.support.batches import request
+from tests.support.clock import ManualClock
+from tests.support.simulated_disk import SimulatedDisk
+
+SEED = 20
+ROOT = Path("/s")
+CONFIG = StoreConfig(
+    segment_size_bytes=16 * 1024,
+    consume_queue_file_size_bytes=400,
+    max_message_bytes=2000,
+    prewrite_window_bytes=8 * 1024,
+)
+#: combinations tried at each place of a trace
+LIMIT = 40
+#: every how many-th distinct state is recovered
+STRIDE = 9
+Queue = tuple[str, int]
+
+
+class Batch(NamedTuple):
+    """One acknowledged idempotent batch."""
+
+    queue: int
+    producer: int
+    sequence: int
+    first_offset: int
+    bodies: tuple[bytes, ...]
+
+
+class Promise(NamedTuple):
+    """What callers were told: records of each queue, and the newest batch of each producer."""
+
+    returned: tuple[tuple[int, int], ...]
+    returned_batches: tuple[Batch, ...]
+    acked: tuple[tuple[int, int], ...]
+    acked_batches: tuple[Batch, ...]
+
+
+NOTHING = Promise((), (), (), ())
+
+
+class Trace:
+    """A recorded disk, what was ever put on it, and a store that is being driven."""
+
+    def __init__(self, block_bytes: int, *, record: bool = True, salt: int = 0) -> None:
+        self.disk = SimulatedDisk(block_bytes=block_bytes, record=record)
+        self.chance = random.Random(SEED + salt)
+        #: bodies that were ever put at (queue, offset)
+        self.put_at: dict[tuple[int, int], set[bytes]] = {}
+        self.ends: dict[int, int] = {}
+        self.sequences: dict[int, int] = {}
+        self.batches: dict[int, Batch] = {}
+        self.acked: tuple[tuple[int, int], ...] = ()
+        self.acked_batches: tuple[Batch, ...] = ()
+        self.store: MessageStore
+
+    def open(self) -> None:
+        self.store = open_store(self.disk)
+        if "t" not in self.store.state.topics:
+            self.store.create_topic("t", 2, [0])
+            self.ends = {0: 0, 1: 0}
+            self.ack()
+
+    def note(self) -> None:
+        returned, batches = tuple(self.ends.items()), tuple(self.batches.values())
+        self.disk.note(Promise(returned, batches, self.acked, self.acked_batches))
+
+    def put(self, queue: int, rows: int, size: int, *, producer: int | None = None) -> None:
+        bodies = tuple(self.chance.randbytes(size) for _ in range(rows))
+        offset = self.ends[queue]
+        for row, body in enumerate(bodies):
+            self.put_at.setdefault((queue, offset + row), set()).add(body)
+        sequence = self.sequences.get(queue, 0)
+        # The producer's number is its queue's: each has one stream of sequences.
+        who = None if producer is None else producer + queue
+        made = self.store.put(
+            request([*bodies], queue=queue, tag="x", producer=who, sequence=sequence)
+        )
+        assert made.first_offset == offset
+        self.ends[queue] += rows
+        if who is not None:
+            self.sequences[queue] = sequence + rows
+            self.batches[queue] = Batch(queue, who, sequence, offset, bodies)
+        self.note()
+
+    def ack(self) -> None:
+        """Sync, confirm, promise, dispatch: what the host does for a group of puts."""
+        self.store.log.sync()
+        self.promise_all()
+        self.store.log.note_confirmed(self.store.log.synced)
+        dispatch_all(self.store)
+
+    def promise_all(self) -> None:
+        self.acked = tuple(self.ends.items())
+        self.acked_batches = tuple(self.batches.values())
+        self.note()
+
+
+def open_store(disk: SimulatedDisk) -> MessageStore:
+    return MessageStore.open(ROOT, config=CONFIG, files=disk, clock=ManualClock())
+
+
+def dispatch_all(store: MessageStore) -> None:
+    while store.dispatched < store.log.confirmed:
+        before = store.dispatched
+        assert store.dispatch(store.log.confirmed) > before
+
+
+# --- traces -------------------------------------------------------------------------------------
+
+
+def appends(width: int) -> Trace:
+    """Puts of one to four rows on two queues, acknowledged in groups, in one segment."""
+    trace = Trace(width, salt=1)
+    trace.open()
+    for turn in range(16):
+        trace.put(turn % 2, 1 + turn % 3, 150 + 37 * turn % 300)
+        if turn % 3 == 2:
+            trace.ack()
+    return trace
+
+
+def rolls(width: int) -> Trace:
+    """Large puts over four segments, batches that straddle the roll, few acks."""
+    trace = Trace(width, salt=2)
+    trace.open()
+    for turn in range(22):
+        trace.put(turn % 2, 2, 900 + 11 * turn)
+        if turn % 4 == 3:
+            trace.ack()
+    return trace
+
+
+def checkpoints(width: int) -> Trace:
+    """Consume queues synced between puts: their files roll every 20 records."""
+    trace = Trace(width, salt=3)
+    trace.open()
+    for turn in range(18):
+        trace.put(turn % 2, 5, 60)
+        if turn % 2:
+            trace.ack()
+        if turn % 3 == 2:
+            trace.store.sync_queues()
+            trace.store.log.checkpoint.physic_ms = trace.store.state.store_time_ms
+            trace.store.log.checkpoint.sync()
+    return trace
+
+
+def snapshots(width: int) -> Trace:
+    """Idempotent producers and committed offsets over rolls: state comes back from snapshots."""
+    trace = Trace(width, salt=4)
+    trace.open()
+    for turn in range(24):
+        trace.put(turn % 2, 2, 700, producer=70)
+        if turn % 5 == 4:
+            trace.store.commit_offsets("g", "t", {0: turn})
+        if turn % 3 == 2:
+            trace.ack()
+        if turn == 11:
+            trace.store.sync_queues()
+    return trace
+
+
+def truncations(width: int) -> Trace:
+    """A follower takes a tail that is cut above C and replaced by other records, twice."""
+    trace = Trace(width, salt=5)
+    log = CommitLog(ROOT, CONFIG, files=trace.disk, clock=ManualClock())
+    log.recover(0)
+    for turn in range(2):
+        for salt in (6, 7):
+            leader = _leader(width, shared=7 * (turn + 1), salt=salt, tail=6 - turn)
+            for key, bodies in leader.put_at.items():
+                trace.put_at.setdefault(key, set()).update(bodies)
+            _follow(trace, log, leader)
+            if salt == 6:
+                # Only what both leaders have was confirmed; the promise falls before the cut.
+                shared = _leader(width, shared=7 * (turn + 1), salt=salt, tail=0)
+                log.note_confirmed(shared.store.log.end)
+                trace.ends, trace.batches = dict(shared.ends), dict(shared.batches)
+                trace.promise_all()
+                log.truncate(shared.store.log.end)
+        if turn == 0:
+            # The next leader has more shared records than the last one's tail may keep.
+            trace.ends = dict(_leader(width, shared=7, salt=7, tail=0).ends)
+            trace.batches = dict(_leader(width, shared=7, salt=7, tail=0).batches)
+            trace.promise_all()
+            log.truncate(log.confirmed)
+    return trace
+
+
+def _leader(width: int, *, shared: int, salt: int, tail: int) -> Trace:
+    """A store with `shared` puts that are the same for every salt, then `tail` of its own."""
+    trace = Trace(width, record=False, salt=5)
+    trace.open()
+    for turn in range(shared):
+        trace.put(turn % 2, 2, 500, producer=70)
+    trace.chance = random.Random(SEED + salt)
+    for turn in range(tail):
+        trace.put(turn % 2, 2 + salt % 2, 400 + 50 * salt, producer=70)
+    return trace
+
+
+def _follow(trace: Trace, log: CommitLog, leader: Trace) -> None:
+    """Append the leader's units one by one; sync after every third and at the end."""
+    source = leader.store.log
+    units = [u for u in source.chain.units(source.start, source.end) if u.start >= log.end]
+    for number, unit in enumerate(units):
+        view, base = source.view(unit.start)
+        log.append_units([unit], memoryview(view[unit.start - base : unit.end - base]))
+        if number % 3 == 2:
+            log.sync()
+    log.sync()
+    trace.ends, trace.batches = dict(leader.ends), dict(leader.batches)
+    trace.promise_all()
+
+
+def clean_closes(width: int) -> Trace:
+    """Orderly stops and starts, with a roll between them."""
+    trace = Trace(width, salt=8)
+    for life in range(4):
+        trace.open()
+        for turn in range(5):
+            trace.put(turn % 2, 2, 300 + 100 * life, producer=70)
+            if turn == 3:
+                trace.ack()
+        trace.ack()
+        trace.store.close()
+        trace.note()
+    return trace
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def check(trace: Trace, image: SimulatedDisk, *, power: bool) -> None:
+    """Recover `image` and compare it with what was promised and what was ever put."""
+    promise: Promise = image.notes[-1] if image.notes else NOTHING
+    ends = dict(promise.acked if power else promise.returned)
+    batches = promise.acked_batches if power else promise.returned_batches
+    store = open_store(image)
+    try:
+        found = _read_log(trace, store)
+        assert not ends or "t" in store.state.topics, "an acknowledged topic is lost"
+        for queue, end in ends.items():
+            assert len(found.get(("t", queue), ())) >= end, f"queue {queue} lost acked records"
+        log_end = store.log.end
+        for batch in batches:
+            again = store.put(
+                request(
+                    [*batch.bodies],
+                    queue=batch.queue,
+                    tag="x",
+                    producer=batch.producer,
+                    sequence=batch.sequence,
+                )
+            )
+            assert again.first_offset == batch.first_offset
+            assert again.duplicates == len(batch.bodies)
+        assert store.log.end == log_end, "a repeated batch was stored again"
+        _check_queues(store, found)
+        if "t" in store.state.topics:
+            made = store.put(request([b"next"]))
+            assert made.first_offset == len(found.get(("t", 0), ()))
+    finally:
+        store.close()
+
+
+def _read_log(trace: Trace, store: MessageStore) -> dict[Queue, list[tuple[int, int, int]]]:
+    """(position, size, tags code) of every record; bodies and offsets are compared."""
+    found: dict[Queue, list[tuple[int, int, int]]] = {}
+    end = store.log.start
+    for file in store.log.queue.files:
+        view = file.read_view()
+        walk = record.walk(view, file.start, stop=CONFIG.segment_size_bytes)
+        if walk.end > file.start:
+            assert end == file.start, "a segment stands behind a hole"
+        blank = walk.reason is record.WalkStop.BLANK
+        end = file.start + CONFIG.segment_size_bytes if blank else max(end, walk.end)
+        if not len(walk.positions):
+            continue
+        for run in rows.runs(view, file.start, walk.positions, walk.sizes):
+            units = found.setdefault((run.topic, run.queue_id), [])
+            assert run.first_offset == len(units), "queue offsets are not dense"
+            if run.topic != INTERNAL_TOPIC:
+                for row, body in enumerate(run.batch.column("body").to_pylist()):
+                    known = trace.put_at.get((run.queue_id, run.first_offset + row), set())
+                    assert body in known, "a record that was never put"
+            codes = rows.tags_codes(run.topic, run.batch).tolist()
+            units += zip(run.positions.tolist(), run.sizes.tolist(), codes, strict=True)
+    assert end == store.log.end, "valid records stand behind the end"
+    return found
+
+
+def _check_queues(store: MessageStore, found: dict[Queue, list[tuple[int, int, int]]]) -> None:
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    dispatch_all(store)
+    for key, units in found.items():
+        assert store.queue_range(*key) == (0, len(units))
+        have = store._queues[key].read(0, len(units))
+        seen = [(int(u["position"]), int(u["size"]), int(u["tags_code"])) for u in have]
+        assert seen == units, f"the consume queue of {key} differs from the log"
+    for key in store.queues():
+        assert key in found or store.queue_range(*key) == (0, 0)
+
+
+def image_key(image: SimulatedDisk) -> int:
+    """A hash of every name, length and block of a disk."""
+    names = frozenset(
+        (number, name, child)
+        for number, entries in image.base.dirs.items()
+        for name, child in entries.items()
+    )
+    content = frozenset(
+        (number, size, frozenset(blocks.items()))
+        for number, (blocks, size) in image.base.files.items()
+    )
+    return hash((names, content))
+
+
+def states(trace: Trace) -> Iterator[tuple[bool, int, SimulatedDisk]]:
+    """(power loss, image hash, disk); an image comes once for each boot and promise."""
+    seen: set[tuple[bool, int, object]] = set()
+    every = itertools.chain(
+        ((True, image) for image in trace.disk.crash_states(limit_per_point=LIMIT, seed=SEED)),
+        ((False, image) for image in trace.disk.kill_states()),
+    )
+    for power, image in every:
+        promise: Promise = image.notes[-1] if image.notes else NOTHING
+        key = image_key(image)
+        owed = promise.acked if power else promise.returned
+        if (power, key, owed) not in seen:
+            seen.add((power, key, owed))
+            yield power, key, image
+
+
+#: trace, and the distinct images that are at least tried at blocks of 4096 and of 512 bytes
+TRACES: list[tuple[Callable[[int], Trace], int, int]] = [
+    (appends, 1000, 1000),
+    (rolls, 1000, 1000),
+    (checkpoints, 1000, 1000),
+    (snapshots, 1000, 1000),
+    (truncations, 1000, 1000),
+    (clean_closes, 1000, 1000),
+]
+CASES = [
+    pytest.param(make, width, least, id=f"{make.__name__}-{width}")
+    for make, coarse, fine in TRACES
+    for width, least in ((4096, coarse), (512, fine))
+]
+
+
+def test_the_traces_make_at_least_20000_distinct_images() -> None:
+    assert sum(coarse + fine for _, coarse, fine in TRACES) >= 20_000
+
+
+@pytest.mark.parametrize(("make", "width", "least"), CASES)
+def test_every_crash_keeps_what_was_promised(
+    make: Callable[[int], Trace], width: int, least: int
+) -> None:
+    trace = make(width)
+    images: set[int] = set()
+    recovered = 0
+    started = time.perf_counter()
+    for number, (power, key, image) in enumerate(states(trace)):
+        images.add(key)
+        if number % STRIDE:
+            continue
+        recovered += 1
+        try:
+            check(trace, image, power=power)
+        except Exception as error:
+            kind = "power loss" if power else "kill"
+            error.args = (f"{kind} at {image.crashed_at}, state {number}: {error}",)
+            raise
+    rate = recovered / (time.perf_counter() - started)
+    print(
+        f"\n{make.__name__}, blocks of {width}, seed {SEED}: {len(images)} distinct images, "
+        f"{recovered} recoveries, {rate:.0f}/s"
+    )
+    assert len(images) >= least
+
+
+@pytest.mark.parametrize("make", [rolls, snapshots, truncations], ids=lambda make: make.__name__)
+def test_a_second_crash_during_recovery_keeps_what_was_promised(
+    make: Callable[[int], Trace],
+) -> None:
+    trace = make(4096)
+    power_images = [image for power, _, image in states(trace) if power]
+    again = 0
+    for image in random.Random(SEED).sample(power_images, 12):
+        recording = image.recording()
+        store = open_store(recording)
+        store.close()
+        for second in recording.crash_states(limit_per_point=6, seed=SEED):
+            again += 1
+            check(trace, second, power=True)
+    print(f"\n{make.__name__}: {again} second crashes, seed {SEED}")
+    assert again >= 200
