@@ -58,7 +58,12 @@ def batch_of(rows: int, size: int) -> pa.RecordBatch:
     data = np.random.default_rng(1).bytes(rows * size)
     offsets = pa.py_buffer(np.arange(0, (rows + 1) * size, size, dtype=np.int32))
     body = pa.Array.from_buffers(pa.binary(), rows, [None, offsets, pa.py_buffer(data)])
-    columns = [body, pa.nulls(rows, pa.string()), pa.nulls(rows, pa.binary()), pa.array(np.ones(rows, np.int64))]
+    columns = [
+        body,
+        pa.nulls(rows, pa.string()),
+        pa.nulls(rows, pa.binary()),
+        pa.array(np.ones(rows, np.int64)),
+    ]
     return pa.record_batch(columns, schema=PUT_SCHEMA)
 
 
@@ -226,7 +231,14 @@ def grouping(cluster: raymq.Cluster, producers: int, count: int) -> float:
         stream = connection.put_stream()
         pid = int.from_bytes(os.urandom(7), "big")
         for index in range(count):
-            meta = {"id": index, "topic": "t", "queue": number % 4, "pid": pid, "epoch": 0, "seq": index}
+            meta = {
+                "id": index,
+                "topic": "t",
+                "queue": number % 4,
+                "pid": pid,
+                "epoch": 0,
+                "seq": index,
+            }
             stream.send({**meta, "acks": "quorum"}, batch)
             stream.receive()
         stream.close()
@@ -270,7 +282,9 @@ def sustained(cluster: raymq.Cluster, gigabytes: float) -> dict[str, Any]:
         for future in futures:
             future.result(300)
         rates.append(len(futures) * LARGE[0] / (time.perf_counter() - begin))
-        print(f"  sustained {10 * (tenth + 1)} %: {rates[-1]:,.0f} msg/s", file=sys.stderr, flush=True)
+        print(
+            f"  sustained {10 * (tenth + 1)} %: {rates[-1]:,.0f} msg/s", file=sys.stderr, flush=True
+        )
     sender.close()
     return {
         "gigabytes": gigabytes,
@@ -306,9 +320,12 @@ def run(directory: Path, quick: bool, gigabytes: float) -> dict[str, Any]:
                 found["single_100B_msg_s"] = flight_rate(cluster, SMALL, count // 2)
                 found["serial_p50_ms"], found["serial_p99_ms"] = serial_ms(cluster, serial)
                 found["msgs_per_fsync"] = {
-                    str(n): round(grouping(cluster, n, 40 if quick else 100), 1) for n in (1, 4, 16, 64)
+                    str(n): round(grouping(cluster, n, 40 if quick else 100), 1)
+                    for n in (1, 4, 16, 64)
                 }
-                found["ray_round_trip_ms"] = ray_round_trip_ms(str(cluster.ray_address), serial // 4)
+                found["ray_round_trip_ms"] = ray_round_trip_ms(
+                    str(cluster.ray_address), serial // 4
+                )
                 if gigabytes:
                     found["sustained"] = sustained(cluster, gigabytes)
             found[f"{mode}_memory_mb"] = memories(cluster)
@@ -322,16 +339,29 @@ def table(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     sync_ms = 1000 / found["raw_1KiB_s"]
     limit_ms = found["flight_echo_ms"] + sync_ms
 
-    def row(what: str, value: float, of: float, name: str, floor: float) -> tuple[str, str, str, str]:
+    def row(
+        what: str, value: float, of: float, name: str, floor: float
+    ) -> tuple[str, str, str, str]:
         return what, f"{value:,.0f} msg/s", f"{value / of:.2f} of {name}", f">= {floor}"
 
     rows = [
         ("raw pwrite + fdatasync, 1,140 KiB blocks", f"{raw:,.0f} msg/s", "limit", ""),
         row("embedded, 1 KiB x 1,024", found["embedded_1KiB_msg_s"], raw, "raw", 0.25),
-        row("through Flight", found["single_1KiB_msg_s"], found["embedded_1KiB_msg_s"], "embedded", 0.5),
+        row(
+            "through Flight",
+            found["single_1KiB_msg_s"],
+            found["embedded_1KiB_msg_s"],
+            "embedded",
+            0.5,
+        ),
         row("mirror", found["mirror_1KiB_msg_s"], found["single_1KiB_msg_s"], "single", 0.4),
         ("embedded, 100 B x 8,192", f"{found['embedded_100B_msg_s']:,.0f} msg/s", "", ""),
-        ("through Flight, 100 B x 8,192", f"{found['single_100B_msg_s']:,.0f} msg/s", "", ">= 1,000,000"),
+        (
+            "through Flight, 100 B x 8,192",
+            f"{found['single_100B_msg_s']:,.0f} msg/s",
+            "",
+            ">= 1,000,000",
+        ),
         ("Flight echo + fdatasync of 1 KiB", f"{limit_ms:.2f} ms", "limit", ""),
         (
             "one message at a time, p50 (p99)",
@@ -340,7 +370,12 @@ def table(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             "<= 3",
         ),
         ("Ray round trip, p50", f"{found['ray_round_trip_ms']:.2f} ms", "", ""),
-        ("messages per fsync, 1/4/16/64 producers", str(list(found["msgs_per_fsync"].values())), "", "grows"),
+        (
+            "messages per fsync, 1/4/16/64 producers",
+            str(list(found["msgs_per_fsync"].values())),
+            "",
+            "grows",
+        ),
         ("memory without file pages, MB", str(found["single_memory_mb"]), "", "<= 150 / 75"),
     ]
     if "sustained" in found:
@@ -360,7 +395,9 @@ def main() -> None:
     """Measure, print, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, for CI")
-    parser.add_argument("--sustained-gb", type=float, default=0.0, help="also write so many GB (10 for the record)")
+    parser.add_argument(
+        "--sustained-gb", type=float, default=0.0, help="also write so many GB (10 for the record)"
+    )
     parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()

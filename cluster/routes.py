@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.store.errors import RayMQError, Rejected, Unavailable
+from raymq.store.format import SYSTEM_TOPICS, check_topic_name
 
 from .flight_client import ShardConnection
 
@@ -133,6 +134,13 @@ class Routes:
                 }
                 route = self._topics.get(name)
             if route is None:
+                check_topic_name(name)
+                if name in SYSTEM_TOPICS or name.startswith("rmq_sys_"):
+                    raise Rejected(
+                        f"topic {name} is a system topic; choose another name",
+                        field="topic",
+                        limit="not a system topic",
+                    )
                 raise Rejected(
                     f"topic {name!r} does not exist; create it first: "
                     f"cluster.create_topic({name!r}) or `raymq topic create {name}`",

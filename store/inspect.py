@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,9 @@ class ReadOnlyStore:
                 limit="a store directory",
             )
         names = [n for n in self.files.list(root / "commitlog") if n.isdigit()]
-        self.segment_size_bytes = self._size(root / "commitlog" / names[0]) if names else 0
+        #: what most files have, so that one of a wrong length is the one that is named
+        sizes = Counter(self._size(root / "commitlog" / name) for name in names)
+        self.segment_size_bytes = sizes.most_common(1)[0][0] if sizes else 0
         self.faults: list[Fault] = []
         self.log: MappedFileQueue | None = None
         if names:

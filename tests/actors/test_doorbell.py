@@ -73,9 +73,10 @@ def test_ringing_nobody_is_harmless(make_bell: MakeBell):
     make_bell("commit_log").ring("group_commit")
 
 
-def test_ringing_one_that_closed_is_harmless(make_bell: MakeBell):
+def test_ringing_one_that_closed_is_harmless(make_bell: MakeBell, replica_dir: str):
     ours, theirs = make_bell("commit_log"), make_bell("group_commit")
     theirs.close()
+    assert os.listdir(doorbell_directory(replica_dir)) == ["commit_log"]
     ours.ring("group_commit")
 
 

@@ -132,7 +132,8 @@ def test_each_codec_gives_back_what_it_was_given(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("bytes", "text"), ("json", {1, 2}), ("json", float("nan")), ("arrow-ipc", 1)]
+    ("name", "value"),
+    [("bytes", "text"), ("json", {1, 2}), ("json", float("nan")), ("arrow-ipc", 1)],
 )
 def test_a_codec_refuses_what_it_does_not_know(name: str, value: Any) -> None:
     with pytest.raises(Rejected) as refused:

@@ -179,11 +179,16 @@ def test_leaving_the_context_raises_the_first_failure_nobody_was_told(
 ) -> None:
     backend.refusals = [Rejected("first", field="body"), Rejected("second", field="body")]
     producer = make(linger_ms=0)
-    with pytest.raises(Rejected, match="second"), producer:
-        told = producer.send("t", b"1", queue_id=0)
-        with pytest.raises(Rejected, match="first"):
-            told.result(10)
-        producer.send("t", b"2", queue_id=1)
+
+    def block() -> None:
+        with producer:
+            told = producer.send("t", b"1", queue_id=0)
+            with pytest.raises(Rejected, match="first"):
+                told.result(10)
+            producer.send("t", b"2", queue_id=1)
+
+    with pytest.raises(Rejected, match="second"):
+        block()
 
 
 def test_leaving_the_context_does_not_hide_the_blocks_own_failure(
@@ -191,9 +196,14 @@ def test_leaving_the_context_does_not_hide_the_blocks_own_failure(
 ) -> None:
     backend.refusals = [Rejected("no", field="body")]
     producer = make(linger_ms=0)
-    with pytest.raises(ZeroDivisionError), producer:
-        producer.send("t", b"1")
-        raise ZeroDivisionError
+
+    def block() -> None:
+        with producer:
+            producer.send("t", b"1")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        block()
 
 
 def test_a_failure_of_the_disk_is_waited_out(make: Make, backend: FakeBackend) -> None:

@@ -67,7 +67,12 @@ def test_a_frame_comes_back_with_keys_tags_and_offsets(place):
     back = read(spark, cluster, "roundtrip", minPartitions=8)
     assert values(back) == list(range(20_000))
     row = back.filter("value = cast('5' as binary)").first()
-    assert (bytes(row["key"]), row["tag"], row["topic"], row["timestampType"]) == (b"k5", "even", "roundtrip", 1)
+    assert (bytes(row["key"]), row["tag"], row["topic"], row["timestampType"]) == (
+        b"k5",
+        "even",
+        "roundtrip",
+        1,
+    )
 
 
 def test_the_same_write_again_stores_nothing(place):
@@ -109,7 +114,9 @@ def test_a_plan_that_differs_between_attempts_is_refused(place):
     cluster, spark = place
     cluster.create_topic("refused", queues=1)
     with pytest.raises(Rejected, match="not deterministic"):
-        write(spark.range(3).select(f.rand().cast("string").alias("value")), cluster, topic="refused")
+        write(
+            spark.range(3).select(f.rand().cast("string").alias("value")), cluster, topic="refused"
+        )
     shuffled = numbers(spark, 10).groupBy("value").count().select("value")
     with pytest.raises(Rejected, match="sort_by"):
         write(shuffled, cluster, topic="refused")

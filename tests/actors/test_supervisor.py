@@ -1,0 +1,377 @@
+"""The supervisor with real flush services in processes of their own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.doorbell import doorbell_directory
+from raymq.actors.flush_service import (
+    EXIT_FENCED,
+    EXIT_STOPPED_BY_COMMIT_LOG,
+    EXIT_SYNC_FAILED,
+)
+from raymq.actors.supervisor import STALE_MS, Supervisor
+from raymq.store.clock import Clock
+from raymq.store.errors import Bug, Rejected
+from raymq.store.files import Files
+from raymq.store.status import PutStatus
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+SEGMENT = 64 * 1024
+
+SERVICE = """
+import sys
+from raymq.actors.flush_service import FlushService
+FlushService(sys.argv[1], sys.argv[2], segment_size_bytes=int(sys.argv[3]), flush_interval_ms=20).run()
+"""
+
+
+class AheadClock(Clock):
+    """The real clock, and as far ahead of it as a test says."""
+
+    ahead_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return super().monotonic_ms() + self.ahead_ms
+
+
+class Replica:
+    """CommitLog's side of one replica, with a log of zeros, and the satellites it was given."""
+
+    def __init__(self, root: Path, role: str = "group_commit") -> None:
+        self.root = root
+        self.role = role
+        self.clock = AheadClock()
+        self.appended = 0
+        self.witness_syncs = 0
+        self.witness_error: OSError | None = None
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.supervisors: list[Supervisor] = []
+        (root / "commitlog").mkdir(exist_ok=True)
+        (root / "commitlog" / f"{0:020d}").write_bytes(bytes(SEGMENT))
+        self.supervisor = self.new_supervisor()
+        self.fenced = self.supervisor.fence_old()
+        self.supervisor.begin(0, 0, 0)
+
+    def new_supervisor(self) -> Supervisor:
+        new = Supervisor(
+            self.root, [self.role], clock=self.clock, files=Files(), witness_sync=self.witness
+        )
+        self.supervisors.append(new)
+        return new
+
+    def witness(self) -> int:
+        if self.witness_error is not None:
+            raise self.witness_error
+        self.witness_syncs += 1
+        return self.appended
+
+    def spawn(self, **environment: str) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", SERVICE, str(self.root), self.role, str(SEGMENT)],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stderr=subprocess.DEVNULL,
+        )
+        self.children.append(child)
+        return child
+
+    def step(self) -> None:
+        self.supervisor.wait(20)
+        self.supervisor.tick()
+
+    def facts(self) -> dict[str, object]:
+        facts: dict[str, object] = self.supervisor.describe()["roles"][self.role]
+        return facts
+
+    def await_grant_of(self, child: subprocess.Popen[bytes]) -> None:
+        until(lambda: bool(self.facts()["granted"]) and self.facts()["pid"] == child.pid, self.step)
+
+    def await_vacancy(self) -> None:
+        until(lambda: not self.facts()["granted"], self.step)
+
+    def append(self, nbytes: int) -> None:
+        self.appended += nbytes
+        self.supervisor.publish_appended(self.appended)
+
+    def put(self, nbytes: int) -> None:
+        self.append(nbytes)
+        deadline = self.clock.monotonic_ms() + 60_000
+        assert self.supervisor.submit(self.appended, self.appended, "quorum", deadline)
+
+    def await_flushed(self) -> None:
+        until(lambda: self.supervisor.progress().flushed == self.appended, self.step)
+
+    def abandon(self) -> None:
+        """As if this CommitLog were killed: nothing is told to anybody."""
+        for supervisor in self.supervisors:
+            if supervisor._bell is not None:
+                supervisor._bell._socket.close()
+
+    def close(self) -> None:
+        for child in self.children:
+            child.kill()
+            child.wait()
+        self.abandon()
+
+
+MakeReplica = Callable[..., Replica]
+
+
+@pytest.fixture
+def make_replica(tmp_path: Path) -> Iterator[MakeReplica]:
+    made: list[Replica] = []
+
+    def make(role: str = "group_commit") -> Replica:
+        made.append(Replica(tmp_path, role))
+        return made[-1]
+
+    yield make
+    for replica in made:
+        replica.close()
+    shutil.rmtree(doorbell_directory(str(tmp_path)), ignore_errors=True)
+
+
+def test_a_put_is_flushed_by_another_process(make_replica: MakeReplica):
+    replica = make_replica()
+    replica.await_grant_of(replica.spawn())
+    for _ in range(5):
+        replica.put(1000)
+        replica.await_flushed()
+    progress = replica.supervisor.progress()
+    assert (progress.flushed, progress.confirmed, progress.statuses) == (5000, 5000, [])
+    until(lambda: replica.facts()["requests"] == 5, replica.step)
+
+
+def test_nobody_is_granted_before_a_witness_sync(make_replica: MakeReplica):
+    replica = make_replica()
+    replica.append(1000)
+    replica.await_grant_of(replica.spawn())
+    assert replica.witness_syncs == 1
+    # What the witness synced needs no second sync.
+    assert replica.supervisor.progress().flushed == 1000
+    assert replica.facts()["syncs"] == 0
+
+
+def test_a_killed_flusher_is_replaced_after_one_more_witness_sync(make_replica: MakeReplica):
+    replica = make_replica()
+    first = replica.spawn()
+    replica.await_grant_of(first)
+    replica.put(1000)
+    replica.await_flushed()
+    before = replica.facts()["generation"]
+    first.kill()
+    replica.await_vacancy()
+    assert replica.facts()["last_end"] == "ended"
+    replica.append(1000)
+    assert replica.supervisor.progress().flushed == 1000
+    replica.await_grant_of(replica.spawn())
+    assert replica.witness_syncs == 2
+    assert replica.facts()["generation"] != before
+    replica.put(1000)
+    replica.await_flushed()
+
+
+def test_requests_of_a_dead_flusher_are_flushed_by_the_next(make_replica: MakeReplica):
+    replica = make_replica()
+    for _ in range(3):
+        replica.put(1000)
+    replica.await_grant_of(replica.spawn())
+    replica.await_flushed()
+    until(lambda: replica.facts()["requests"] == 3, replica.step)
+
+
+def test_a_stopped_flusher_is_killed_beyond_the_stale_limit(make_replica: MakeReplica):
+    replica = make_replica()
+    stopped = replica.spawn()
+    replica.await_grant_of(stopped)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    successor = replica.spawn()
+    for _ in range(2 + STALE_MS // 900):
+        replica.clock.ahead_ms += 900
+        replica.supervisor.tick()
+    assert stopped.wait(30) == -signal.SIGKILL
+    assert replica.facts()["last_end"] == "stale"
+    replica.await_grant_of(successor)
+    assert replica.witness_syncs == 2
+    replica.put(1000)
+    replica.await_flushed()
+
+
+def test_a_second_flusher_waits_for_the_lock_of_the_first(make_replica: MakeReplica):
+    replica = make_replica()
+    first = replica.spawn()
+    replica.await_grant_of(first)
+    second = replica.spawn()
+    for _ in range(20):
+        replica.put(100)
+        replica.await_flushed()
+    assert replica.facts()["pid"] == first.pid
+    assert second.poll() is None
+    first.kill()
+    replica.await_grant_of(second)
+
+
+def test_a_failing_witness_sync_poisons(make_replica: MakeReplica):
+    replica = make_replica()
+    first = replica.spawn()
+    replica.await_grant_of(first)
+    first.kill()
+    replica.await_vacancy()
+    replica.append(1000)
+    replica.witness_error = OSError(errno.EIO, "Input/output error")
+    replica.spawn()
+    until(lambda: replica.supervisor.poisoned is not None, replica.step)
+    assert "witness" in str(replica.supervisor.poisoned)
+    # For good: not even when the disk says that all is well again.
+    replica.witness_error = None
+    replica.supervisor.tick()
+    assert not replica.facts()["granted"]
+    assert replica.supervisor.progress().flushed == 0
+    assert replica.supervisor.describe()["state"] == "POISONED"
+
+
+def test_a_failing_sync_of_the_flusher_poisons(make_replica: MakeReplica):
+    replica = make_replica()
+    child = replica.spawn()
+    replica.await_grant_of(child)
+    (replica.root / "commitlog" / f"{0:020d}").unlink()
+    replica.put(1000)
+    until(lambda: replica.supervisor.poisoned is not None, replica.step)
+    assert child.wait(30) in (EXIT_SYNC_FAILED, -signal.SIGKILL)
+    assert replica.supervisor.progress().flushed == 0
+    replica.abandon()
+    # A CommitLog that died before it could say so leaves it to its successor.
+    assert replica.new_supervisor().fence_old().failed_sync_errno == errno.ENOENT
+
+
+def test_fencing_kills_whom_the_dead_commit_log_had_granted(make_replica: MakeReplica):
+    replica = make_replica()
+    child = replica.spawn()
+    replica.await_grant_of(child)
+    replica.abandon()
+    successor = make_replica()
+    assert successor.fenced.killed == [f"group_commit {child.pid}"]
+    assert successor.fenced.unfinished_sync is None
+    assert child.wait(30) == -signal.SIGKILL
+    successor.await_grant_of(successor.spawn())
+    successor.put(1000)
+    successor.await_flushed()
+
+
+def test_fencing_spares_one_that_was_never_granted(make_replica: MakeReplica):
+    replica = make_replica()
+    child = replica.spawn()
+    until(lambda: replica.facts()["pid"] == child.pid, lambda: replica.supervisor.wait(20))
+    replica.abandon()
+    successor = make_replica()
+    assert successor.fenced.killed == []
+    successor.await_grant_of(child)
+
+
+def test_a_sync_that_died_with_both_is_reported(make_replica: MakeReplica):
+    replica = make_replica()
+    child = replica.spawn(RAYMQ_FAILPOINTS="flush.before_sync=kill")
+    replica.await_grant_of(child)
+    replica.put(1000)
+    assert child.wait(30) == -signal.SIGKILL
+    replica.abandon()
+    assert make_replica().fenced.unfinished_sync == (0, 1000)
+
+
+def test_a_sync_that_nobody_heard_of_counts_for_nothing(make_replica: MakeReplica):
+    replica = make_replica()
+    child = replica.spawn(RAYMQ_FAILPOINTS="flush.after_sync_before_report=kill")
+    replica.await_grant_of(child)
+    replica.put(1000)
+    assert child.wait(30) == -signal.SIGKILL
+    replica.await_vacancy()
+    assert replica.supervisor.progress().flushed == 0
+    replica.await_grant_of(replica.spawn())
+    assert replica.supervisor.progress().flushed == 1000
+
+
+def test_an_orderly_close_lets_the_flusher_finish(make_replica: MakeReplica):
+    replica = make_replica()
+    child = replica.spawn()
+    replica.await_grant_of(child)
+    replica.put(1000)
+    replica.supervisor.close()
+    assert child.wait(30) == EXIT_STOPPED_BY_COMMIT_LOG
+    successor = make_replica()
+    assert successor.fenced == ([], 0, None)
+
+
+def test_revoking_kills_and_holds_the_seat_until_begin(make_replica: MakeReplica):
+    replica = make_replica()
+    child = replica.spawn()
+    replica.await_grant_of(child)
+    replica.put(3000)
+    replica.await_flushed()
+    replica.supervisor.revoke("group_commit")
+    assert child.wait(30) in (-signal.SIGKILL, EXIT_FENCED)
+    successor = replica.spawn()
+    until(lambda: replica.facts()["pid"] == successor.pid, replica.step)
+    replica.supervisor.tick()
+    assert not replica.facts()["granted"]
+    replica.appended = 1000
+    replica.supervisor.begin(1000, 1000, 1000)
+    replica.await_grant_of(successor)
+    assert replica.supervisor.progress().flushed == 1000
+    replica.put(500)
+    replica.await_flushed()
+
+
+def test_a_put_past_its_deadline_gets_a_status(make_replica: MakeReplica):
+    replica = make_replica()
+    replica.await_grant_of(replica.spawn())
+    replica.append(1000)
+    assert replica.supervisor.submit(42, 1000, "quorum", 1)
+    found: list[tuple[int, int]] = []
+
+    def look() -> None:
+        replica.supervisor.wait(20)
+        found.extend(replica.supervisor.progress().statuses)
+
+    until(lambda: bool(found), look)
+    assert found == [(42, PutStatus.FLUSH_DISK_TIMEOUT.code)]
+
+
+def test_flush_real_time_flushes_by_its_period(make_replica: MakeReplica):
+    replica = make_replica("flush_real_time")
+    replica.await_grant_of(replica.spawn())
+    replica.append(5 * 4096)
+    # Confirmed at once: async flush promises memory only.
+    assert replica.supervisor.progress().confirmed == 5 * 4096
+    replica.await_flushed()
+
+
+def test_a_flushed_end_beyond_the_log_is_a_bug(make_replica: MakeReplica):
+    replica = make_replica()
+    replica.await_grant_of(replica.spawn())
+    record = replica.supervisor._control.roles["group_commit"]
+    record.publish_position(record.grant[0], 1)
+    with pytest.raises(Bug):
+        replica.supervisor.progress()
+
+
+def test_beginning_over_a_granted_flusher_is_a_bug(make_replica: MakeReplica):
+    replica = make_replica()
+    replica.await_grant_of(replica.spawn())
+    with pytest.raises(Bug):
+        replica.supervisor.begin(0, 0, 0)
+
+
+def test_an_unknown_role_is_rejected(tmp_path: Path):
+    with pytest.raises(Rejected):
+        Supervisor(tmp_path, ["poet"], clock=Clock(), files=Files(), witness_sync=lambda: 0)
