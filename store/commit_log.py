@@ -120,6 +120,10 @@ class CommitLog:
             self.root / "commitlog", self.config.segment_size_bytes, files=self.files
         )
         self.queue.load()
+        cut = self.meta.get("cut")
+        if cut is not None:
+            self.marks.lower(cut)
+            self.queue.truncate_to(cut)
         self._boot_id = boot_id
         self._identity = identity
         self.abort.create()
@@ -364,10 +368,15 @@ class CommitLog:
                 offset=offset,
                 rule="never below C",
             )
+        # A cut that dies half done is finished at the next start: its leftovers look like damage.
+        self.meta.update({"cut": offset})
         self.marks.lower(offset)
         self.queue.truncate_to(offset)
         fail_point("log.cut_after_zero")
         self.chain.truncate_to(offset)
+        # Units of the bytes that were cut must not come back over the bytes that replace them.
+        self.chain.sync()
+        self.meta.update({"cut": None})
         self.end = offset
         self.complete_chain()
 
@@ -429,6 +438,7 @@ class CommitLog:
                 "store_id": self.meta.get("store_id") or uuid.uuid4().hex,
                 "boot_id": self._boot_id,
                 "clean": False,
+                "cut": None,
                 **self._identity,
             }
         )
@@ -478,6 +488,7 @@ class CommitLog:
                     break
             good = unit.end
         self.chain.truncate_to(good)
+        self.chain.sync()
         self.complete_chain()
 
     def complete_chain(self) -> None:

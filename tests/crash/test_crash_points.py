@@ -297,8 +297,11 @@ def _read_log(trace: Trace, store: MessageStore) -> dict[Queue, list[tuple[int, 
         walk = record.walk(view, file.start, stop=CONFIG.segment_size_bytes)
         if walk.end > file.start:
             assert end == file.start, "a segment stands behind a hole"
-        blank = walk.reason is record.WalkStop.BLANK
-        end = file.start + CONFIG.segment_size_bytes if blank else max(end, walk.end)
+        if walk.reason is record.WalkStop.BLANK:
+            end = file.start + CONFIG.segment_size_bytes
+        elif len(walk.positions):
+            # A file that was made ahead has none.
+            end = walk.end
         if not len(walk.positions):
             continue
         for run in rows.runs(view, file.start, walk.positions, walk.sizes):
@@ -359,12 +362,12 @@ def states(trace: Trace) -> Iterator[tuple[bool, int, SimulatedDisk]]:
 
 #: trace, and the distinct images that are at least tried at blocks of 4096 and of 512 bytes
 TRACES: list[tuple[Callable[[int], Trace], int, int]] = [
-    (appends, 1000, 1000),
-    (rolls, 1000, 1000),
-    (checkpoints, 1000, 1000),
-    (snapshots, 1000, 1000),
-    (truncations, 1000, 1000),
-    (clean_closes, 1000, 1000),
+    (appends, 3000, 3000),
+    (rolls, 3000, 3000),
+    (checkpoints, 3000, 3000),
+    (snapshots, 3000, 3000),
+    (truncations, 3000, 3000),
+    (clean_closes, 3000, 3000),
 ]
 CASES = [
     pytest.param(make, width, least, id=f"{make.__name__}-{width}")
