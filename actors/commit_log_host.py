@@ -23,6 +23,7 @@ from raymq.store.errors import (
     OffsetOutOfRange,
     RayMQError,
     Rejected,
+    StorageFull,
     Unavailable,
 )
 from raymq.store.files import Files
@@ -291,7 +292,12 @@ class LeaderHost:
             self._dispatch_wake.clear()
             while not self._stopping:
                 before = self.store.dispatched
-                after = self.store.dispatch(self.store.log.confirmed)
+                try:
+                    after = self.store.dispatch(self.store.log.confirmed)
+                except StorageFull as error:
+                    # No room for a consume queue file: readers wait, the log is not touched by it.
+                    log.warning("dispatch waits for room: %s", error)
+                    break
                 if after == before:
                     break
                 with self._readable:

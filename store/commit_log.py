@@ -393,13 +393,15 @@ class CommitLog:
         size = self.config.segment_size_bytes
         end = self.start
         begin = end
+        torn = self._torn_unit()
         foreign_tail = False
         for file in self.queue.files:
             if file.start + size <= scan_from:
                 end = begin = file.start + size
                 continue
             view = file.read_view()
-            walk = record.walk(view, file.start, stop=size, check_position=self.own)
+            stop = size if torn is None else max(0, min(size, torn - file.start))
+            walk = record.walk(view, file.start, stop=stop, check_position=self.own)
             if visit is not None and len(walk.positions):
                 visit(view, file.start, walk)
             end = walk.end
@@ -446,6 +448,25 @@ class CommitLog:
             end, begin, row.name, row.cause, self.own, self.same_boot, not self.crashed
         )
         return self.recovered
+
+    def _torn_unit(self) -> int | None:
+        """After a power loss: start of the first unit above the synced mark whose bytes are not what was written.
+
+        The body CRC of its records may still fit: it covers neither topic nor properties.
+        """
+        if not self.own or self.same_boot or not self.queue.files:
+            return None
+        self.chain.load()
+        for unit in self.chain.units(self.start, self.queue.files[-1].start + self.queue.file_size):
+            if unit.start < self.synced:
+                continue
+            file = self.queue.find(unit.start)
+            if file is None:
+                break
+            view = file.read_view()[unit.start - file.start : unit.end - file.start]
+            if crc32c(view) != unit.crc:
+                return unit.start
+        return None
 
     def _facts(self, end: int, *, in_file: bool) -> Facts:
         size = self.config.segment_size_bytes
