@@ -1,0 +1,320 @@
+"""A mirrored shard under load while its processes are killed and stopped: no promise is broken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raymq
+from raymq.actors.shells import read_endpoint
+from raymq.cluster import process_tree, ray_host
+from raymq.cluster.columns import message_batch
+from raymq.cluster.flight_client import ShardConnection
+from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.range_reader import read_range
+from raymq.store.clock import Clock
+from raymq.store.errors import DeliveryUnknown, RayMQError, from_wire
+from raymq.store.files import Files
+from raymq.store.inspect import verify
+from tests.support.batches import batch
+from tests.support.history import History, Load, Read, body, faults
+from tests.support.waiting import until
+
+TOPIC, ASIDE = "load", "aside"
+PRODUCERS, QUEUES = 2, 3
+LEADER, FOLLOWER = 0, 1
+#: longer than supervisor.STALE_MS, so that satellites which stand still are replaced
+STOPPED_S = 3.0
+VICTIMS = [
+    pytest.param(LEADER, "commit_log", id="leader's CommitLog"),
+    pytest.param(LEADER, "group_commit", id="leader's GroupCommit"),
+    pytest.param(LEADER, "replication", id="Replication"),
+    pytest.param(FOLLOWER, "commit_log", id="follower's CommitLog"),
+    pytest.param(FOLLOWER, "group_commit", id="follower's GroupCommit"),
+]
+
+
+class Mirror:
+    """One mirrored shard in its own Ray, started as a user does, outside of this process."""
+
+    def __init__(self, place: Path) -> None:
+        self.paths = ClusterPaths(place / "data")
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("RAY")},
+            "RAYMQ_HOME": str(place / "home"),
+            "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),
+        }
+        self.cluster: raymq.Cluster
+
+    def command(self, *words: str) -> dict[str, Any]:
+        """Run `raymq` and take its answer."""
+        done = subprocess.run(
+            [sys.executable, "-m", "raymq", *words, "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self.environment,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+    def start(self, *options: str) -> None:
+        """Create or resume it."""
+        self.command("start", self.paths.data_dir, *options)
+
+    def owned(self) -> ray_host.OwnedRay:
+        """The Ray that `start` started."""
+        owned = ray_host.load_owned(self.paths, Files())
+        assert owned is not None
+        return owned
+
+    def status(self, replica: int) -> dict[str, Any]:
+        """A replica's own word. Raises: RayMQError while it does not answer."""
+        if replica == LEADER:
+            facts: dict[str, Any] = self.cluster.status()["shards"][0]
+            return facts
+        endpoint = read_endpoint(self.paths.replica(0, replica))
+        assert endpoint is not None
+        connection = ShardConnection(endpoint, self.cluster.token, self.cluster.cluster_id, shard=0)
+        try:
+            return connection.call("status", timeout=2.0)
+        finally:
+            connection.close()
+
+    def seat(self, replica: int, role: str) -> dict[str, Any]:
+        """{"pid", "granted"} of the process that has a role now; {} while nobody tells."""
+        try:
+            facts = self.status(replica)
+        except RayMQError:
+            return {}
+        if facts.get("state") != "RUNNING":
+            return {}
+        if role == "commit_log":
+            return {"pid": facts["pid"], "granted": True}
+        seat: dict[str, Any] = facts["roles"]["roles"][role]
+        return seat if seat["granted"] else {}
+
+    def commit_log(self, replica: int, stop: int) -> bytes:
+        """The replica's log, up to a byte offset."""
+        files = sorted((self.paths.replica(0, replica) / "commitlog").iterdir())
+        return b"".join(path.read_bytes() for path in files)[:stop]
+
+    def read(self, topic: str) -> Iterator[Read]:
+        """Every message that is visible now."""
+        for facts in self.cluster.describe_topic(topic)["queues"]:
+            queue, shard = facts["queue"], facts["shard"]
+            low, high = facts["min_offset"], facts["max_offset"]
+            for records in read_range(self.cluster, topic, queue, shard, low, high):
+                rows = message_batch(shard, records)
+                offsets = rows.column("offset").to_pylist()
+                for offset, text in zip(offsets, rows.column("body").to_pylist(), strict=True):
+                    yield Read(queue, offset, text)
+
+
+class Target:
+    """A process pinned by a descriptor: a signal never reaches another that got its pid."""
+
+    def __init__(self, pid: int) -> None:
+        self._descriptor = os.pidfd_open(pid)
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.send(signal.SIGCONT)
+        os.close(self._descriptor)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal; one that has ended needs none."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, number)
+
+
+@pytest.fixture(scope="module")
+def mirror() -> Iterator[Mirror]:
+    # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
+    place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
+    world = Mirror(place)
+    try:
+        world.start(
+            *("--name", "kill", "--shards", "1", "--replication", "mirror"),
+            *("--segment-size-bytes", str(1 << 20)),
+        )
+        world.cluster = raymq.connect(world.paths.data_dir)
+        world.cluster.create_topic(TOPIC, queues=QUEUES)
+        world.cluster.create_topic(ASIDE, queues=1)
+        with world.cluster:
+            yield world
+    finally:
+        ray_host.stop_owned(world.paths, files=Files(), clock=Clock())
+        shutil.rmtree(place)
+
+
+@pytest.fixture(scope="module")
+def load(mirror: Mirror) -> Iterator[Load]:
+    with Load(mirror.cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES) as running:
+        until(lambda: len(running.history.acked()) == PRODUCERS * QUEUES, running.pause)
+        yield running
+
+
+def wait_for_writes(load: Load) -> None:
+    """Both producers get receipts for what they send from now on."""
+    sent = load.history.sent()
+    until(lambda: load.history.acked_beyond(sent), load.pause)
+
+
+def wait_for_seat(mirror: Mirror, load: Load, replica: int, role: str, *, but: int = 0) -> int:
+    """The pid of the process that works in a role, once it is another than `but`."""
+    seat: dict[str, Any] = {}
+
+    def look() -> None:
+        seat.clear()
+        seat.update(mirror.seat(replica, role))
+        load.pause()
+
+    until(lambda: bool(seat) and seat["pid"] != but, look)
+    return int(seat["pid"])
+
+
+def check(mirror: Mirror, history: History) -> int:
+    """Every acknowledged message is there once and in order. Returns: how many are there."""
+    acked = history.acked()
+    reads = list(mirror.read(TOPIC))
+    found = faults(acked, reads, history.sent())
+    assert not found, f"{len(found)} faults, such as {found[:5]}"
+    return len(reads)
+
+
+GOOD = [Read(0, 0, body(0, 0, 0)), Read(0, 1, body(0, 0, 1)), Read(0, 2, body(0, 0, 2))]
+
+
+@pytest.mark.parametrize(
+    ("reads", "fault"),
+    [
+        (GOOD, None),
+        (GOOD[:2], None),
+        (GOOD[:1], "lost"),
+        ([GOOD[0], GOOD[2]._replace(offset=1), GOOD[1]._replace(offset=2)], "stored behind"),
+        ([*GOOD, GOOD[1]._replace(offset=3)], "stored twice"),
+        ([*GOOD, Read(0, 3, body(0, 0, 3))], "never sent"),
+        ([GOOD[0], GOOD[1], GOOD[2]._replace(offset=3)], "belongs"),
+        ([GOOD[0], GOOD[1]._replace(body=GOOD[1].body[:-1])], "altered"),
+        ([Read(0, 0, b"?"), GOOD[0]._replace(offset=1), GOOD[1]._replace(offset=2)], "foreign"),
+        ([GOOD[2]._replace(offset=0), GOOD[0]], "acknowledged at"),
+    ],
+)
+def test_the_checker_sees_each_fault(reads: list[Read], fault: str | None) -> None:
+    found = faults({(0, 0): {0: 0, 1: 1}}, reads, {(0, 0): 3})
+    if fault is None:
+        assert found == []
+    else:
+        assert any(fault in line for line in found), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("replica", "role"), VICTIMS)
+def test_writes_come_back_after_kill_9(mirror: Mirror, load: Load, replica: int, role: str) -> None:
+    old = wait_for_seat(mirror, load, replica, role)
+    with Target(old) as target:
+        target.send(signal.SIGKILL)
+    wait_for_writes(load)
+    wait_for_seat(mirror, load, replica, role, but=old)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("replica", "role"), VICTIMS)
+def test_writes_come_back_after_a_process_stood_still(
+    mirror: Mirror, load: Load, replica: int, role: str
+) -> None:
+    old = wait_for_seat(mirror, load, replica, role)
+    with Target(old) as target:
+        target.send(signal.SIGSTOP)
+        # Ends early only when a producer fails.
+        load.ended.wait(STOPPED_S)
+        target.send(signal.SIGCONT)
+    wait_for_writes(load)
+    # A CommitLog goes on where it stood; a satellite was taken for dead and replaced.
+    if role == "commit_log":
+        assert wait_for_seat(mirror, load, replica, role) == old
+    else:
+        wait_for_seat(mirror, load, replica, role, but=old)
+
+
+@pytest.mark.slow
+def test_without_the_follower_only_the_leaders_promise_is_kept(mirror: Mirror, load: Load) -> None:
+    cluster, texts = mirror.cluster, [b"leader", b"quorum", b"wire"]
+    pid = wait_for_seat(mirror, load, FOLLOWER, "commit_log")
+    connection = ShardConnection(cluster.endpoints[0], cluster.token, cluster.cluster_id, 0)
+    with (
+        cluster.producer(acks="leader") as leader,
+        cluster.producer(acks="quorum", delivery_timeout_ms=2_000) as quorum,
+        contextlib.closing(connection),
+        Target(pid) as target,
+    ):
+        target.send(signal.SIGSTOP)
+        leader.send(ASIDE, texts[0]).result(10)
+        unknown = quorum.send(ASIDE, texts[1])
+        with pytest.raises(DeliveryUnknown):
+            unknown.result(20)
+        # The shard itself says why, to a client that waits longer than it does.
+        with contextlib.closing(connection.put_stream()) as stream:
+            meta = {"id": 1, "topic": ASIDE, "queue": 0, "pid": 77, "epoch": 0, "seq": 0}
+            stream.send({**meta, "acks": "quorum"}, batch([texts[2]]))
+            answer = from_wire(stream.receive()[0]["error"])
+        assert isinstance(answer, DeliveryUnknown)
+        assert answer.status == "FLUSH_SLAVE_TIMEOUT"
+        assert cluster.describe_topic(ASIDE)["messages"] == 0
+        target.send(signal.SIGCONT)
+        until(lambda: cluster.describe_topic(ASIDE)["messages"] >= len(texts), load.pause)
+    assert [read.body for read in mirror.read(ASIDE)] == texts
+    wait_for_writes(load)
+
+
+@pytest.mark.slow
+def test_every_acknowledged_message_survived_the_processes(mirror: Mirror, load: Load) -> None:
+    assert check(mirror, load.history) > 0
+
+
+@pytest.mark.slow
+def test_a_killed_ray_is_started_again_with_every_message(mirror: Mirror, load: Load) -> None:
+    owned = mirror.owned()
+    with Target(owned.pid) as target:
+        assert process_tree.leader_alive(owned.family, Files())
+        target.send(signal.SIGKILL)
+    mirror.start()
+    assert mirror.owned().pid != owned.pid
+    wait_for_writes(load)
+    load.stop()
+    total = check(mirror, load.history)
+    assert total >= sum(map(len, load.history.acked().values()))
+
+
+@pytest.mark.slow
+def test_both_commit_logs_are_the_same_bytes_up_to_c(mirror: Mirror, load: Load) -> None:
+    load.stop()
+    confirmed = int(mirror.status(LEADER)["confirmed"])
+    wait = threading.Event()
+    until(
+        lambda: mirror.status(FOLLOWER)["synced"] >= confirmed,
+        lambda: wait.wait(Load.PACE_S),
+    )
+    assert confirmed > 3 << 20, "the load was meant to fill several files"
+    leader, follower = (mirror.commit_log(replica, confirmed) for replica in (LEADER, FOLLOWER))
+    assert len(leader) == confirmed
+    assert leader == follower
+    assert mirror.command("stop", mirror.paths.data_dir)["clean"]
+    assert verify(mirror.paths.replica(0, LEADER)) == []

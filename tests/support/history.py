@@ -1,0 +1,188 @@
+"""What producers sent and were promised, and whether a log read back keeps every promise."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import raymq
+from raymq.cluster.send_future import SendFuture
+
+Lane = tuple[int, int]
+"""(producer, queue): messages of one lane have numbers from 0 on, in the order of their sends."""
+
+PADDING = b"." * 360
+
+
+class Read(NamedTuple):
+    """One message as it came back."""
+
+    queue: int
+    offset: int
+    body: bytes
+
+
+def body(producer: int, queue: int, number: int) -> bytes:
+    """The message's place in the history, and something to fill files with."""
+    return b"%d/%d/%d/" % (producer, queue, number) + PADDING
+
+
+class History:
+    """Sends and acknowledgements of all producers; threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent: dict[Lane, int] = {}
+        self._acked: dict[Lane, dict[int, int]] = {}
+
+    def send(self, producer: int, queue: int) -> int:
+        """The next number of the lane, noted as sent."""
+        with self._lock:
+            number = self._sent.get((producer, queue), 0)
+            self._sent[producer, queue] = number + 1
+            return number
+
+    def ack(self, producer: int, queue: int, number: int, offset: int) -> None:
+        """A receipt; `offset` is -1 where it does not tell."""
+        with self._lock:
+            self._acked.setdefault((producer, queue), {})[number] = offset
+
+    def sent(self) -> dict[Lane, int]:
+        """Lane -> how many were sent."""
+        with self._lock:
+            return dict(self._sent)
+
+    def acked(self) -> dict[Lane, dict[int, int]]:
+        """Lane -> number -> promised offset."""
+        with self._lock:
+            return {lane: dict(numbers) for lane, numbers in self._acked.items()}
+
+    def acked_beyond(self, sent: dict[Lane, int]) -> bool:
+        """Whether every lane has a receipt for something sent after `sent` was taken."""
+        with self._lock:
+            return all(
+                max(self._acked.get(lane, {}), default=-1) >= count for lane, count in sent.items()
+            )
+
+
+def faults(
+    acked: dict[Lane, dict[int, int]], reads: Iterable[Read], sent: dict[Lane, int]
+) -> list[str]:
+    """What is wrong with a log, empty when nothing.
+
+    Args: `acked` as it was before the reading began, `sent` as it was after; `reads` hold every
+    queue from its start, in the order in which it gives them.
+    A message that was sent and not acknowledged may be there or not, but not twice and not out of
+    order.
+    """
+    found: list[str] = []
+    next_offset: dict[int, int] = {}
+    last: dict[Lane, int] = {}
+    places: dict[Lane, dict[int, int]] = {}
+    for read in reads:
+        expected = next_offset.get(read.queue, 0)
+        if read.offset != expected:
+            found.append(f"queue {read.queue}: offset {read.offset} where {expected} belongs")
+        next_offset[read.queue] = read.offset + 1
+        try:
+            producer, queue, number = map(int, read.body.split(b"/", 3)[:3])
+        except ValueError:
+            found.append(f"queue {read.queue} offset {read.offset}: foreign {read.body[:30]!r}")
+            continue
+        lane = (producer, queue)
+        name = f"producer {producer} queue {queue} number {number}"
+        if queue != read.queue or read.body != body(producer, queue, number):
+            found.append(f"{name}: altered, or in queue {read.queue}")
+        if number >= sent.get(lane, 0):
+            found.append(f"{name}: was never sent")
+        if number in places.setdefault(lane, {}):
+            found.append(f"{name}: stored twice, at {places[lane][number]} and {read.offset}")
+        elif number < last.get(lane, -1):
+            found.append(f"{name}: stored behind number {last[lane]}")
+        places[lane][number] = read.offset
+        last[lane] = number
+    for (producer, queue), numbers in acked.items():
+        stored = places.get((producer, queue), {})
+        for number, offset in numbers.items():
+            name = f"producer {producer} queue {queue} number {number}"
+            if number not in stored:
+                found.append(f"{name}: acknowledged at offset {offset} and lost")
+            elif offset not in (-1, stored[number]):
+                found.append(f"{name}: acknowledged at {offset}, stored at {stored[number]}")
+    return found
+
+
+class Load:
+    """Producers that write all the time, each in a thread of its own, noting what happens.
+
+    As a context manager it writes from entry to exit, or to `stop`. Nothing may fail: `failure`
+    is the first thing that did, and `ended` is set then.
+    """
+
+    #: messages that go together, and how many of such groups may wait for receipts
+    GROUP, GROUPS = 12, 8
+    PACE_S = 0.02
+    RECEIPT_S = 90.0
+
+    def __init__(
+        self, cluster: raymq.Cluster, topic: str, history: History, *, producers: int, queues: int
+    ) -> None:
+        self.history = history
+        self.ended = threading.Event()
+        self.failure: BaseException | None = None
+        self._cluster, self._topic, self._queues = cluster, topic, queues
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"load-{number}", daemon=True)
+            for number in range(producers)
+        ]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.ended.set()
+        for thread in self._threads:
+            thread.join(self.RECEIPT_S + 10)
+
+    def stop(self) -> None:
+        """Send no more and wait for the receipts of what is under way. Raises: what failed."""
+        self.__exit__()
+        if self.failure is not None:
+            raise self.failure
+
+    def pause(self) -> None:
+        """Give the producers a moment. Raises: what failed."""
+        self.ended.wait(self.PACE_S)
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self, producer: int) -> None:
+        groups: deque[list[tuple[int, int, SendFuture]]] = deque()
+        try:
+            with self._cluster.producer() as sender:
+                while not self.ended.is_set():
+                    group = []
+                    for turn in range(self.GROUP):
+                        queue = turn % self._queues
+                        number = self.history.send(producer, queue)
+                        text = body(producer, queue, number)
+                        group.append(
+                            (queue, number, sender.send(self._topic, text, queue_id=queue))
+                        )
+                    groups.append(group)
+                    while len(groups) > self.GROUPS or (groups and groups[0][-1][2].done()):
+                        self._note(producer, groups.popleft())
+                    self.ended.wait(self.PACE_S)
+                while groups:
+                    self._note(producer, groups.popleft())
+        except BaseException as error:
+            self.failure = self.failure or error
+            self.ended.set()
+
+    def _note(self, producer: int, group: list[tuple[int, int, SendFuture]]) -> None:
+        for queue, number, future in group:
+            self.history.ack(producer, queue, number, future.result(self.RECEIPT_S).offset)
