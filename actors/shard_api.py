@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from raymq.store.errors import DeliveryUnknown, RayMQError
@@ -16,10 +16,11 @@ class PutTicket:
     A bare lock is the cheapest hand-over between two threads that Python has.
     """
 
-    __slots__ = ("_done", "_error", "_outcome", "request")
+    __slots__ = ("_done", "_error", "_outcome", "notify")
 
-    def __init__(self, request: PutRequest | None) -> None:
-        self.request = request
+    def __init__(self, notify: Callable[[], None] | None = None) -> None:
+        """Args: `notify` is called, by any thread, when the put has ended; it must not block or raise."""
+        self.notify = notify
         self._outcome: PutOutcome | None = None
         self._error: RayMQError | None = None
         self._done = threading.Lock()
@@ -27,13 +28,26 @@ class PutTicket:
 
     def complete(self, outcome: PutOutcome) -> None:
         """The promise was kept."""
-        self._outcome = outcome
-        self._done.release()
+        self.settle(outcome)
+        self.tell()
 
     def fail(self, error: RayMQError) -> None:
         """It was not, or nobody knows."""
-        self._error = error
+        self.settle(error)
+        self.tell()
+
+    def settle(self, result: PutOutcome | RayMQError) -> None:
+        """The put has ended; `tell` must follow, perhaps once for many puts of one stream."""
+        if isinstance(result, RayMQError):
+            self._error = result
+        else:
+            self._outcome = result
         self._done.release()
+
+    def tell(self) -> None:
+        """Call `notify`."""
+        if self.notify is not None:
+            self.notify()
 
     def wait(self, timeout_s: float = -1) -> PutOutcome:
         """Wait for the end of the put; -1 waits for ever.
@@ -65,10 +79,10 @@ class ShardBackend(Protocol):
     def identity(self) -> dict[str, Any]:
         """cluster_id, shard, incarnation and what `describe` tells."""
 
-    def put(self, request: PutRequest) -> PutTicket:
-        """Append a batch. Puts of one thread are appended in the order of the calls.
+    def put(self, request: PutRequest, notify: Callable[[], None] | None = None) -> PutTicket:
+        """Append a batch; `notify` as for PutTicket. Puts of one thread are appended in the order of the calls.
 
-        Raises: Rejected, Unavailable, Fenced, StorageFull at once, with nothing stored.
+        Raises: Rejected, Unavailable at once, with nothing stored; the ticket may fail so later.
         """
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
@@ -81,3 +95,10 @@ class ShardBackend(Protocol):
         self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]
     ) -> None:
         """Serve one stream of the leader's Replication role until `frames` ends."""
+
+
+def tell_all(tickets: Iterable[PutTicket]) -> None:
+    """Call every `notify` of settled tickets once."""
+    for notify in dict.fromkeys(ticket.notify for ticket in tickets):
+        if notify is not None:
+            notify()

@@ -246,7 +246,7 @@ class Supervisor:
     def submit(
         self, sequence: int, end_offset: int, acks: Literal["quorum", "leader"], deadline_ms: int
     ) -> bool:
-        """Hand one put to every role that takes part, and ring.
+        """Hand one put to every role that takes part; `ring` when all are handed over.
 
         Args: deadline_ms: monotonic.
         Returns: False if a ring is full: nobody got it, and the caller must hold puts back.
@@ -266,11 +266,10 @@ class Supervisor:
             return False
         for role, flags in orders:
             self._seats[role].rings.request(Request(sequence, end_offset, deadline_ms, flags))
-        self.ring()
         return True
 
     def ring(self) -> None:
-        """Wake the roles that work at each put (after `publish_appended` without a `submit`)."""
+        """Wake the roles that work at each put, after `publish_appended` and `submit`."""
         for role in self._bells:
             self._ring(role)
 

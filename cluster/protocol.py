@@ -3,7 +3,8 @@
 A stream opens with the descriptor command {"op", "cluster_id", "shard"}. Every message carries its
 metadata as JSON in app_metadata and its rows as an Arrow batch:
 
-    put        -> {"id","topic","queue","pid","epoch","seq","acks"} + PUT_SCHEMA
+    put        -> {"id","topic","queue","pid","epoch","seq","acks","read"} + PUT_SCHEMA; ids grow,
+                  "read" is the id of the last ack read (without it acks may come a little later)
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...}
                            or {"id","error"}, ...]}, in the order of the batches
     fetch      -> {"id","topic","offsets":{queue: offset},"max_bytes","max_records","wait_ms"}

@@ -1,13 +1,14 @@
 """The server's end of a put stream: batches in, acks out in the same order (design D1).
 
-One reader thread (Flight's handler) and one writer thread a stream. Bytes in flight are bounded, so
-a slow disk slows its producers down instead of filling memory.
+One reader thread (Flight's handler) a stream, and a writer thread for clients that read slowly. Bytes in flight
+are bounded, so a slow disk slows its producers down instead of filling memory.
 """
 
 from __future__ import annotations
 
-import queue
+import contextlib
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from . import protocol
 IN_FLIGHT_BYTES_MAX = 64 << 20
 #: acks in one message at most
 ACKS_MAX = 256
+#: bytes of acks that the client was not seen to read, written without fear of blocking: HTTP/2 lets 64 KiB pass
+UNREAD_BYTES_MAX = 16 << 10
 
 #: how a stream ends when the other side is gone
 GONE = (flight.FlightError, pa.ArrowException, OSError)
@@ -46,18 +49,38 @@ class _Answer(NamedTuple):
     result: PutTicket | RayMQError
     size: int
 
+    @property
+    def ready(self) -> bool:
+        """Whether it can be sent."""
+        return not isinstance(self.result, PutTicket) or self.result.done
+
 
 class PutStreamServer:
-    """One producer's stream. A refused batch leaves the stream usable."""
+    """One producer's stream. A refused batch leaves the stream usable.
+
+    Answers go out by whoever learns of them, the shard's ack loop as a rule: a thread of the stream's own would
+    cost a switch an ack. A client that does not read could block a write; so what it has not been seen to read
+    is bounded, and beyond it this stream's writer thread, which may block, takes over.
+    """
 
     def __init__(self, backend: ShardBackend, reader: Any, writer: Any) -> None:
         self._backend = backend
         self._reader = reader
         self._writer = writer
-        #: None ends the writer thread; bytes are sent as they are
-        self._answers: queue.SimpleQueue[_Answer | bytes | None] = queue.SimpleQueue()
+        #: in the order of the batches; bytes are sent as they are
+        self._answers: deque[_Answer | bytes] = deque()
+        #: held while answers are taken and written
+        self._sending = threading.Lock()
+        #: (number of its last ack, bytes) of each message that the client has not been seen to read
+        self._unread: deque[tuple[int, int]] = deque()
+        #: bytes of all messages that were; written by the reader thread, the other one under `_sending`
+        self._read_bytes = 0
+        self._sent_bytes = 0
+        #: rung when answers wait for the writer thread
+        self._overflow = threading.Event()
         self._in_flight = 0
         self._room = threading.Condition()
+        self._ended = False
         self._gone = False
 
     def run(self) -> None:
@@ -71,12 +94,26 @@ class PutStreamServer:
                 if self._gone:
                     return
         finally:
-            self._answers.put(None)
+            self._send_rest()
+            self._ended = True
+            self._overflow.set()
             writer.join()
+
+    def _send_rest(self) -> None:
+        """Answer what was read. Then nobody writes: the native writer goes with the handler."""
+        while self._answers:
+            with contextlib.suppress(IndexError, RayMQError):
+                head = self._answers[0]
+                if isinstance(head, _Answer) and isinstance(head.result, PutTicket):
+                    head.result.wait()
+            self._send_ready(may_block=True)
+        with self._sending:
+            return
 
     def bye(self) -> None:
         """Tell the producer that the server stops, behind the acks of what was put."""
-        self._answers.put(protocol.BYE)
+        self._answers.append(protocol.BYE)
+        self._overflow.set()
 
     def _put(self, chunk: Any) -> None:
         batch: pa.RecordBatch | None = chunk.data
@@ -93,41 +130,63 @@ class PutStreamServer:
         try:
             meta = protocol.unpack(chunk.app_metadata)
             number = int(meta["id"])
-            result = self._backend.put(_put_request(meta, batch))
+            self._note_read(int(meta.get("read", -1)))
+            result = self._backend.put(_put_request(meta, batch), self._send_ready)
         except RayMQError as error:
             result = error
         except (KeyError, TypeError, ValueError) as error:
             result = Rejected(
                 f"bad put metadata: {error!r}", field="metadata", limit="cluster/protocol.py"
             )
-        self._answers.put(_Answer(number, result, size))
+        self._answers.append(_Answer(number, result, size))
+        # It may have ended before its answer stood in the queue.
+        self._send_ready()
 
-    def _write(self) -> None:
+    def _note_read(self, number: int) -> None:
+        """The client has read the acks up to `number`."""
+        unread = self._unread
+        while unread and unread[0][0] <= number:
+            self._read_bytes += unread.popleft()[1]
+
+    def _send_ready(self, *, may_block: bool = False) -> None:
+        """Write the answers that are ready, in order, unless another thread is at it: that one sees ours too."""
+        while self._ready() and self._sending.acquire(blocking=may_block):
+            try:
+                while self._ready():
+                    if not may_block and self._sent_bytes - self._read_bytes > UNREAD_BYTES_MAX:
+                        self._overflow.set()
+                        return
+                    self._send_some()
+            finally:
+                self._sending.release()
+
+    def _ready(self) -> bool:
+        try:
+            head = self._answers[0]
+        except IndexError:
+            return False
+        return not isinstance(head, _Answer) or head.ready
+
+    def _send_some(self) -> None:
         """Answers that are ready ride together; none waits for a later one."""
         acks: list[dict[str, Any]] = []
-        size = 0
-        while True:
-            item = self._answers.get()
+        size = number = 0
+        while self._ready() and len(acks) < ACKS_MAX:
+            item = self._answers[0]
             if not isinstance(item, _Answer):
-                self._send(acks, size)
-                if item is None:
-                    return
-                self._send_bytes(item)
-                acks, size = [], 0
-                continue
-            ready = not isinstance(item.result, PutTicket) or item.result.done
-            if acks and (not ready or len(acks) >= ACKS_MAX):
-                self._send(acks, size)
-                acks, size = [], 0
+                if not acks:
+                    self._answers.popleft()
+                    self._send_bytes(item)
+                break
+            self._answers.popleft()
             acks.append(_ack(item))
             size += item.size
-            if self._answers.empty():
-                self._send(acks, size)
-                acks, size = [], 0
-
-    def _send(self, acks: list[dict[str, Any]], size: int) -> None:
+            number = item.number
         if acks:
-            self._send_bytes(protocol.pack({"acks": acks}))
+            message = protocol.pack({"acks": acks})
+            self._unread.append((number, len(message)))
+            self._sent_bytes += len(message)
+            self._send_bytes(message)
         with self._room:
             self._in_flight -= size
             self._room.notify_all()
@@ -142,6 +201,13 @@ class PutStreamServer:
             with self._room:
                 self._gone = True
                 self._room.notify_all()
+
+    def _write(self) -> None:
+        """The writer thread."""
+        while not self._ended:
+            self._overflow.wait()
+            self._overflow.clear()
+            self._send_ready(may_block=True)
 
 
 def _put_request(meta: dict[str, Any], batch: pa.RecordBatch | None) -> PutRequest:

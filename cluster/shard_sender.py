@@ -143,6 +143,8 @@ class ShardSender:
         self._moved = False
         self._in_flight = 0
         self._number = 0
+        #: the batch that was answered last
+        self._read = 0
         #: tries in a row that brought no success
         self._failures = 0
         self._progress_ms = 0
@@ -201,6 +203,7 @@ class ShardSender:
                     "epoch": lane.epoch,
                     "seq": out.sequence,
                     "acks": out.acks,
+                    "read": self._read,
                 }
                 stream.send(meta, out.batch)
         except RayMQError:
@@ -293,6 +296,7 @@ class ShardSender:
         if not self._unacked or self._unacked[0].number != ack["id"]:
             raise Unavailable(f"shard {self._shard} answered out of order", shard=self._shard)
         out = self._unacked.popleft()
+        self._read = out.number
         self._in_flight -= out.size
         lane = out.lane
         if "error" not in ack:

@@ -174,6 +174,7 @@ def java_hash(text: str) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
+@lru_cache(maxsize=256)
 def tags_code(tags: str | None) -> int:
     """The tags code of a consume queue unit: the hash of the whole TAGS value, 0 without one.
 

@@ -40,6 +40,7 @@ from .state import (
 )
 
 Int64s = npt.NDArray[np.int64]
+Prepared = record.Prepared | record.PreparedRow
 
 #: units whose dispatch facts are kept in memory; beyond it dispatch reads them back from the log
 PENDING_MAX = 512
@@ -58,6 +59,13 @@ class Pending(NamedTuple):
     positions: Int64s
     sizes: Int64s
     tags_codes: Int64s
+
+
+class CheckedPut(NamedTuple):
+    """A batch that may be appended, as `check` returns it."""
+
+    request: PutRequest
+    prepared: Prepared
 
 
 class MessageStore:
@@ -185,19 +193,21 @@ class MessageStore:
     # --- put ------------------------------------------------------------------------------------------------
 
     def put(self, request: PutRequest) -> Append:
-        """Append one batch of one queue. The ack is the caller's: nothing is synced at return.
+        """Check and append one batch of one queue; see `check` and `append`."""
+        return self.append(self.check(request))
 
-        Raises: Rejected, Fenced, StorageFull, Unavailable; in each case nothing was stored.
-        Source: CommitLog#asyncPutMessages; the order of steps is design section 3.
+    def check(self, request: PutRequest) -> CheckedPut:
+        """All of a put that needs no lock: check the whole batch, encode what can be.
+
+        Raises: Rejected, Unavailable; nothing was stored.
         """
         if self._closed:
             raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
         self._check_target(request.topic, request.queue_id)
-        record.check_put(
+        row = record.check_put(
             request.topic, request.batch, max_message_bytes=self.config.max_message_bytes
         )
-        count = request.batch.num_rows
-        if count == 0:
+        if not request.batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
         stamp = None
         if request.producer_id is not None:
@@ -208,8 +218,19 @@ class MessageStore:
             request.batch,
             stamp=stamp,
             store_host=self.config.store_host,
+            row=row,
         )
         self._check_sizes(prepared)
+        return CheckedPut(request, prepared)
+
+    def append(self, checked: CheckedPut) -> Append:
+        """Append a checked batch. The ack is the caller's: nothing is synced at return.
+
+        Raises: Rejected for a gap in the sequences, Fenced, StorageFull, Unavailable; nothing was stored.
+        Source: CommitLog#asyncPutMessages; the order of steps is design section 3.
+        """
+        request, prepared = checked
+        count = prepared.count
         with self._lock:
             skip = 0
             if request.producer_id is not None:
@@ -260,7 +281,7 @@ class MessageStore:
                 limit=info.queues - 1,
             )
 
-    def _check_sizes(self, prepared: record.Prepared) -> None:
+    def _check_sizes(self, prepared: Prepared) -> None:
         largest = int(prepared.sizes.max())
         limit = self.config.segment_size_bytes // 2
         if largest > limit:
@@ -273,7 +294,7 @@ class MessageStore:
                 row=row,
             )
 
-    def _append(self, prepared: record.Prepared, request: PutRequest, skip: int) -> Append:
+    def _append(self, prepared: Prepared, request: PutRequest, skip: int) -> Append:
         log, state = self.log, self.state
         ends = np.cumsum(prepared.sizes)
         total = int(ends[-1])
@@ -287,7 +308,12 @@ class MessageStore:
         while row < count:
             room = log.room()
             limit = min(room, self.config.append_unit_bytes)
-            stop = int(np.searchsorted(ends, done + limit, side="right")) if limit > 0 else row
+            if total - done <= limit:
+                stop = count
+            elif limit > 0:
+                stop = int(np.searchsorted(ends, done + limit, side="right"))
+            else:
+                stop = row
             if stop <= row:
                 if room < int(prepared.sizes[row]):
                     self._roll()

@@ -80,6 +80,13 @@ def stamp_column(
     return out
 
 
+def stamp_bytes(producer_id: int, epoch: int, sequence: int) -> bytes:
+    """One stamp. Raises: Rejected."""
+    check(Stamp(producer_id, epoch, sequence), 1)
+    bits = (producer_id << 56 | epoch << 36 | sequence).to_bytes(15, "big")
+    return PREFIX + base64.urlsafe_b64encode(bits) + SUFFIX
+
+
 @lru_cache(maxsize=1024)
 def _constant_part(producer_id: int, epoch_high: int) -> npt.NDArray[np.uint8]:
     """The 15 bytes that are the same in every stamp of a batch."""

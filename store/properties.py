@@ -13,6 +13,9 @@ NAME_VALUE_SEPARATOR = b"\x01"
 PROPERTY_SEPARATOR = b"\x02"
 #: name of the property that holds a record's tag
 TAGS = "TAGS"
+#: how that property begins, and the bytes around its value
+TAG_NAME = TAGS.encode() + b"\x01"
+TAG_EXTRA_BYTES = len(TAG_NAME) + 1
 
 
 def encode(properties: Mapping[str, str]) -> bytes:

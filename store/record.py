@@ -8,6 +8,7 @@ from __future__ import annotations
 from .record_check import PUT_SCHEMA, check_put
 from .record_decode import RECORD_SCHEMA, decode, select
 from .record_encode import Prepared, blank, encode_record, prepare
+from .record_row import PreparedRow
 from .record_walk import MAGICS, Walk, WalkStop, walk
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "PUT_SCHEMA",
     "RECORD_SCHEMA",
     "Prepared",
+    "PreparedRow",
     "Walk",
     "WalkStop",
     "blank",

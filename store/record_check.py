@@ -11,7 +11,8 @@ from . import format as fmt
 from .errors import Rejected
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
-from .properties import PROPERTY_SEPARATOR, TAGS, separators_absent
+from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, TAGS, separators_absent
+from .record_row import Row, only_row, plain
 
 Int64s = npt.NDArray[np.int64]
 
@@ -25,13 +26,11 @@ PUT_SCHEMA = pa.schema(
     ]
 )
 
-TAG_NAME = TAGS.encode() + b"\x01"
-TAG_EXTRA_BYTES = len(TAG_NAME) + 1
 
-
-def check_put(topic: str, batch: pa.RecordBatch, *, max_message_bytes: int) -> None:
+def check_put(topic: str, batch: pa.RecordBatch, *, max_message_bytes: int) -> Row | None:
     """Refuse a batch that cannot be stored as a whole.
 
+    Returns: the row, when it is one that `prepare` writes as such.
     Raises: Rejected with field, limit and row for a bad topic, wrong columns, damaged Arrow data, a
     null or too large body, a null born_time_ms, a tag with separators, properties that are
     malformed, hold what the store writes itself, or would be longer than 32,767 bytes with it.
@@ -39,7 +38,10 @@ def check_put(topic: str, batch: pa.RecordBatch, *, max_message_bytes: int) -> N
     fmt.check_topic_name(topic)
     _check_columns(batch)
     if not batch.num_rows:
-        return
+        return None
+    row = only_row(batch)
+    if row is not None and plain(row, max_message_bytes):
+        return row
     body, tag, properties, born = batch.columns
     for name, column in (("body", body), ("born_time_ms", born)):
         if column.null_count:
@@ -69,6 +71,7 @@ def check_put(topic: str, batch: pa.RecordBatch, *, max_message_bytes: int) -> N
         "properties",
         "with what the store adds (producer stamp and tag); put large values into the body",
     )
+    return row
 
 
 def _check_columns(batch: pa.RecordBatch) -> None:

@@ -18,7 +18,9 @@ from . import format as fmt
 from .checksum import body_crc, body_crcs
 from .errors import Rejected, require
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
-from .record_check import TAG_NAME, value_lengths
+from .properties import TAG_NAME
+from .record_check import value_lengths
+from .record_row import PreparedRow, Row
 
 Int64s = npt.NDArray[np.int64]
 
@@ -81,17 +83,21 @@ def prepare(
     flag: int = 0,
     sys_flag: int = 0,
     born_host: tuple[str, int] | None = None,
-) -> Prepared:
+    row: Row | None = None,
+) -> Prepared | PreparedRow:
     """Encode all of a batch that needs no put lock. The batch must have passed `check_put`.
 
     Args: `stamp` is that of row 0; None writes none. `born_host` defaults to `store_host`; IPv6
-    sets the sys_flag bits.
+    sets the sys_flag bits. `row` is what `check_put` returned.
     Raises: Rejected for a stamp or host that cannot be written.
     """
     count = batch.num_rows
-    body, tag, properties, born = batch.columns
-    born_bytes = fmt.pack_host(*(born_host or store_host))
     store_bytes = fmt.pack_host(*store_host)
+    if row is not None and len(store_bytes) == 8 and not (flag or sys_flag or born_host):
+        topic_bytes, magic = _topic_field(topic)
+        return PreparedRow(topic_bytes, magic, queue_id, row, stamp=stamp, host=store_bytes)
+    body, tag, properties, born = batch.columns
+    born_bytes = fmt.pack_host(*born_host) if born_host else store_bytes
     dtype = fmt.header_dtype(len(born_bytes) > 8, len(store_bytes) > 8)
     topic_bytes, magic = _topic_field(topic)
 
@@ -137,6 +143,7 @@ def _port(packed: bytes) -> int:
     return int.from_bytes(packed[-4:], "big", signed=True)
 
 
+@lru_cache(maxsize=256)
 def _topic_field(topic: str) -> tuple[bytes, int]:
     """Length and name of a topic, and the magic that goes with the length's width.
 
@@ -148,10 +155,6 @@ def _topic_field(topic: str) -> tuple[bytes, int]:
     return len(name).to_bytes(1, "big") + name, fmt.MAGIC_V1
 
 
-#: few tags are in use at a time, and the hash is a loop in Python
-_tags_code = lru_cache(maxsize=256)(fmt.tags_code)
-
-
 def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
     """The TAGS properties as a piece to join, their lengths, their tags codes.
 
@@ -160,7 +163,7 @@ def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
     encoded = tag.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     written = [TAG_NAME + value.encode() + b"\x02" if value else b"" for value in values]
-    codes = list(map(_tags_code, values))
+    codes = list(map(fmt.tags_code, values))
     count = len(tag)
     if len(values) == 1 and not tag.null_count:
         return (

@@ -103,7 +103,7 @@ class FakeBackend:
         """Who this is."""
         return {"cluster_id": self.cluster_id, "shard": self.shard, "incarnation": 1}
 
-    def put(self, request: PutRequest) -> PutTicket:
+    def put(self, request: PutRequest, notify: Callable[[], None] | None = None) -> PutTicket:
         """Store in memory."""
         with self._changed:
             self.puts.append(request)
@@ -112,7 +112,7 @@ class FakeBackend:
                 error = self.refusals.pop(0)
                 if error is not None:
                     raise error
-            ticket = PutTicket(request)
+            ticket = PutTicket(notify)
             outcome = self._store(request)
             self._changed.notify_all()
             held = self._held

@@ -1,0 +1,117 @@
+"""One row to one record: a put of a single message is else mostly numpy and Arrow calls on arrays of one.
+
+`record_check.check_put` and `record_encode.prepare` choose; tests hold both ways to the same bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from . import format as fmt
+from .checksum import body_crc
+from .errors import require
+from .producer_stamp import PREFIX as STAMP_PREFIX
+from .producer_stamp import STAMP_BYTES, Stamp, stamp_bytes
+from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separators_absent
+
+Int64s = npt.NDArray[np.int64]
+
+#: a longer body costs more to copy than the arrays cost
+BODY_BYTES_MAX = 64 << 10
+
+#: fmt.HEADER_DTYPE from `size` to `body_length`, both hosts IPv4
+_HEADER = struct.Struct(">iIiiiqqiq8sq8siqi")
+require(_HEADER.size == fmt.HEADER_BYTES, "the header's layouts agree", found=_HEADER.size)
+
+
+class Row(NamedTuple):
+    """The values of the only row of a batch of PUT_SCHEMA."""
+
+    body: bytes
+    tag: str | None
+    properties: bytes | None
+    born_time_ms: int
+
+
+def only_row(batch: pa.RecordBatch) -> Row | None:
+    """The row of a batch of one that is worth it; None else, and where a value is null that may not be."""
+    if batch.num_rows != 1:
+        return None
+    body, tag, properties, born = batch.columns
+    if body.null_count or born.null_count or body.nbytes > BODY_BYTES_MAX:
+        return None
+    return Row(*(column[0].as_py() for column in (body, tag, properties, born)))
+
+
+def plain(row: Row, max_message_bytes: int) -> bool:
+    """Whether a row is evidently right; if not, `check_put` looks closer and says what is wrong."""
+    if len(row.body) > max_message_bytes:
+        return False
+    stored = STAMP_BYTES
+    if row.tag:
+        if not separators_absent(row.tag):
+            return False
+        stored += len(row.tag.encode()) + TAG_EXTRA_BYTES
+    if row.properties:
+        if row.properties[-1:] != PROPERTY_SEPARATOR:
+            return False
+        if TAG_NAME in row.properties or STAMP_PREFIX in row.properties:
+            return False
+        stored += len(row.properties)
+    return stored <= fmt.PROPERTIES_MAX_BYTES
+
+
+class PreparedRow:
+    """What `record_encode.Prepared` is to many rows. Hosts are IPv4, flags 0."""
+
+    __slots__ = ("_body", "_born_time_ms", "_host", "_magic", "_queue_id", "_tail", "sizes", "tags_codes")
+
+    #: rows
+    count = 1
+
+    def __init__(
+        self, topic: bytes, magic: int, queue_id: int, row: Row, *, stamp: Stamp | None, host: bytes
+    ) -> None:
+        """Args: `topic` is its field in the record, `host` the 8 bytes of born and store host."""
+        self._magic, self._queue_id, self._host = magic, queue_id, host
+        self._body, tag, properties, self._born_time_ms = row
+        stored = b"" if stamp is None else stamp_bytes(*stamp)
+        if tag:
+            stored += TAG_NAME + tag.encode() + b"\x02"
+        stored += properties or b""
+        self._tail = topic + len(stored).to_bytes(2, "big") + stored
+        size = _HEADER.size + len(self._body) + len(self._tail)
+        #: bytes of the record
+        self.sizes: Int64s = np.array([size], dtype=np.int64)
+        #: consume-queue tags code
+        self.tags_codes: Int64s = np.array([fmt.tags_code(tag)], dtype=np.int64)
+
+    def encode(
+        self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
+    ) -> bytes:
+        """As `Prepared.encode`; the only rows are [0, 1)."""
+        require((start, stop) == (0, 1), "the row of a batch of one", start=start, stop=stop)
+        body = self._body
+        header = _HEADER.pack(
+            _HEADER.size + len(body) + len(self._tail),
+            self._magic,
+            body_crc(body),
+            self._queue_id,
+            0,
+            queue_offset,
+            physical_offset,
+            0,
+            self._born_time_ms,
+            self._host,
+            store_time_ms,
+            self._host,
+            0,
+            0,
+            len(body),
+        )
+        return b"".join((header, body, self._tail))
