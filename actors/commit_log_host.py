@@ -43,6 +43,8 @@ IDLE_WAIT_MS = 200
 BUSY_WAIT_MS = 10
 #: how often satellites are looked after while puts wait
 TICK_MS = 20
+#: batches up to this are encoded in about the time that a process needs to wake up
+ANNOUNCED_ROWS_MAX = 16
 #: puts that are appended before the flush service hears of them
 GROUP_PUTS_MAX = 64
 
@@ -164,6 +166,9 @@ class LeaderHost:
         Raises: Rejected, Unavailable with nothing stored.
         """
         self._check_serving()
+        if not self._waiting and request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
+            # Nobody keeps the flusher awake: it wakes up while this is encoded.
+            self.supervisor.announce_append()
         try:
             checked = self.store.check(request)
         except (Rejected, Unavailable):
@@ -183,7 +188,7 @@ class LeaderHost:
         while self._queued and self._append_lock.acquire(blocking=False):
             ended: list[PutTicket] = []
             try:
-                made = []
+                made: list[tuple[PutTicket, Append, bool]] = []
                 while self._queued and len(made) < GROUP_PUTS_MAX:
                     ticket, checked = self._queued.popleft()
                     try:
@@ -317,9 +322,7 @@ class LeaderHost:
             flushed = self.store.log.synced >= waiting.append.end_offset or not self._sync
             # The replica's status wins over the flush's, as in handleDiskFlushAndHA.
             late_replica = self._mirror and not waiting.leader_only and flushed
-            status = (
-                PutStatus.FLUSH_SLAVE_TIMEOUT if late_replica else PutStatus.FLUSH_DISK_TIMEOUT
-            )
+            status = PutStatus.FLUSH_SLAVE_TIMEOUT if late_replica else PutStatus.FLUSH_DISK_TIMEOUT
         self.counters.unknown += 1
         waiting.ticket.settle(
             DeliveryUnknown(

@@ -14,6 +14,7 @@ measured to show other processes torn values in 18-21 % of polls.
     6, 7   CommitLog  pid, start time
     8      CommitLog  heartbeat, monotonic ms
     16     CommitLog  appended end, packed with the log generation
+    17     CommitLog  1: an append has begun whose end is not in word 16 yet; a hint only
     32 + 32 * r       the record of role r:
       +0, +1  satellite  pid, start time
       +2      satellite  incarnation: "I am here"; written last, 0 while the words beside it change
@@ -55,7 +56,7 @@ ROLES = ("group_commit", "flush_real_time", "replication", "commit_real_time")
 COMMIT_LOG = "commit_log"
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
-_PID, _START_TIME, _HEARTBEAT, _APPENDED = 6, 7, 8, 16
+_PID, _START_TIME, _HEARTBEAT, _APPENDED, _APPENDING = 6, 7, 8, 16, 17
 _FIRST_ROLE, _ROLE_WORDS = 32, 32
 _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
 _R_POSITION, _R_FAILURE, _R_SYNCS, _R_REQUESTS = range(5, 9)
@@ -319,6 +320,16 @@ class ControlBlock:
     def publish_appended(self, end_offset: int) -> None:
         """Callers: CommitLog's writer, after the bytes."""
         self._words[_APPENDED] = pack_word(self.log_generation, end_offset)
+        self._words[_APPENDING] = 0
+
+    @property
+    def appending(self) -> bool:
+        """Whether `appended` will move in a moment."""
+        return bool(self._words[_APPENDING])
+
+    def announce_append(self) -> None:
+        """Callers: CommitLog, before an append; `publish_appended` takes it back."""
+        self._words[_APPENDING] = 1
 
     def close(self) -> None:
         """Unmap."""

@@ -72,6 +72,9 @@ class Doorbell:
                 self._socket.recv(1)
             except BlockingIOError:
                 break
+            # A look costs less than the exception of an empty socket.
+            if not self._poll.poll(0):
+                break
         return True
 
     def close(self) -> None:

@@ -118,6 +118,8 @@ class FlushService:
                 wait_ms = BUSY_WAIT_MS
             elif not satellite.wait(wait_ms):
                 wait_ms = min(wait_ms * 2, IDLE_WAIT_MS)
+            else:
+                satellite.await_append(commit.flushed)
         if standing is not Standing.FENCED:
             self._commit_once(commit)
         return standing

@@ -27,6 +27,8 @@ from .ring import Request, RoleRings, Status
 IDLE_WAIT_MS = 400
 #: how often a long call beats
 HEART_PERIOD_MS = 500
+#: how long an announced append is worth a busy core; going to sleep and being woken costs about as much
+ANNOUNCED_US = 150
 #: how often a satellite without lock or store directory tries again
 ATTACH_RETRY_MS = 200
 
@@ -157,6 +159,14 @@ class Satellite:
     def appended(self) -> int:
         """Every byte below is in the log."""
         return self._control.appended
+
+    def await_append(self, flushed: int) -> None:
+        """Look, without sleeping, for the bytes behind `flushed` that are announced, for ANNOUNCED_US at most."""
+        deadline = self._clock.monotonic() + ANNOUNCED_US / 1e6
+        control = self._control
+        while control.appending and control.appended <= flushed:
+            if self._clock.monotonic() > deadline:
+                return
 
     def position_of(self, role: str) -> int:
         """The end that another role has published under its present grant; 0 if it has none."""

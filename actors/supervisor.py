@@ -238,6 +238,12 @@ class Supervisor:
 
     # -- putting -----------------------------------------------------------------------------------------------
 
+    def announce_append(self) -> None:
+        """A small put has come: the flusher wakes while it is encoded. Only a hint: never needed, never trusted."""
+        self._control.announce_append()
+        if "group_commit" in self._seats:
+            self._ring("group_commit")
+
     def publish_appended(self, end_offset: int) -> None:
         """Every byte below is in the file. Callers: the writer, after the bytes and before `submit`."""
         self._appended = end_offset

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
-from raymq.store.record import PUT_SCHEMA, check_put
+from raymq.store.record import PUT_SCHEMA, batch_bytes, check_put
 
 from .routes import Routes, TopicRoute
 from .shard_sender import BatchReceipt, Lane, ShardSender, new_producer_id
@@ -93,7 +93,7 @@ class BatchSender:
         buffer stays full for `max_block_ms`.
         """
         self.check_process()
-        size = batch.nbytes
+        size = batch_bytes(batch)
         self._room.take(size)
         try:
             future, sender = self.enqueue(topic, queue_id, batch)
@@ -116,11 +116,11 @@ class BatchSender:
         check_put(topic, batch, max_message_bytes=_ANY_SIZE)
         if not batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
-        if batch.schema is not PUT_SCHEMA:
+        if not batch.schema.equals(PUT_SCHEMA):
             # Names and types were checked; nullability and metadata must be the stream's.
             batch = pa.RecordBatch.from_arrays(batch.columns, schema=PUT_SCHEMA)
         lane, sender = self._lane(topic, queue_id)
-        future = sender.add(lane, batch, batch.nbytes, self._acks)
+        future = sender.add(lane, batch, batch_bytes(batch), self._acks)
         self._unfinished.add(future)
         future.add_done_callback(self._unfinished.discard)
         return future, sender

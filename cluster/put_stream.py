@@ -18,6 +18,7 @@ import pyarrow.flight as flight
 from raymq.actors.shard_api import PutTicket, ShardBackend
 from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
 from raymq.store.put import PutRequest
+from raymq.store.record import batch_bytes
 
 from . import protocol
 
@@ -117,7 +118,7 @@ class PutStreamServer:
 
     def _put(self, chunk: Any) -> None:
         batch: pa.RecordBatch | None = chunk.data
-        size = 0 if batch is None else batch.nbytes
+        size = 0 if batch is None else batch_bytes(batch)
         with self._room:
             # A batch larger than the limit goes alone.
             while self._in_flight and self._in_flight + size > IN_FLIGHT_BYTES_MAX:

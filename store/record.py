@@ -5,7 +5,7 @@ This is the name to import; record_check, _encode, _walk and _decode hold the pa
 
 from __future__ import annotations
 
-from .record_check import PUT_SCHEMA, check_put
+from .record_check import PUT_SCHEMA, batch_bytes, check_put
 from .record_decode import RECORD_SCHEMA, decode, select
 from .record_encode import Prepared, blank, encode_record, prepare
 from .record_row import PreparedRow
@@ -19,6 +19,7 @@ __all__ = [
     "PreparedRow",
     "Walk",
     "WalkStop",
+    "batch_bytes",
     "blank",
     "check_put",
     "decode",

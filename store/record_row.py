@@ -21,8 +21,8 @@ from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separator
 
 Int64s = npt.NDArray[np.int64]
 
-#: a longer body costs more to copy than the arrays cost
-BODY_BYTES_MAX = 64 << 10
+#: a longer row costs more to copy than the arrays cost
+BATCH_BYTES_MAX = 64 << 10
 
 #: fmt.HEADER_DTYPE from `size` to `body_length`, both hosts IPv4
 _HEADER = struct.Struct(">iIiiiqqiq8sq8siqi")
@@ -43,9 +43,11 @@ def only_row(batch: pa.RecordBatch) -> Row | None:
     if batch.num_rows != 1:
         return None
     body, tag, properties, born = batch.columns
-    if body.null_count or born.null_count or body.nbytes > BODY_BYTES_MAX:
+    if body.null_count or born.null_count or batch.get_total_buffer_size() > BATCH_BYTES_MAX:
         return None
-    return Row(*(column[0].as_py() for column in (body, tag, properties, born)))
+    return Row(
+        body.to_pylist()[0], tag.to_pylist()[0], properties.to_pylist()[0], born.to_pylist()[0]
+    )
 
 
 def plain(row: Row, max_message_bytes: int) -> bool:
@@ -69,7 +71,16 @@ def plain(row: Row, max_message_bytes: int) -> bool:
 class PreparedRow:
     """What `record_encode.Prepared` is to many rows. Hosts are IPv4, flags 0."""
 
-    __slots__ = ("_body", "_born_time_ms", "_host", "_magic", "_queue_id", "_tail", "sizes", "tags_codes")
+    __slots__ = (
+        "_body",
+        "_born_time_ms",
+        "_host",
+        "_magic",
+        "_queue_id",
+        "_tail",
+        "sizes",
+        "tags_codes",
+    )
 
     #: rows
     count = 1

@@ -14,6 +14,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
+
+from .record_walk import Walk, layout
+
+#: the smallest piece of which a disk has all or nothing
+SECTOR_BYTES = 512
+
 
 class Decision(Enum):
     """What recovery does at the stop position."""
@@ -37,7 +44,7 @@ class Facts(NamedTuple):
     below_synced: bool
     #: the stop position is below the end that was published as appended
     below_appended: bool
-    #: non-zero bytes follow the stop position in its file
+    #: non-zero bytes follow the stop position, in its file or in a later one
     dirty: bool
     #: a valid record starts somewhere behind the stop position
     later_valid: bool
@@ -84,13 +91,13 @@ ROWS: tuple[Row, ...] = (
         "The writer died inside its last pwrite; that append was never published or acknowledged."),
     Row("E", True, True, False, False, False, False, Decision.KEEP,
         "The writer ended between appends."),
-    Row("F", True, False, False, None, True, None, Decision.TRUNCATE,
-        "Power loss: unsynced blocks reached the disk in any order, so valid leftovers may follow a hole. "
-        "Nothing above the synced mark was acknowledged as synced."),
+    Row("F", True, False, False, None, True, False, Decision.TRUNCATE,
+        "Power loss: parts of an append that no sync confirmed reached the disk, in this file or in a later one."),
     Row("G", True, False, False, None, False, False, Decision.KEEP,
-        "Power loss with no trace of the unsynced bytes in this file."),
-    Row("H", True, False, False, None, False, True, Decision.TRUNCATE,
-        "Power loss: a later file kept blocks while this one lost its unsynced tail."),
+        "Power loss with no trace of unsynced bytes behind the end."),
+    Row("H", True, False, False, None, None, True, Decision.TRUNCATE,
+        "Power loss: unsynced blocks reached the disk in any order, so whole records may follow a hole. "
+        "No sync confirmed the hole, so nothing behind it was acknowledged as synced."),
     Row("I", False, None, None, None, None, True, Decision.CORRUPT,
         "Written by RocketMQ, damaged in the middle. Stock would cut everything behind it; "
         "we cannot tell an acknowledged record from a leftover, so we do not."),
@@ -107,9 +114,40 @@ ROWS: tuple[Row, ...] = (
 def decide(facts: Facts) -> Row:
     """The one row that answers these facts.
 
-    Source: `ROWS`; tests/store/test_recovery.py enumerates every combination.
+    Source: `ROWS`; tests/store/test_recovery_table.py enumerates every combination.
     """
     for row in ROWS:
         if row.matches(facts):
             return row
     raise LookupError(f"no recovery row for {facts}")
+
+
+def written_until(view: memoryview, base: int, walk: Walk, believed: int) -> int:
+    """How many records of a walk are believed: those before the first that was not written to its end.
+
+    `believed`: chain units vouch for all bytes below. Of the others only the body has a CRC; header and lengths
+    cannot be lost without the walk noticing, a topic or properties can. What was never written shows as zeros, since
+    files are made of zeros and every cut restores them: a piece of a topic or of properties that is zero up to the
+    record's end, or over all that a sector holds of the record, was lost. No topic has a zero byte, and no
+    properties that we write end with one.
+    """
+    first = int(np.searchsorted(walk.positions, believed))
+    starts, sizes = walk.positions[first:] - base, walk.sizes[first:]
+    if not len(starts):
+        return len(walk.positions)
+    parts, _ = layout(view, starts, sizes)
+    data = np.frombuffer(view, dtype=np.uint8)
+    has_properties = parts.properties_end > parts.properties_start
+    lost = (data[parts.topic_end - 1] == 0) | (
+        has_properties & (data[parts.properties_end - 1] == 0)
+    )
+    low = int(starts[0]) // SECTOR_BYTES + 1
+    high = int(starts[-1] + sizes[-1]) // SECTOR_BYTES
+    if low < high:
+        sectors = data[low * SECTOR_BYTES : high * SECTOR_BYTES].reshape(-1, SECTOR_BYTES)
+        empty = (np.flatnonzero(~sectors.any(axis=1)) + low) * SECTOR_BYTES
+        # A sector that begins and ends in one record; one that reaches its end was looked at above.
+        owner = np.searchsorted(starts, empty, side="right") - 1
+        inside = empty + SECTOR_BYTES > parts.topic_start[owner]
+        lost[owner[inside]] = True
+    return first + int(lost.argmax()) if lost.any() else len(walk.positions)

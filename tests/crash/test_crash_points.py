@@ -20,8 +20,9 @@ from raymq.store import record, rows
 from raymq.store.commit_log import CommitLog
 from raymq.store.config import StoreConfig
 from raymq.store.message_store import MessageStore
+from raymq.store.put import PutRequest
 from raymq.store.state import INTERNAL_TOPIC
-from tests.support.batches import request
+from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -72,6 +73,8 @@ class Trace:
         self.put_at: dict[tuple[int, int], set[bytes]] = {}
         self.ends: dict[int, int] = {}
         self.sequences: dict[int, int] = {}
+        #: of every record that is put
+        self.properties: bytes | None = None
         self.batches: dict[int, Batch] = {}
         self.acked: tuple[tuple[int, int], ...] = ()
         self.acked_batches: tuple[Batch, ...] = ()
@@ -96,9 +99,8 @@ class Trace:
         sequence = self.sequences.get(queue, 0)
         # The producer's number is its queue's: each has one stream of sequences.
         who = None if producer is None else producer + queue
-        made = self.store.put(
-            request([*bodies], queue=queue, tag="x", producer=who, sequence=sequence)
-        )
+        values = batch([*bodies], tag="x", properties=self.properties)
+        made = self.store.put(PutRequest("t", queue, values, who, 0, sequence, "quorum"))
         assert made.first_offset == offset
         self.ends[queue] += rows
         if who is not None:
@@ -139,6 +141,18 @@ def appends(width: int) -> Trace:
     for turn in range(16):
         trace.put(turn % 2, 1 + turn % 3, 150 + 37 * turn % 300)
         if turn % 3 == 2:
+            trace.ack()
+    return trace
+
+
+def large_properties(width: int) -> Trace:
+    """Records that are mostly properties, which no CRC of RocketMQ's covers."""
+    trace = Trace(width, salt=9)
+    trace.properties = b"note\x01" + b"text " * 200 + b"\x02"
+    trace.open()
+    for turn in range(12):
+        trace.put(turn % 2, 1 + turn % 2, 40)
+        if turn % 4 == 3:
             trace.ack()
     return trace
 
@@ -185,7 +199,10 @@ def snapshots(width: int) -> Trace:
 
 
 def truncations(width: int) -> Trace:
-    """A follower takes a tail that is cut above C and replaced by other records, twice."""
+    """A follower takes a tail that is cut above C and replaced by other records, twice.
+
+    C stands two puts below what both leaders have: one cut is above it, one at it, none below.
+    """
     trace = Trace(width, salt=5)
     log = CommitLog(ROOT, CONFIG, files=trace.disk, clock=ManualClock())
     log.recover(0)
@@ -196,19 +213,24 @@ def truncations(width: int) -> Trace:
                 trace.put_at.setdefault(key, set()).update(bodies)
             _follow(trace, log, leader)
             if salt == 6:
-                # Only what both leaders have was confirmed; the promise falls before the cut.
-                shared = _leader(width, shared=7 * (turn + 1), salt=salt, tail=0)
-                log.note_confirmed(shared.store.log.end)
-                trace.ends, trace.batches = dict(shared.ends), dict(shared.batches)
-                trace.promise_all()
-                log.truncate(shared.store.log.end)
+                confirmed = _leader(width, shared=7 * (turn + 1) - 2, salt=salt, tail=0)
+                log.note_confirmed(confirmed.store.log.end)
+                both = _leader(width, shared=7 * (turn + 1), salt=salt, tail=0)
+                _cut(trace, log, both)
+                assert log.confirmed < log.end
         if turn == 0:
-            # The next leader has more shared records than the last one's tail may keep.
-            trace.ends = dict(_leader(width, shared=7, salt=7, tail=0).ends)
-            trace.batches = dict(_leader(width, shared=7, salt=7, tail=0).batches)
-            trace.promise_all()
-            log.truncate(log.confirmed)
+            # The next leader has no more of the last one's tail than what was confirmed.
+            _cut(trace, log, confirmed)
+            assert log.confirmed == log.end
     return trace
+
+
+def _cut(trace: Trace, log: CommitLog, left: Trace) -> None:
+    """Cut a follower to what `left` has. What the follower promised of the rest falls before."""
+    trace.ends, trace.batches = dict(left.ends), dict(left.batches)
+    trace.promise_all()
+    assert left.store.log.end >= log.confirmed, "a follower never cuts below its C"
+    log.truncate(left.store.log.end)
 
 
 def _leader(width: int, *, shared: int, salt: int, tail: int) -> Trace:
@@ -284,6 +306,9 @@ def check(trace: Trace, image: SimulatedDisk, *, power: bool) -> None:
         if "t" in store.state.topics:
             made = store.put(request([b"next"]))
             assert made.first_offset == len(found.get(("t", 0), ()))
+        assert found.keys() <= {(INTERNAL_TOPIC, 0), ("t", 0), ("t", 1)}, (
+            "a topic that was never put"
+        )
     finally:
         store.close()
 
@@ -308,6 +333,8 @@ def _read_log(trace: Trace, store: MessageStore) -> dict[Queue, list[tuple[int, 
             units = found.setdefault((run.topic, run.queue_id), [])
             assert run.first_offset == len(units), "queue offsets are not dense"
             if run.topic != INTERNAL_TOPIC:
+                for written in run.batch.column("properties").to_pylist():
+                    assert written.endswith(trace.properties or b"TAGS\x01x\x02"), "torn properties"
                 for row, body in enumerate(run.batch.column("body").to_pylist()):
                     known = trace.put_at.get((run.queue_id, run.first_offset + row), set())
                     assert body in known, "a record that was never put"
@@ -363,6 +390,7 @@ def states(trace: Trace) -> Iterator[tuple[bool, int, SimulatedDisk]]:
 #: trace, and the distinct images that are at least tried at blocks of 4096 and of 512 bytes
 TRACES: list[tuple[Callable[[int], Trace], int, int]] = [
     (appends, 3000, 3000),
+    (large_properties, 2500, 2500),
     (rolls, 3000, 3000),
     (checkpoints, 3000, 3000),
     (snapshots, 3000, 3000),

@@ -9,8 +9,9 @@ limit; else a seeded sample with the extremes in it.
 from __future__ import annotations
 
 import itertools
+import posixpath
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .simulated_disk import Base, Op, SimulatedDisk
@@ -310,3 +311,29 @@ def _combinations(
         yield {**newest, name: 0} if lost else {name: newest[name]}
     for _ in range(limit - 2 - len(singles)):
         yield {name: chance.randint(0, count) for name, count in choices}
+
+
+def disk_of(tree: Mapping[str, bytes], *, boot: int, block_bytes: int = 512) -> SimulatedDisk:
+    """A disk with these files, all of it durable: for a state that a test makes by hand."""
+    files: dict[int, tuple[Blocks, int]] = {}
+    dirs: dict[int, dict[str, int]] = {0: {}}
+    numbers = {"/": 0}
+
+    def add(path: str) -> int:
+        directory, name = posixpath.split(path)
+        if directory not in numbers:
+            dirs[add(directory)] = {}
+        numbers[path] = dirs[numbers[directory]][name] = len(numbers)
+        return numbers[path]
+
+    for path, data in tree.items():
+        starts = range(0, len(data), block_bytes)
+        blocks = {at // block_bytes: data[at : at + block_bytes] for at in starts}
+        kept = {
+            block: content.ljust(block_bytes, b"\0")
+            for block, content in blocks.items()
+            if content.count(0) != len(content)
+        }
+        files[add(path)] = kept, len(data)
+    base = Base(files, dirs)
+    return SimulatedDisk(block_bytes=block_bytes, record=False, boot=boot, base=base)
