@@ -122,25 +122,12 @@ class LeaderHost:
         self.supervisor = Supervisor(
             root, roles, clock=self.clock, files=files, witness_sync=self._witness_sync
         )
-        self.store = MessageStore.open(
-            root,
-            config=config,
-            files=files,
-            clock=self.clock,
-            identity={
-                "cluster_id": identity["cluster_id"],
-                "shard": identity["shard"],
-                "replica": identity.get("replica", 0),
-            },
-            on_locked=self._fence_old,
-        )
-        if self._fenced.unfinished_sync is not None:
-            self.store.log.rewrite(self._fenced.unfinished_sync[0])
-        # What recovery found may still sit in the page cache only: prove it before anybody relies on it.
-        self.store.log.sync()
-        if not self._mirror:
-            self.store.log.note_confirmed(self.store.log.end)
-        self.supervisor.begin(self.store.log.end, self.store.log.synced, self.store.log.confirmed)
+        try:
+            self.store = self._open_store(identity, files)
+        except BaseException:
+            self.supervisor.close()
+            raise
+        self._ahead = self.store.log.allocate_ahead()
         self._threads = [
             threading.Thread(target=self._guard(self._run_acks), name="raymq-acks", daemon=True),
             threading.Thread(
@@ -153,6 +140,34 @@ class LeaderHost:
         for thread in self._threads:
             thread.start()
         self._dispatch_wake.set()
+
+    def _open_store(self, identity: dict[str, Any], files: Files) -> MessageStore:
+        """Take over from the process before, recover, begin."""
+        store = MessageStore.open(
+            self._root,
+            config=self.config,
+            files=files,
+            clock=self.clock,
+            identity={
+                "cluster_id": identity["cluster_id"],
+                "shard": identity["shard"],
+                "replica": identity.get("replica", 0),
+            },
+            on_locked=self._fence_old,
+        )
+        log_ = store.log
+        try:
+            if self._fenced.unfinished_sync is not None:
+                log_.rewrite(self._fenced.unfinished_sync[0])
+            # What recovery found may still sit in the page cache only: prove it before anybody relies on it.
+            log_.sync()
+            if not self._mirror:
+                log_.note_confirmed(log_.end)
+            self.supervisor.begin(log_.end, log_.synced, log_.confirmed)
+        except BaseException:
+            log_.close(clean=False)
+            raise
+        return store
 
     # --- ShardBackend: put ----------------------------------------------------------------------------------
 
@@ -372,10 +387,7 @@ class LeaderHost:
                 last_sync = now
 
     def _run_allocate(self) -> None:
-        ahead = self.store.log.allocate_ahead()
-        while not self._stopping:
-            if not ahead.step():
-                ahead.wait(0.2)
+        self._ahead.run(lambda: self._stopping)
 
     def _guard(self, body: Callable[[], None]) -> Callable[[], None]:
         """A service loop that dies takes the process's service with it: nothing limps on half alive."""
@@ -558,6 +570,7 @@ class LeaderHost:
             "synced": log_.synced,
             "confirmed": log_.confirmed,
             "dispatched": self.store.dispatched,
+            "prewritten_bytes": self._ahead.ready,
             "recovery": None
             if log_.recovered is None
             else {"row": log_.recovered.row, "end": log_.recovered.end},
@@ -572,6 +585,7 @@ class LeaderHost:
             self.clock.sleep_ms(5)
         self._stopping = True
         self._dispatch_wake.set()
+        self._ahead.wake()
         with self._readable:
             self._readable.notify_all()
         for thread in self._threads:

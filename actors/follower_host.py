@@ -51,9 +51,24 @@ class FollowerHost:
         self.supervisor = Supervisor(
             root, roles, clock=self.clock, files=files, witness_sync=self._witness_sync
         )
-        self.log = CommitLog(
+        try:
+            self.log = self._open_log(root, identity, files)
+        except BaseException:
+            self.supervisor.close()
+            raise
+        self._session = FollowerSession(self, identity)
+        self._threads = [
+            threading.Thread(target=self._run_acks, name="raymq-acks", daemon=True),
+            threading.Thread(target=self._run_allocate, name="raymq-allocate", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _open_log(self, root: Path, identity: dict[str, Any], files: Files) -> CommitLog:
+        """Take over from the process before, recover, begin."""
+        log = CommitLog(
             root,
-            config,
+            self.config,
             files=files,
             clock=self.clock,
             identity={
@@ -71,22 +86,16 @@ class FollowerHost:
                     path=str(root),
                     rule="poisoned",
                 )
-            last = self.log.queue.files[-1].start if self.log.queue.files else 0
-            self.log.recover(min(last, self.log.synced))
+            last = log.queue.files[-1].start if log.queue.files else 0
+            log.recover(min(last, log.synced))
             if fenced.unfinished_sync is not None:
-                self.log.rewrite(fenced.unfinished_sync[0])
-            self.log.sync()
+                log.rewrite(fenced.unfinished_sync[0])
+            log.sync()
+            self.supervisor.begin(log.end, log.synced, log.confirmed)
         except BaseException:
-            self.log.close(clean=False)
+            log.close(clean=False)
             raise
-        self.supervisor.begin(self.log.end, self.log.synced, self.log.confirmed)
-        self._session = FollowerSession(self, identity)
-        self._threads = [
-            threading.Thread(target=self._run_acks, name="raymq-acks", daemon=True),
-            threading.Thread(target=self._run_allocate, name="raymq-allocate", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        return log
 
     # --- the store port of FollowerSession ------------------------------------------------------------------
 
@@ -199,10 +208,7 @@ class FollowerHost:
             self.failed = error if isinstance(error, RayMQError) else Unavailable(str(error))
 
     def _run_allocate(self) -> None:
-        ahead = self.log.allocate_ahead()
-        while not self._stopping:
-            if not ahead.step():
-                ahead.wait(0.2)
+        self.log.allocate_ahead().run(lambda: self._stopping)
 
     def _witness_sync(self) -> int:
         return self.log.sync()

@@ -365,7 +365,8 @@ class Supervisor:
                 return
             with self._offsets_lock:
                 if seat.role in FLUSH_ROLES:
-                    self._flushed = base = max(self._flushed, base)
+                    # The witness may have synced an append that is not published yet.
+                    self._flushed = base = max(self._flushed, min(base, self._appended))
                 else:
                     base = self._confirmed
             seat.grant(newcomer, base, self._clock.monotonic_ms())

@@ -23,7 +23,7 @@ PathLike = str | os.PathLike[str]
 #: anything with the buffer protocol
 Data = Any
 
-ZERO_CHUNK_BYTES = 1 << 20
+ZERO_CHUNK_BYTES = 128 << 10
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -16,6 +16,8 @@ from .mapped_file import CLEAR_CHUNK_BYTES, MappedFile
 #: zeros written ahead at a time: small, so that the flush service's sync never waits long behind
 #: them
 PREWRITE_CHUNK_BYTES = 2 << 20
+#: how often to look at the tail: while it stands, while it moves
+IDLE_WAIT_S, BUSY_WAIT_S = 0.2, 0.01
 
 
 class MappedFileQueue:
@@ -163,7 +165,10 @@ class MappedFileQueue:
 class AllocateAhead:
     """Prepares the next file and pre-writes zeros ahead of the tail, in paced chunks.
 
-    Pre-written blocks sync up to eight times faster than merely reserved ones. A failure only stops
+    Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves
+    it waits until half of the window is used up, and gives up when overtaken, for it takes the disk,
+    a core and the file's lock from the appends. A window that was used up so far doubles, so that
+    the next burst finds more; every zero is written once whatever the window. A failure only stops
     the work: the append that needs the room meets a full disk itself, and the flush service hears
     of a failed write-back itself.
     """
@@ -174,6 +179,11 @@ class AllocateAhead:
         self._queue = queue
         self._tail = tail
         self._window = min(window_bytes, queue.file_size)
+        #: the whole window was ready since it grew last
+        self._caught_up = False
+        self._last_tail = queue.files[0].start if queue.files else 0
+        #: the writer is faster: no use in zeros right under its hands
+        self._overtaken = False
         self._wake = threading.Event()
         #: the last failure, for status; None again after the next success
         self.failed: StorageFull | OSError | None = None
@@ -193,7 +203,15 @@ class AllocateAhead:
         files = self._queue.files
         if not files:
             return False
-        tail = self._tail()
+        tail, ready = self._tail(), self.ready
+        moved = tail != self._last_tail
+        self._last_tail = tail
+        if self._caught_up and ready < self._window // 2:
+            self._window = min(2 * self._window, self._queue.file_size)
+            self._caught_up = False
+        if moved and (ready >= self._window // 2 or (not ready and self._overtaken)):
+            return False
+        self._overtaken = not ready
         want = tail + self._window
         at = max(0, (tail - files[0].start) // self._queue.file_size)
         for file in files[at:]:
@@ -204,12 +222,26 @@ class AllocateAhead:
         if files[-1].start + self._queue.file_size < want:
             self._queue.create_next()
             return True
+        self._caught_up = True
         return False
 
-    def wait(self, seconds: float) -> None:
-        """Wait for the next look at the tail."""
-        self._wake.wait(seconds)
-        self._wake.clear()
+    @property
+    def ready(self) -> int:
+        """Pre-written bytes in front of the tail."""
+        tail, ready = self._tail(), 0
+        for file in self._queue.files:
+            if file.start + file.size > tail:
+                ready += max(0, file.start + file.prewritten - max(tail, file.start))
+        return ready
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Work until told to stop: a thread of whoever appends."""
+        while not stopping():
+            tail = self._tail()
+            while not stopping() and self.step():
+                pass
+            self._wake.wait(IDLE_WAIT_S if tail == self._tail() else BUSY_WAIT_S)
+            self._wake.clear()
 
     def wake(self) -> None:
         """Look at once."""

@@ -163,6 +163,19 @@ def test_nobody_is_granted_before_a_witness_sync(make_replica: MakeReplica):
     assert replica.facts()["syncs"] == 0
 
 
+def test_bytes_that_the_witness_saw_before_they_were_published_do_not_count_yet(
+    make_replica: MakeReplica,
+):
+    replica = make_replica()
+    replica.append(1000)
+    # The writer has written 500 more, and is about to publish them.
+    replica.appended += 500
+    replica.await_grant_of(replica.spawn())
+    assert replica.supervisor.progress().flushed == 1000
+    replica.append(0)
+    until(lambda: replica.supervisor.progress().flushed == 1500, replica.step)
+
+
 def test_a_killed_flusher_is_replaced_after_one_more_witness_sync(make_replica: MakeReplica):
     replica = make_replica()
     first = replica.spawn()

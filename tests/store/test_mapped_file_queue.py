@@ -297,24 +297,66 @@ def test_a_failed_sync_of_a_prewrite_is_left_for_the_witness_to_hear():
     assert used[1] == file._fd
 
 
+def prepare(ahead: AllocateAhead) -> int:
+    """Let the worker work until there is nothing to do, the tail standing still. Returns: what is ready."""
+    ahead.step()
+    while ahead.step():
+        pass
+    return ahead.ready
+
+
 def test_the_window_ahead_of_the_tail_is_written_and_the_next_file_made(queue):
     tail = 0
     ahead = AllocateAhead(queue, lambda: tail, window_bytes=4096)
     assert not ahead.step()
     queue.create_next()
-    assert ahead.step()
-    assert not ahead.step()
+    assert prepare(ahead) == 4096
     assert (queue.files[0].prewritten, len(queue.files)) == (4096, 1)
-    tail = 5000
-    while ahead.step():
-        pass
+    while tail < 5000:
+        tail += 1000
+        assert prepare(ahead) == 4096
     assert (queue.files[0].prewritten, len(queue.files)) == (SIZE, 2)
     assert queue.files[1].prewritten == 5000 + 4096 - SIZE
-    tail = 3 * SIZE // 2
-    while ahead.step():
-        pass
-    assert queue.files[1].prewritten == SIZE
+    while tail + 1000 < 2 * SIZE - 4096:
+        tail += 1000
+        prepare(ahead)
+    assert queue.files[1].prewritten == tail + 4096 - SIZE
     assert len(queue.files) == 2
+
+
+def test_the_window_doubles_when_half_of_it_was_used_up(queue):
+    tail = 0
+    queue.create_next()
+    ahead = AllocateAhead(queue, lambda: tail, window_bytes=2048)
+    assert prepare(ahead) == 2048
+    tail = 1000
+    assert prepare(ahead) == 2048
+    tail = 2100
+    assert prepare(ahead) == 4096
+
+
+def test_zeros_wait_while_the_tail_moves_and_half_of_the_window_is_left(queue):
+    tail = 0
+    queue.create_next()
+    ahead = AllocateAhead(queue, lambda: tail, window_bytes=4096)
+    prepare(ahead)
+    tail = 1000
+    assert not ahead.step()
+    assert ahead.ready == 3096
+    assert ahead.step()
+    assert ahead.ready == 4096
+
+
+def test_a_writer_that_overtakes_the_zeros_is_left_alone_until_it_pauses(queue):
+    tail = 0
+    queue.create_next()
+    ahead = AllocateAhead(queue, lambda: tail, window_bytes=1024)
+    prepare(ahead)
+    for place in (2000, 3000, 4000):
+        tail = queue.files[0].prewritten = place
+        ahead.step()
+    assert ahead.ready == 0
+    assert prepare(ahead) == 2048
 
 
 def test_a_disk_that_fills_or_fails_stops_the_preparation_and_nothing_else():
@@ -335,7 +377,12 @@ def test_a_disk_that_fills_or_fails_stops_the_preparation_and_nothing_else():
     assert len(queue.files) == 2
 
 
-def test_a_woken_worker_looks_at_once(queue):
+def test_a_woken_worker_looks_whether_to_stop(queue):
     ahead = AllocateAhead(queue, lambda: 0, window_bytes=1)
+    stopping = threading.Event()
+    worker = threading.Thread(target=ahead.run, args=(stopping.is_set,))
+    worker.start()
+    stopping.set()
     ahead.wake()
-    ahead.wait(60)
+    worker.join(60)
+    assert not worker.is_alive()

@@ -1,0 +1,238 @@
+"""The CommitLog role over a real store, its flusher in a process of its own or away."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.doorbell import doorbell_directory
+from raymq.actors.shard_api import PutTicket
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Corrupt, DeliveryUnknown, Fenced, Rejected, Unavailable
+from raymq.store.put import FetchRequest
+from tests.support.batches import request
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = StoreConfig(
+    segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024, sync_flush_timeout_ms=10_000
+)
+HASTY = StoreConfig(
+    segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024, sync_flush_timeout_ms=100
+)
+
+FLUSHER = """
+import errno, sys
+from raymq.actors.flush_service import FlushService
+from raymq.store.files import Files
+
+class Disk(Files):
+    def sync_data(self, fd):
+        if sys.argv[2] == "broken":
+            raise OSError(errno.EIO, "the disk does not answer")
+        super().sync_data(fd)
+
+FlushService(sys.argv[1], "group_commit", segment_size_bytes=262144, files=Disk()).run()
+"""
+
+
+class Shard:
+    """One replica: its host in this process, its flusher in another."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.host: LeaderHost
+        self.flushers: list[subprocess.Popen[bytes]] = []
+
+    def open(self, config: StoreConfig = CONFIG) -> LeaderHost:
+        self.host = LeaderHost(
+            self.root,
+            config,
+            identity={"cluster_id": "c", "shard": 0},
+            roles=("group_commit",),
+        )
+        return self.host
+
+    def start_flusher(self, disk: str = "whole") -> None:
+        self.flushers.append(
+            subprocess.Popen(
+                [sys.executable, "-c", FLUSHER, str(self.root), disk],
+                cwd=ROOT,
+                env=dict(os.environ),
+                stderr=subprocess.DEVNULL,
+            )
+        )
+
+    def records(self, queue: int, count: int) -> list[bytes]:
+        """The first records of a queue, as soon as a reader sees so many."""
+        found: list[bytes] = []
+
+        def read() -> None:
+            parts = self.host.fetch(FetchRequest("t", {queue: len(found)}, 1 << 20, 1000, 1000))
+            for part in parts:
+                found.extend(part.records.to_pylist())
+
+        until(lambda: len(found) >= count, read)
+        return found
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    made = Shard(tmp_path / "store")
+    yield made
+    made.host.close(1.0)
+    for flusher in made.flushers:
+        flusher.kill()
+        flusher.wait()
+
+
+@pytest.fixture
+def serving(shard: Shard) -> Shard:
+    shard.open()
+    shard.start_flusher()
+    shard.host.call("create_topic", {"name": "t", "queues": 4, "shards": [0]})
+    return shard
+
+
+def test_puts_of_many_threads_are_answered_each_with_its_own_offsets(serving: Shard) -> None:
+    rounds, told = 40, threading.Event()
+    tickets: dict[int, list[PutTicket]] = {thread: [] for thread in range(8)}
+
+    def work(thread: int) -> None:
+        for turn in range(rounds):
+            put = request(
+                [b"%d/%d" % (thread, turn)], queue=thread % 4, producer=thread, sequence=turn
+            )
+            tickets[thread].append(serving.host.put(put, told.set))
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in tickets]
+    for worker in threads:
+        worker.start()
+    for worker in threads:
+        worker.join()
+    offsets: dict[int, list[int]] = {queue: [] for queue in range(4)}
+    for thread, mine in tickets.items():
+        got = [ticket.wait(30).first_offset for ticket in mine]
+        assert got == sorted(got)
+        offsets[thread % 4] += got
+    assert all(sorted(found) == list(range(2 * rounds)) for found in offsets.values())
+    assert told.is_set()
+    records = serving.records(1, 2 * rounds)
+    for thread in (1, 5):
+        for turn, ticket in enumerate(tickets[thread]):
+            assert b"%d/%d" % (thread, turn) in records[ticket.wait().first_offset]
+
+
+def test_a_put_that_is_refused_behind_others_fails_alone(serving: Shard) -> None:
+    host = serving.host
+    good = host.put(request([b"a"], producer=7, sequence=0))
+    gap = host.put(request([b"c"], producer=7, sequence=2))
+    newer = host.put(request([b"b"], producer=7, epoch=1, sequence=1))
+    old = host.put(request([b"b"], producer=7, epoch=0, sequence=2))
+    assert good.wait(30).first_offset == 0
+    with pytest.raises(Rejected) as refusal:
+        gap.wait(30)
+    assert refusal.value.fields["field"] == "sequence"
+    assert newer.wait(30).first_offset == 1
+    with pytest.raises(Fenced):
+        old.wait(30)
+    with pytest.raises(Rejected):
+        host.put(request([b"x"], queue=4))
+    assert host.put(request([b"d"], producer=7, epoch=1, sequence=2)).wait(30).first_offset == 2
+
+
+def test_without_a_flusher_a_put_is_unknown_and_its_repeat_finds_it(shard: Shard) -> None:
+    host = shard.open(HASTY)
+    assert host.store.create_topic("t", 1, [0]) is not None
+    first = request([b"a", b"b"], producer=9, sequence=0)
+    with pytest.raises(DeliveryUnknown) as unknown:
+        host.put(first).wait(30)
+    assert unknown.value.status == "FLUSH_DISK_TIMEOUT"
+    assert unknown.value.retriable
+    assert host.status()["confirmed"] < host.status()["appended"]
+    assert host.fetch(FetchRequest("t", {0: 0}, 1 << 20, 10, 0)) == []
+    shard.start_flusher()
+    host.config = CONFIG
+    again: list[Any] = []
+
+    def repeat() -> None:
+        try:
+            again.append(host.put(first).wait(30))
+        except DeliveryUnknown:
+            return
+
+    until(lambda: bool(again), repeat)
+    assert (again[0].first_offset, again[0].duplicates) == (0, 2)
+    assert len(shard.records(0, 2)) == 2
+
+
+def test_after_a_failed_sync_nothing_is_acknowledged_nor_the_store_opened_again(
+    shard: Shard,
+) -> None:
+    host = shard.open()
+    assert host.store.create_topic("t", 1, [0]) is not None
+    shard.start_flusher("broken")
+    granted = threading.Event()
+    # What was there before its grant is synced by the host itself.
+    until(
+        lambda: bool(host.status()["roles"]["roles"]["group_commit"]["granted"]),
+        lambda: granted.wait(0.01),
+    )
+    with pytest.raises(DeliveryUnknown):
+        host.put(request([b"a"], producer=9)).wait(30)
+    with pytest.raises(Unavailable):
+        host.put(request([b"b"], producer=9, sequence=1))
+    assert host.status()["state"] == "READ_ONLY"
+    host.close(1.0)
+    with pytest.raises(Corrupt) as refusal:
+        shard.open()
+    assert refusal.value.rule == "poisoned"
+
+
+def test_a_host_that_cannot_open_leaves_nothing_behind(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.open()
+    bell = Path(doorbell_directory(str(shard.root)))
+
+    def bells() -> set[str]:
+        return {path.name for path in bell.iterdir()}
+
+    before, descriptors = bells(), len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            LeaderHost(
+                shard.root,
+                CONFIG,
+                identity={"cluster_id": "c", "shard": 0},
+                roles=("group_commit",),
+            )
+    assert bells() == before
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_answers_go_out_once_for_puts_that_end_together(serving: Shard) -> None:
+    calls: list[int] = []
+    arrived = threading.Event()
+
+    def notifier(number: int) -> Callable[[], None]:
+        def notify() -> None:
+            calls.append(number)
+            arrived.set()
+
+        return notify
+
+    notify = notifier(1)
+    tickets = [serving.host.put(request([b"x"], producer=3, sequence=n), notify) for n in range(50)]
+    for ticket in tickets:
+        ticket.wait(30)
+    assert arrived.wait(30)
+    assert 1 <= len(calls) <= len(tickets)
