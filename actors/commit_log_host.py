@@ -209,7 +209,10 @@ class LeaderHost:
                     try:
                         appended = self._append(checked)
                     except RayMQError as error:
-                        self.counters.rejected += 1
+                        if isinstance(error, DeliveryUnknown):
+                            self.counters.unknown += 1
+                        else:
+                            self.counters.rejected += 1
                         ticket.settle(error)
                         ended.append(ticket)
                         continue

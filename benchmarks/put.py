@@ -104,28 +104,45 @@ def raw_limit(directory: Path, block_bytes: int, count: int) -> float:
 
 
 def flight_echo_ms(size: int, count: int) -> float:
-    """Milliseconds of one exchange with an echo server in another process, p50."""
+    """Milliseconds of one exchange with an echo server in another process, p50; median of three servers.
+
+    Client and server are kept on different cores, as a producer and a busy shard are: on the same core an echo
+    takes half as long, and which of both it is would be the scheduler's mood.
+    """
     import pyarrow.flight as flight
 
-    process = subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
+    def measure() -> float:
+        process = subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
+        try:
+            require = process.stdout
+            port = int(require.readline()) if require is not None else 0
+            for task in Path(f"/proc/{process.pid}/task").iterdir():
+                os.sched_setaffinity(int(task.name), others)
+            client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
+            writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"echo"))
+            writer.begin(PUT_SCHEMA)
+            batch = batch_of(1, size)
+            times = []
+            for _ in range(count):
+                begin = time.perf_counter()
+                writer.write_with_metadata(batch, b"{}")
+                reader.read_chunk()
+                times.append((time.perf_counter() - begin) * 1000)
+            writer.close()
+            client.close()
+            return percentile(times, 0.5)
+        finally:
+            process.kill()
+            process.wait()
+
+    cores = sorted(os.sched_getaffinity(0))
+    others = set(cores[1:] or cores)
+    own = threading.get_native_id()
+    os.sched_setaffinity(own, {cores[0]})
     try:
-        require = process.stdout
-        port = int(require.readline()) if require is not None else 0
-        client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
-        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"echo"))
-        writer.begin(PUT_SCHEMA)
-        batch = batch_of(1, size)
-        times = []
-        for _ in range(count):
-            begin = time.perf_counter()
-            writer.write_with_metadata(batch, b"{}")
-            reader.read_chunk()
-            times.append((time.perf_counter() - begin) * 1000)
-        client.close()
-        return percentile(times, 0.5)
+        return median_of(measure)
     finally:
-        process.kill()
-        process.wait()
+        os.sched_setaffinity(own, set(cores))
 
 
 def ray_round_trip_ms(address: str, count: int) -> float:
@@ -199,7 +216,9 @@ def flight_rate(cluster: raymq.Cluster, shape: tuple[int, int], count: int) -> f
     def measure() -> float:
         await_prewritten(cluster)
         sender = BatchSender(Routes.of(cluster))
-        sender.send("t", 0, batch).result(60)
+        # As many as may be under way: buffers of both sides are made.
+        for future in [sender.send("t", 0, batch) for _ in range(32)]:
+            future.result(60)
         begin = time.perf_counter()
         futures = [sender.send("t", 0, batch) for _ in range(count)]
         for future in futures:

@@ -330,17 +330,26 @@ def _text(key: bytes | None) -> str | None:
 
 def store_verify(options: argparse.Namespace, console: Console) -> int:
     """raymq store verify DIR: a store, or every store of a data directory."""
-    from raymq.store.inspect import verify
+    from raymq.store.inspect import check
 
     found = 0
     for root in _stores(options.directory):
-        faults = verify(root)
+        report = check(root)
+        faults, verdict = report.faults, report.verdict
         found += len(faults)
         if options.json:
-            console.json({"store": str(root), "faults": [fault.as_dict() for fault in faults]})
+            console.json(
+                {
+                    "store": str(root),
+                    "faults": [fault.as_dict() for fault in faults],
+                    "verdict": None if verdict is None else verdict.as_dict(),
+                }
+            )
             continue
         for fault in faults:
             console.line(f"{root}/{fault.file} at {fault.offset}: {fault.rule}: {fault.detail}")
+        if verdict is not None and verdict.decision == "truncate":
+            console.line(f"{root}: no fault: {verdict}")
         console.line(f"{root}: {len(faults)} faults" if faults else f"{root}: sound")
     return EXIT_FAULT if found else EXIT_OK
 

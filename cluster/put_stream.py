@@ -1,7 +1,7 @@
 """The server's end of a put stream: batches in, acks out in the same order (design D1).
 
-One reader thread (Flight's handler) a stream, and a writer thread for clients that read slowly. Bytes in flight
-are bounded, so a slow disk slows its producers down instead of filling memory.
+One reader thread (Flight's handler) a stream, and a worker for large batches and for clients that read slowly.
+Bytes in flight are bounded, so a slow disk slows its producers down instead of filling memory.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ IN_FLIGHT_BYTES_MAX = 64 << 20
 ACKS_MAX = 256
 #: bytes of acks that the client was not seen to read, written without fear of blocking: HTTP/2 lets 64 KiB pass
 UNREAD_BYTES_MAX = 16 << 10
+#: receiving a batch of this size takes long enough that it is worth a second thread
+LARGE_BYTES = 128 << 10
+#: bytes of large batches that may wait for the worker
+AHEAD_BYTES_MAX = 4 << 20
 
 #: how a stream ends when the other side is gone
 GONE = (flight.FlightError, pa.ArrowException, OSError)
@@ -61,7 +65,7 @@ class PutStreamServer:
 
     Answers go out by whoever learns of them, the shard's ack loop as a rule: a thread of the stream's own would
     cost a switch an ack. A client that does not read could block a write; so what it has not been seen to read
-    is bounded, and beyond it this stream's writer thread, which may block, takes over.
+    is bounded, and beyond it the stream's worker thread, which may block, takes over.
     """
 
     def __init__(self, backend: ShardBackend, reader: Any, writer: Any) -> None:
@@ -77,8 +81,15 @@ class PutStreamServer:
         #: bytes of all messages that were; written by the reader thread, the other one under `_sending`
         self._read_bytes = 0
         self._sent_bytes = 0
-        #: rung when answers wait for the writer thread
-        self._overflow = threading.Event()
+        #: (chunk, bytes) for the worker
+        self._large: deque[tuple[Any, int]] = deque()
+        #: how many the reader has handed to it, how many it has put
+        self._handed = self._worked = 0
+        #: wakes the worker
+        self._wake = threading.Event()
+        #: bytes read that wait for the worker, or that it puts
+        self._ahead = 0
+        #: bytes read and not answered
         self._in_flight = 0
         self._room = threading.Condition()
         self._ended = False
@@ -87,18 +98,59 @@ class PutStreamServer:
     def run(self) -> None:
         """Read until the producer ends; returns when every batch that was read is answered."""
         self._writer.begin(protocol.FETCH_SCHEMA)
-        writer = threading.Thread(target=self._write, name="raymq-put-acks", daemon=True)
-        writer.start()
+        worker = threading.Thread(target=self._work, name="raymq-put-stream", daemon=True)
+        worker.start()
         try:
             for chunk in chunks(self._reader):
-                self._put(chunk)
+                self._take(chunk)
                 if self._gone:
                     return
         finally:
-            self._send_rest()
             self._ended = True
-            self._overflow.set()
-            writer.join()
+            self._wake.set()
+            worker.join()
+            self._send_rest()
+
+    def _take(self, chunk: Any) -> None:
+        """Small batches are put at once; the next one arrives while the worker puts a large one."""
+        size = 0 if chunk.data is None else batch_bytes(chunk.data)
+        with self._room:
+            while self._is_full(size):
+                if self._gone:
+                    return
+                self._room.wait()
+            self._in_flight += size
+        if size < LARGE_BYTES and self._worked == self._handed:
+            self._put(chunk, size)
+        else:
+            self._handed += 1
+            with self._room:
+                self._ahead += size
+            self._large.append((chunk, size))
+            self._wake.set()
+
+    def _is_full(self, size: int) -> bool:
+        """Whether the next batch must wait. One larger than a limit goes alone."""
+        ahead, in_flight = self._ahead, self._in_flight
+        return bool(
+            (ahead and ahead + size > AHEAD_BYTES_MAX)
+            or (in_flight and in_flight + size > IN_FLIGHT_BYTES_MAX)
+        )
+
+    def _work(self) -> None:
+        """The worker: puts what it was handed; writes what others may not."""
+        while not self._ended or self._large:
+            self._wake.wait()
+            self._wake.clear()
+            while self._large:
+                chunk, size = self._large.popleft()
+                self._put(chunk, size)
+                del chunk
+                self._worked += 1
+                with self._room:
+                    self._ahead -= size
+                    self._room.notify_all()
+            self._send_ready(may_block=True)
 
     def _send_rest(self) -> None:
         """Answer what was read. Then nobody writes: the native writer goes with the handler."""
@@ -114,31 +166,25 @@ class PutStreamServer:
     def bye(self) -> None:
         """Tell the producer that the server stops, behind the acks of what was put."""
         self._answers.append(protocol.BYE)
-        self._overflow.set()
+        self._wake.set()
 
-    def _put(self, chunk: Any) -> None:
-        batch: pa.RecordBatch | None = chunk.data
-        size = 0 if batch is None else batch_bytes(batch)
-        with self._room:
-            # A batch larger than the limit goes alone.
-            while self._in_flight and self._in_flight + size > IN_FLIGHT_BYTES_MAX:
-                if self._gone:
-                    return
-                self._room.wait()
-            self._in_flight += size
+    def _put(self, chunk: Any, size: int) -> None:
         number = 0
         result: PutTicket | RayMQError
         try:
             meta = protocol.unpack(chunk.app_metadata)
             number = int(meta["id"])
             self._note_read(int(meta.get("read", -1)))
-            result = self._backend.put(_put_request(meta, batch), self._send_ready)
+            result = self._backend.put(_put_request(meta, chunk.data), self._send_ready)
         except RayMQError as error:
             result = error
         except (KeyError, TypeError, ValueError) as error:
             result = Rejected(
                 f"bad put metadata: {error!r}", field="metadata", limit="cluster/protocol.py"
             )
+        except Exception as error:
+            # The producer would wait for ever for this batch and all behind it.
+            result = Bug(f"put: {error!r}")
         self._answers.append(_Answer(number, result, size))
         # It may have ended before its answer stood in the queue.
         self._send_ready()
@@ -155,7 +201,7 @@ class PutStreamServer:
             try:
                 while self._ready():
                     if not may_block and self._sent_bytes - self._read_bytes > UNREAD_BYTES_MAX:
-                        self._overflow.set()
+                        self._wake.set()
                         return
                     self._send_some()
             finally:
@@ -203,13 +249,6 @@ class PutStreamServer:
                 self._gone = True
                 self._room.notify_all()
 
-    def _write(self) -> None:
-        """The writer thread."""
-        while not self._ended:
-            self._overflow.wait()
-            self._overflow.clear()
-            self._send_ready(may_block=True)
-
 
 def _put_request(meta: dict[str, Any], batch: pa.RecordBatch | None) -> PutRequest:
     if batch is None:
@@ -236,5 +275,5 @@ def _ack(answer: _Answer) -> dict[str, Any]:
     except RayMQError as error:
         return {"id": answer.number, "error": to_wire(error)}
     except Exception as error:
-        # An answer must go out: the producer would wait for ever for this batch and all behind it.
+        # As above.
         return {"id": answer.number, "error": to_wire(Bug(f"put: {error!r}"))}

@@ -417,6 +417,8 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
     environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "3"
     # An owned Ray is its own cluster, whatever else the shell points to.
     environment.pop("RAY_ADDRESS", None)
+    # Ray runs workers at nice 15: the log would get what its own producers on the machine leave over.
+    environment.setdefault("RAY_worker_niceness", "0")
     if environment["RAY_AUTH_MODE"] == "token":
         _ensure_ray_token(environment, files)
     java = find_java(environment)

@@ -43,7 +43,7 @@ class BatchReceipt(NamedTuple):
     """A stored batch: its rows have the offsets from `first_offset` on.
 
     `duplicates` leading rows were stored by an earlier try. `first_offset` is -1 when that was so
-    long ago that the shard does not know it any more.
+    long ago that the shard's log has them no more.
     """
 
     topic: str

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,12 @@ from .config import StoreConfig
 from .errors import Corrupt, RayMQError, Rejected, Unavailable, require
 from .failpoints import fail_point
 from .files import Files
-from .mapped_file import CLEAR_CHUNK_BYTES, MappedFile
+from .log_scan import Known, Visit, scan
+from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead, MappedFileQueue
 from .marks import Marks
 from .meta import Meta
-from .recovery import Decision, Facts, decide, written_until
+from .recovery import Decision
 
 #: a record may end no closer than this to the end of its file (reference 1.5)
 BLANK_BYTES = 8
@@ -48,13 +47,6 @@ class Recovered:
     own: bool
     same_boot: bool
     clean: bool
-
-
-class Stop(Enum):
-    """Why a scan over several files ended."""
-
-    END = "end"
-    GAP = "gap"
 
 
 class CommitLog:
@@ -186,9 +178,9 @@ class CommitLog:
         size = self.config.segment_size_bytes
         if self.room() >= total_bytes:
             return
-        # Blanks waste at most one append unit a file, and each file begins with a snapshot.
-        usable = size - self.config.append_unit_bytes
-        needed = 1 + (total_bytes - max(self.room(), 0)) // max(usable // 2, 1)
+        # Of what the snapshot leaves of a file (5/8, see `snapshot_bytes_max`) a record of any size wastes at most
+        # half.
+        needed = 1 + (total_bytes - max(self.room(), 0)) // (size // 4)
         last = self.queue.files[-1].start + size if self.queue.files else 0
         want = -(-self.end // size) * size + needed * size
         while last < want:
@@ -217,7 +209,7 @@ class CommitLog:
         start = self.end
         self._store(data)
         end = start + len(data)
-        self.chain.append(ChainUnit(start, end, epoch, crc32c(data), self.chain.value))
+        self._link(ChainUnit(start, end, epoch, crc32c(data), self.chain.value), len(data))
         self.end = end
         self.marks.appended_end = end
         return start
@@ -233,6 +225,15 @@ class CommitLog:
             file.pwrite(data, position)
         except (OSError, RayMQError):
             self._take_back(file, position, len(data))
+            raise
+
+    def _link(self, unit: ChainUnit, stored_bytes: int) -> None:
+        """Append the unit of bytes that were just stored; where that fails they are taken back."""
+        try:
+            self.chain.append(unit)
+        except (OSError, RayMQError):
+            file = self._current()
+            self._take_back(file, unit.start - file.start, stored_bytes)
             raise
 
     def _take_back(self, file: MappedFile, position: int, length: int) -> None:
@@ -259,10 +260,12 @@ class CommitLog:
         file = self._current()
         left = file.start + size - self.end
         start = self.end
-        self._store(record.blank(left))
+        blank = record.blank(left)
+        self._store(blank)
         view = file.read_view()
         crc = crc32c(view[start - file.start : size])
-        self.chain.append(ChainUnit(start, start + left, epoch, crc, self.chain.value))
+        unit = ChainUnit(start, start + left, epoch, crc, self.chain.value)
+        self._link(unit, len(blank))
         self.end = start + left
         self.marks.appended_end = self.end
         fail_point("log.roll")
@@ -419,7 +422,7 @@ class CommitLog:
     def recover(
         self,
         scan_from: int,
-        visit: Callable[[memoryview, int, record.Walk], None] | None = None,
+        visit: Visit | None = None,
     ) -> Recovered:
         """Walk from the start of the segment of `scan_from`, decide about the stop position, finish the log.
 
@@ -427,40 +430,18 @@ class CommitLog:
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         size = self.config.segment_size_bytes
-        end = begin = self.start
-        believed, differs = self._compare_chain(scan_from)
-        open_end = False
-        fault = "the log ends"
-        for file in self.queue.files:
-            if file.start + size <= scan_from:
-                end = begin = file.start + size
-                continue
-            view = file.read_view()
-            stop = size if differs is None else max(0, min(size, differs - file.start))
-            walk = record.walk(view, file.start, stop=stop, check_position=self.own)
-            fault = walk.reason.value
-            if walk.end == differs:
-                fault = "bytes differ from their chain unit"
-            if self.own:
-                written = written_until(view, file.start, walk, believed)
-                if written < len(walk.positions):
-                    fault = "a record's topic or properties were never written"
-                    end = int(walk.positions[written])
-                    walk = record.Walk(
-                        walk.positions[:written], walk.sizes[:written], end, record.WalkStop.STOPPED
-                    )
-            if visit is not None and len(walk.positions):
-                visit(view, file.start, walk)
-            end = walk.end
-            if walk.reason is record.WalkStop.BLANK:
-                end = file.start + size
-                continue
-            open_end = True
-            break
-        row = decide(self._facts(end, in_file=open_end))
+        found = scan(
+            self.queue,
+            self.chain,
+            Known(self.own, self.same_boot, self.synced, self.marks.appended_end),
+            files=self.files,
+            scan_from=scan_from,
+            visit=visit,
+        )
+        row, end = found.row, found.end
         if row.decision is Decision.CORRUPT:
             raise Corrupt(
-                f"recovery stopped at offset {end} of {self.root / 'commitlog'} ({fault}): {row.cause} "
+                f"recovery stopped at offset {end} of {self.root / 'commitlog'} ({found.fault}): {row.cause} "
                 f"(row {row.name}; synced {self.synced}, appended {self.marks.appended_end}). Nothing was "
                 "changed; `raymq store verify` names the fault.",
                 path=str(self.root / "commitlog"),
@@ -477,7 +458,7 @@ class CommitLog:
         if tail is not None:
             # Behind the end there are zeros, but perhaps in reserved blocks only: prewrite them anew.
             tail.prewritten = end - tail.start
-        self.chain.truncate_to(min(believed, end))
+        self.chain.truncate_to(min(found.believed, end))
         self.chain.sync()
         self.complete_chain()
         # From now on these units vouch for what was found, after another power loss too.
@@ -500,65 +481,9 @@ class CommitLog:
             }
         )
         self.recovered = Recovered(
-            end, begin, row.name, row.cause, self.own, self.same_boot, not self.crashed
+            end, found.begin, row.name, row.cause, self.own, self.same_boot, not self.crashed
         )
         return self.recovered
-
-    def _has_bytes(self, file: MappedFile, offset: int) -> bool:
-        """Whether a file has a non-zero byte from `offset` on.
-
-        By reads: touching the pages of a map of a fresh 1 GiB file was measured to take 8 times as long.
-        """
-        fd = self.files.open_file(file.path, writable=False)
-        try:
-            for position in range(offset - file.start, file.size, CLEAR_CHUNK_BYTES):
-                chunk = self.files.pread(fd, CLEAR_CHUNK_BYTES, position)
-                if chunk.count(0) != len(chunk):
-                    return True
-            return False
-        finally:
-            self.files.close(fd)
-
-    def _compare_chain(self, scan_from: int) -> tuple[int, int | None]:
-        """Load the chain and compare it with the bytes from `scan_from` on.
-
-        Returns: the end of the bytes that units vouch for, and the start of the first unit whose bytes differ.
-        """
-        self.chain.load()
-        believed = self.start
-        top = self.queue.files[-1].start + self.queue.file_size if self.queue.files else 0
-        for unit in self.chain.units(self.start, top):
-            file = self.queue.find(unit.start)
-            if unit.start != believed or file is None:
-                break
-            if unit.end > scan_from:
-                view = file.read_view()[unit.start - file.start : unit.end - file.start]
-                if crc32c(view) != unit.crc:
-                    # A leader's unit may span the end that was synced here before it: its synced records stay.
-                    spans = unit.start < self.synced < unit.end and not self.same_boot
-                    return believed, unit.start if self.own and not spans else None
-            believed = unit.end
-        return believed, None
-
-    def _facts(self, end: int, *, in_file: bool) -> Facts:
-        file = self.queue.find(end) if in_file else None
-        dirty = later = False
-        if file is not None:
-            dirty = self._has_bytes(file, end)
-            # The scan found the record at the end itself bad.
-            later = dirty and _valid_record_from(file.read_view(), file.start, end + 1)
-        for behind in self.queue.files:
-            if behind.start > end and self._has_bytes(behind, behind.start):
-                dirty = True
-                later = later or _valid_record_from(behind.read_view(), behind.start, behind.start)
-        return Facts(
-            own=self.own,
-            same_boot=self.same_boot,
-            below_synced=end < self.marks.synced_end,
-            below_appended=end < self.marks.appended_end,
-            dirty=dirty,
-            later_valid=later,
-        )
 
     def complete_chain(self) -> None:
         """Make units for log bytes that have none: the chain is a cache."""
@@ -616,19 +541,6 @@ def check_units(units: list[ChainUnit], data: memoryview) -> None:
                 offset=unit.start,
                 rule="chain crc",
             )
-
-
-def _valid_record_from(view: memoryview, base: int, offset: int) -> bool:
-    """Whether a record with a right magic, length, position and body CRC starts at `offset` or behind it."""
-    tail = view[offset - base :].tobytes()
-    for magic in record.MAGICS:
-        at = tail.find(magic, 4)
-        while at >= 0:
-            start = offset - base + at - 4
-            if len(record.walk(view[start:], base + start, limit=1).positions):
-                return True
-            at = tail.find(magic, at + 1)
-    return False
 
 
 def _refuse_foreign_directory(root: Path, files: Files) -> None:

@@ -59,3 +59,8 @@ class StoreConfig:
     def append_unit_bytes(self) -> int:
         """Most bytes of one append unit: each is contiguous in one file and has one chain unit (D3)."""
         return min(4 * MIB + 64 * 1024, self.segment_size_bytes // 4)
+
+    @property
+    def snapshot_bytes_max(self) -> int:
+        """A larger snapshot is left out: with the largest record, half a file, it must fit one file."""
+        return self.segment_size_bytes * 3 // 8

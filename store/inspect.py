@@ -18,16 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from . import format as fmt
-from . import record, rows
+from . import rows
 from .chain import Chain
-from .checksum import crc32c
 from .config import StoreConfig
-from .consume_queue import ConsumeQueue
+from .consume_queue import BLANK_SIZE, ConsumeQueue
 from .errors import Corrupt, RayMQError, Rejected
 from .files import Files
+from .log_scan import Known, Scan, scan
 from .mapped_file_queue import MappedFileQueue
+from .marks import read_marks
+from .meta import read_meta
 from .properties import decode as decode_properties
-from .record import WalkStop
+from .recovery import Decision
 
 Int64s = npt.NDArray[np.int64]
 _NO_QUEUE = (0x4, 0xC)
@@ -47,6 +49,28 @@ class Fault:
         return {"kind": "fault", **vars(self)}
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a start would do where the log ends: a row of the decision table of docs/recovery.md."""
+
+    end: int
+    #: keep | truncate | corrupt
+    decision: str
+    row: str
+    #: what the walk found there
+    found: str
+    #: what physically can have happened
+    cause: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON output."""
+        return dict(vars(self))
+
+    def __str__(self) -> str:
+        does = {"keep": "the log ends", "truncate": "a start cuts the log", "corrupt": "damage"}
+        return f"{does[self.decision]} at {self.end} (row {self.row}; {self.found}): {self.cause}"
+
+
 class ReadOnlyStore:
     """The files of a store, opened for reading only."""
 
@@ -59,22 +83,34 @@ class ReadOnlyStore:
                 field="DIR",
                 limit="a store directory",
             )
-        names = [n for n in self.files.list(root / "commitlog") if n.isdigit()]
-        #: what most files have, so that one of a wrong length is the one that is named
-        sizes = Counter(self._size(root / "commitlog" / name) for name in names)
-        self.segment_size_bytes = sizes.most_common(1)[0][0] if sizes else 0
+        self.segment_size_bytes = self._usual_size([root / "commitlog"])
         self.faults: list[Fault] = []
         self.log: MappedFileQueue | None = None
-        if names:
+        if self.segment_size_bytes:
             self.log = MappedFileQueue(
                 root / "commitlog", self.segment_size_bytes, files=self.files, writable=False
             )
             self.log.load()
-        self.own = self.files.exists(root / "raymq" / "meta")
+        self._meta = read_meta(root / "raymq" / "meta", files=self.files)
+        #: before the scan: what is appended meanwhile stands above them
+        self._marks = read_marks(root / "raymq" / "marks", files=self.files)
+        self.own = self._meta.get("store_id") is not None
+        self.verdict: Verdict | None = None
         self.start = self.log.min_offset if self.log is not None else 0
         self.end = self.start
-        self.positions: list[Int64s] = []
-        self.sizes: list[Int64s] = []
+        #: the valid records of each file: its view, its start, their positions and sizes
+        self._records: list[tuple[memoryview, int, Int64s, Int64s]] = []
+
+    def _usual_size(self, directories: list[Path]) -> int:
+        """What most files have, so that one of a wrong length is the one that is named; 0 when all are empty."""
+        sizes = Counter(
+            self._size(directory / name)
+            for directory in directories
+            for name in self.files.list(directory)
+            if name.isdigit()
+        )
+        # An unfinished file is shorter.
+        return max(((n, size) for size, n in sizes.items() if size), default=(0, 0))[1]
 
     def _size(self, path: Path) -> int:
         fd = self.files.open_file(path, writable=False)
@@ -84,44 +120,59 @@ class ReadOnlyStore:
             self.files.close(fd)
 
     def scan(self) -> None:
-        """Walk the whole log in memory; a stop that is no clean end becomes a fault."""
-        size = self.segment_size_bytes
-        for file in self.log.files if self.log is not None else []:
-            view = file.read_view()
-            walk = record.walk(view, file.start, stop=size, check_position=self.own)
-            self.positions.append(walk.positions)
-            self.sizes.append(walk.sizes)
-            self.end = walk.end
-            if walk.reason is WalkStop.BLANK:
-                self.end = file.start + size
-                continue
-            rest = np.frombuffer(view, dtype=np.uint8)[walk.end - file.start :]
-            last = self.log is not None and file is self.log.files[-1]
-            if rest.any() or walk.reason is not WalkStop.END_OF_DATA:
-                self._fault(
-                    file.path,
-                    walk.end,
-                    "records are valid up to the end of the log",
-                    f"{walk.reason.value} at {walk.end}; non-zero bytes follow",
-                )
-            elif not last and self.log is not None and self._has_records(file.start + size):
-                self._fault(
-                    file.path,
-                    walk.end,
-                    "every file but the newest ends with a blank record",
-                    "zeros in the middle of the log",
-                )
-            break
+        """Walk the whole log in memory as recovery does; what recovery would report becomes a fault."""
+        poisoned = self._meta.get("poisoned")
+        if poisoned:
+            self._fault(self.root / "raymq" / "meta", 0, "poisoned", str(poisoned))
+        if self.log is None:
+            return
+        chain = self._chain()
+        try:
+            found = self._scan(self.log, chain)
+        finally:
+            if chain is not None:
+                chain.close()
+        self.end, row = found.end, found.row
+        self.verdict = Verdict(found.end, row.decision.value, row.name, found.fault, row.cause)
+        if row.decision is Decision.CORRUPT:
+            file = self.log.find(found.end)
+            self._fault(
+                self.log.directory if file is None else file.path,
+                found.end,
+                f"recovery row {row.name}",
+                f"{found.fault}: {row.cause}",
+            )
 
-    def _has_records(self, from_offset: int) -> bool:
-        for file in self.log.files if self.log is not None else []:
-            if file.start >= from_offset:
-                walk = record.walk(
-                    file.read_view(), file.start, stop=self.segment_size_bytes, limit=1
-                )
-                if len(walk.positions):
-                    return True
-        return False
+    def _scan(self, log: MappedFileQueue, chain: Chain | None) -> Scan:
+        marks = self._marks
+        #: a cut that was begun: the next start finishes it before it looks at anything
+        cut = self._meta.get("cut")
+        return scan(
+            log,
+            chain,
+            Known(
+                self.own,
+                self._same_boot,
+                marks.synced_end if cut is None else min(cut, marks.synced_end),
+                marks.appended_end if cut is None else min(cut, marks.appended_end),
+            ),
+            files=self.files,
+            scan_from=self.start,
+            visit=lambda view, base, walk: self._records.append(
+                (view, base, walk.positions, walk.sizes)
+            ),
+            top=cut,
+        )
+
+    def _chain(self) -> Chain | None:
+        directory = self.root / "raymq" / "chain"
+        if not self.files.exists(directory):
+            return None
+        return Chain(directory, self.segment_size_bytes, files=self.files, writable=False)
+
+    @property
+    def _same_boot(self) -> bool:
+        return bool(self._meta.get("boot_id") == self.files.boot_id())
 
     def _fault(self, file: Path, offset: int, rule: str, detail: str) -> None:
         self.faults.append(Fault(str(file.relative_to(self.root)), offset, rule, detail))
@@ -133,21 +184,25 @@ class ReadOnlyStore:
         base = self.root / "consumequeue"
         if not self.files.exists(base):
             return
-        for topic in self.files.list(base):
-            for name in sorted((n for n in self.files.list(base / topic) if n.isdigit()), key=int):
-                directory = base / topic / name
-                names = self.files.list(directory)
-                if not names:
-                    continue
-                queue = ConsumeQueue(
-                    directory, self._size(directory / names[0]), files=self.files, writable=False
-                )
-                queue.load()
-                queue.recover()
-                yield topic, int(name), queue
+        found = [
+            (topic, int(name), base / topic / name)
+            for topic in self.files.list(base)
+            for name in self.files.list(base / topic)
+            if name.isdigit()
+        ]
+        size = self._usual_size([directory for _, _, directory in found])
+        for topic, queue_id, directory in sorted(found) if size else []:
+            queue = ConsumeQueue(directory, size, files=self.files, writable=False)
+            queue.load()
+            queue.recover()
+            yield topic, queue_id, queue
 
     def check_queues(self) -> None:
-        """Every unit points at the record it says, offsets are dense, nothing dispatched is missing."""
+        """Every unit points at the record it says, offsets are dense, nothing dispatched is missing.
+
+        Units that a start would cut and make anew are left out: those of records behind the log's end, and after a
+        power loss those above the dispatched mark.
+        """
         expected = self._expected()
         seen: set[tuple[str, int]] = set()
         for topic, queue_id, queue in self.queues():
@@ -170,14 +225,16 @@ class ReadOnlyStore:
     ) -> None:
         directory = self.root / "consumequeue" / topic / str(queue_id)
         low, high = queue.min_offset, queue.max_offset
+        units = queue.read(low, high - low)
+        kept = units["position"].astype(np.int64) + units["size"] <= self._queues_end
+        kept &= units["size"] != BLANK_SIZE
         if want is None:
-            if high > low:
+            if kept.any():
                 self._fault(directory, low, "units point at records", "the log has no such queue")
             return
-        units = queue.read(low, high - low)
         known = np.searchsorted(want["offset"], np.arange(low, high))
-        for index, unit in enumerate(units):
-            at = int(known[index])
+        for index in np.flatnonzero(kept).tolist():
+            unit, at = units[index], int(known[index])
             offset = low + index
             found = at < len(want["offset"]) and int(want["offset"][at]) == offset
             if not found or int(want["position"][at]) != int(unit["position"]):
@@ -202,6 +259,14 @@ class ReadOnlyStore:
                 )
                 return
 
+    @property
+    def _queues_end(self) -> int:
+        """Consume queues are believed up to here."""
+        crashed = self.files.exists(self.root / "abort")
+        if not self.own or self._same_boot or not crashed:
+            return self.end
+        return min(self.end, self._marks.dispatched_end)
+
     def _expected(self) -> dict[tuple[str, int], dict[str, Int64s]]:
         parts: dict[tuple[str, int], list[rows.RowRun]] = {}
         for run in self._runs():
@@ -218,37 +283,8 @@ class ReadOnlyStore:
         }
 
     def _runs(self) -> Iterator[rows.RowRun]:
-        files = self.log.files if self.log is not None else []
-        for file, positions, sizes in zip(files, self.positions, self.sizes, strict=False):
-            yield from rows.runs(file.read_view(), file.start, positions, sizes)
-
-    def check_chain(self) -> None:
-        """The bytes of every chain unit have its CRC-32C."""
-        directory = self.root / "raymq" / "chain"
-        if not self.files.exists(directory) or self.log is None:
-            return
-        chain = Chain(directory, self.segment_size_bytes, files=self.files, writable=False)
-        chain.load()
-        at = None
-        for unit in chain.units(self.start, self.end):
-            file = self.log.find(unit.start)
-            if file is None or unit.end > self.end:
-                break
-            if at is not None and unit.start != at:
-                self._fault(
-                    directory, unit.start, "chain units are contiguous", f"gap before, at {at}"
-                )
-                break
-            at = unit.end
-            data = file.read_view()[unit.start - file.start : unit.end - file.start]
-            if crc32c(data) != unit.crc:
-                self._fault(
-                    file.path,
-                    unit.start,
-                    "bytes have the CRC-32C of their chain unit",
-                    f"unit [{unit.start}, {unit.end})",
-                )
-        chain.close()
+        for view, base, positions, sizes in self._records:
+            yield from rows.runs(view, base, positions, sizes)
 
     # --- messages -------------------------------------------------------------------------------------------
 
@@ -323,24 +359,40 @@ def _message(row: dict[str, Any], position: int, size: int, unit: Any) -> dict[s
     }
 
 
-def verify(root: Path) -> list[Fault]:
-    """Every fault of a store: file, offset, rule. Empty when there is none.
+@dataclass(frozen=True)
+class Report:
+    """What `check` found."""
+
+    faults: list[Fault]
+    #: None when the log could not be walked or has no file
+    verdict: Verdict | None
+
+
+def check(root: Path, files: Files | None = None) -> Report:
+    """Every fault of a store, and what a start would do where its log ends.
 
     Raises: Rejected when `root` is no store. Changes nothing.
     """
     try:
-        store = ReadOnlyStore(root)
+        store = ReadOnlyStore(root, files)
     except Corrupt as error:
-        return [_from_error(root, error)]
+        return Report([_from_error(root, error)], None)
     try:
         store.scan()
         store.check_queues()
-        store.check_chain()
-    except (Corrupt, RayMQError) as error:
+    except RayMQError as error:
         store.faults.append(_from_error(root, error))
     finally:
         store.close()
-    return store.faults
+    return Report(store.faults, store.verdict)
+
+
+def verify(root: Path, files: Files | None = None) -> list[Fault]:
+    """Every fault of a store: file, offset, rule. Empty when there is none; a torn tail that a start cuts is none.
+
+    Raises: Rejected when `root` is no store. Changes nothing.
+    """
+    return check(root, files).faults
 
 
 def _from_error(root: Path, error: RayMQError) -> Fault:
@@ -369,6 +421,7 @@ def dump(root: Path) -> Iterator[dict[str, Any]]:
             "errors": len(store.faults),
             "maxPhy": store.end,
             "faults": [fault.as_dict() for fault in store.faults],
+            "verdict": None if store.verdict is None else store.verdict.as_dict(),
         }
     finally:
         store.close()

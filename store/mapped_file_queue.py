@@ -52,9 +52,11 @@ class MappedFileQueue:
                     path=str(self.directory / name),
                     rule="file name",
                 )
-        if names and self._writable and self._is_unfinished(names[-1]):
-            self._fs.unlink(self.directory / names.pop())
-            self._fs.sync_dir(self.directory)
+        if names and self._is_unfinished(names[-1]):
+            unfinished = names.pop()
+            if self._writable:
+                self._fs.unlink(self.directory / unfinished)
+                self._fs.sync_dir(self.directory)
         try:
             for name in names:
                 self._load_file(name)

@@ -7,7 +7,9 @@ R16). Written before any answer that relies on it. Each word is stored by one al
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import require
 from .files import Files
@@ -92,3 +94,18 @@ class Marks:
         self._words.release()
         self._files.unmap(self._view)
         self._files.close(self._fd)
+
+
+class MarkValues(NamedTuple):
+    """The marks as they stood in the file."""
+
+    appended_end: int = 0
+    synced_end: int = 0
+    confirmed_end: int = 0
+    dispatched_end: int = 0
+
+
+def read_marks(path: Path, *, files: Files) -> MarkValues:
+    """The marks without opening them for writing; zeros where there are none."""
+    data = files.read_file(path) if files.exists(path) else b""
+    return MarkValues(*struct.unpack_from("=4q", data)) if len(data) >= PAGE_BYTES else MarkValues()

@@ -23,9 +23,11 @@ from .clock import Clock
 from .commit_log import CommitLog
 from .config import StoreConfig
 from .consume_queue import BLANK_SIZE, ConsumeQueue
-from .errors import OffsetOutOfRange, RayMQError, Rejected, Unavailable
+from .duplicates import Search
+from .errors import DeliveryUnknown, OffsetOutOfRange, RayMQError, Rejected, Unavailable, require
 from .failpoints import fail_point
 from .files import Files
+from .mapped_file import MappedFile
 from .producer_stamp import Stamp
 from .put import Append, FetchSlice, PutRequest
 from .state import (
@@ -35,9 +37,12 @@ from .state import (
     PRODUCER,
     SNAPSHOT,
     TOPIC,
+    UNKNOWN_OFFSET,
     ShardState,
+    SnapshotParts,
     TopicInfo,
 )
+from .status import PutStatus
 
 Int64s = npt.NDArray[np.int64]
 Prepared = record.Prepared | record.PreparedRow
@@ -66,6 +71,8 @@ class CheckedPut(NamedTuple):
 
     request: PutRequest
     prepared: Prepared
+    #: queue offset of the first row, when it is a duplicate that had to be searched
+    original_offset: int = UNKNOWN_OFFSET
 
 
 class MessageStore:
@@ -87,6 +94,8 @@ class MessageStore:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._queues_lock = threading.Lock()
         self._pending: deque[Pending] = deque()
+        #: start of the newest segment that needs no snapshot any more
+        self._headed = -1
         self._closed = False
 
     @classmethod
@@ -133,10 +142,8 @@ class MessageStore:
         complete = (
             known if log.same_boot or not log.crashed else min(known, log.marks.dispatched_end)
         )
-        begin = min(self._snapshot_segment(), max(complete, log.start))
-        if not log.same_boot and log.own:
-            begin = min(begin, max(log.synced, log.start))
-        log.recover(begin, self._visit)
+        low = complete if log.same_boot or not log.own else min(complete, log.synced)
+        log.recover(self._scan_start(low), self._visit)
         if log.recovered is not None and log.recovered.row == "K" and not log.own:
             log.note_synced(log.end)
         # After a reboot a unit above what was synced may be torn: it is dispatched again.
@@ -144,9 +151,14 @@ class MessageStore:
         for queue in self._queues.values():
             queue.truncate(keep)
         self.dispatched = min(max(complete, log.start), log.end)
+        tail = log.queue.find(log.end)
+        if tail is not None:
+            complete_at, parts_end = self._head(tail)
+            if complete_at is not None or parts_end < log.end:
+                self._headed = tail.start
         if not log.queue.files:
             with self._lock:
-                self._roll()
+                self._begin_segment()
 
     def _load_queues(self) -> None:
         base = self.log.root / "consumequeue"
@@ -157,17 +169,36 @@ class MessageStore:
                     queue.load()
                     queue.recover(after_crash=self.log.crashed)
 
-    def _snapshot_segment(self) -> int:
-        """Start of the newest segment that begins with a snapshot; the log's start when there is none."""
+    def _scan_start(self, low: int) -> int:
+        """Start of the newest segment whose snapshot is complete and ends at or below `low`; else the log's start.
+
+        Below `low` nothing can be cut: no torn tail takes away the snapshot that the state is made from.
+        """
         for file in reversed(self.log.queue.files):
-            walk = record.walk(
-                file.read_view(), file.start, stop=self.config.segment_size_bytes, limit=1
-            )
-            if len(walk.positions):
-                batch = record.decode(file.read_view(), walk.positions - file.start, walk.sizes)
-                if batch.column("topic")[0].as_py() == INTERNAL_TOPIC:
+            if file.start < low:
+                complete_at, _ = self._head(file)
+                if complete_at is not None and complete_at <= low:
                     return file.start
         return self.log.start
+
+    def _head(self, file: MappedFile) -> tuple[int | None, int]:
+        """Where the snapshot that a segment begins with is complete, and where its SNAPSHOT records end.
+
+        None: it was broken off, or there is none.
+        """
+        view, at = file.read_view(), file.start
+        parts = SnapshotParts()
+        while True:
+            walk = record.walk(view[at - file.start :], at, limit=1)
+            if not len(walk.positions):
+                return None, at
+            batch = record.decode(view, walk.positions - file.start, walk.sizes)
+            tag = rows.tag_column(batch.column("properties"))[0].as_py()
+            if batch.column("topic")[0].as_py() != INTERNAL_TOPIC or tag != SNAPSHOT.encode():
+                return None, at
+            at = walk.end
+            if parts.add(batch.column("body")[0].as_py()) is not None:
+                return at, at
 
     def _visit(self, view: memoryview, base: int, walk: record.Walk) -> None:
         for run in rows.runs(view, base, walk.positions, walk.sizes):
@@ -221,43 +252,71 @@ class MessageStore:
             row=row,
         )
         self._check_sizes(prepared)
-        return CheckedPut(request, prepared)
+        # A duplicate's first offset is searched here, where nobody else waits for it.
+        return CheckedPut(request, prepared, self._original_offset(request))
 
     def append(self, checked: CheckedPut) -> Append:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
 
-        Raises: Rejected for a gap in the sequences, Fenced, StorageFull, Unavailable; nothing was stored.
+        Raises: Rejected for a gap in the sequences, Fenced, StorageFull, Unavailable, OSError; nothing was stored.
+        DeliveryUnknown when the first rows are stored and the next ones could not be: `append` says what is.
         Source: CommitLog#asyncPutMessages; the order of steps is design section 3.
         """
-        request, prepared = checked
-        count = prepared.count
         with self._lock:
-            skip = 0
-            if request.producer_id is not None:
-                admission = self.state.admit(
-                    request.producer_id,
-                    request.epoch,
-                    request.topic,
-                    request.queue_id,
-                    request.first_sequence,
-                    count,
-                )
-                skip = admission.duplicates
-                if skip:
-                    self.state.raise_epoch(request.producer_id, request.epoch)
-                if skip == count:
-                    return Append(
-                        first_offset=admission.first_offset,
-                        count=count,
-                        duplicates=count,
-                        store_time_ms=self.state.store_time_ms,
-                        physical_offset=-1,
-                        end_offset=admission.end_offset,
-                    )
-            appended = self._append(prepared, request, skip)
+            appended = self._append_new(checked)
+        if appended.duplicates and appended.first_offset == UNKNOWN_OFFSET:
+            first_offset = checked.original_offset
+            if first_offset == UNKNOWN_OFFSET:
+                # It became a duplicate after the check, or the log has it no more.
+                first_offset = self._original_offset(checked.request)
+            appended = appended._replace(first_offset=first_offset)
+        return appended
+
+    def _append_new(self, checked: CheckedPut) -> Append:
+        """Append the rows that are not stored yet."""
+        request, prepared = checked.request, checked.prepared
+        count = prepared.count
+        skip = 0
+        if request.producer_id is not None:
+            admission = self.state.admit(
+                request.producer_id,
+                request.epoch,
+                request.topic,
+                request.queue_id,
+                request.first_sequence,
+                count,
+            )
+            skip = admission.duplicates
             if skip:
-                appended = appended._replace(first_offset=admission.first_offset, duplicates=skip)
-            return appended._replace(count=count)
+                self.state.raise_epoch(request.producer_id, request.epoch)
+            if skip == count:
+                return Append(
+                    first_offset=admission.first_offset,
+                    count=count,
+                    duplicates=count,
+                    store_time_ms=self.state.store_time_ms,
+                    physical_offset=-1,
+                    end_offset=admission.end_offset,
+                )
+        appended = self._append(prepared, request, skip)
+        if skip:
+            appended = appended._replace(first_offset=admission.first_offset, duplicates=skip)
+        return appended._replace(count=count)
+
+    def _original_offset(self, request: PutRequest) -> int:
+        """Where the batch's first row was stored; UNKNOWN_OFFSET when it was not, or is retained no more.
+
+        Callers: any thread, without the put lock.
+        """
+        if request.producer_id is None:
+            return UNKNOWN_OFFSET
+        entry = self.state.producers.get((request.producer_id, request.topic, request.queue_id))
+        if entry is None or request.first_sequence >= entry.next_sequence:
+            return UNKNOWN_OFFSET
+        dispatched = self.dispatched
+        queue = self._queues.get((request.topic, request.queue_id))
+        search = Search(self.log, request.topic, request.queue_id, request.producer_id)
+        return search.find(request.first_sequence, entry, queue, dispatched)
 
     def _check_target(self, topic: str, queue_id: int) -> None:
         info = self.state.topics.get(topic)
@@ -296,80 +355,110 @@ class MessageStore:
 
     def _append(self, prepared: Prepared, request: PutRequest, skip: int) -> Append:
         log, state = self.log, self.state
+        self._begin_segment()
         ends = np.cumsum(prepared.sizes)
         total = int(ends[-1])
         done = int(ends[skip - 1]) if skip else 0
         log.ensure_room(total - done)
         now = max(state.store_time_ms, self.clock.now_ms())
-        key = (request.topic, request.queue_id)
-        first_offset = offset = state.next_offsets.get(key, 0)
-        physical = -1
         row, count = skip, len(prepared.sizes)
-        while row < count:
-            room = log.room()
-            limit = min(room, self.config.append_unit_bytes)
-            if total - done <= limit:
-                stop = count
-            elif limit > 0:
-                stop = int(np.searchsorted(ends, done + limit, side="right"))
-            else:
-                stop = row
-            if stop <= row:
-                if room < int(prepared.sizes[row]):
-                    self._roll()
-                    continue
-                stop = row + 1
-            data = prepared.encode(
-                row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=now
-            )
-            start = log.append(data, self.epoch)
-            if physical < 0:
-                physical = start
-            sizes = prepared.sizes[row:stop]
-            positions = start + ends[row:stop] - sizes - done
-            self._pend(
-                Pending(
-                    start,
-                    log.end,
-                    request.topic,
-                    request.queue_id,
-                    offset,
-                    positions,
-                    sizes,
-                    prepared.tags_codes[row:stop],
-                )
-            )
-            state.apply_rows(
+        first: Append | None = None
+        try:
+            while row < count:
+                room = log.room()
+                limit = min(room, self.config.append_unit_bytes)
+                if total - done <= limit:
+                    stop = count
+                elif limit > 0:
+                    stop = int(np.searchsorted(ends, done + limit, side="right"))
+                else:
+                    stop = row
+                if stop <= row:
+                    if room < int(prepared.sizes[row]):
+                        log.seal(self.epoch)
+                        self._begin_segment()
+                        continue
+                    stop = row + 1
+                appended = self._append_unit(prepared, request, row, stop, now)
+                first = first or appended
+                done = int(ends[stop - 1])
+                row = stop
+        except (OSError, RayMQError) as error:
+            if first is None:
+                raise
+            stored = first._replace(count=row - skip, end_offset=log.end)
+            raise DeliveryUnknown(
+                f"rows {skip} to {row - 1} of {count} are stored, the others are not: {error}; a retry with the "
+                "same sequence is safe",
+                status=PutStatus.UNKNOWN_ERROR.value,
+                append=stored._asdict(),
+            ) from error
+        require(first is not None, "a batch has a row that is new", skip=skip, count=count)
+        return first._replace(count=count, end_offset=log.end)  # type: ignore[union-attr]
+
+    def _append_unit(
+        self, prepared: Prepared, request: PutRequest, row: int, stop: int, now: int
+    ) -> Append:
+        """Append rows [row, stop), which fit the current file."""
+        log, state = self.log, self.state
+        # Looked up for each unit: the snapshot of a new segment takes offsets of the internal queue.
+        offset = state.next_offsets.get((request.topic, request.queue_id), 0)
+        data = prepared.encode(
+            row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=now
+        )
+        start = log.append(data, self.epoch)
+        sizes = prepared.sizes[row:stop]
+        self._pend(
+            Pending(
+                start,
+                log.end,
                 request.topic,
                 request.queue_id,
                 offset,
-                stop - row,
-                log.end,
-                now,
-                producer=request.producer_id,
-                epoch=request.epoch,
-                first_sequence=request.first_sequence + row,
+                start + np.cumsum(sizes) - sizes,
+                sizes,
+                prepared.tags_codes[row:stop],
             )
-            offset += stop - row
-            done = int(ends[stop - 1])
-            row = stop
-        return Append(
-            first_offset=first_offset,
-            count=count,
-            duplicates=0,
-            store_time_ms=now,
-            physical_offset=physical,
-            end_offset=log.end,
         )
+        state.apply_rows(
+            request.topic,
+            request.queue_id,
+            offset,
+            stop - row,
+            log.end,
+            now,
+            producer=request.producer_id,
+            epoch=request.epoch,
+            first_sequence=request.first_sequence + row,
+        )
+        return Append(offset, stop - row, 0, now, start, log.end)
 
-    def _roll(self) -> None:
-        """Seal the current file; the next one begins with a snapshot of the state (D6)."""
-        self.log.seal(self.epoch)
-        for body in self.state.snapshot(min(1 << 20, self.config.segment_size_bytes // 8)):
-            self._append_internal(SNAPSHOT, body)
-        fail_point("log.after_snapshot")
+    def _begin_segment(self) -> None:
+        """See to it that a snapshot of the state stands in a segment before anything else does (D6).
 
-    def _append_internal(self, kind: str, body: bytes) -> Append:
+        A broken-off one, of a crash or of a full disk, is followed by a whole one; where that finds no room any
+        more, the segment ends. A state too large for a file is left out: recovery then begins earlier.
+        """
+        log, size = self.log, self.config.segment_size_bytes
+        while self._headed != log.end - log.end % size:
+            parts = [
+                self._internal(SNAPSHOT, body)
+                for body in self.state.snapshot(min(1 << 20, size // 8))
+            ]
+            needed = sum(int(part.prepared.sizes[0]) for part in parts)
+            if needed <= self.config.snapshot_bytes_max:
+                log.ensure_room(needed)
+                if log.room() < needed:
+                    log.seal(self.epoch)
+                    continue
+                now = max(self.state.store_time_ms, self.clock.now_ms())
+                for part in parts:
+                    self._append_unit(part.prepared, part.request, 0, 1, now)
+                fail_point("log.after_snapshot")
+            self._headed = log.end - log.end % size
+
+    def _internal(self, kind: str, body: bytes) -> CheckedPut:
+        """One record of the internal topic, ready to be appended."""
         batch = pa.record_batch(
             {
                 "body": pa.array([body], pa.binary()),
@@ -386,14 +475,15 @@ class MessageStore:
             stamp=None,
             store_host=self.config.store_host,
         )
+        self._check_sizes(prepared)
         request = PutRequest(INTERNAL_TOPIC, INTERNAL_QUEUE, batch, None, 0, 0, "quorum")
-        return self._append(prepared, request, 0)
+        return CheckedPut(request, prepared)
 
     def put_internal(self, kind: str, body: bytes) -> Append:
         """Append one record of the internal topic and apply it to the state."""
         with self._lock:
-            self.log.ensure_room(len(body) + 1024)
-            appended = self._append_internal(kind, body)
+            checked = self._internal(kind, body)
+            appended = self._append(checked.prepared, checked.request, 0)
             self.state.apply_internal(kind, body)
             return appended
 

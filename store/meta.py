@@ -43,17 +43,12 @@ class Meta:
             files.truncate(fd, 2 * SLOT_BYTES)
             files.sync(fd)
             files.sync_dir(path.parent)
-        slots = [files.pread(fd, SLOT_BYTES, index * SLOT_BYTES) for index in (0, 1)]
-        found = [parsed for slot in slots if (parsed := _parse(slot)) is not None]
-        if not found and all(any(slot) for slot in slots):
+        data = files.pread(fd, 2 * SLOT_BYTES, 0)
+        try:
+            sequence, values = _newest(data, path)
+        except Corrupt:
             files.close(fd)
-            raise Corrupt(
-                f"{path} is damaged: neither slot is valid, so what this replica promised is "
-                "unknown. Rebuild the replica from its peer, or restore the file.",
-                path=str(path),
-                rule="one valid slot",
-            )
-        sequence, values = max(found, key=lambda slot: slot[0], default=(0, {}))
+            raise
         return cls(fd, sequence, values, files)
 
     def get(self, name: str) -> Any:
@@ -81,6 +76,24 @@ class Meta:
     def close(self) -> None:
         """Close the file."""
         self._files.close(self._fd)
+
+
+def read_meta(path: Path, *, files: Files) -> dict[str, Any]:
+    """The values without opening them for writing; empty where there are none. Raises: like `Meta.open`."""
+    return _newest(files.read_file(path), path)[1] if files.exists(path) else {}
+
+
+def _newest(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
+    slots = [data[:SLOT_BYTES], data[SLOT_BYTES : 2 * SLOT_BYTES]]
+    found = [parsed for slot in slots if (parsed := _parse(slot)) is not None]
+    if not found and all(any(slot) for slot in slots):
+        raise Corrupt(
+            f"{path} is damaged: neither slot is valid, so what this replica promised is "
+            "unknown. Rebuild the replica from its peer, or restore the file.",
+            path=str(path),
+            rule="one valid slot",
+        )
+    return max(found, key=lambda slot: slot[0], default=(0, {}))
 
 
 def _parse(slot: bytes) -> tuple[int, dict[str, Any]] | None:

@@ -27,7 +27,7 @@ class PutRequest(NamedTuple):
 class Append(NamedTuple):
     """What an append did; nothing of it is synced yet."""
 
-    #: queue offset of the batch's first row; -1 when it is a duplicate too old to know
+    #: queue offset of the batch's first row; -1 when it is a duplicate that the log has no more
     first_offset: int
     count: int  # type: ignore[assignment]  # hides tuple.count
     #: leading rows that were stored before

@@ -1,15 +1,18 @@
 """What a shard knows beside its bytes, as a pure function of the log (design D6, D7).
 
 Topics, queue counters, producer sequences, consumer offsets: every record of the log is applied in order, each
-segment begins with SNAPSHOT records of the whole state, so state = latest snapshot + tail.
+segment begins with SNAPSHOT records of the whole state, so state = latest complete snapshot + tail.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .errors import Fenced, Rejected
@@ -23,8 +26,12 @@ TOPIC, OFFSETS, PRODUCER, SNAPSHOT = "TOPIC", "OFFSETS", "PRODUCER", "SNAPSHOT"
 
 #: (producer, topic, queue) entries kept; the least recently written are forgotten first
 PRODUCER_ENTRIES_MAX = 20_000
-#: runs of consecutive offsets kept a producer and queue; older duplicates are known, their offset is not
+#: runs of consecutive offsets kept a producer and queue; rows between them are searched (duplicates.py)
 RUNS_MAX = 16
+#: of these, the newest that are always kept
+RUNS_RECENT = 6
+#: dropped at once when there are too many
+RUNS_DROPPED = 5
 UNKNOWN_OFFSET = -1
 
 
@@ -49,6 +56,15 @@ class Run(NamedTuple):
     first_offset: int
 
 
+class Found(NamedTuple):
+    """A run that a search found, and the physical end of its last record."""
+
+    first_sequence: int
+    count: int  # type: ignore[assignment]
+    first_offset: int
+    end: int
+
+
 @dataclass
 class ProducerQueue:
     """What one producer stored in one queue."""
@@ -57,7 +73,10 @@ class ProducerQueue:
     next_sequence: int = 0
     #: physical end of its last record: duplicates are as durable as this
     end_offset: int = 0
+    #: the first run, some that are old, the newest; never changed in place but at its end
     runs: list[Run] = field(default_factory=list)
+    #: what was searched last: the next rows are asked for next. No part of the state
+    found: Found | None = field(default=None, compare=False)
 
     def extend(self, sequence: int, count: int, offset: int, end_offset: int) -> None:
         """Record that rows [sequence, sequence+count) were stored from queue offset `offset`."""
@@ -70,16 +89,52 @@ class ProducerQueue:
             self.runs[-1] = Run(last.first_sequence, last.count + count, last.first_offset)
         else:
             self.runs.append(Run(sequence, count, offset))
-            del self.runs[:-RUNS_MAX]
+            if len(self.runs) > RUNS_MAX:
+                self._thin_out()
         self.next_sequence = sequence + count
         self.end_offset = end_offset
 
+    def _thin_out(self) -> None:
+        """Drop the old runs that leave the fewest offsets to search; both ends of a long pause stay.
+
+        The first run stays too: an older row of the producer is one of a life that was forgotten.
+        """
+        runs = self.runs
+        old = sorted(
+            range(1, len(runs) - RUNS_RECENT),
+            key=lambda i: runs[i + 1].first_offset - runs[i - 1].first_offset - runs[i - 1].count,
+        )
+        dropped = set(old[:RUNS_DROPPED])
+        self.runs = [run for i, run in enumerate(runs) if i not in dropped]
+
+    def span_of(self, sequence: int) -> tuple[int, int]:
+        """The queue offsets [low, high) where a sequence can stand; empty when it is none of the stored.
+
+        Callers: any thread, without the put lock.
+        """
+        runs = list(self.runs)
+        after = bisect_right(runs, sequence, key=itemgetter(0))
+        if not after:
+            return 0, 0
+        run = runs[after - 1]
+        low = run.first_offset + sequence - run.first_sequence
+        if sequence < run.first_sequence + run.count:
+            return low, low + 1
+        if after == len(runs):
+            return 0, 0
+        high = runs[after].first_offset - (runs[after].first_sequence - sequence) + 1
+        found = self.found
+        if found is not None and found.first_sequence <= sequence:
+            # Offsets never grow slower than sequences.
+            low = max(low, found.first_offset + sequence - found.first_sequence)
+            if sequence < found.first_sequence + found.count:
+                return low, low + 1
+        return low, high
+
     def offset_of(self, sequence: int) -> int:
-        """The queue offset a stored sequence got, UNKNOWN_OFFSET when it is older than the runs kept."""
-        for run in reversed(self.runs):
-            if run.first_sequence <= sequence < run.first_sequence + run.count:
-                return run.first_offset + sequence - run.first_sequence
-        return UNKNOWN_OFFSET
+        """The queue offset a stored sequence got; UNKNOWN_OFFSET when it must be searched."""
+        low, high = self.span_of(sequence)
+        return low if high - low == 1 else UNKNOWN_OFFSET
 
 
 class Admission(NamedTuple):
@@ -102,6 +157,7 @@ class ShardState:
         #: (group, topic) -> queue -> next offset to consume
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
         self.store_time_ms = 0
+        self._parts = SnapshotParts()
 
     # --- admission ------------------------------------------------------------------------------------------
 
@@ -110,7 +166,7 @@ class ShardState:
     ) -> Admission:
         """Check a batch's producer, epoch and sequence before anything is stored.
 
-        Returns: how many leading rows are duplicates and where the first of them is.
+        Returns: how many leading rows are duplicates and where the first of them is, if that is known here.
         Raises: Fenced for an old epoch; Rejected for a gap in the sequence.
         Source: KIP-98 and design D7; unlike Kafka a known prefix is trimmed, not refused.
         """
@@ -183,6 +239,11 @@ class ShardState:
 
     def apply_internal(self, kind: str, body: bytes) -> None:
         """Account for one internal record. Unknown kinds are a newer version's and are ignored."""
+        if kind == SNAPSHOT:
+            parts = self._parts.add(body)
+            if parts is not None:
+                self._restore(parts)
+            return
         value = json.loads(body)
         if kind == TOPIC:
             self.topics[value["name"]] = TopicInfo(
@@ -193,29 +254,27 @@ class ShardState:
             table.update({int(queue): int(offset) for queue, offset in value["offsets"].items()})
         elif kind == PRODUCER:
             self.raise_epoch(int(value["producer"]), int(value["epoch"]))
-        elif kind == SNAPSHOT:
-            self._restore(value)
 
     # --- snapshots ------------------------------------------------------------------------------------------
 
     def snapshot(self, part_bytes_max: int) -> list[bytes]:
         """The whole state as bodies of SNAPSHOT records, each at most about `part_bytes_max` bytes.
 
-        The first part says "reset": a reader that meets it forgets what it knew.
+        They are numbered: a reader believes them when it has met all of them, one behind the other.
         """
-        rows: Iterator[dict[str, Any]] = self._rows()
-        parts: list[bytes] = []
-        part: list[dict[str, Any]] = []
+        parts: list[list[str]] = [[]]
         size = 0
-        for row in rows:
-            length = len(json.dumps(row, separators=(",", ":"))) + 1
-            if part and size + length > part_bytes_max:
-                parts.append(_part(part, reset=not parts))
-                part, size = [], 0
-            part.append(row)
-            size += length
-        parts.append(_part(part, reset=not parts))
-        return parts
+        for row in self._rows():
+            text = json.dumps(row, separators=(",", ":"))
+            if parts[-1] and size + len(text) > part_bytes_max:
+                parts.append([])
+                size = 0
+            parts[-1].append(text)
+            size += len(text) + 1
+        return [
+            f'{{"part":{number},"parts":{len(parts)},"rows":[{",".join(part)}]}}'.encode()
+            for number, part in enumerate(parts)
+        ]
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         yield {"t": "time", "v": self.store_time_ms}
@@ -243,19 +302,17 @@ class ShardState:
                 "r": [list(run) for run in entry.runs],
             }
 
-    def _restore(self, value: dict[str, Any]) -> None:
-        if value["reset"]:
-            self.__init__()  # type: ignore[misc]
-        for row in value["rows"]:
+    def _restore(self, parts: list[list[dict[str, Any]]]) -> None:
+        """Forget what was known, and know what a complete snapshot says."""
+        self.__init__()  # type: ignore[misc]
+        for row in itertools.chain.from_iterable(parts):
             kind = row["t"]
             if kind == "time":
                 self.store_time_ms = row["v"]
             elif kind == "topic":
                 self.topics[row["n"]] = TopicInfo(row["n"], row["q"], tuple(row["s"]))
             elif kind == "queue":
-                key = (row["n"], row["q"])
-                # A later part must not undo the rows of the parts before it.
-                self.next_offsets[key] = max(row["o"], self.next_offsets.get(key, 0))
+                self.next_offsets[row["n"], row["q"]] = row["o"]
             elif kind == "offsets":
                 self.offsets[row["g"], row["n"]] = {int(q): o for q, o in row["o"].items()}
             elif kind == "epoch":
@@ -266,5 +323,18 @@ class ShardState:
                 )
 
 
-def _part(rows: list[dict[str, Any]], *, reset: bool) -> bytes:
-    return json.dumps({"reset": reset, "rows": rows}, separators=(",", ":")).encode()
+class SnapshotParts:
+    """Puts the parts of snapshots together. A broken-off one has no last part and is never complete."""
+
+    def __init__(self) -> None:
+        self._parts: list[list[dict[str, Any]]] = []
+
+    def add(self, body: bytes) -> list[list[dict[str, Any]]] | None:
+        """Take the body of the next SNAPSHOT record. Returns: the rows of all parts with the last one."""
+        value = json.loads(body)
+        if value["part"] == 0:
+            self._parts = []
+        if value["part"] != len(self._parts):
+            return None
+        self._parts.append(value["rows"])
+        return self._parts if len(self._parts) == value["parts"] else None

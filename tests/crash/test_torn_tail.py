@@ -20,6 +20,7 @@ from raymq.store.commit_log import CommitLog
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, StorageFull, Unavailable
 from raymq.store.files import Files
+from raymq.store.inspect import check
 from raymq.store.message_store import MessageStore
 from raymq.store.put import Append, PutRequest
 from tests.support.batches import batch, request
@@ -212,6 +213,35 @@ def test_an_append_that_is_whole_is_kept_whatever_is_left_of_chain_and_marks(
     assert_serves(TAIL, store)
 
 
+@pytest.mark.parametrize("boot", BOOTS)
+@pytest.mark.parametrize("marks", MARK_PAGES)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_verify_foretells_what_a_start_does_with_a_torn_append(
+    chain: str, marks: str, boot: str
+) -> None:
+    log, end = TAIL.tree[LOG], TAIL.ends[-1]
+    for cut in (*range(TAIL.start, end, 23), end):
+        torn = log[:cut].ljust(len(log), b"\0")
+        disk = disk_of(damaged(TAIL, torn, chain, marks), boot=BOOTS[boot])
+        before = disk.tree()
+        report = check(ROOT, disk)
+        faults, verdict = report.faults, report.verdict
+        assert verdict is not None
+        assert disk.tree() == before
+        told, store = recovered(TAIL, disk)
+        if told.startswith("corrupt"):
+            (fault,) = faults
+            assert fault.rule == told.replace("corrupt, ", "recovery ")
+            assert (fault.file, fault.offset) == (f"commitlog/{SEGMENT}", TAIL.start)
+            assert verdict.decision == "corrupt"
+        else:
+            assert store is not None
+            assert faults == []
+            assert verdict.end == store.log.end
+            dirty = any(log[TAIL.start : cut]) and cut < end
+            assert verdict.decision == ("truncate" if dirty else "keep")
+
+
 #: records whose topic and properties reach over sectors, one whose properties begin with a sector
 WIDE = store_with_tail(
     [b"torn" * 100, b"", b"torn" * 30],
@@ -351,13 +381,14 @@ def test_nothing_stays_in_a_later_file_behind_a_log_that_lost_its_tail(headless:
     assert len(raw_records(again)) == 18
 
 
+@pytest.mark.parametrize("failed", [1, 2], ids=["its bytes", "its chain unit"])
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_a_refused_batch_does_not_come_back_behind_a_shorter_one(rows: int) -> None:
+def test_a_refused_batch_does_not_come_back_behind_a_shorter_one(rows: int, failed: int) -> None:
     disk = SimulatedDisk(block_bytes=SECTOR)
     store = open_store(ROOT, disk)
     store.create_topic("t", 1, [0])
     confirm(store)
-    disk.fail("pwrite", error=errno.ENOSPC)
+    disk.fail("pwrite", at=failed, error=errno.ENOSPC)
     with pytest.raises(StorageFull):
         store.put(request([b"refused"] * 8))
     store.put(request([b"granted"] * rows))

@@ -1,0 +1,204 @@
+"""Snapshots of several records, and batches of several units that end in the middle."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from pathlib import Path
+
+import pytest
+
+from raymq.store import record
+from raymq.store.config import StoreConfig
+from raymq.store.errors import DeliveryUnknown, StorageFull
+from raymq.store.inspect import verify
+from raymq.store.message_store import MessageStore
+from raymq.store.state import SNAPSHOT, TOPIC, ShardState
+from tests.support.batches import request
+from tests.support.clock import ManualClock
+from tests.support.crash_states import disk_of
+from tests.support.simulated_disk import SimulatedDisk
+
+ROOT = Path("/s")
+CONFIG = StoreConfig(segment_size_bytes=16 * 1024, consume_queue_file_size_bytes=400)
+
+
+def open_store(disk: SimulatedDisk) -> MessageStore:
+    return MessageStore.open(ROOT, config=CONFIG, files=disk, clock=ManualClock())
+
+
+def confirm(store: MessageStore) -> None:
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    while store.dispatched < store.log.confirmed:
+        store.dispatch(store.log.confirmed)
+
+
+def full_state() -> ShardState:
+    state = ShardState()
+    for number in range(10):
+        state.apply_internal(TOPIC, b'{"name":"t%d","queues":4,"shards":[0,1]}' % number)
+        state.apply_rows(
+            f"t{number}", 1, 5, 3, 900 + number, 77, producer=number, epoch=2, first_sequence=6
+        )
+        body = b'{"group":"g","topic":"t%d","offsets":{"1":8}}' % number
+        state.apply_internal("OFFSETS", body)
+    return state
+
+
+def told(state: ShardState) -> dict[str, object]:
+    return {name: value for name, value in vars(state).items() if name != "_parts"}
+
+
+def test_a_state_comes_back_from_the_parts_of_its_snapshot() -> None:
+    state = full_state()
+    parts = state.snapshot(200)
+    assert len(parts) > 5
+    again = ShardState()
+    again.apply_internal(TOPIC, b'{"name":"forgotten","queues":1,"shards":[0]}')
+    for part in parts:
+        again.apply_internal(SNAPSHOT, part)
+    assert told(again) == told(state)
+
+
+def test_a_snapshot_without_one_of_its_parts_changes_nothing() -> None:
+    parts = full_state().snapshot(200)
+    for lost in range(len(parts)):
+        state = ShardState()
+        state.apply_internal(TOPIC, b'{"name":"kept","queues":1,"shards":[0]}')
+        for number, part in enumerate(parts):
+            if number != lost:
+                state.apply_internal(SNAPSHOT, part)
+        assert list(state.topics) == ["kept"]
+        for part in parts:
+            state.apply_internal(SNAPSHOT, part)
+        assert told(state) == told(full_state())
+
+
+def test_the_internal_queue_stays_dense_when_its_own_record_meets_a_roll() -> None:
+    store = open_store(SimulatedDisk())
+    store.create_topic("t", 1, [0])
+    for number in range(200):
+        store.commit_offsets("g" * 100, "t", {0: number})
+    confirm(store)
+    assert len(store.log.queue.files) > 3
+    offset = 0
+    while True:
+        part = store.fetch("rmq_sys_raymq", 0, offset, max_bytes=1 << 20, max_records=1000)
+        if part.records is None or not len(part.records):
+            break
+        for raw in part.records.to_pylist():
+            assert int.from_bytes(raw[20:28], "big") == offset
+            offset += 1
+    assert offset == store.state.next_offsets["rmq_sys_raymq", 0] > 200
+
+
+@pytest.mark.parametrize("reboot", [False, True])
+def test_a_state_too_large_for_a_file_comes_back_from_an_earlier_snapshot(reboot: bool) -> None:
+    disk = SimulatedDisk()
+    store = open_store(disk)
+    names = [f"topic-{number:03d}-{'x' * 90}" for number in range(120)]
+    for name in names:
+        store.create_topic(name, 1, [0])
+    store.create_topic("t", 1, [0])
+    for number in range(60):
+        store.put(request([b"%d" % number * 500], producer=3, sequence=number))
+    confirm(store)
+    store.sync_queues()
+    store.log.close(clean=False)
+    disk.boot += reboot
+    again = open_store(disk)
+    assert list(again.state.topics) == [*names, "t"]
+    assert again.put(request([b"59" * 500], producer=3, sequence=59)).first_offset == 59
+
+
+def test_a_snapshot_that_the_disk_refused_is_written_before_the_next_batch() -> None:
+    disk = SimulatedDisk()
+    store = open_store(disk)
+    for number in range(40):
+        store.create_topic(f"topic-{number:03d}-{'x' * 60}", 4, [0])
+    store.create_topic("t", 1, [0])
+    while store.log.room() > 2000:
+        store.put(request([b"x" * 400]))
+    end = store.state.next_offsets["t", 0]
+    # Blank and its unit, one part and its unit, then no room for the second part.
+    disk.fail("pwrite", at=5, error=errno.ENOSPC)
+    with pytest.raises(StorageFull):
+        store.put(request([b"y" * 2500]))
+    segment = store.log.queue.files[1]
+    assert store.log.end > segment.start
+    assert store._head(segment) == (None, store.log.end)
+    assert store.put(request([b"z"])).first_offset == end
+    complete_at, parts_end = store._head(segment)
+    assert complete_at == parts_end is not None
+    assert not verify(ROOT, disk)
+
+
+def test_a_snapshot_that_a_power_loss_damaged_is_cut_and_the_one_before_it_counts() -> None:
+    """Its records pass the walk, but their chain unit tells: above the synced mark that is a tear."""
+    disk = SimulatedDisk(record=False)
+    store = open_store(disk)
+    for number in range(38):
+        store.create_topic(f"topic-{number:03d}-{'x' * 60}", 4, [0])
+    store.create_topic("t", 1, [0])
+    topics = set(store.state.topics)
+    while len(store.log.queue.files) < 2:
+        confirm(store)
+        store.put(request([b"x" * 900]))
+    before = store.state.next_offsets["t", 0] - 1
+    confirm(store)
+    store.sync_queues()
+    end = store.log.end
+    tree = disk.tree()
+    store.close()
+    start = store.log.config.segment_size_bytes
+    path = f"/s/commitlog/{start:020d}"
+    log = bytearray(tree[path])
+    second = int(record.walk(log, start, limit=1).sizes[0])
+    # Its flag, which no CRC of the record's covers.
+    log[second + 19] ^= 1
+    synced = start + second
+    marks = struct.pack("<4q", end, synced, synced, end).ljust(4096, b"\0")
+    again = open_store(disk_of({**tree, path: bytes(log), "/s/raymq/marks": marks}, boot=1))
+    assert again.log.end == synced
+    assert set(again.state.topics) == topics
+    assert again.put(request([b"next"])).first_offset == before > 0
+    assert again._head(again.log.queue.files[1])[0] is not None
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+def test_a_batch_whose_later_unit_fails_says_what_is_stored_and_can_be_repeated(error: int) -> None:
+    bodies = [b"%03d" % number * 300 for number in range(40)]
+    stored = []
+    for at in range(1, 40):
+        disk = SimulatedDisk()
+        store = open_store(disk)
+        store.create_topic("t", 1, [0])
+        confirm(store)
+        end = store.log.end
+        disk.fail("pwrite", at=at, error=error)
+        unknown = refusal = None
+        try:
+            store.put(request([*bodies], producer=5))
+        except DeliveryUnknown as told_so:
+            unknown = told_so
+        except (StorageFull, OSError) as told_so:
+            refusal = told_so
+        kept = 0 if unknown is None else unknown.append["count"]
+        if unknown is not None:
+            assert 0 < kept < len(bodies)
+            assert unknown.append["first_offset"] == 0
+            assert unknown.append["end_offset"] == store.log.end
+        elif refusal is not None:
+            assert ("t", 0) not in store.state.next_offsets
+            assert store.log.end == end
+        else:
+            break
+        stored.append(kept)
+        again = store.put(request([*bodies], producer=5))
+        assert (again.first_offset, again.duplicates, again.count) == (0, kept, len(bodies))
+        confirm(store)
+        assert store.queue_range("t", 0) == (0, len(bodies))
+        assert verify(ROOT, disk) == []
+    assert stored == sorted(stored)
+    assert len(set(stored)) > 4
