@@ -608,4 +608,5 @@ def _outcome(appended: Append) -> PutOutcome:
         appended.duplicates,
         appended.store_time_ms,
         appended.physical_offset,
+        appended.last_offset,
     )

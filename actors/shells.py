@@ -213,6 +213,7 @@ class ReplicationActor:
         from .replicator import Replicator
 
         self._spec = spec
+        _keep_freed_memory()
         self._replicator = Replicator.from_spec(spec, peer_endpoint=self._peer_endpoint)
         threading.Thread(target=_run_or_exit, args=(self._replicator,), daemon=True).start()
 

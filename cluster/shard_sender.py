@@ -40,10 +40,10 @@ _MOVED = ("cluster_id", "shard")
 
 
 class BatchReceipt(NamedTuple):
-    """A stored batch: its rows have the offsets from `first_offset` on.
+    """A stored batch: its rows have the offsets from `first_offset` to `last_offset`.
 
-    `duplicates` leading rows were stored by an earlier try. `first_offset` is -1 when that was so
-    long ago that the shard's log has them no more.
+    `duplicates` leading rows were stored by an earlier try; they need not be neighbours. An offset is
+    -1 when its row was stored so long ago that the shard's log has it no more.
     """
 
     topic: str
@@ -53,16 +53,20 @@ class BatchReceipt(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count
     duplicates: int
     store_time_ms: int
+    last_offset: int
 
     def offset(self, row: int) -> int:
         """The queue offset of a row; -1 when it is not known.
 
-        Rows behind a duplicate prefix may not be its neighbours.
+        Of duplicates that do not stand together only the first and the last row's is known.
         """
-        known = self.first_offset >= 0 and (
-            row < self.duplicates or self.duplicates in (0, self.count)
-        )
-        return self.first_offset + row if known else -1
+        if self.first_offset >= 0 and (
+            row == 0 or self.last_offset - self.first_offset == self.count - 1
+        ):
+            return self.first_offset + row
+        behind = self.count - 1 - row
+        new = row >= self.duplicates
+        return self.last_offset - behind if self.last_offset >= 0 and (new or not behind) else -1
 
 
 @dataclass(eq=False)
@@ -309,6 +313,7 @@ class ShardSender:
                 ack["count"],
                 ack["duplicates"],
                 ack["store_time_ms"],
+                ack["last_offset"],
             )
             done.append((out, receipt))
             return

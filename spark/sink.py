@@ -243,8 +243,7 @@ def _send_all(
         have = rows.setdefault(queue, [0, 0, receipt.first_offset, -1])
         have[0] += receipt.count
         have[1] += receipt.duplicates
-        if receipt.first_offset >= 0:
-            have[3] = receipt.first_offset + receipt.count - 1
+        have[3] = receipt.last_offset
     if rows:
         yield pa.record_batch(
             [

@@ -201,18 +201,16 @@ class CommitLog:
         length = len(data)
         require(length <= self.room(), "a unit fits its file", length=length, room=self.room())
         fail_point("log.before_store")
-        start = self._write(data, epoch)
+        start = self.end
+        self._write(data, ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value))
         fail_point("log.after_store")
         return start
 
-    def _write(self, data: pa.Buffer | bytes | memoryview, epoch: int) -> int:
-        start = self.end
+    def _write(self, data: pa.Buffer | bytes | memoryview, unit: ChainUnit) -> None:
         self._store(data)
-        end = start + len(data)
-        self._link(ChainUnit(start, end, epoch, crc32c(data), self.chain.value), len(data))
-        self.end = end
-        self.marks.appended_end = end
-        return start
+        self._link(unit, len(data))
+        self.end = unit.end
+        self.marks.appended_end = unit.end
 
     def _store(self, data: pa.Buffer | bytes | memoryview) -> None:
         """pwrite at the end of the log. What a failed one left is made zero again.
@@ -291,7 +289,7 @@ class CommitLog:
             piece = data[unit.start - base : unit.end - base]
             if not self.queue.files or self.end >= self.queue.files[-1].start + size:
                 self.queue.create_next()
-            self._write(piece, unit.epoch)
+            self._write(piece, unit)
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Replace the chain from `units[0].start` on by the leader's; write what this log has not yet.

@@ -71,8 +71,8 @@ class CheckedPut(NamedTuple):
 
     request: PutRequest
     prepared: Prepared
-    #: queue offset of the first row, when it is a duplicate that had to be searched
-    original_offset: int = UNKNOWN_OFFSET
+    #: queue offsets of the first and the last row, as far as they are duplicates
+    originals: tuple[int, int] = (UNKNOWN_OFFSET, UNKNOWN_OFFSET)
 
 
 class MessageStore:
@@ -252,8 +252,8 @@ class MessageStore:
             row=row,
         )
         self._check_sizes(prepared)
-        # A duplicate's first offset is searched here, where nobody else waits for it.
-        return CheckedPut(request, prepared, self._original_offset(request))
+        # The offsets of duplicates are searched here, where nobody else waits for it.
+        return CheckedPut(request, prepared, self._originals(request))
 
     def append(self, checked: CheckedPut) -> Append:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
@@ -264,13 +264,16 @@ class MessageStore:
         """
         with self._lock:
             appended = self._append_new(checked)
-        if appended.duplicates and appended.first_offset == UNKNOWN_OFFSET:
-            first_offset = checked.original_offset
-            if first_offset == UNKNOWN_OFFSET:
-                # It became a duplicate after the check, or the log has it no more.
-                first_offset = self._original_offset(checked.request)
-            appended = appended._replace(first_offset=first_offset)
-        return appended
+        if not appended.duplicates:
+            return appended
+        first, last = checked.originals
+        if first == UNKNOWN_OFFSET or (last == UNKNOWN_OFFSET and appended.last_offset < 0):
+            # It became a duplicate after the check, or the log has it no more.
+            first, last = self._originals(checked.request)
+        return appended._replace(
+            first_offset=first,
+            last_offset=last if appended.last_offset < 0 else appended.last_offset,
+        )
 
     def _append_new(self, checked: CheckedPut) -> Append:
         """Append the rows that are not stored yet."""
@@ -299,24 +302,26 @@ class MessageStore:
                     end_offset=admission.end_offset,
                 )
         appended = self._append(prepared, request, skip)
-        if skip:
-            appended = appended._replace(first_offset=admission.first_offset, duplicates=skip)
-        return appended._replace(count=count)
+        last_offset = appended.first_offset + count - skip - 1
+        return appended._replace(count=count, duplicates=skip, last_offset=last_offset)
 
-    def _original_offset(self, request: PutRequest) -> int:
-        """Where the batch's first row was stored; UNKNOWN_OFFSET when it was not, or is retained no more.
+    def _originals(self, request: PutRequest) -> tuple[int, int]:
+        """Where the batch's first and last rows were stored; UNKNOWN_OFFSET for one that was not, or is gone.
 
         Callers: any thread, without the put lock.
         """
         if request.producer_id is None:
-            return UNKNOWN_OFFSET
+            return UNKNOWN_OFFSET, UNKNOWN_OFFSET
         entry = self.state.producers.get((request.producer_id, request.topic, request.queue_id))
-        if entry is None or request.first_sequence >= entry.next_sequence:
-            return UNKNOWN_OFFSET
+        first = request.first_sequence
+        if entry is None or first >= entry.next_sequence:
+            return UNKNOWN_OFFSET, UNKNOWN_OFFSET
+        last = first + request.batch.num_rows - 1
         dispatched = self.dispatched
         queue = self._queues.get((request.topic, request.queue_id))
         search = Search(self.log, request.topic, request.queue_id, request.producer_id)
-        return search.find(request.first_sequence, entry, queue, dispatched)
+        first_offset = search.find(first, entry, queue, dispatched)
+        return first_offset, search.find(last, entry, queue, dispatched)
 
     def _check_target(self, topic: str, queue_id: int) -> None:
         info = self.state.topics.get(topic)

@@ -37,6 +37,9 @@ class Append(NamedTuple):
     physical_offset: int
     #: the promise is kept when everything below is
     end_offset: int
+    #: queue offset of the batch's last row; -1 as above. The rows stand together when the two are
+    #: `count` - 1 apart; duplicates that were stored in several batches may not
+    last_offset: int = -1
 
 
 class PutOutcome(NamedTuple):
@@ -47,6 +50,7 @@ class PutOutcome(NamedTuple):
     duplicates: int
     store_time_ms: int
     physical_offset: int
+    last_offset: int = -1
 
 
 class FetchRequest(NamedTuple):

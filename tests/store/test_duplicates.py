@@ -137,15 +137,18 @@ def test_old_rows_are_found_after_a_restart(tmp_path):
     store.close()
 
 
-def test_a_batch_that_spans_runs_is_answered_with_the_offset_of_its_first_row(store):
+def test_a_batch_that_spans_runs_is_answered_with_the_offsets_of_its_first_and_last_row(store):
     offsets = interleave(store, 60)
     settle(store)
     before = store.store.log.end
-    assert asked_again(store, 10, count=100) == offsets[10]
+    again = put(store, 100, sequence=10)
+    assert (again.first_offset, again.last_offset) == (offsets[10], offsets[109])
+    assert again.last_offset - again.first_offset > 99
     assert store.store.log.end == before
     # The end of it is new: the stored rows are trimmed, the first offset is the original one.
     again = put(store, 180, sequence=5)
     assert (again.first_offset, again.duplicates, again.count) == (offsets[5], 175, 180)
+    assert again.last_offset == store.store.state.next_offsets["t", 0] - 1
     assert entry_of(store).next_sequence == 185
 
 
@@ -183,7 +186,7 @@ def test_a_row_that_becomes_a_duplicate_after_its_check_is_answered_too(store):
     offsets = interleave(store, 60)
     settle(store)
     again = store.store.append(late)
-    assert (again.first_offset, again.duplicates) == (offsets[3], 3)
+    assert (again.first_offset, again.last_offset, again.duplicates) == (offsets[3], offsets[5], 3)
 
 
 def test_nobody_waits_for_the_put_lock_while_a_row_is_searched(store, monkeypatch):

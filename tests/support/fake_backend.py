@@ -161,7 +161,7 @@ class FakeBackend:
                 first_sequence=request.first_sequence + skip,
             )
             first = first if skip else offset
-        return PutOutcome(first, count, skip, now, self._position)
+        return PutOutcome(first, count, skip, now, self._position, first + count - 1)
 
     def _encode(
         self, request: PutRequest, stamp: Stamp | None, skip: int, offset: int, now: int
