@@ -200,12 +200,20 @@ class PutStreamServer:
         while self._ready() and self._sending.acquire(blocking=may_block):
             try:
                 while self._ready():
-                    if not may_block and self._sent_bytes - self._read_bytes > UNREAD_BYTES_MAX:
+                    if not may_block and self._worker_sends():
                         self._wake.set()
                         return
                     self._send_some()
             finally:
                 self._sending.release()
+
+    def _worker_sends(self) -> bool:
+        """Whether answers are the worker's: the client may not be reading, or much is on its way in.
+
+        A write beside a large read is caught in gRPC's work for that read, for milliseconds.
+        """
+        unread = self._sent_bytes - self._read_bytes
+        return unread > UNREAD_BYTES_MAX or self._in_flight > LARGE_BYTES
 
     def _ready(self) -> bool:
         try:
