@@ -67,6 +67,44 @@ def test_acks_come_in_the_order_of_the_batches(
     assert [ack["first_offset"] for ack in acks] == [0, 2, 4, 6, 8]
 
 
+def test_a_producer_that_does_not_read_its_acks_holds_up_nobody_else(
+    cluster: FakeCluster, connection: ShardConnection
+) -> None:
+    backend, count = cluster.backends[0], 3000
+    stream = connection.put_stream()
+    backend.hold()
+    for number in range(count):
+        stream.send(meta(number, number), batch([b"a"]))
+    backend.wait_for(lambda: len(backend.puts) == count)
+    # The shard's ack loop: 300 KB of acks do not fit what HTTP/2 lets pass unread.
+    acking = threading.Thread(target=backend.release, daemon=True)
+    acking.start()
+    acking.join(30)
+    assert not acking.is_alive()
+    other = ShardConnection(cluster.endpoints[0], TOKEN, CLUSTER_ID, 0)
+    second = other.put_stream()
+    second.send(meta(1, pid=8), batch([b"b"]))
+    assert receive(second, 1)[0]["first_offset"] == count
+    second.close()
+    other.close()
+    assert [ack["id"] for ack in receive(stream, count)] == list(range(count))
+    stream.close()
+
+
+def test_large_and_small_batches_of_a_stream_keep_their_order(
+    cluster: FakeCluster, connection: ShardConnection
+) -> None:
+    stream, sizes = connection.put_stream(), [10, 300_000, 10, 2_000_000, 10, 10, 300_000] * 3
+    for number, size in enumerate(sizes):
+        read = number // 2
+        stream.send(meta(number, number, read=read), batch([b"%02d" % number * (size // 2)]))
+    acks = receive(stream, len(sizes))
+    stream.close()
+    assert [ack["id"] for ack in acks] == list(range(len(sizes)))
+    assert [ack["first_offset"] for ack in acks] == list(range(len(sizes)))
+    assert [len(body) for body in cluster.backends[0].bodies("t")] == sizes
+
+
 def test_a_refused_batch_leaves_the_stream_usable(
     cluster: FakeCluster, connection: ShardConnection
 ) -> None:

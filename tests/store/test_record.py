@@ -126,6 +126,29 @@ def test_encoded_rows_are_the_records_that_the_slow_encoder_writes(
     assert prepared.tags_codes.tolist() == [tags_code(tag) for _, tag, _, _ in rows]
 
 
+@given(
+    ROW,
+    st.sampled_from(["t", "T" * 127, LONG_TOPIC]),
+    st.none() | st.just(Stamp((1 << 64) - 1, 70_000, 1 << 35)),
+)
+def test_a_row_alone_gets_the_bytes_that_it_gets_among_others(values, topic, stamp):
+    batch = batch_of([values])
+    row = record.check_put(topic, batch, max_message_bytes=MIB)
+    assert row is not None
+    found = [
+        record.prepare(topic, 3, batch, stamp=stamp, store_host=V4, row=given)
+        for given in (row, None)
+    ]
+    assert type(found[0]) is not type(found[1])
+    short, general = (
+        bytes(prepared.encode(0, 1, queue_offset=9, physical_offset=1000, store_time_ms=77))
+        for prepared in found
+    )
+    assert short == general
+    assert found[0].sizes.tolist() == found[1].sizes.tolist() == [len(short)]
+    assert found[0].tags_codes.tolist() == found[1].tags_codes.tolist()
+
+
 def test_encoding_a_row_again_gives_the_same_bytes():
     prepared = record.prepare("t", 0, one(), stamp=None, store_host=V4)
     offsets = {"queue_offset": 1, "physical_offset": 2, "store_time_ms": 3}
@@ -173,23 +196,26 @@ def test_a_blank_record_is_its_length_and_magic():
 # --- check_put ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("batch", "field", "limit", "row"),
-    [
-        (one(body=None), "body", "not null", 1),
-        (one(born=None), "born_time_ms", "not null", 1),
-        (one(body=b"x" * (MIB + 1)), "body", MIB, 1),
-        (one(tag="a\x01b"), "tag", "no \\x01, \\x02", 1),
-        (one(tag="a\x02b"), "tag", "no \\x01, \\x02", 1),
-        (one(tag="t" * 32_738), "properties", 32_767, 1),
-        (one(properties=b"a\x01" + b"b" * 32_741 + b"\x02"), "properties", 32_767, 1),
-        (one(properties=b"a\x01b"), "properties", "name \\x01 value \\x02 ...", 1),
-        (one(properties=b"TAGS\x01b\x02"), "properties", "not TAGS", 1),
-        (one(properties=b"a\x01b\x02TAGS\x01b\x02"), "properties", "not TAGS", 1),
-        (one(properties=b"_P\x01b\x02"), "properties", "not _P", 1),
-    ],
-)
+BAD_ROWS = [
+    (one(body=None), "body", "not null"),
+    (one(born=None), "born_time_ms", "not null"),
+    (one(body=b"x" * (MIB + 1)), "body", MIB),
+    (one(tag="a\x01b"), "tag", "no \\x01, \\x02"),
+    (one(tag="a\x02b"), "tag", "no \\x01, \\x02"),
+    (one(tag="t" * 32_738), "properties", 32_767),
+    (one(properties=b"a\x01" + b"b" * 32_741 + b"\x02"), "properties", 32_767),
+    (one(properties=b"a\x01b"), "properties", "name \\x01 value \\x02 ..."),
+    (one(properties=b"TAGS\x01b\x02"), "properties", "not TAGS"),
+    (one(properties=b"a\x01b\x02TAGS\x01b\x02"), "properties", "not TAGS"),
+    (one(properties=b"_P\x01b\x02"), "properties", "not _P"),
+]
+
+
+@pytest.mark.parametrize(("batch", "field", "limit"), BAD_ROWS)
+@pytest.mark.parametrize("row", [1, 0])
 def test_a_bad_row_is_rejected_with_field_limit_and_row(batch, field, limit, row):
+    # As the second of two, and alone, where it takes the short way.
+    batch = batch.slice(1 - row)
     with pytest.raises(Rejected) as caught:
         check(batch)
     error = caught.value
@@ -210,6 +236,7 @@ def test_a_bad_row_is_rejected_with_field_limit_and_row(batch, field, limit, row
 )
 def test_a_row_at_its_limit_is_taken(batch):
     check(batch)
+    check(batch.slice(1))
     record.prepare("t", 0, batch, stamp=Stamp(1, 1, 1), store_host=V4)
 
 

@@ -1,0 +1,173 @@
+"""The server's end of a put stream, with a reader and a writer that tests control."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raymq.actors.shard_api import PutTicket
+from raymq.cluster.put_stream import LARGE_BYTES, UNREAD_BYTES_MAX, PutStreamServer
+from raymq.store.errors import Rejected
+from raymq.store.put import PutOutcome, PutRequest
+from tests.support.batches import batch
+from tests.support.waiting import until
+
+BYE = b"bye"
+
+
+class Stream:
+    """A stream, its backend and its client in one."""
+
+    def __init__(self) -> None:
+        self._chunks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._tick = threading.Event()
+        self.tickets: list[PutTicket] = []
+        #: (the writing thread, metadata)
+        self.sent: list[tuple[threading.Thread, bytes]] = []
+        self.refuse: Rejected | None = None
+        self.server = PutStreamServer(self, self, self)  # type: ignore[arg-type]
+        self._thread = threading.Thread(target=self.server.run, name="handler", daemon=True)
+        self._thread.start()
+
+    # the reader
+
+    def read_chunk(self) -> Any:
+        chunk = self._chunks.get()
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    # the writer
+
+    def begin(self, schema: object) -> None:
+        return
+
+    def write_metadata(self, metadata: bytes) -> None:
+        self.sent.append((threading.current_thread(), bytes(metadata)))
+
+    # the backend
+
+    def put(self, request: PutRequest, notify: Callable[[], None]) -> PutTicket:
+        if self.refuse is not None:
+            raise self.refuse
+        self.tickets.append(PutTicket(notify))
+        return self.tickets[-1]
+
+    # what tests do
+
+    def send(self, number: int, *, size: int = 1, read: int = -1) -> None:
+        meta = {"id": number, "topic": "t", "queue": 0, "read": read}
+        self._chunks.put(
+            SimpleNamespace(data=batch([b"x" * size]), app_metadata=json.dumps(meta).encode())
+        )
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        until(condition, lambda: self._tick.wait(0.005))
+
+    def complete(self, number: int) -> None:
+        self.tickets[number].complete(PutOutcome(number, 1, 0, 0, 0, number))
+
+    def end(self) -> None:
+        self._chunks.put(None)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def acks(self) -> list[int]:
+        messages = [metadata for _, metadata in self.sent if metadata != BYE]
+        return [ack["id"] for metadata in messages for ack in json.loads(metadata)["acks"]]
+
+    def bytes_by(self, thread: threading.Thread) -> int:
+        return sum(len(metadata) for writer, metadata in self.sent if writer is thread)
+
+
+@pytest.fixture
+def stream() -> Iterator[Stream]:
+    made = Stream()
+    yield made
+    for ticket in made.tickets:
+        if not ticket.done:
+            ticket.complete(PutOutcome(0, 1, 0, 0, 0, 0))
+    made.end()
+
+
+def test_whoever_completes_a_put_sends_its_ack(stream: Stream) -> None:
+    stream.send(0)
+    stream.wait_for(lambda: len(stream.tickets) == 1)
+    stream.complete(0)
+    assert stream.acks() == [0]
+    assert stream.sent[0][0] is threading.current_thread()
+
+
+def test_acks_wait_for_the_ones_before_them(stream: Stream) -> None:
+    for number in range(3):
+        stream.send(number)
+    stream.wait_for(lambda: len(stream.tickets) == 3)
+    stream.complete(2)
+    stream.complete(1)
+    assert stream.acks() == []
+    stream.complete(0)
+    assert stream.acks() == [0, 1, 2]
+    assert len(stream.sent) == 1
+
+
+def test_nobody_but_the_worker_writes_much_to_a_client_that_does_not_read(stream: Stream) -> None:
+    count, me = 600, threading.current_thread()
+    for number in range(count):
+        stream.send(number)
+    stream.wait_for(lambda: len(stream.tickets) == count)
+    for number in range(count):
+        stream.complete(number)
+    stream.wait_for(lambda: len(stream.acks()) == count)
+    assert stream.acks() == list(range(count))
+    largest = max(len(metadata) for writer, metadata in stream.sent if writer is me)
+    assert UNREAD_BYTES_MAX < stream.bytes_by(me) <= UNREAD_BYTES_MAX + largest
+    # When it has read them, acks come directly again.
+    stream.send(count, read=count - 1)
+    stream.wait_for(lambda: len(stream.tickets) == count + 1)
+    before = len(stream.sent)
+    stream.complete(count)
+    assert stream.sent[before][0] is me
+
+
+def test_while_much_is_on_its_way_in_acks_are_the_workers(stream: Stream) -> None:
+    for number in range(3):
+        stream.send(number, size=LARGE_BYTES)
+    stream.wait_for(lambda: len(stream.tickets) == 3)
+    stream.complete(0)
+    stream.complete(1)
+    stream.wait_for(lambda: len(stream.acks()) == 2)
+    assert stream.bytes_by(threading.current_thread()) == 0
+
+
+def test_a_refusal_is_answered_in_its_place(stream: Stream) -> None:
+    stream.send(0)
+    stream.wait_for(lambda: len(stream.tickets) == 1)
+    stream.refuse = Rejected("no", field="f", limit=1)
+    stream.send(1)
+    stream.wait_for(lambda: len(stream.server._answers) == 2)
+    stream.refuse = None
+    stream.send(2)
+    stream.wait_for(lambda: len(stream.tickets) == 2)
+    stream.complete(0)
+    stream.complete(1)
+    assert stream.acks() == [0, 1, 2]
+
+
+def test_a_stream_ends_when_all_is_answered_and_says_bye_behind_it(stream: Stream) -> None:
+    stream.send(0, size=LARGE_BYTES)
+    stream.send(1)
+    stream.wait_for(lambda: len(stream.tickets) == 2)
+    stream.server.bye()
+    ending = threading.Thread(target=stream.end)
+    ending.start()
+    stream.complete(1)
+    stream.complete(0)
+    ending.join(30)
+    assert stream.acks() == [0, 1]
+    assert stream.sent[-1][1] == BYE
