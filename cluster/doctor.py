@@ -60,6 +60,11 @@ class Check:
     advice: str = ""
 
 
+def _amount(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size >> 20} MiB"
+
+
 def examine(data_dir: str | None = None) -> list[Check]:
     """All checks of this machine; with `data_dir` also those of that directory."""
     files = Files()
@@ -185,7 +190,7 @@ def check_shared_memory(size: int | None) -> Check:
     """Ray's object store lives there."""
     if size is None:
         return Check("/dev/shm", "fail", "missing", "mount a tmpfs there: Ray cannot run without")
-    found = f"{size / GIB:.1f} GiB"
+    found = _amount(size)
     if size < _SHM_WARN_BYTES:
         return Check(
             "/dev/shm", "warn", found, "Ray falls back to disk; in a container: --shm-size=2g"
@@ -216,7 +221,7 @@ def check_disk(place: str, free: int | None) -> Check:
     """Room for a segment and the next one, which is allocated ahead."""
     if free is None:
         return Check("disk room", "fail", f"{place} cannot be looked at", "name an existing disk")
-    found = f"{free / GIB:.1f} GiB free at {place}"
+    found = f"{_amount(free)} free at {place}"
     if free < _DISK_FAIL_BYTES:
         return Check(
             "disk room",
