@@ -150,6 +150,7 @@ class PutStreamServer:
                 with self._room:
                     self._ahead -= size
                     self._room.notify_all()
+                self._send_ready(may_block=True)
             self._send_ready(may_block=True)
 
     def _send_rest(self) -> None:
