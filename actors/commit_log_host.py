@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -30,6 +30,7 @@ from raymq.store.errors import (
 from raymq.store.files import Files
 from raymq.store.message_store import CheckedPut, MessageStore
 from raymq.store.put import Append, FetchRequest, FetchSlice, PutOutcome, PutRequest
+from raymq.store.record import batch_bytes
 from raymq.store.status import PutStatus
 
 from .shard_api import PutTicket, tell_all
@@ -45,6 +46,12 @@ BUSY_WAIT_MS = 10
 TICK_MS = 20
 #: batches up to this are encoded in about the time that a process needs to wake up
 ANNOUNCED_ROWS_MAX = 16
+#: receiving a batch of this size takes long enough that it is appended by a thread of its own meanwhile
+LARGE_BYTES = 128 << 10
+#: while nobody waits to read, units are dispatched together: each dispatch alone takes the interpreter from the puts
+DISPATCH_LINGER_S = 0.004
+#: how long a read waits for the dispatch of what was acknowledged before it; then it sees what there is
+DISPATCH_WAIT_S = 0.1
 #: puts that are appended before the flush service hears of them
 GROUP_PUTS_MAX = 64
 
@@ -80,7 +87,6 @@ class Counters:
     rejected: int = 0
     unknown: int = 0
     fetches: int = 0
-    restarts: int = field(default=0)
 
 
 class LeaderHost:
@@ -112,11 +118,16 @@ class LeaderHost:
         self._waiting: deque[Waiting] = deque()
         #: checked puts, in the order of their streams
         self._queued: deque[tuple[PutTicket, CheckedPut]] = deque()
+        self._append_wake = threading.Event()
         self._append_lock = threading.Lock()
         self._submit_lock = threading.Lock()
         self._sequence = 0
         self._readable = threading.Condition()
+        #: readers that wait, guarded by `_readable`
+        self._readers = 0
         self._dispatch_wake = threading.Event()
+        #: somebody waits for the dispatch
+        self._dispatch_now = threading.Event()
         self._stopping = False
         files = files or Files()
         self.supervisor = Supervisor(
@@ -129,6 +140,9 @@ class LeaderHost:
             raise
         self._ahead = self.store.log.allocate_ahead()
         self._threads = [
+            threading.Thread(
+                target=self._guard(self._run_appends), name="raymq-append", daemon=True
+            ),
             threading.Thread(target=self._guard(self._run_acks), name="raymq-acks", daemon=True),
             threading.Thread(
                 target=self._guard(self._run_dispatch), name="raymq-dispatch", daemon=True
@@ -165,7 +179,7 @@ class LeaderHost:
                 log_.note_confirmed(log_.end)
             self.supervisor.begin(log_.end, log_.synced, log_.confirmed)
         except BaseException:
-            log_.close(clean=False)
+            store.abandon()
             raise
         return store
 
@@ -191,7 +205,10 @@ class LeaderHost:
             raise
         ticket = PutTicket(notify)
         self._queued.append((ticket, checked))
-        self._append_queued()
+        if batch_bytes(request.batch) < LARGE_BYTES:
+            self._append_queued()
+        else:
+            self._append_wake.set()
         return ticket
 
     def _append_queued(self) -> None:
@@ -221,6 +238,13 @@ class LeaderHost:
             finally:
                 self._append_lock.release()
             tell_all(ended)
+
+    def _run_appends(self) -> None:
+        """Append large batches, while the threads that brought them receive and check the next ones."""
+        while not self._stopping:
+            self._append_wake.wait()
+            self._append_wake.clear()
+            self._append_queued()
 
     def _append(self, checked: CheckedPut) -> Append:
         try:
@@ -372,6 +396,9 @@ class LeaderHost:
         while not self._stopping:
             self._dispatch_wake.wait(1.0)
             self._dispatch_wake.clear()
+            if not self._readers:
+                self._dispatch_now.wait(DISPATCH_LINGER_S)
+            self._dispatch_now.clear()
             while not self._stopping:
                 before = self.store.dispatched
                 try:
@@ -436,11 +463,12 @@ class LeaderHost:
     # --- ShardBackend: fetch --------------------------------------------------------------------------------
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """Read every queue asked for; wait up to `wait_ms` while none has anything.
+        """Read every queue asked for; wait up to `wait_ms` while none has anything. What is acknowledged is seen.
 
         Source: PullRequestHoldService: a request is held until a message arrives or its time is up.
         """
         self.counters.fetches += 1
+        self._await_dispatch()
         deadline = self.clock.monotonic_ms() + request.wait_ms
         while True:
             with self._readable:
@@ -456,7 +484,27 @@ class LeaderHost:
                     return found
                 if self._stopping:
                     raise Unavailable("the shard is stopping", field="shard")
-                self._readable.wait(left / 1000)
+                with self._reading():
+                    self._readable.wait(left / 1000)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """While somebody waits for the dispatch it does not linger. Needs `_readable`."""
+        self._readers += 1
+        self._dispatch_now.set()
+        try:
+            yield
+        finally:
+            self._readers -= 1
+
+    def _await_dispatch(self) -> None:
+        """Wait until readers see what is confirmed now."""
+        upto = self.store.log.confirmed
+        if self.store.dispatched < upto:
+            with self._readable, self._reading():
+                self._readable.wait_for(
+                    lambda: self.store.dispatched >= upto or self._stopping, DISPATCH_WAIT_S
+                )
 
     def _read(self, request: FetchRequest) -> list[FetchSlice]:
         slices: list[FetchSlice] = []
@@ -523,6 +571,7 @@ class LeaderHost:
             raise Rejected(
                 f"topic {topic} does not exist", field="topic", limit="an existing topic"
             )
+        self._await_dispatch()
         shard = int(self.identity_facts["shard"])
         return {
             str(queue): list(self.store.queue_range(topic, queue))
@@ -584,10 +633,16 @@ class LeaderHost:
     def close(self, timeout_s: float = 10.0) -> None:
         """Orderly stop: no new puts, waiting ones answered, everything synced, satellites told to end."""
         deadline = self.clock.monotonic_ms() + int(timeout_s * 1000)
-        while self._waiting and self.failed is None and self.clock.monotonic_ms() < deadline:
+        while (
+            (self._queued or self._waiting)
+            and self.failed is None
+            and self.clock.monotonic_ms() < deadline
+        ):
             self.clock.sleep_ms(5)
         self._stopping = True
+        self._append_wake.set()
         self._dispatch_wake.set()
+        self._dispatch_now.set()
         self._ahead.wake()
         with self._readable:
             self._readable.notify_all()

@@ -328,7 +328,10 @@ class ControlBlock:
         return bool(self._words[_APPENDING])
 
     def announce_append(self) -> None:
-        """Callers: CommitLog, before an append; `publish_appended` takes it back."""
+        """Callers: CommitLog, before an append.
+
+        The next `publish_appended` takes it back, also when this put is refused.
+        """
         self._words[_APPENDING] = 1
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 Every figure is a median of three rounds, beside its own limit: raw pwrite + fdatasync of equal blocks into pre-written
 blocks, a Flight echo, a Ray round trip. A round measures a figure right behind its limit, and a ratio is the median
-of the rounds' ratios, because shared machines change their mood within seconds: read the ratios.
+of the rounds' ratios, because shared machines change their mood within seconds: read the ratios. Only the mirror, which
+is a cluster of its own, is measured behind all rounds of the single shard.
 """
 
 from __future__ import annotations
@@ -75,36 +76,21 @@ def percentile(values: list[float], part: float) -> float:
 # --- limits -------------------------------------------------------------------------------------------------
 
 
-def raw_limit(directory: Path, block_bytes: int, count: int) -> float:
-    """Blocks a second: pwrite + fdatasync, one after the other, into blocks that were written before."""
+def raw_limit(directory: Path, block_bytes: int, count: int, *, fresh: bool = False) -> float:
+    """Blocks a second: pwrite + fdatasync, one after the other, into blocks that were written before.
+
+    `fresh`: into blocks that are only reserved, and pages that no cache holds yet. That is what a writer that never
+    pauses meets in the end; so it must be as much as that one writes.
+    """
     path = directory / "raw"
     block = os.urandom(block_bytes)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        for index in range(count):
-            os.pwrite(fd, block, index * block_bytes)
-        os.fsync(fd)
-
-        begin = time.perf_counter()
-        for index in range(count):
-            os.pwrite(fd, block, index * block_bytes)
-            os.fdatasync(fd)
-        return count / (time.perf_counter() - begin)
-    finally:
-        os.close(fd)
-        path.unlink()
-
-
-def fresh_limit(directory: Path, block_bytes: int, count: int) -> float:
-    """As `raw_limit`, into blocks that are only reserved and pages that no cache holds yet.
-
-    That is what a writer that never pauses meets in the end; so it must be as much as that one writes.
-    """
-    path = directory / "fresh"
-    block = os.urandom(block_bytes)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, block_bytes * count)
+        if fresh:
+            os.posix_fallocate(fd, 0, block_bytes * count)
+        else:
+            for index in range(count):
+                os.pwrite(fd, block, index * block_bytes)
         os.fsync(fd)
         begin = time.perf_counter()
         for index in range(count):
@@ -114,6 +100,12 @@ def fresh_limit(directory: Path, block_bytes: int, count: int) -> float:
     finally:
         os.close(fd)
         path.unlink()
+
+
+def pin(pid: int, cores: set[int]) -> None:
+    """Keep every thread of a process on these cores."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), cores)
 
 
 def flight_echo_ms(size: int, count: int) -> float:
@@ -125,14 +117,12 @@ def flight_echo_ms(size: int, count: int) -> float:
     import pyarrow.flight as flight
 
     cores = sorted(os.sched_getaffinity(0))
-    own = threading.get_native_id()
-    os.sched_setaffinity(own, {cores[0]})
+    pin(os.getpid(), {cores[0]})
     process = subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
     try:
         output = process.stdout
         port = int(output.readline()) if output is not None else 0
-        for task in Path(f"/proc/{process.pid}/task").iterdir():
-            os.sched_setaffinity(int(task.name), set(cores[1:] or cores))
+        pin(process.pid, set(cores[1:] or cores))
         client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"echo"))
         writer.begin(PUT_SCHEMA)
@@ -149,7 +139,8 @@ def flight_echo_ms(size: int, count: int) -> float:
     finally:
         process.kill()
         process.wait()
-        os.sched_setaffinity(own, set(cores))
+        # All of it: threads that gRPC has made meanwhile would stay, and slow down what is measured next.
+        pin(os.getpid(), set(cores))
 
 
 def ray_round_trip_ms(address: str, count: int) -> float:
@@ -310,7 +301,7 @@ def sustained(cluster: raymq.Cluster, directory: Path, gigabytes: float) -> dict
     """Write so much at full speed: rate of each tenth, memory before and after, the limit of fresh blocks."""
     batch = batch_of(*LARGE)
     total = int(gigabytes * 1e9 / batch.nbytes)
-    fresh = fresh_limit(directory, 1140 * 1024, total) * LARGE[0]
+    fresh = raw_limit(directory, 1140 * 1024, total, fresh=True) * LARGE[0]
     before = memories(cluster)
     sender = BatchSender(Routes.of(cluster))
     rates = []

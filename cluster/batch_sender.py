@@ -21,8 +21,9 @@ from .shard_sender import BatchReceipt, Lane, ShardSender, new_producer_id
 
 MIB = 1 << 20
 
-#: below what a server keeps unanswered a stream, so that it always reads on
-IN_FLIGHT_BYTES = 32 * MIB
+#: what a shard is sent before it answers: below what a server takes unanswered, so that it always reads on. With 4 MiB
+#: the sync waits for batches, more than 16 only fill buffers.
+IN_FLIGHT_BYTES = 16 * MIB
 
 #: bodies are limited by the server, whose limit may be any
 _ANY_SIZE = 2**31 - 1

@@ -1,6 +1,6 @@
 """The server's end of a put stream: batches in, acks out in the same order (design D1).
 
-One reader thread (Flight's handler) a stream, and a worker for large batches and for clients that read slowly.
+One reader thread (Flight's handler) a stream, and a writer for acks that may have to wait.
 Bytes in flight are bounded, so a slow disk slows its producers down instead of filling memory.
 """
 
@@ -28,10 +28,8 @@ IN_FLIGHT_BYTES_MAX = 64 << 20
 ACKS_MAX = 256
 #: bytes of acks that the client was not seen to read, written without fear of blocking: HTTP/2 lets 64 KiB pass
 UNREAD_BYTES_MAX = 16 << 10
-#: receiving a batch of this size takes long enough that it is worth a second thread
-LARGE_BYTES = 128 << 10
-#: bytes of large batches that may wait for the worker
-AHEAD_BYTES_MAX = 4 << 20
+#: with so much on its way in, a write of an ack may wait for the read of a batch
+BUSY_BYTES = 128 << 10
 
 #: how a stream ends when the other side is gone
 GONE = (flight.FlightError, pa.ArrowException, OSError)
@@ -65,7 +63,7 @@ class PutStreamServer:
 
     Answers go out by whoever learns of them, the shard's ack loop as a rule: a thread of the stream's own would
     cost a switch an ack. A client that does not read could block a write; so what it has not been seen to read
-    is bounded, and beyond it the stream's worker thread, which may block, takes over.
+    is bounded, and beyond it the stream's writer thread, which may block, takes over.
     """
 
     def __init__(self, backend: ShardBackend, reader: Any, writer: Any) -> None:
@@ -81,14 +79,8 @@ class PutStreamServer:
         #: bytes of all messages that were; written by the reader thread, the other one under `_sending`
         self._read_bytes = 0
         self._sent_bytes = 0
-        #: (chunk, bytes) for the worker
-        self._large: deque[tuple[Any, int]] = deque()
-        #: how many the reader has handed to it, how many it has put
-        self._handed = self._worked = 0
-        #: wakes the worker
-        self._wake = threading.Event()
-        #: bytes read that wait for the worker, or that it puts
-        self._ahead = 0
+        #: wakes the thread that writes what others may not
+        self._write_wake = threading.Event()
         #: bytes read and not answered
         self._in_flight = 0
         self._room = threading.Condition()
@@ -98,8 +90,8 @@ class PutStreamServer:
     def run(self) -> None:
         """Read until the producer ends; returns when every batch that was read is answered."""
         self._writer.begin(protocol.FETCH_SCHEMA)
-        worker = threading.Thread(target=self._work, name="raymq-put-stream", daemon=True)
-        worker.start()
+        writer = threading.Thread(target=self._write, name="raymq-put-acks", daemon=True)
+        writer.start()
         try:
             for chunk in chunks(self._reader):
                 self._take(chunk)
@@ -107,50 +99,26 @@ class PutStreamServer:
                     return
         finally:
             self._ended = True
-            self._wake.set()
-            worker.join()
+            self._write_wake.set()
+            writer.join()
             self._send_rest()
 
     def _take(self, chunk: Any) -> None:
-        """Small batches are put at once; the next one arrives while the worker puts a large one."""
         size = 0 if chunk.data is None else batch_bytes(chunk.data)
         with self._room:
-            while self._is_full(size):
+            # One larger than the limit goes alone.
+            while self._in_flight and self._in_flight + size > IN_FLIGHT_BYTES_MAX:
                 if self._gone:
                     return
                 self._room.wait()
             self._in_flight += size
-        if size < LARGE_BYTES and self._worked == self._handed:
-            self._put(chunk, size)
-        else:
-            self._handed += 1
-            with self._room:
-                self._ahead += size
-            self._large.append((chunk, size))
-            self._wake.set()
+        self._put(chunk, size)
 
-    def _is_full(self, size: int) -> bool:
-        """Whether the next batch must wait. One larger than a limit goes alone."""
-        ahead, in_flight = self._ahead, self._in_flight
-        return bool(
-            (ahead and ahead + size > AHEAD_BYTES_MAX)
-            or (in_flight and in_flight + size > IN_FLIGHT_BYTES_MAX)
-        )
-
-    def _work(self) -> None:
-        """The worker: puts what it was handed; writes what others may not."""
-        while not self._ended or self._large:
-            self._wake.wait()
-            self._wake.clear()
-            while self._large:
-                chunk, size = self._large.popleft()
-                self._put(chunk, size)
-                del chunk
-                self._worked += 1
-                with self._room:
-                    self._ahead -= size
-                    self._room.notify_all()
-                self._send_ready(may_block=True)
+    def _write(self) -> None:
+        """The writer: writes what may block."""
+        while not self._ended:
+            self._write_wake.wait()
+            self._write_wake.clear()
             self._send_ready(may_block=True)
 
     def _send_rest(self) -> None:
@@ -167,7 +135,7 @@ class PutStreamServer:
     def bye(self) -> None:
         """Tell the producer that the server stops, behind the acks of what was put."""
         self._answers.append(protocol.BYE)
-        self._wake.set()
+        self._write_wake.set()
 
     def _put(self, chunk: Any, size: int) -> None:
         number = 0
@@ -201,20 +169,20 @@ class PutStreamServer:
         while self._ready() and self._sending.acquire(blocking=may_block):
             try:
                 while self._ready():
-                    if not may_block and self._worker_sends():
-                        self._wake.set()
+                    if not may_block and self._may_block():
+                        self._write_wake.set()
                         return
                     self._send_some()
             finally:
                 self._sending.release()
 
-    def _worker_sends(self) -> bool:
-        """Whether answers are the worker's: the client may not be reading, or much is on its way in.
+    def _may_block(self) -> bool:
+        """Whether a write may block: the client may not be reading, or much is on its way in.
 
-        A write beside a large read is caught in gRPC's work for that read, for milliseconds.
+        Beside a large read on its way in, a write of an ack was measured to take milliseconds.
         """
         unread = self._sent_bytes - self._read_bytes
-        return unread > UNREAD_BYTES_MAX or self._in_flight > LARGE_BYTES
+        return unread > UNREAD_BYTES_MAX or self._in_flight > BUSY_BYTES
 
     def _ready(self) -> bool:
         try:

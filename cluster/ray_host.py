@@ -419,6 +419,8 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
     environment.pop("RAY_ADDRESS", None)
     # Ray runs workers at nice 15: the log would get what its own producers on the machine leave over.
     environment.setdefault("RAY_worker_niceness", "0")
+    # One arena: the threads of gRPC else give large buffers back and forth to the kernel (actors/shells.py).
+    environment.setdefault("MALLOC_ARENA_MAX", "1")
     if environment["RAY_AUTH_MODE"] == "token":
         _ensure_ray_token(environment, files)
     java = find_java(environment)

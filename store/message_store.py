@@ -128,7 +128,7 @@ class MessageStore:
                 on_locked()
             store._recover()
         except BaseException:
-            log.close(clean=False)
+            store.abandon()
             raise
         return store
 
@@ -687,9 +687,17 @@ class MessageStore:
             complete = False
             raise
         finally:
-            for queue in self._queues.values():
-                queue.close()
-            log.close(clean=complete)
+            self._let_go(clean=complete)
+
+    def abandon(self) -> None:
+        """Let go of every file as a crash would: nothing is synced, `abort` stays."""
+        self._closed = True
+        self._let_go(clean=False)
+
+    def _let_go(self, *, clean: bool) -> None:
+        for queue in self._queues.values():
+            queue.close()
+        self.log.close(clean=clean)
 
 
 def _json(value: Any) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.shard_api import PutTicket
-from raymq.cluster.put_stream import LARGE_BYTES, UNREAD_BYTES_MAX, PutStreamServer
+from raymq.cluster.put_stream import BUSY_BYTES, UNREAD_BYTES_MAX, PutStreamServer
 from raymq.store.errors import Rejected
 from raymq.store.put import PutOutcome, PutRequest
 from tests.support.batches import batch
@@ -116,7 +116,7 @@ def test_acks_wait_for_the_ones_before_them(stream: Stream) -> None:
     assert len(stream.sent) == 1
 
 
-def test_nobody_but_the_worker_writes_much_to_a_client_that_does_not_read(stream: Stream) -> None:
+def test_nobody_but_the_writer_writes_much_to_a_client_that_does_not_read(stream: Stream) -> None:
     count, me = 600, threading.current_thread()
     for number in range(count):
         stream.send(number)
@@ -135,9 +135,9 @@ def test_nobody_but_the_worker_writes_much_to_a_client_that_does_not_read(stream
     assert stream.sent[before][0] is me
 
 
-def test_while_much_is_on_its_way_in_acks_are_the_workers(stream: Stream) -> None:
+def test_while_much_is_on_its_way_in_acks_are_the_writers(stream: Stream) -> None:
     for number in range(3):
-        stream.send(number, size=LARGE_BYTES)
+        stream.send(number, size=BUSY_BYTES)
     stream.wait_for(lambda: len(stream.tickets) == 3)
     stream.complete(0)
     stream.complete(1)
@@ -160,7 +160,7 @@ def test_a_refusal_is_answered_in_its_place(stream: Stream) -> None:
 
 
 def test_a_stream_ends_when_all_is_answered_and_says_bye_behind_it(stream: Stream) -> None:
-    stream.send(0, size=LARGE_BYTES)
+    stream.send(0, size=BUSY_BYTES)
     stream.send(1)
     stream.wait_for(lambda: len(stream.tickets) == 2)
     stream.server.bye()
