@@ -34,7 +34,7 @@ from raymq.store.record import batch_bytes
 from raymq.store.status import PutStatus
 
 from .shard_api import PutTicket, tell_all
-from .supervisor import Progress, Supervisor
+from .supervisor import Supervisor
 
 log = logging.getLogger("raymq.commit_log")
 
@@ -121,6 +121,10 @@ class LeaderHost:
         self._append_wake = threading.Event()
         self._append_lock = threading.Lock()
         self._submit_lock = threading.Lock()
+        #: held by a thread that waits for the sync of its own put
+        self._watch_lock = threading.Lock()
+        #: of what the satellites tell; order: this one, then `_submit_lock`
+        self._progress_lock = threading.Lock()
         self._sequence = 0
         self._readable = threading.Condition()
         #: readers that wait, guarded by `_readable`
@@ -189,9 +193,12 @@ class LeaderHost:
         """Cluster id, shard and this process's incarnation."""
         return dict(self.identity_facts)
 
-    def put(self, request: PutRequest, notify: Callable[[], None] | None = None) -> PutTicket:
+    def put(
+        self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
+    ) -> PutTicket:
         """Append a batch; the ticket completes when its promise is kept, or fails with what refused it.
 
+        `alone`: the producer sends nothing before the answer, so that this thread may wait for it.
         Raises: Rejected, Unavailable with nothing stored.
         """
         self._check_serving()
@@ -207,9 +214,26 @@ class LeaderHost:
         self._queued.append((ticket, checked))
         if batch_bytes(request.batch) < LARGE_BYTES:
             self._append_queued()
+            if alone and self._sync and not self._mirror:
+                self._await_sync(ticket)
         else:
             self._append_wake.set()
         return ticket
+
+    def _await_sync(self, ticket: PutTicket) -> None:
+        """While nobody else waits: to wake the ack loop takes about as long as the sync itself."""
+        try:
+            last = self._waiting[0]
+        except IndexError:
+            return
+        if last.ticket is ticket and self._watch_lock.acquire(blocking=False):
+            try:
+                self.supervisor.await_flushed(
+                    last.append.end_offset, lambda: len(self._waiting) == 1 and not self._queued
+                )
+                self._advance()
+            finally:
+                self._watch_lock.release()
 
     def _append_queued(self) -> None:
         """Append what is queued, unless another thread is at it: that one takes ours too.
@@ -316,18 +340,22 @@ class LeaderHost:
             if self.supervisor.poisoned is not None:
                 self.store.log.poison(self.supervisor.poisoned)
                 raise Unavailable(self.supervisor.poisoned, field="store", status="poisoned")
-            self._advance(self.supervisor.progress())
+            self._advance()
 
-    def _advance(self, progress: Progress) -> None:
+    def _advance(self) -> None:
+        """Answer what the satellites have done. Callers: the ack loop, and who waits for its own put."""
         log_ = self.store.log
-        before = log_.confirmed
-        log_.note_synced(progress.flushed)
-        if self._mirror:
-            log_.note_confirmed(progress.confirmed)
-        else:
-            log_.note_confirmed(log_.synced if self._sync else log_.end)
+        with self._progress_lock:
+            progress = self.supervisor.progress()
+            before = log_.confirmed
+            log_.note_synced(progress.flushed)
+            if self._mirror:
+                log_.note_confirmed(progress.confirmed)
+            else:
+                log_.note_confirmed(log_.synced if self._sync else log_.end)
+            moved = log_.confirmed > before
         self._complete()
-        if log_.confirmed > before:
+        if moved:
             # Behind the acks: both need the interpreter.
             self._dispatch_wake.set()
         if progress.statuses:

@@ -56,7 +56,7 @@ ROLES = ("group_commit", "flush_real_time", "replication", "commit_real_time")
 COMMIT_LOG = "commit_log"
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
-_PID, _START_TIME, _HEARTBEAT, _APPENDED, _APPENDING = 6, 7, 8, 16, 17
+_PID, _START_TIME, _HEARTBEAT, _APPENDED, _APPENDING, _WATCHING = 6, 7, 8, 16, 17, 18
 _FIRST_ROLE, _ROLE_WORDS = 32, 32
 _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
 _R_POSITION, _R_FAILURE, _R_SYNCS, _R_REQUESTS = range(5, 9)
@@ -270,6 +270,8 @@ class ControlBlock:
         generation = next_generation(self.log_generation)
         words[_PID], words[_START_TIME] = process
         words[_HEARTBEAT] = now_ms
+        # The life before may have ended while it watched.
+        words[_APPENDING] = words[_WATCHING] = 0
         # The word before its generation: in between, readers of either generation see 0.
         words[_APPENDED] = pack_word(generation, appended)
         words[_LOG_GENERATION] = generation
@@ -333,6 +335,15 @@ class ControlBlock:
         The next `publish_appended` takes it back, also when this put is refused.
         """
         self._words[_APPENDING] = 1
+
+    @property
+    def watching(self) -> bool:
+        """Whether CommitLog looks at the positions all the time and needs no bell."""
+        return bool(self._words[_WATCHING])
+
+    @watching.setter
+    def watching(self, watching: bool) -> None:
+        self._words[_WATCHING] = watching
 
     def close(self) -> None:
         """Unmap."""

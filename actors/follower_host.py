@@ -173,7 +173,9 @@ class FollowerHost:
         """Serve one leader stream until it ends."""
         self._session.run(frames, send)
 
-    def put(self, request: PutRequest, notify: Callable[[], None] | None = None) -> PutTicket:
+    def put(
+        self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
+    ) -> PutTicket:
         """A follower takes no puts."""
         raise Unavailable("this replica is a follower; send to the leader", field="mode")
 

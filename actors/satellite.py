@@ -197,7 +197,8 @@ class Satellite:
         """After success, then ring CommitLog and, from a flusher, Replication, which combines."""
         self._require_granted()
         self._record.publish_position(self.generation, end_offset)
-        self.ring()
+        # It stops to watch before it looks the last time; a bell that is lost all the same only delays.
+        self.ring(commit_log=not self._control.watching)
 
     def publish_failure(self, errno: int) -> None:
         """A sync failed: CommitLog must poison the replica."""
@@ -209,9 +210,10 @@ class Satellite:
         """Totals for status displays."""
         self._record.publish_counts(syncs, requests)
 
-    def ring(self) -> None:
+    def ring(self, *, commit_log: bool = True) -> None:
         """Ring CommitLog (after `answer`) and Replication unless we are it."""
-        self._bell.ring(COMMIT_LOG)
+        if commit_log:
+            self._bell.ring(COMMIT_LOG)
         if self.role != "replication":
             self._bell.ring("replication")
 

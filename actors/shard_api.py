@@ -79,9 +79,12 @@ class ShardBackend(Protocol):
     def identity(self) -> dict[str, Any]:
         """cluster_id, shard, incarnation and what `describe` tells."""
 
-    def put(self, request: PutRequest, notify: Callable[[], None] | None = None) -> PutTicket:
+    def put(
+        self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
+    ) -> PutTicket:
         """Append a batch; `notify` as for PutTicket. Puts of one thread are appended in the order of the calls.
 
+        `alone`: the producer sends nothing before the answer, so that this thread may wait for it.
         Raises: Rejected, Unavailable at once, with nothing stored; the ticket may fail so later.
         """
 

@@ -34,6 +34,8 @@ from .seat import FLUSH_ROLES, Seat
 STALE_MS = 2_000
 #: how long the death of a killed process may take; inside a disk call it takes as long as the call
 KILL_TIMEOUT_MS = 10_000
+#: how long a put that is alone is looked after without sleeping: a few syncs of a good disk
+WATCH_US = 400
 
 
 class FenceReport(NamedTuple):
@@ -243,6 +245,21 @@ class Supervisor:
         self._control.announce_append()
         if "group_commit" in self._seats:
             self._ring("group_commit")
+
+    def await_flushed(self, end_offset: int, wanted: Callable[[], bool]) -> None:
+        """Look, without sleeping, until everything below is synced, for WATCH_US at most, while it is `wanted`.
+
+        Callers: one thread at a time, with no Replication to wait for. It must look at `progress` afterwards.
+        """
+        deadline = self._clock.monotonic() + WATCH_US / 1e6
+        seat = self._seats["group_commit"]
+        self._control.watching = True
+        try:
+            while seat.position < end_offset and wanted() and self._clock.monotonic() < deadline:
+                # Another thread gets the interpreter by its switch interval.
+                continue
+        finally:
+            self._control.watching = False
 
     def publish_appended(self, end_offset: int) -> None:
         """Every byte below is in the file. Callers: the writer, after the bytes and before `submit`."""

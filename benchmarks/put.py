@@ -9,6 +9,7 @@ is a cluster of its own, is measured behind all rounds of the single shard.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -105,7 +106,9 @@ def raw_limit(directory: Path, block_bytes: int, count: int, *, fresh: bool = Fa
 def pin(pid: int, cores: set[int]) -> None:
     """Keep every thread of a process on these cores."""
     for task in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(task.name), cores)
+        # A thread may have ended meanwhile.
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(task.name), cores)
 
 
 def flight_echo_ms(size: int, count: int) -> float:

@@ -143,8 +143,12 @@ class PutStreamServer:
         try:
             meta = protocol.unpack(chunk.app_metadata)
             number = int(meta["id"])
-            self._note_read(int(meta.get("read", -1)))
-            result = self._backend.put(_put_request(meta, chunk.data), self._send_ready)
+            read = int(meta.get("read", -1))
+            self._note_read(read)
+            # A client that has read all answers waits for this one, perhaps.
+            result = self._backend.put(
+                _put_request(meta, chunk.data), self._send_ready, alone=read == number - 1
+            )
         except RayMQError as error:
             result = error
         except (KeyError, TypeError, ValueError) as error:

@@ -236,3 +236,13 @@ def test_puts_of_one_stream_that_end_together_are_told_of_once(shard: Shard) -> 
         ticket.wait(30)
     host.put(request([b"y"], producer=4)).wait(30)
     assert calls == [0]
+
+
+def test_a_put_that_is_alone_is_told_of_once_and_kept(serving: Shard) -> None:
+    calls: list[int] = []
+    for number in range(30):
+        put = request([b"%d" % number], producer=7, sequence=number)
+        serving.host.put(put, lambda: calls.append(0), alone=True).wait(30)
+    assert serving.host.status()["synced"] == serving.host.status()["appended"]
+    # A ticket ends before it is told of.
+    until(lambda: len(calls) == 30, lambda: threading.Event().wait(0.005))

@@ -71,7 +71,7 @@ class SteppedFlusher(Satellite):
 
     read = START
 
-    def ring(self) -> None:
+    def ring(self, *, commit_log: bool = True) -> None:
         """The step of its own comes later."""
 
     def step(self, name: str, disk: Disk) -> None:
@@ -248,6 +248,42 @@ def test_commit_log_may_die_at_every_point_of_every_order(make_world: Callable[[
             world.check()
             world.finish()
             world.close()
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_sync_that_is_watched_for_is_seen_or_rung_for(make_world: Callable[[], World], at: int):
+    world = make_world()
+    for step in ("write", "publish"):
+        world.commit_log_step(step)
+    for step in ("read", "start", "sync"):
+        world.flusher.step(step, world.disk)
+    while world.supervisor.wait(0):
+        pass
+    seen: list[bool] = []
+
+    def watch(watching: bool) -> None:
+        world.supervisor._control.watching = watching
+
+    steps = [lambda: watch(True), lambda: watch(False), lambda: seen.append(world.check() == END)]
+    # The flusher's own bell: its other steps do without.
+    steps.insert(at, lambda: Satellite.publish_position(world.flusher, END))
+    world.flusher.ring = lambda commit_log=True: Satellite.ring(  # type: ignore[method-assign]
+        world.flusher, commit_log=commit_log
+    )
+    for do in steps:
+        do()
+    rung = world.supervisor.wait(0)
+    assert seen == [True] or rung
+    assert rung == (at != 1)
+    world.close()
+
+
+def test_a_new_commit_log_watches_for_nothing(make_world: Callable[[], World]):
+    world = make_world()
+    world.supervisor._control.watching = True
+    world.commit_log_dies()
+    assert not world.supervisor._control.watching
+    world.close()
 
 
 def test_the_check_catches_a_flusher_that_publishes_before_it_synced(

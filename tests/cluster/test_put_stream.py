@@ -30,6 +30,8 @@ class Stream:
         self.tickets: list[PutTicket] = []
         #: (the writing thread, metadata)
         self.sent: list[tuple[threading.Thread, bytes]] = []
+        #: of each put: the client had read all acks before it
+        self.alone: list[bool] = []
         self.refuse: Rejected | None = None
         self.server = PutStreamServer(self, self, self)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self.server.run, name="handler", daemon=True)
@@ -53,7 +55,8 @@ class Stream:
 
     # the backend
 
-    def put(self, request: PutRequest, notify: Callable[[], None]) -> PutTicket:
+    def put(self, request: PutRequest, notify: Callable[[], None], *, alone: bool) -> PutTicket:
+        self.alone.append(alone)
         if self.refuse is not None:
             raise self.refuse
         self.tickets.append(PutTicket(notify))
@@ -171,3 +174,14 @@ def test_a_stream_ends_when_all_is_answered_and_says_bye_behind_it(stream: Strea
     ending.join(30)
     assert stream.acks() == [0, 1]
     assert stream.sent[-1][1] == BYE
+
+
+def test_a_put_is_alone_when_the_client_has_read_all_answers(stream: Stream) -> None:
+    stream.send(0)
+    stream.send(1)
+    stream.wait_for(lambda: len(stream.tickets) == 2)
+    stream.complete(0)
+    stream.complete(1)
+    stream.send(2, read=1)
+    stream.wait_for(lambda: len(stream.tickets) == 3)
+    assert stream.alone == [True, False, True]

@@ -103,7 +103,9 @@ class FakeBackend:
         """Who this is."""
         return {"cluster_id": self.cluster_id, "shard": self.shard, "incarnation": 1}
 
-    def put(self, request: PutRequest, notify: Callable[[], None] | None = None) -> PutTicket:
+    def put(
+        self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
+    ) -> PutTicket:
         """Store in memory."""
         with self._changed:
             self.puts.append(request)
