@@ -385,7 +385,7 @@ def measure_single(
 def run(directory: Path, quick: bool, gigabytes: float) -> tuple[Rounds, dict[str, Any]]:
     """All measurements: those of the rounds, and single ones."""
     rounds = Rounds()
-    single: dict[str, Any] = {"cores": os.cpu_count(), "rounds": ROUNDS}
+    single: dict[str, Any] = {"cores": os.cpu_count()}
     count = 40 if quick else 150
     for mode in ("single", "mirror"):
         data = directory / mode
@@ -477,7 +477,7 @@ def main() -> None:
     options.directory.mkdir(parents=True, exist_ok=True)
     rounds, single = run(options.directory, options.quick, options.sustained_gb)
     if options.json:
-        options.json.write_text(json.dumps({"rounds": rounds.all(), **single}, indent=1))
+        options.json.write_text(json.dumps({**single, "rounds": rounds.all()}, indent=1))
     rows = table(rounds, single)
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     for row in rows:

@@ -19,6 +19,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -42,6 +43,7 @@ Progress = Callable[[str], None]
 
 #: the node label by which all roles of a replica stay on the machine that has its disk
 HOST_LABEL = "raymq-host"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _START_TIMEOUT_MS = 60_000
 _STOP_GRACE_MS = 20_000
 _PORT_OPTIONS = (
@@ -382,6 +384,15 @@ def _spawn(arguments: list[str], environment: dict[str, str], log: int) -> int:
             os.close(send)
 
 
+def node_address(log: str) -> str | None:
+    """What `ray start` printed as its node's address: with ray[default] in colours, and behind a log prefix."""
+    for line in log.splitlines():
+        _, found, node = _COLOUR.sub("", line).partition("Local node IP: ")
+        if found:
+            return node.strip()
+    return None
+
+
 def _wait_started(
     paths: ClusterPaths, owned: OwnedRay, port: int, *, files: Files, clock: Clock
 ) -> str:
@@ -390,11 +401,10 @@ def _wait_started(
     while True:
         log = files.read_file(paths.ray_log).decode("utf-8", "replace")
         if "Ray runtime started." in log:
-            for line in log.splitlines():
-                _, found, node = line.partition("Local node IP: ")
-                if found:
-                    return f"{node.strip()}:{port}"
-            raise Unavailable(f"Ray started but did not say where; see {paths.ray_log}")
+            node = node_address(log)
+            if node is None:
+                raise Unavailable(f"Ray started but did not say where; see {paths.ray_log}")
+            return f"{node}:{port}"
         if not leader_alive(owned.family, files):
             tail = "\n".join(log.splitlines()[-15:])
             raise Unavailable(f"Ray ended while it started ({paths.ray_log}):\n{tail}")

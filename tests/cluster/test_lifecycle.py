@@ -469,3 +469,15 @@ def test_all_roles_covers_every_flush_mode() -> None:
         host=None,
     )
     assert len(actor_set.all_roles(record)) == 2 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Local node IP: 192.0.2.2",
+        "\x1b[37mLocal node IP\x1b[39m: \x1b[1m192.0.2.2\x1b[22m",
+        "2026-01-02 INFO scripts.py:1043 -- \x1b[37mLocal node IP\x1b[39m: \x1b[1m192.0.2.2\x1b[22m",
+    ],
+)
+def test_rays_address_is_found_however_ray_prints_it(line: str) -> None:
+    assert ray_host.node_address(f"usage stats\n{line}\nRay runtime started.\n") == "192.0.2.2"
