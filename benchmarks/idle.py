@@ -1,0 +1,108 @@
+"""What does an idle cluster cost? `python -m benchmarks.idle [--seconds 20] [--json FILE]`
+
+Processes, memory (PSS without file pages) and CPU of an idle cluster of four shards and of one mirrored shard, beside
+as many bare Ray actors in the same Ray, measured right behind each other. CPU is the processes' own time over the
+window, in percent of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import raymq
+from benchmarks.put import memory_mb
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process, seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def idle_percent(pids: list[int], seconds: float) -> float:
+    """CPU of all of them together, percent of one core."""
+    before = {pid: cpu_s(pid) for pid in pids}
+    time.sleep(seconds)
+    return sum(cpu_s(pid) - before[pid] for pid in pids) / seconds * 100
+
+
+def processes(cluster: raymq.Cluster, replicas: int) -> dict[str, int]:
+    """role -> pid of every process of every replica."""
+    found = {}
+    from raymq.cluster import actor_set
+
+    for shard in range(cluster.shards):
+        names = [(shard, replica, "commit_log") for replica in range(replicas)]
+        for member in actor_set.find(ray, cluster.name, names):
+            status = ray.get(member.handle.status.remote())
+            found[f"{member.name}"] = int(status["pid"])
+            for role, facts in status["roles"]["roles"].items():
+                found[f"{member.name}/{role}"] = int(facts["pid"])
+    return found
+
+
+class Bare:
+    """An actor that does nothing."""
+
+    def pid(self) -> int:
+        """Its process."""
+        return os.getpid()
+
+
+def measure(directory: Path, seconds: float, **options: Any) -> dict[str, Any]:
+    """One cluster beside as many bare actors."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with raymq.start(directory, name=directory.name, **options) as cluster:
+        ray.init(cluster.ray_address, ignore_reinit_error=True, log_to_driver=False)
+        ours = processes(cluster, 2 if options.get("replication") == "mirror" else 1)
+        make = ray.remote(Bare).options(num_cpus=0)
+        actors = [make.remote() for _ in ours]
+        bare = ray.get([actor.pid.remote() for actor in actors])
+        time.sleep(5)
+        facts = {
+            "processes": len(ours),
+            "memory_mb": round(sum(memory_mb(pid) for pid in ours.values()), 1),
+            "bare_memory_mb": round(sum(memory_mb(pid) for pid in bare), 1),
+            "cpu_percent": round(idle_percent(list(ours.values()), seconds), 2),
+            "bare_cpu_percent": round(idle_percent(bare, seconds), 2),
+        }
+        ray.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
+    return facts
+
+
+def main() -> None:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of each window")
+    parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    found = {
+        "4 shards": measure(options.directory / "idle-four", options.seconds, shards=4),
+        "1 shard mirrored": measure(
+            options.directory / "idle-mirror", options.seconds, replication="mirror"
+        ),
+    }
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+    for what, facts in found.items():
+        ratio = facts["cpu_percent"] / max(facts["bare_cpu_percent"], 0.01)
+        print(
+            f"{what}: {facts['processes']} processes, {facts['memory_mb']} MB "
+            f"(bare actors {facts['bare_memory_mb']}), CPU {facts['cpu_percent']} % of a core "
+            f"= {ratio:.2f} x bare actors ({facts['bare_cpu_percent']} %), at most 2"
+        )
+
+
+if __name__ == "__main__":
+    main()
