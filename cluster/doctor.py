@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from raymq.store.errors import RayMQError
+from raymq.store.errors import RayMQError, Rejected
 from raymq.store.files import Files
 
 from .cluster_record import load_record
 from .paths import ClusterPaths, file_system_of, load_token, volatile_reason
 from .ray_host import find_java
+from .start import connect
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -40,6 +41,7 @@ _RAY = "2.60"
 _DISK_FAIL_BYTES = 3 * GIB
 _DISK_WARN_BYTES = 20 * GIB
 _SHM_WARN_BYTES = 512 * MIB
+_SHM_FAIL_BYTES = 1 * MIB
 _FILES_FAIL = 1024
 _FILES_WARN = 65_536
 _NETWORK_FILE_SYSTEMS = frozenset(
@@ -76,7 +78,7 @@ def examine(data_dir: str | None = None) -> list[Check]:
         check_crc(_has("google_crc32c"), _has("isal")),
         check_java(*_java(dict(os.environ))),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
-        check_shared_memory(_size_of("/dev/shm")),
+        check_shared_memory(*_room_of("/dev/shm")),
         check_auth(os.environ),
         check_disk(place, _free_bytes(place, files)),
     ]
@@ -186,11 +188,18 @@ def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
 
 
-def check_shared_memory(size: int | None) -> Check:
-    """Ray's object store lives there."""
-    if size is None:
+def check_shared_memory(size: int | None, free: int | None) -> Check:
+    """Ray's object store and transient pools live there."""
+    if size is None or free is None:
         return Check("/dev/shm", "fail", "missing", "mount a tmpfs there: Ray cannot run without")
-    found = _amount(size)
+    found = f"{_amount(free)} free of {_amount(size)}"
+    if free < _SHM_FAIL_BYTES:
+        return Check(
+            "/dev/shm",
+            "fail",
+            found,
+            "Ray cannot start: delete what processes that are gone have left there, or make it larger",
+        )
     if size < _SHM_WARN_BYTES:
         return Check(
             "/dev/shm", "warn", found, "Ray falls back to disk; in a container: --shm-size=2g"
@@ -277,6 +286,13 @@ def _check_rights(place: Path, files: Files) -> Check:
     parent = place
     while not files.exists(parent):
         parent = parent.parent
+    if os.statvfs(parent).f_flag & os.ST_RDONLY:
+        return Check(
+            "writable",
+            "fail",
+            f"{parent} is mounted read-only",
+            "mount it writable (the kernel makes a disk with errors read-only: see dmesg), or choose another disk",
+        )
     if not os.access(parent, os.W_OK | os.X_OK):
         return Check(
             "writable", "fail", f"{parent} cannot be written by this user", f"chown {parent}"
@@ -296,7 +312,20 @@ def _check_cluster(paths: ClusterPaths, files: Files) -> Check:
     except RayMQError as error:
         return Check("cluster", "fail", str(error), "see the message")
     name = "unknown" if record is None else record.name
-    return Check("cluster", "ok", f"{name!r}, token readable by this user only")
+    found = f"{name!r}, token readable by this user only"
+    try:
+        with connect(paths.data_dir) as cluster:
+            cluster.describe()
+    except Rejected as error:
+        return Check(
+            "cluster",
+            "fail",
+            f"{name!r} runs and refuses this token: {error}",
+            f"put the token it was started with back into {paths.token}, or `raymq stop` and start it",
+        )
+    except RayMQError:
+        return Check("cluster", "ok", f"{found}; it does not run or does not answer")
+    return Check("cluster", "ok", f"{found}; it runs and takes it")
 
 
 def _version(package: str) -> str | None:
@@ -328,11 +357,13 @@ def _java(environment: dict[str, str]) -> tuple[str | None, str]:
     return path, done.stderr + done.stdout
 
 
-def _size_of(path: str) -> int | None:
+def _room_of(path: str) -> tuple[int | None, int | None]:
+    """Its size and what is free, bytes."""
     try:
-        return shutil.disk_usage(path).total
+        usage = shutil.disk_usage(path)
     except OSError:
-        return None
+        return None, None
+    return usage.total, usage.free
 
 
 def _free_bytes(place: str, files: Files) -> int | None:
