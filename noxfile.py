@@ -61,3 +61,13 @@ def bench(session: nox.Session) -> None:
     """The put benchmark with this machine's own limits beside it."""
     session.install("-e", ".[dev]")
     session.run("python", "-m", "benchmarks.put", *session.posargs)
+
+
+@nox.session
+def network(session: nox.Session) -> None:
+    """A mirror with TLS over two network namespaces whose link is cut; needs root."""
+    session.install("-e", ".[dev]")
+    session.run(
+        *("python", "-m", "pytest", "tests/ray/test_network_namespaces.py", *session.posargs),
+        env={"RAYMQ_NETWORK": "1"},
+    )

@@ -15,20 +15,25 @@ measured to show other processes torn values in 18-21 % of polls.
     8      CommitLog  heartbeat, monotonic ms
     16     CommitLog  appended end, packed with the log generation
     17     CommitLog  1: an append has begun whose end is not in word 16 yet; a hint only
+    18     CommitLog  1: CommitLog looks at the positions itself just now; GroupCommit leaves out its bell
+    19     CommitLog  1: appended bytes are in the transient pool until CommitRealTime has committed them
     32 + 32 * r       the record of role r:
       +0, +1  satellite  pid, start time
       +2      satellite  incarnation: "I am here"; written last, 0 while the words beside it change
       +3      satellite  heartbeat, monotonic ms
       +4      satellite  sync started: end of the sync that runs or ran last, packed with the generation
-      +5      satellite  position: flushed end (flushers) or confirmed end (replication), packed with the generation
+      +5      satellite  position: flushed end (flushers), confirmed end (replication) or committed end
+                         (CommitRealTime), packed with the generation
       +6      satellite  failure: errno of a failed sync, packed with the generation
       +7, +8  satellite  counts: syncs, requests
       +16     CommitLog  grant: incarnation that may work, packed with the generation granted
       +17     CommitLog  incarnation granted last; stays when the grant is taken back
-      +18     CommitLog  base: end that was synced (confirmed) when the grant was given
+      +18     CommitLog  base: end that was synced (confirmed, committed) when the grant was given
+    384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py
 
 Words +4 to +6 outlive their writer and are cleared by CommitLog when it begins (nobody is granted then): if both die,
-they tell what the kernel will not tell again.
+they tell what the kernel will not tell again. Of CommitRealTime's position any generation counts: between two `begin`s
+what was once written into the files stays there, whoever wrote it. So committed = max(base, position), grant or not.
 
 A packed word is (generation & 0x7FFF) << 48 | value: generation and value change in one move, and a reader that
 expects another generation reads 0. Generation 0 is never granted, so a zeroed page says nothing.
@@ -44,6 +49,8 @@ from typing import NamedTuple
 from raymq.store.errors import require
 from raymq.store.files import Files
 
+from .latency import WORDS as LATENCY_WORDS
+from .latency import Latencies, LatencyCounter, latencies
 from .processes import INCARNATION_BITS, ProcessIdentity
 from .ring import map_shared
 
@@ -54,10 +61,13 @@ VERSION = 1
 #: the order is the layout
 ROLES = ("group_commit", "flush_real_time", "replication", "commit_real_time")
 COMMIT_LOG = "commit_log"
+COMMIT_REAL_TIME = "commit_real_time"
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
 _PID, _START_TIME, _HEARTBEAT, _APPENDED, _APPENDING, _WATCHING = 6, 7, 8, 16, 17, 18
+_POOLED = 19
 _FIRST_ROLE, _ROLE_WORDS = 32, 32
+_FIRST_LATENCY = 384
 _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
 _R_POSITION, _R_FAILURE, _R_SYNCS, _R_REQUESTS = range(5, 9)
 _R_GRANT, _R_LAST_GRANTED, _R_BASE = 16, 17, 18
@@ -119,6 +129,8 @@ class RoleRecord:
     def __init__(self, words: memoryview, role: str) -> None:
         base = _FIRST_ROLE + ROLES.index(role) * _ROLE_WORDS
         self._words = words[base : base + _ROLE_WORDS]
+        latency = _FIRST_LATENCY + ROLES.index(role) * _ROLE_WORDS
+        self._latency = words[latency : latency + LATENCY_WORDS]
         #: which role
         self.role = role
 
@@ -129,6 +141,7 @@ class RoleRecord:
         words[_R_PID], words[_R_START_TIME] = registration.process
         words[_R_HEARTBEAT] = now_ms
         words[_R_SYNCS] = words[_R_REQUESTS] = 0
+        self.sync_latency.clear()
         words[_R_INCARNATION] = registration.incarnation
 
     def beat(self, now_ms: int) -> None:
@@ -188,6 +201,21 @@ class RoleRecord:
         """(syncs, requests) of the registered one's life."""
         return self._words[_R_SYNCS], self._words[_R_REQUESTS]
 
+    @property
+    def sync_latency(self) -> LatencyCounter:
+        """Counts how long the syncs of this life take. Callers: the satellite."""
+        return LatencyCounter(self._latency)
+
+    @property
+    def sync_latencies(self) -> Latencies:
+        """How long the syncs of the registered one's life took."""
+        return latencies(self._latency)
+
+    @property
+    def committed(self) -> int:
+        """Everything below is in the files, as far as CommitRealTime told since `begin`; it never falls."""
+        return max(self.base, unpack_word(self._words[_R_POSITION])[1])
+
     def position(self, generation: int) -> int:
         """The end published under this generation, else 0."""
         return value_of(self._words[_R_POSITION], generation)
@@ -224,6 +252,7 @@ class RoleRecord:
 
     def release(self) -> None:
         """Let go of the memory."""
+        self._latency.release()
         self._words.release()
 
 
@@ -264,7 +293,15 @@ class ControlBlock:
         words[_BOOT] = boot
         words[_MAGIC] = MAGIC
 
-    def begin(self, incarnation: int, process: ProcessIdentity, appended: int, now_ms: int) -> None:
+    def begin(
+        self,
+        incarnation: int,
+        process: ProcessIdentity,
+        appended: int,
+        now_ms: int,
+        *,
+        pooled: bool = False,
+    ) -> None:
         """A new life of CommitLog, or a new log after a truncation. Callers: CommitLog, with nobody granted."""
         words = self._words
         generation = next_generation(self.log_generation)
@@ -272,6 +309,7 @@ class ControlBlock:
         words[_HEARTBEAT] = now_ms
         # The life before may have ended while it watched.
         words[_APPENDING] = words[_WATCHING] = 0
+        words[_POOLED] = pooled
         # The word before its generation: in between, readers of either generation see 0.
         words[_APPENDED] = pack_word(generation, appended)
         words[_LOG_GENERATION] = generation
@@ -318,6 +356,11 @@ class ControlBlock:
     def appended(self) -> int:
         """Every byte below is in the log; 0 while it is between two logs."""
         return value_of(self._words[_APPENDED], self.log_generation)
+
+    @property
+    def committed(self) -> int:
+        """Every byte below is in the log's files."""
+        return self.roles[COMMIT_REAL_TIME].committed if self._words[_POOLED] else self.appended
 
     def publish_appended(self, end_offset: int) -> None:
         """Callers: CommitLog's writer, after the bytes."""

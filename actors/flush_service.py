@@ -19,7 +19,7 @@ from raymq.store.files import Files
 from raymq.store.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from raymq.store.status import PutStatus
 
-from .ring import FLAG_ANSWER
+from .ring import FLAG_ANSWER, Request
 from .satellite import HEART_PERIOD_MS, IDLE_WAIT_MS, Satellite, Standing
 
 #: a wait right after work: a lost bell delays by this (RocketMQ's waitForRunning(10))
@@ -68,6 +68,8 @@ class FlushService:
         self._flush_least_pages = flush_least_pages
         self._flush_thorough_interval_ms = flush_thorough_interval_ms
         self._requests = 0
+        #: puts that came before their bytes
+        self._early: list[Request] = []
 
     def run(self) -> None:
         """Serve, and end the process with the life, whatever else runs in it. Returns: only after `stop`."""
@@ -89,7 +91,7 @@ class FlushService:
             if standing is Standing.GRANTED:
                 serve = self._group_commit if self._role == "group_commit" else self._real_time
                 standing = serve()
-            return _EXIT_CODES[standing]
+            return EXIT_CODES[standing]
         except FlushFailed as failure:
             satellite.publish_failure(failure.errno)
             return EXIT_SYNC_FAILED
@@ -104,13 +106,14 @@ class FlushService:
     def _group_commit(self) -> Standing:
         """Source: GroupCommitService#run; the wait is adaptive so that an idle shard costs next to nothing."""
         satellite = self._satellite
+        timer = satellite.sync_timer()
         commit = GroupCommit(
             self._syncer,
             self._clock,
             timeout_ms=self._sync_flush_timeout_ms,
             flushed=satellite.base,
-            on_sync_started=satellite.publish_sync_started,
-            on_flushed=satellite.publish_position,
+            on_sync_started=timer.sync_started,
+            on_flushed=timer.flushed,
         )
         wait_ms = BUSY_WAIT_MS
         while (standing := satellite.standing()) is Standing.GRANTED:
@@ -127,6 +130,7 @@ class FlushService:
     def _real_time(self) -> Standing:
         """Source: FlushRealTimeService#run with flushCommitLogTimed: a period, not a bell."""
         satellite = self._satellite
+        timer = satellite.sync_timer()
         flusher = FlushRealTime(
             self._syncer,
             self._clock,
@@ -134,31 +138,35 @@ class FlushService:
             least_pages=self._flush_least_pages,
             thorough_interval_ms=self._flush_thorough_interval_ms,
             flushed=satellite.base,
-            on_sync_started=satellite.publish_sync_started,
-            on_flushed=satellite.publish_position,
+            on_sync_started=timer.sync_started,
+            on_flushed=timer.flushed,
         )
         while (standing := satellite.standing()) is Standing.GRANTED:
             satellite.wait(min(flusher.wait_ms(), HEART_PERIOD_MS))
             with satellite.long_call():
-                flusher.flush_if_due(satellite.appended)
+                flusher.flush_if_due(satellite.committed)
             satellite.publish_counts(self._syncer.syncs, 0)
         if standing is not Standing.FENCED:
             with satellite.long_call():
-                flusher.shutdown(satellite.appended)
+                flusher.shutdown(satellite.committed)
         return standing
 
     def _commit_once(self, commit: GroupCommit) -> bool:
         """Take what waits, sync once for all of it. Returns: whether there was anything to do."""
         satellite = self._satellite
-        waiting = satellite.take_requests()
-        appended = satellite.appended
-        if not waiting and appended <= commit.flushed:
+        waiting = self._early + satellite.take_requests()
+        committed = satellite.committed
+        # The bytes of a put may still be in the transient pool; CommitRealTime rings when they are not.
+        self._early = [request for request in waiting if request.end_offset > committed]
+        if self._early:
+            waiting = [request for request in waiting if request.end_offset <= committed]
+        if not waiting and committed <= commit.flushed:
             return False
         for request in waiting:
             commit.request(request.end_offset, request.deadline_ms)
         commit.swap()
         with satellite.long_call():
-            _, statuses = commit.do_commit(appended)
+            _, statuses = commit.do_commit(committed)
         for request, status in zip(waiting, statuses, strict=True):
             if status is not PutStatus.PUT_OK and request.flags & FLAG_ANSWER:
                 satellite.answer(request.sequence, status.code)
@@ -167,7 +175,8 @@ class FlushService:
         return True
 
 
-_EXIT_CODES = {
+#: how a life ends, as its process tells
+EXIT_CODES = {
     Standing.LEAVING: EXIT_STOPPED,
     Standing.STOPPED: EXIT_STOPPED_BY_COMMIT_LOG,
     Standing.FENCED: EXIT_FENCED,

@@ -202,7 +202,7 @@ class Replicator:
         combiner = PutCombiner(flushed=self._durable(), replicated=satellite.base)
         while (standing := satellite.standing()) is Standing.GRANTED:
             self._take_requests(combiner)
-            progress = Progress(satellite.appended, self._durable())
+            progress = Progress(satellite.committed, self._durable())
             self._answer(combiner.on_flushed(progress.durable))
             for event in (progress, *self._link_events(), Tick()):
                 effects = machine.step(event, clock.monotonic_ms())
@@ -213,10 +213,10 @@ class Replicator:
         return standing
 
     def _durable(self) -> int:
-        """What the leader's flush mode calls durable: synced by GroupCommit, else appended."""
+        """What the leader's flush mode calls durable: synced by GroupCommit, else in the files."""
         role = self._flush_role
         if role is None:
-            return self._satellite.appended
+            return self._satellite.committed
         return max(self._satellite.base_of(role), self._satellite.position_of(role))
 
     def _take_requests(self, combiner: PutCombiner) -> None:

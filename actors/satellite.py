@@ -18,8 +18,16 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable, require
 from raymq.store.files import Files
 
-from .control_block import COMMIT_LOG, ControlBlock, Registration, State, shared_file
+from .control_block import (
+    COMMIT_LOG,
+    COMMIT_REAL_TIME,
+    ControlBlock,
+    Registration,
+    State,
+    shared_file,
+)
 from .doorbell import Doorbell
+from .latency import SyncTimer
 from .processes import boot_id_hash, new_incarnation, own_identity
 from .ring import Request, RoleRings, Status
 
@@ -156,12 +164,27 @@ class Satellite:
             self._record.beat(self._clock.monotonic_ms())
 
     @property
+    def commit_log_incarnation(self) -> int:
+        """The CommitLog that has granted this satellite."""
+        self._require_granted()
+        return self._commit_log_incarnation
+
+    @property
     def appended(self) -> int:
-        """Every byte below is in the log."""
+        """Every byte below is in the log: in its files, or in the transient pool."""
         return self._control.appended
 
+    @property
+    def committed(self) -> int:
+        """Every byte below is in the log's files."""
+        return self._control.committed
+
     def await_append(self, flushed: int) -> None:
-        """Look, without sleeping, for the bytes behind `flushed` that are announced, for ANNOUNCED_US at most."""
+        """Look, without sleeping, for the bytes behind `flushed` that are announced, for ANNOUNCED_US at most.
+
+        Callers: whoever comes first after an append: the flusher, or with the pool CommitRealTime (`flushed` is
+        then what it has committed).
+        """
         deadline = self._clock.monotonic() + ANNOUNCED_US / 1e6
         control = self._control
         while control.appending and control.appended <= flushed:
@@ -210,8 +233,19 @@ class Satellite:
         """Totals for status displays."""
         self._record.publish_counts(syncs, requests)
 
+    def sync_timer(self) -> SyncTimer:
+        """`publish_sync_started` and `publish_position` for a flusher, with the time between them counted."""
+        return SyncTimer(
+            self._record.sync_latency,
+            self._clock,
+            on_sync_started=self.publish_sync_started,
+            on_flushed=self.publish_position,
+        )
+
     def ring(self, *, commit_log: bool = True) -> None:
-        """Ring CommitLog (after `answer`) and Replication unless we are it."""
+        """Ring CommitLog (after `answer`), Replication unless we are it, and after a commit GroupCommit."""
+        if self.role == COMMIT_REAL_TIME:
+            self._bell.ring("group_commit")
         if commit_log:
             self._bell.ring(COMMIT_LOG)
         if self.role != "replication":

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from raymq.store.files import Files
 
 from .control_block import RoleRecord
+from .latency import Latencies
 from .processes import ProcessHandle
 from .ring import RoleRings
 
@@ -112,6 +113,11 @@ class Seat:
             "grants": self._grants,
             "last_end": self._last_end or None,
         }
+
+    @property
+    def sync_latencies(self) -> Latencies:
+        """How long the syncs of the present process took."""
+        return self.record.sync_latencies
 
     def close(self) -> None:
         """Let go; processes live on."""

@@ -24,6 +24,13 @@ log = logging.getLogger("raymq")
 #: between two attempts to lock and recover a replica
 RETRY_S = 0.25
 RETRY_MAX_S = 5.0
+#: how long the leader waits for its follower's actor to tell where it listens
+PEER_TIMEOUT_S = 2.0
+
+#: the concurrency groups of a CommitLog and their threads: neither long polls nor operations hold up puts.
+#: A put holds one until it is answered, a read while it waits
+GROUPS = {"append": 16, "read": 32, "admin": 4}
+GROUP_OF = {"open_stream": "admin", "append": "append", "read": "read", "call": "admin"}
 
 #: glibc's numbers of these options, and what one arena may keep
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -59,8 +66,11 @@ class CommitLogActor:
         self._spec = spec
         self._host: Any = None
         self._server: Any = None
+        #: a RayMethods; None while starting
+        self._methods: Any = None
+        self._endpoint: str | None = None
         self._error: str | None = None
-        self._closing = False
+        self._closing = threading.Event()
         self._incarnation = secrets.randbits(62)
         # The default of 5 ms makes the ack thread wait that long for a busy reader thread.
         sys.setswitchinterval(0.0005)
@@ -69,32 +79,39 @@ class CommitLogActor:
 
     def _start(self) -> None:
         wait_s = RETRY_S
-        while not self._closing:
+        while not self._closing.is_set():
             try:
                 self._open()
                 self._error = None
                 # What lives as long as the process is not looked at again by every full collection.
                 gc.collect()
                 gc.freeze()
-                return
+                break
             except Exception as error:
                 # Not only RayMQError: whatever it is, the actor must stay up to tell it.
                 self._error = f"{type(error).__name__}: {error}"
                 log.warning("replica %s: %s", self._spec["data_dir"], self._error)
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
+        self._tell_metrics()
 
     def _open(self) -> None:
         from raymq.store.config import StoreConfig
 
         from .commit_log_host import LeaderHost
         from .follower_host import FollowerHost
+        from .ray_methods import RayMethods
 
         spec = self._spec
         leader = spec["mode"] == "leader"
         roles = ["group_commit" if spec["flush"] == "sync" else "flush_real_time"]
         if leader and spec["replication"] == "mirror":
             roles.append("replication")
+        options = dict(spec.get("options", {}))
+        # As in RocketMQ a slave has no pool: what it tells its leader is in its files.
+        options["transient_pool"] = leader and options.get("transient_pool", False)
+        if options["transient_pool"]:
+            roles.append("commit_real_time")
         identity = {
             "cluster_id": spec["cluster_id"],
             "name": spec["cluster"],
@@ -107,21 +124,44 @@ class CommitLogActor:
             "version": spec["version"],
             "pid": os.getpid(),
         }
-        config = StoreConfig(flush=spec["flush"], **spec.get("options", {}))
+        config = StoreConfig(flush=spec["flush"], **options)
         root = Path(spec["data_dir"])
+        address = _load(spec["prepare"])(spec, restarted=_was_restarted())
         kind = LeaderHost if leader else FollowerHost
         host = kind(root, config, identity=identity, roles=tuple(roles))
         try:
             if isinstance(host, LeaderHost):
                 host.routes = _routes(root)
             self._server = _load(spec["server"])(
-                host, host=spec["host"], port=_old_port(root, spec["host"]), token=spec["token"]
+                host,
+                host=address.bind,
+                port=_old_port(root, address.bind),
+                token=spec["token"],
+                tls=spec["tls"],
             )
         except BaseException:
             host.close(0.0)
             raise
-        _write_endpoint(root, spec["host"], self._server.port)
+        _write_endpoint(root, address.advertised, self._server.port, tls=spec["tls"])
+        self._endpoint = _endpoint(address.advertised, self._server.port, tls=spec["tls"])
+        self._methods = RayMethods(host)
         self._host = host
+
+    def _tell_metrics(self) -> None:
+        """Runs until `close`; a follower has nothing of its own to tell."""
+        from .commit_log_host import LeaderHost
+        from .metrics import Collector, ray_instrument
+        from .readings import read_leader
+
+        host = self._host
+        if isinstance(host, LeaderHost):
+            collector = Collector(
+                lambda: read_leader(host),
+                ray_instrument,
+                cluster=self._spec["cluster"],
+                shard=self._spec["shard"],
+            )
+            collector.run(self._closing)
 
     def ready(self) -> dict[str, Any]:
         """{state: STARTING | RUNNING | READ_ONLY, endpoint, error}."""
@@ -136,9 +176,8 @@ class CommitLogActor:
         }
 
     def endpoint(self) -> str | None:
-        """host:port of the Flight server; None while starting."""
-        server = self._server
-        return None if server is None else f"{self._spec['host']}:{server.port}"
+        """host:port of the Flight server, with TLS tls://host:port; None while starting."""
+        return self._endpoint
 
     def status(self) -> dict[str, Any]:
         """The host's status, or why there is none yet."""
@@ -154,20 +193,37 @@ class CommitLogActor:
         status: dict[str, Any] = self._host.status()
         return {**status, "endpoint": self.endpoint()}
 
-    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Any administrative operation, for callers that reach only Ray."""
-        if self._host is None:
+    # --- the Ray client API: each in its group of GROUP_OF --------------------------------
+
+    def open_stream(self, *args: Any) -> Any:
+        """See `RayMethods.open_stream`."""
+        return self._serving().open_stream(*args)
+
+    def append(self, *args: Any) -> Any:
+        """See `RayMethods.append`."""
+        return self._serving().append(*args)
+
+    def read(self, *args: Any) -> Any:
+        """See `RayMethods.read`."""
+        return self._serving().read(*args)
+
+    def call(self, *args: Any) -> Any:
+        """See `RayMethods.call`."""
+        return self._serving().call(*args)
+
+    def _serving(self) -> Any:
+        if self._methods is None:
             from raymq.store.errors import Unavailable
 
             raise Unavailable(
                 f"the shard is starting: {self._error or 'recovering'}", field="shard"
             )
-        result: dict[str, Any] = self._host.call(op, args)
-        return result
+        return self._methods
 
     def credentials(self) -> dict[str, Any]:
         """What a client of the cluster needs; Ray is the trusted inner plane."""
-        return {name: self._spec[name] for name in ("cluster_id", "shards", "token")}
+        names = ("cluster_id", "shards", "token", "ca", "placement")
+        return {name: self._spec[name] for name in names}
 
     def set_routes(self, routes: dict[str, str]) -> None:
         """Endpoints of all shards, so that any shard can tell a client where the others are."""
@@ -180,7 +236,7 @@ class CommitLogActor:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Orderly shutdown; the caller kills the actor afterwards."""
-        self._closing = True
+        self._closing.set()
         if self._server is not None:
             self._server.close()
         if self._host is not None:
@@ -207,6 +263,28 @@ class FlushActor:
         self._service.stop()
 
 
+class CommitActor:
+    """Hosts CommitRealTime; imports neither pyarrow nor Flight."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        from .commit_service import CommitService
+
+        self._spec = spec
+        # Somebody waits for every put's commit, unless only memory is promised.
+        eager = spec["flush"] == "sync" or spec["replication"] == "mirror"
+        options = commit_options(spec.get("options", {}))
+        self._service = CommitService(Path(spec["data_dir"]), eager=eager, **options)
+        threading.Thread(target=_run_or_exit, args=(self._service,), daemon=True).start()
+
+    def status(self) -> dict[str, Any]:
+        """Role and pid."""
+        return {"role": self._spec["role"], "pid": os.getpid()}
+
+    def close(self) -> None:
+        """Stop the loop after what is under way."""
+        self._service.stop()
+
+
 class ReplicationActor:
     """Hosts the Replication role of a mirrored shard's leader."""
 
@@ -214,13 +292,32 @@ class ReplicationActor:
         from .replicator import Replicator
 
         self._spec = spec
+        self._peer: Any = None
+        self._peer_last: str | None = None
         _keep_freed_memory()
         self._replicator = Replicator.from_spec(spec, peer_endpoint=self._peer_endpoint)
         threading.Thread(target=_run_or_exit, args=(self._replicator,), daemon=True).start()
 
     def _peer_endpoint(self) -> str | None:
-        """Where the follower listens now: its endpoint file, because both live on one host."""
-        return read_endpoint(Path(self._spec["peer_data_dir"]))
+        """Where the follower listens now; None when nobody knows.
+
+        On one machine its endpoint file tells. Over nodes Ray is asked at each new connection, by the thread that
+        connects, which may wait; while Ray does not answer, the last answer counts.
+        """
+        if self._spec["node"] is None:
+            return read_endpoint(Path(self._spec["peer_data_dir"]))
+        import ray
+
+        try:
+            if self._peer is None:
+                self._peer = ray.get_actor(self._spec["peer_name"], namespace="raymq")
+            endpoint = ray.get(self._peer.endpoint.remote(), timeout=PEER_TIMEOUT_S)
+        except (ray.exceptions.RayError, ValueError) as error:
+            log.warning("the follower's actor does not answer: %s", error)
+            self._peer = None
+        else:
+            self._peer_last = endpoint or self._peer_last
+        return self._peer_last
 
     def status(self) -> dict[str, Any]:
         """Role, pid and how far replication is."""
@@ -243,6 +340,18 @@ def flush_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in names if name in options}
 
 
+def commit_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The store options that CommitRealTime needs."""
+    names = (
+        "segment_size_bytes",
+        "transient_pool_slice_bytes",
+        "commit_interval_ms",
+        "commit_least_pages",
+        "commit_thorough_interval_ms",
+    )
+    return {name: options[name] for name in names if name in options}
+
+
 def _run_or_exit(service: Any) -> None:
     """A role whose loop dies exits its process; Ray starts a new one (D12)."""
     try:
@@ -260,15 +369,25 @@ def read_endpoint(root: Path) -> str | None:
         value = json.loads(Files().read_file(root / "raymq" / "endpoint"))
     except (FileNotFoundError, ValueError):
         return None
-    return f"{value['host']}:{value['port']}"
+    return _endpoint(value["host"], value["port"], tls=value.get("tls", False))
 
 
-def _write_endpoint(root: Path, host: str, port: int) -> None:
+def _write_endpoint(root: Path, host: str, port: int, *, tls: bool) -> None:
     from raymq.store.files import Files
 
-    Files().write_file_atomic(
-        root / "raymq" / "endpoint", json.dumps({"host": host, "port": port}).encode()
-    )
+    body = {"host": host, "port": port, "tls": tls}
+    Files().write_file_atomic(root / "raymq" / "endpoint", json.dumps(body).encode())
+
+
+def _endpoint(host: str, port: int, *, tls: bool) -> str:
+    return f"{'tls://' if tls else ''}{host}:{int(port)}"
+
+
+def _was_restarted() -> bool:
+    """Whether Ray runs this actor again, after its process or its node ended."""
+    import ray
+
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def _routes(root: Path) -> dict[str, str]:

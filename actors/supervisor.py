@@ -9,8 +9,8 @@ when each segment was made. A flusher may have been told of a write error and di
 kernel tells each open descriptor once, so the witness hears of it too, while a new flusher's new descriptor would
 sync "successfully" what the disk has dropped.
 
-Callers: one thread pushes (`publish_appended`, `submit`), one reads (`progress`, `wait`), one supervises
-(`fence_old`, `begin`, `tick`, `revoke`, `close`); they may be three different ones.
+Callers: one thread at a time pushes (`publish_appended`, `submit`), one reads (`progress`), one waits (`wait`), one
+supervises (`fence_old`, `begin`, `tick`, `revoke`, `close`); they may be three different ones.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable, require
 from raymq.store.files import Files
 
-from .control_block import COMMIT_LOG, ROLES, ControlBlock, State, shared_file
+from .control_block import COMMIT_LOG, COMMIT_REAL_TIME, ROLES, ControlBlock, State, shared_file
 from .doorbell import Doorbell
+from .latency import NO_LATENCIES, Latencies
 from .processes import ProcessHandle, boot_id_hash, new_incarnation, own_identity
 from .ring import FLAG_ANSWER, FLAG_FLUSH, FLAG_REPLICA, Request, RoleRings, Status
 from .seat import FLUSH_ROLES, Seat
@@ -54,6 +55,8 @@ class FenceReport(NamedTuple):
 class Progress(NamedTuple):
     """How far the satellites are."""
 
+    #: everything below is in the log's files: CommitRealTime's word; without it what is appended
+    committed: int
     #: everything below is on disk
     flushed: int
     #: readers may see everything below: replication's word; without replication what the flush mode promises
@@ -73,11 +76,13 @@ class Supervisor:
         clock: Clock,
         files: Files,
         witness_sync: Callable[[], int],
+        commit_least_bytes: int = 0,
     ) -> None:
         """Maps the shared files and changes nothing in them: another CommitLog may still be alive.
 
         Args: roles: the satellites of this replica's mode, see control_block.ROLES; witness_sync: syncs the log
-        through the witness descriptors, returns the synced end, raises OSError.
+        through the witness descriptors, returns the synced end, raises OSError; commit_least_bytes: in the async
+        mode CommitRealTime is rung for so many waiting bytes.
         """
         for role in roles:
             if role not in ROLES:
@@ -99,8 +104,17 @@ class Supervisor:
             )
             for role in roles
         }
-        #: rung at each put; FlushRealTime works by its period, as in RocketMQ
+        #: the transient pool is on
+        self._pooled = COMMIT_REAL_TIME in roles
+        self._commit_least_bytes = commit_least_bytes
+        #: rung at each put, when so many bytes wait; FlushRealTime works by its period, as in RocketMQ. With the pool
+        #: CommitRealTime comes first and rings the others.
         self._bells = tuple(role for role in roles if role != "flush_real_time")
+        self._ring_bytes = 0
+        if self._pooled:
+            self._bells = (COMMIT_REAL_TIME,)
+            waited_for = "group_commit" in roles or "replication" in roles
+            self._ring_bytes = 0 if waited_for else commit_least_bytes
         self._boot = boot_id_hash(files=files)
         self._process = own_identity(files=files)
         #: this life of CommitLog, new at each `begin`
@@ -108,6 +122,7 @@ class Supervisor:
         #: why nothing is granted any more; None: all is well
         self.poisoned: str | None = None
         self._appended = 0
+        self._committed = 0
         self._flushed = 0
         self._confirmed = 0
         self._last_tick_ms = 0
@@ -157,6 +172,8 @@ class Supervisor:
     def begin(self, appended: int, flushed: int, confirmed: int) -> None:
         """A new life, after recovery or a truncation: everything counts from these three ends on.
 
+        All that is appended must be in the files.
+
         Nobody may be granted: call `fence_old` (or `revoke` for each role) before.
         """
         with self._lock:
@@ -165,14 +182,18 @@ class Supervisor:
                 require(seat.vacant, "begin while a satellite is granted", role=seat.role)
                 seat.rings.reset()
                 seat.held = False
+            bases = dict.fromkeys(FLUSH_ROLES, flushed) | {COMMIT_REAL_TIME: appended}
             for role, record in self._control.roles.items():
-                record.clear(base=flushed if role in FLUSH_ROLES else confirmed)
+                record.clear(base=bases.get(role, confirmed))
             self.incarnation = new_incarnation()
             now_ms = self._clock.monotonic_ms()
             self._last_tick_ms = self._watch_from_ms = now_ms
             with self._offsets_lock:
                 self._appended, self._flushed, self._confirmed = appended, flushed, confirmed
-                self._control.begin(self.incarnation, self._process, appended, now_ms)
+                self._committed = appended
+                self._control.begin(
+                    self.incarnation, self._process, appended, now_ms, pooled=self._pooled
+                )
             self.ring_all()
 
     def tick(self) -> None:
@@ -244,20 +265,23 @@ class Supervisor:
         """A small put has come: the flusher wakes while it is encoded. Only a hint: never needed, never trusted."""
         self._control.announce_append()
         if "group_commit" in self._seats:
-            self._ring("group_commit")
+            self._ring(COMMIT_REAL_TIME if self._pooled else "group_commit")
 
-    def await_flushed(self, end_offset: int, wanted: Callable[[], bool]) -> None:
+    def await_flushed(self, end_offset: int, wanted: Callable[[], bool]) -> bool:
         """Look, without sleeping, until everything below is synced, for WATCH_US at most, while it is `wanted`.
 
+        Returns: False when the time was up.
         Callers: one thread at a time, with no Replication to wait for. It must look at `progress` afterwards.
         """
         deadline = self._clock.monotonic() + WATCH_US / 1e6
         seat = self._seats["group_commit"]
         self._control.watching = True
         try:
-            while seat.position < end_offset and wanted() and self._clock.monotonic() < deadline:
+            while seat.position < end_offset and wanted():
                 # Another thread gets the interpreter by its switch interval.
-                continue
+                if self._clock.monotonic() > deadline:
+                    return False
+            return True
         finally:
             self._control.watching = False
 
@@ -293,6 +317,11 @@ class Supervisor:
 
     def ring(self) -> None:
         """Wake the roles that work at each put, after `publish_appended` and `submit`."""
+        if self._appended - self._committed >= self._ring_bytes:
+            self.ring_first()
+
+    def ring_first(self) -> None:
+        """Wake who works first after an append, now: somebody waits for room in the pool."""
         for role in self._bells:
             self._ring(role)
 
@@ -316,20 +345,28 @@ class Supervisor:
             for role in FLUSH_ROLES:
                 if role in self._seats:
                     self._flushed = max(self._flushed, self._seats[role].position)
+            # Behind the flushed end: what is flushed was committed before.
+            committed = self._look_committed()
             require(
-                self._flushed <= self._appended,
-                "flushed beyond the end of the log",
+                self._flushed <= committed <= self._appended,
+                "flushed beyond what is committed, or that beyond the end of the log",
                 flushed=self._flushed,
+                committed=committed,
                 appended=self._appended,
             )
             if "replication" in self._seats:
                 confirmed = self._seats["replication"].position
             elif "flush_real_time" in self._seats:
-                confirmed = self._appended
+                confirmed = committed
             else:
                 confirmed = self._flushed
             self._confirmed = max(self._confirmed, confirmed)
-            return Progress(self._flushed, self._confirmed, statuses)
+            return Progress(committed, self._flushed, self._confirmed, statuses)
+
+    def committed(self) -> int:
+        """Everything below is in the log's files."""
+        with self._offsets_lock:
+            return self._look_committed()
 
     def describe(self) -> dict[str, Any]:
         """Everything an operator may ask, as plain values."""
@@ -339,6 +376,7 @@ class Supervisor:
                 "state": self._control.state.name,
                 "poisoned": self.poisoned,
                 "appended": self._appended,
+                "committed": self._committed if self._pooled else self._appended,
                 "flushed": self._flushed,
                 "confirmed": self._confirmed,
                 "roles": {
@@ -347,7 +385,22 @@ class Supervisor:
                 },
             }
 
+    def sync_latencies(self) -> Latencies:
+        """How long the syncs of the flusher that is here now took; nothing without one."""
+        with self._lock:
+            for role in FLUSH_ROLES:
+                if role in self._seats:
+                    return self._seats[role].sync_latencies
+        return NO_LATENCIES
+
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _look_committed(self) -> int:
+        """Needs `_offsets_lock`."""
+        if not self._pooled:
+            return self._appended
+        self._committed = max(self._committed, self._seats[COMMIT_REAL_TIME].record.committed)
+        return self._committed
 
     def _ring(self, role: str) -> None:
         if self._bell is not None:
@@ -383,7 +436,10 @@ class Supervisor:
             with self._offsets_lock:
                 if seat.role in FLUSH_ROLES:
                     # The witness may have synced an append that is not published yet.
-                    self._flushed = base = max(self._flushed, min(base, self._appended))
+                    self._flushed = base = max(self._flushed, min(base, self._look_committed()))
+                elif seat.role == COMMIT_REAL_TIME:
+                    # The one before has ended, so this is all that it has told.
+                    base = self._look_committed()
                 else:
                     base = self._confirmed
             seat.grant(newcomer, base, self._clock.monotonic_ms())

@@ -16,12 +16,15 @@ from typing import Any
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable
 
+from . import placement
 from .cluster_record import ClusterRecord
 from .paths import NAMESPACE, ClusterPaths, actor_name
 from .ray_host import HOST_LABEL, Progress
+from .tls import TLS_PREFIX, USE_TLS
 
 _SERVER = "raymq.cluster.flight_server:serve"
 _TRANSPORT = "raymq.cluster.flight_client:ReplicaTransport"
+_PREPARE = "raymq.cluster.placement:prepare_replica"
 _CALL_TIMEOUT_S = 10.0
 #: a Flight server's put and fetch are threads of their own; these are the actor's own calls
 _MAX_CONCURRENCY = {"commit_log": 8}
@@ -37,10 +40,16 @@ class Member:
     name: str
     #: Ray's actor handle
     handle: Any
+    #: the label of the node it stays on; None: this machine
+    node: str | None = None
 
 
 def specs(
-    record: ClusterRecord, paths: ClusterPaths, token: str, options: dict[str, Any]
+    record: ClusterRecord,
+    paths: ClusterPaths,
+    token: str,
+    options: dict[str, Any],
+    ca: bytes | None = None,
 ) -> list[dict[str, Any]]:
     """One plain dict per actor, in starting order: what its constructor gets."""
     from raymq import __version__
@@ -72,6 +81,15 @@ def specs(
                         "options": options,
                         "token": token,
                         "host": record.host,
+                        "tls": record.tls,
+                        "ca": None if ca is None else ca.decode(),
+                        "insecure": record.insecure,
+                        "node": node_of(record, shard, replica),
+                        "placement": record.placement,
+                        "formed": record.formed,
+                        "ephemeral": record.ephemeral,
+                        "cluster_dir": paths.data_dir,
+                        "prepare": _PREPARE,
                         "server": _SERVER,
                         "transport": _TRANSPORT,
                         "version": __version__,
@@ -86,36 +104,57 @@ def create(
     paths: ClusterPaths,
     token: str,
     options: dict[str, Any],
+    ca: bytes | None = None,
 ) -> tuple[list[Member], bool]:
     """Creates the actors that do not run yet; those that do are kept.
 
     Returns: all actors, and whether the cluster was started by this call (its first shard did not
     run).
     Raises: Rejected when another cluster of the same name runs in this Ray, or this one with
-    another `flush`.
+    another `flush` or another TLS.
     """
-    from raymq.actors.shells import CommitLogActor, FlushActor, ReplicationActor
+    from raymq.actors.shells import (
+        GROUP_OF,
+        GROUPS,
+        CommitActor,
+        CommitLogActor,
+        FlushActor,
+        ReplicationActor,
+    )
 
-    shells = {"commit_log": CommitLogActor, "replication": ReplicationActor}
+    for method, group in GROUP_OF.items():
+        # What a call costs is mostly Ray's: without its events a fifth less.
+        ray.method(concurrency_group=group, enable_task_events=False)(
+            getattr(CommitLogActor, method)
+        )
+    kinds = {
+        "commit_log": ray.remote(concurrency_groups=dict(GROUPS))(CommitLogActor),
+        "commit_real_time": ray.remote(CommitActor),
+        "replication": ray.remote(ReplicationActor),
+    }
+    satellite = ray.remote(FlushActor)
     running = _check_running(ray, record)
-    selector = _placement(ray)
+    here = _placement(ray)
     members = []
-    for spec in specs(record, paths, token, options):
-        role = spec["role"]
+    for spec in specs(record, paths, token, options, ca):
+        role, node = spec["role"], spec["node"]
         name = actor_name(record.name, spec["shard"], spec["replica"], role)
-        actor = ray.remote(shells.get(role, FlushActor))
-        handle = actor.options(
-            name=name,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            max_task_retries=0,
-            num_cpus=0,
-            max_concurrency=_MAX_CONCURRENCY.get(role, 2),
-            label_selector=selector,
-        ).remote(spec)
-        members.append(Member(spec["shard"], spec["replica"], role, name, handle))
+        handle = (
+            kinds.get(role, satellite)
+            .options(
+                name=name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=-1,
+                max_task_retries=0,
+                num_cpus=0,
+                max_concurrency=_MAX_CONCURRENCY.get(role, 2),
+                label_selector=here if node is None else placement.selector(node),
+            )
+            .remote(spec)
+        )
+        members.append(Member(spec["shard"], spec["replica"], role, name, handle, node))
     return members, not running
 
 
@@ -123,7 +162,7 @@ def _check_running(ray: Any, record: ClusterRecord) -> bool:
     """Whether the cluster runs already.
 
     Raises: Rejected when what runs is another cluster of the same name (they would share actors),
-    or this one in another flush mode (running actors keep theirs).
+    or this one in another flush mode or pool mode (running actors keep theirs).
     """
     members = find(ray, record.name, [(0, 0, "commit_log")])
     if not members:
@@ -148,7 +187,26 @@ def _check_running(ray: Any, record: ClusterRecord) -> bool:
             field="flush",
             limit=status["flush"],
         )
+    if status.get("transient_pool", record.transient_pool) != record.transient_pool:
+        raise Rejected(
+            f"the cluster runs {'without' if record.transient_pool else 'with'} the transient pool; "
+            f"to change that, stop it and start it with transient_pool={record.transient_pool}",
+            field="transient_pool",
+            limit=status["transient_pool"],
+        )
+    endpoint = status.get("endpoint")
+    if endpoint and endpoint.startswith(TLS_PREFIX) != record.tls:
+        raise Rejected(
+            f"the cluster runs {'without' if record.tls else 'with'} TLS and {USE_TLS} says "
+            "otherwise: to change it, stop it and start it again",
+            field=USE_TLS,
+        )
     return True
+
+
+def node_of(record: ClusterRecord, shard: int, replica: int) -> str | None:
+    """The label of a replica's node; None: all are on one machine."""
+    return None if record.placement is None else record.placement[shard][replica]
 
 
 def _placement(ray: Any) -> dict[str, str]:
@@ -218,6 +276,10 @@ def wait_running(
 
 
 def _ready(ray: Any, member: Member) -> dict[str, Any]:
+    if member.node is not None and member.node not in placement.present(ray):
+        # Its actors wait until it is back; asking them would only wait too.
+        error = placement.describe_away(member.node)
+        return {"state": "PENDING", "endpoint": None, "error": error}
     try:
         state: dict[str, Any] = ray.get(member.handle.ready.remote(), timeout=_CALL_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError:
@@ -252,7 +314,13 @@ def all_roles(record: ClusterRecord) -> list[tuple[int, int, str]]:
         (shard, replica, role)
         for shard in range(record.shards)
         for replica in range(record.replicas)
-        for role in ("commit_log", "replication", "group_commit", "flush_real_time")
+        for role in (
+            "commit_log",
+            "replication",
+            "group_commit",
+            "flush_real_time",
+            "commit_real_time",
+        )
     ]
 
 
@@ -263,11 +331,25 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     run), then followers, then satellites. Returns: actor name -> "closed" or why it was ended
     without an orderly close.
     """
-    order = {"commit_log": 0, "replication": 2, "group_commit": 3, "flush_real_time": 3}
+    order = {
+        "commit_log": 0,
+        "replication": 2,
+        "group_commit": 3,
+        "flush_real_time": 3,
+        "commit_real_time": 3,
+    }
     members = find(ray, record.name, all_roles(record))
+    present = placement.present(ray) if record.placement else {}
     outcomes: dict[str, str] = {}
     for rank in sorted({(order[m.role], m.replica) for m in members}):
-        wave = [m for m in members if (order[m.role], m.replica) == rank]
+        group = [m for m in members if (order[m.role], m.replica) == rank]
+        wave = []
+        for member in group:
+            node = node_of(record, member.shard, member.replica)
+            if node is None or node in present:
+                wave.append(member)
+            else:
+                outcomes[member.name] = f"its node {node} is away; ended"
         calls = [
             m.handle.close.remote(timeout_s / 2)
             if m.role == "commit_log"
@@ -277,7 +359,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
         wait_s = timeout_s if rank[0] == 0 else _CALL_TIMEOUT_S
         for member, call in zip(wave, calls, strict=True):
             outcomes[member.name] = _outcome(ray, member, call, wait_s)
-        for member in wave:
+        for member in group:
             # The end of the process, and of the name: close() alone would be followed by Ray's
             # restart.
             ray.kill(member.handle, no_restart=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, Literal, NoReturn
 
@@ -21,12 +22,21 @@ from .shard_sender import BatchReceipt, Lane, ShardSender, new_producer_id
 
 MIB = 1 << 20
 
+#: "quorum": stored on a majority; "leader": on one machine
+Acks = Literal["quorum", "leader"]
+
 #: what a shard is sent before it answers: below what a server takes unanswered, so that it always reads on. With 4 MiB
 #: the sync waits for batches, more than 16 only fill buffers.
 IN_FLIGHT_BYTES = 16 * MIB
 
 #: bodies are limited by the server, whose limit may be any
 _ANY_SIZE = 2**31 - 1
+
+
+def check_acks(acks: str) -> None:
+    """Raises: Rejected for anything that promises nothing known."""
+    if acks not in ("quorum", "leader"):
+        raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
 
 
 class BatchSender:
@@ -45,7 +55,7 @@ class BatchSender:
         *,
         producer_id: int | None = None,
         epoch: int = 0,
-        acks: Literal["quorum", "leader"] = "quorum",
+        acks: Acks = "quorum",
         in_flight_bytes: int = IN_FLIGHT_BYTES,
         buffer_bytes: int = 64 * MIB,
         max_block_ms: int = 60_000,
@@ -53,8 +63,7 @@ class BatchSender:
         request_timeout_ms: int = 30_000,
         clock: Clock | None = None,
     ) -> None:
-        if acks not in ("quorum", "leader"):
-            raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
+        check_acks(acks)
         self._routes = routes
         self._own_id = producer_id is None
         self._producer_id = new_producer_id() if producer_id is None else producer_id
@@ -106,9 +115,11 @@ class BatchSender:
         return future
 
     def enqueue(
-        self, topic: str, queue_id: int, batch: pa.RecordBatch
+        self, topic: str, queue_id: int, batch: pa.RecordBatch, *, acks: Acks | None = None
     ) -> tuple[Future[BatchReceipt], ShardSender]:
         """As `send`, but never blocks: nothing is written before the returned sender's `pump`.
+
+        Args: `acks` of this batch; None: the sender's.
 
         For callers that count their bytes themselves, and that keep order with a lock of their own
         which they must not hold while writing.
@@ -121,7 +132,7 @@ class BatchSender:
             # Names and types were checked; nullability and metadata must be the stream's.
             batch = pa.RecordBatch.from_arrays(batch.columns, schema=PUT_SCHEMA)
         lane, sender = self._lane(topic, queue_id)
-        future = sender.add(lane, batch, batch_bytes(batch), self._acks)
+        future = sender.add(lane, batch, batch_bytes(batch), acks or self._acks)
         self._unfinished.add(future)
         future.add_done_callback(self._unfinished.discard)
         return future, sender
@@ -209,6 +220,13 @@ class Room:
         self._max_block_ms = max_block_ms
         self._used = 0
         self._freed = threading.Condition()
+        #: called, by any thread, when there is more room; must not block
+        self.on_free: Callable[[], None] | None = None
+
+    @property
+    def used(self) -> int:
+        """Bytes that are unanswered now."""
+        return self._used
 
     def take(self, size: int) -> None:
         """Wait for room. More than the whole room goes alone.
@@ -244,3 +262,5 @@ class Room:
         with self._freed:
             self._used -= size
             self._freed.notify_all()
+        if self.on_free is not None:
+            self.on_free()

@@ -21,6 +21,11 @@ from .cli_commands import EXIT_USAGE, Console, exit_code
 
 _EPILOG = "exit codes: 0 done, 1 a fault was found, 2 wrong command, 3 cluster not available"
 
+_BENCH_EPILOG = (
+    "In an open loop a latency counts from when the message was due. "
+    "exit codes: 0 done; 1 a message was lost, repeated, damaged or out of order; 2 and 3 as elsewhere"
+)
+
 
 class _Parser(argparse.ArgumentParser):
     """argparse, with every option spelled out and a hint for a misspelled one."""
@@ -96,6 +101,8 @@ def build_parser() -> argparse.ArgumentParser:
     _topics(commands, both)
     _messages(commands, both)
     _store(commands, json_option)
+    _bench(commands, cluster_option)
+    _grafana(commands, json_option)
     doctor = commands.add_parser(
         "doctor", parents=[json_option], help="check this machine; says what to do"
     )
@@ -120,6 +127,11 @@ def _lifecycle(commands: Any, json_option: argparse.ArgumentParser) -> None:
         help="acknowledge after the disk's sync (default) or before",
     )
     start.add_argument(
+        "--transient-pool",
+        action=argparse.BooleanOptionalAction,
+        help="append through shared memory (128 MiB of /dev/shm a shard)",
+    )
+    start.add_argument(
         "--address",
         metavar="HOST:PORT",
         help="run in this Ray (default: RAY_ADDRESS, else an own one)",
@@ -128,7 +140,16 @@ def _lifecycle(commands: Any, json_option: argparse.ArgumentParser) -> None:
         "--ephemeral", action="store_true", help="allow a directory that a reboot empties"
     )
     start.add_argument("--segment-size-bytes", type=_count(4096), metavar="N")
-    start.add_argument("--host", help="address the shards listen on (default: 127.0.0.1)")
+    start.add_argument(
+        "--nodes",
+        type=lambda text: text.split(","),
+        metavar="LABEL,...",
+        help="spread the shards over Ray's nodes that have these values of the label raymq-node",
+    )
+    start.add_argument(
+        "--host",
+        help="address the shards listen on (default: 127.0.0.1; with --nodes their node's)",
+    )
     start.add_argument(
         "--insecure",
         action="store_true",
@@ -220,6 +241,93 @@ def _store(commands: Any, json_option: argparse.ArgumentParser) -> None:
     dump = verbs.add_parser("dump", parents=[json_option], help="every message as a line of JSON")
     dump.add_argument("directory", metavar="DIR")
     dump.set_defaults(run=cli_commands.store_dump)
+
+
+def _grafana(commands: Any, json_option: argparse.ArgumentParser) -> None:
+    grafana = commands.add_parser("grafana", help="a dashboard of the metrics (docs/metrics.md)")
+    verbs = grafana.add_subparsers(dest="verb", required=True, metavar="VERB")
+    install = verbs.add_parser(
+        "install", parents=[json_option], help="put it where the Grafana of the running Ray looks"
+    )
+    install.add_argument("target", nargs="?", metavar="TARGET", help="data directory or name")
+    install.add_argument(
+        "--directory", metavar="DIR", help="Grafana's dashboards folder (default: ask Ray)"
+    )
+    install.set_defaults(run=cli_commands.grafana_install)
+    show = verbs.add_parser("show", parents=[json_option], help="print it, as JSON")
+    show.set_defaults(run=cli_commands.grafana_show)
+
+
+def _bench(commands: Any, cluster_option: argparse.ArgumentParser) -> None:
+    bench = commands.add_parser("bench", help="load test, from every node of the Ray cluster")
+    verbs = bench.add_subparsers(dest="mode", required=True, metavar="MODE")
+    for mode, text in (
+        ("produce", "send, and time each message until it is acknowledged"),
+        ("consume", "send a backlog, then read it as fast as it comes"),
+        ("e2e", "send and read, and time each message until a consumer has it"),
+    ):
+        verb = verbs.add_parser(mode, parents=[cluster_option], help=text, epilog=_BENCH_EPILOG)
+        _bench_load(verb, mode)
+        verb.add_argument("--no-verify", action="store_true", help="do not read everything back")
+        verb.add_argument(
+            "--runner",
+            choices=("auto", "ray", "processes"),
+            default="auto",
+            help="where workers run: Ray tasks on all nodes, or processes here (raymq:// targets)",
+        )
+        verb.add_argument(
+            "--json", nargs="?", const="-", metavar="FILE", help="JSON to FILE, else printed"
+        )
+        verb.add_argument("--html", metavar="FILE", help="one page with all plots")
+        verb.set_defaults(run=cli_commands.bench)
+
+
+def _bench_load(verb: argparse.ArgumentParser, mode: str) -> None:
+    """The options that make a BenchPlan; defaults are its own."""
+    verb.add_argument("--topic", metavar="NAME", help="default: bench")
+    verb.add_argument(
+        "--topics", type=_count(1), metavar="N", help="topics NAME-0 ... (default: 1)"
+    )
+    verb.add_argument("--queues", type=_count(1), metavar="N", help="of each topic (default: 4)")
+    verb.add_argument("--workers", type=_count(1), metavar="N", help="default: 2")
+    verb.add_argument("--batch", type=_count(1), metavar="N", help="rows at most (default: 1000)")
+    verb.add_argument(
+        "--in-flight",
+        type=_count(1),
+        metavar="N",
+        help="closed loop: batches a worker (default: 4)",
+    )
+    verb.add_argument(
+        "--size",
+        metavar="DIST",
+        help="bytes: N, uniform:LOW-HIGH, lognormal:MEDIAN[:SIGMA] (default: 1024)",
+    )
+    verb.add_argument(
+        "--keys", metavar="DIST", help="none (default), uniform:K or zipf:K[:SKEW] of K keys"
+    )
+    verb.add_argument("--api", choices=("batches", "messages"), help="default: batches")
+    verb.add_argument("--acks", choices=("quorum", "leader"), help="default: quorum")
+    if mode == "consume":
+        verb.add_argument(
+            "--messages", type=_count(1), metavar="N", help="the backlog (default: 200000)"
+        )
+        return
+    verb.add_argument(
+        "--rate", type=float, metavar="N", help="open loop: messages/s of all workers together"
+    )
+    verb.add_argument(
+        "--linger-ms",
+        type=float,
+        metavar="N",
+        help="open loop: wait for a fuller batch (default: 5)",
+    )
+    verb.add_argument("--duration-s", type=float, metavar="N", help="measured (default: 10)")
+    verb.add_argument("--warmup-s", type=float, metavar="N", help="before it (default: 2)")
+    verb.add_argument(
+        "--find-max", type=float, metavar="MS", help="search the highest rate with p99 up to MS"
+    )
+    if mode == "e2e":
+        verb.add_argument("--consumers", type=_count(1), metavar="N", help="default: 1")
 
 
 def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -> int:

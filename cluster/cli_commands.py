@@ -22,6 +22,8 @@ from raymq.store.errors import (
 )
 from raymq.store.files import Files
 
+from .tls import url_of
+
 EXIT_OK = 0
 EXIT_FAULT = 1
 EXIT_USAGE = 2
@@ -95,11 +97,13 @@ def start(options: argparse.Namespace, console: Console) -> int:
         shards=options.shards,
         replication=options.replication,
         flush=options.flush,
+        transient_pool=options.transient_pool,
         address=options.address,
         ephemeral=options.ephemeral,
         segment_size_bytes=options.segment_size_bytes,
         host=options.host,
         insecure=options.insecure,
+        nodes=options.nodes,
         timeout_s=options.timeout_s,
         progress=console.note,
     )
@@ -116,7 +120,7 @@ def start(options: argparse.Namespace, console: Console) -> int:
     if options.json:
         console.json(facts)
     else:
-        console.line(f"{cluster.name}: raymq://{endpoints[0]} ({len(endpoints)} shard(s))")
+        console.line(f"{cluster.name}: {url_of(endpoints[0])} ({len(endpoints)} shard(s))")
     return EXIT_OK
 
 
@@ -145,18 +149,31 @@ def status(options: argparse.Namespace, console: Console) -> int:
         console.line(f"{facts['name']} {facts['cluster_id'][:8]}: {facts['state']}")
         for shard in facts["shards"]:
             console.line(_shard_line(shard))
+            for line in _role_lines(shard):
+                console.line(line)
     codes = {"RUNNING": EXIT_OK, "DOWN": EXIT_UNAVAILABLE}
     return codes.get(facts["state"], EXIT_FAULT)
 
 
 def _shard_line(shard: dict[str, Any]) -> str:
     words = [f"  shard {shard.get('shard')}: {shard.get('state')}"]
-    words += [f"{key} {shard[key]}" for key in ("appended", "synced", "confirmed") if key in shard]
+    keys = ["appended", "synced", "confirmed"]
+    if shard.get("transient_pool"):
+        keys.insert(1, "committed")
+    words += [f"{key} {shard[key]}" for key in keys if key in shard]
     if shard.get("endpoint"):
         words.append(f"at {shard['endpoint']}")
     if shard.get("error"):
         words.append(f"({shard['error']})")
     return " ".join(words)
+
+
+def _role_lines(shard: dict[str, Any]) -> Iterator[str]:
+    for role, seat in shard.get("roles", {}).get("roles", {}).items():
+        if seat["granted"]:
+            yield f"    {role}: at {seat['position']}, pid {seat['pid']}, {seat['grants']} start(s)"
+        else:
+            yield f"    {role}: not at work (last end: {seat['last_end'] or 'none'})"
 
 
 def topic_list(options: argparse.Namespace, console: Console) -> int:
@@ -399,6 +416,66 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
             if check.advice:
                 console.line(f"      -> {check.advice}")
     return EXIT_FAULT if any(check.verdict == "fail" for check in checks) else EXIT_OK
+
+
+def grafana_install(options: argparse.Namespace, console: Console) -> int:
+    """raymq grafana install [TARGET] [--directory DIR]"""
+    from . import grafana
+
+    files = Files()
+    ray = None if options.directory is not None else grafana.ray_of(options.target, files=files)
+    place = grafana.install(options.directory, ray, files=files)
+    if options.json:
+        console.json({"file": str(place)})
+    else:
+        console.line(f"{place}: Grafana shows it as the dashboard RayMQ")
+    return EXIT_OK
+
+
+def grafana_show(options: argparse.Namespace, console: Console) -> int:
+    """raymq grafana show: always JSON."""
+    from .grafana import dashboard
+
+    console.stdout.write(dashboard())
+    return EXIT_OK
+
+
+def bench(options: argparse.Namespace, console: Console) -> int:
+    """raymq bench produce|consume|e2e"""
+    from .bench_page import page
+    from .bench_plan import plan_of
+    from .bench_progress import watcher
+    from .bench_report import as_dict, lines
+    from .bench_run import Bench
+
+    plan = plan_of(vars(options))
+    for path in (options.json, options.html):
+        # Found now, not after the run.
+        if path is not None and not Files().exists(Path(path).expanduser().parent):
+            raise Rejected(f"there is no directory for {path}: make it first", field="FILE")
+    with _cluster(options, console) as cluster:
+        run = Bench(cluster, plan, runner=options.runner, watcher=watcher(console.stderr))
+        outcome = run.run(
+            find_max_ms=getattr(options, "find_max", None), verify=not options.no_verify
+        )
+    report = as_dict(outcome)
+    if options.json == "-":
+        console.json(report)
+    else:
+        for line in lines(report):
+            console.line(line)
+        if options.json is not None:
+            _write(options.json, json.dumps(report, indent=1), "--json")
+    if options.html is not None:
+        _write(options.html, page(report), "--html")
+    return EXIT_OK if outcome.sound else EXIT_FAULT
+
+
+def _write(path: str, text: str, option: str) -> None:
+    try:
+        Files().write_file_atomic(Path(path).expanduser(), text.encode())
+    except OSError as error:
+        raise Rejected(f"{option} {path}: {error}", field=option) from error
 
 
 def _cluster(options: argparse.Namespace, console: Console) -> Any:

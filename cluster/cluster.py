@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 
+from .paths import actor_name
+from .tls import parse_url
+
 if TYPE_CHECKING:
+    from .async_consumer import AsyncConsumer
+    from .async_producer import AsyncProducer
+    from .connection import Connection, Transport
     from .consumer import Consumer
-    from .flight_client import ShardConnection
     from .producer import Producer
     from .start import StopReport
 
 _CALL_TIMEOUT_S = 30.0
-_SCHEME = "raymq://"
 #: the name under which RayMQ keeps its own records; not shown among topics
 _INTERNAL_PREFIX = "rmq_sys_"
 
@@ -45,6 +49,9 @@ class Cluster:
         data_dir: str | None = None,
         ray_address: str | None = None,
         stop_on_exit: bool = False,
+        ca: bytes | None = None,
+        placement: tuple[tuple[str, ...], ...] | None = None,
+        transport: Transport = "flight",
     ) -> None:
         #: the name given at the first start
         self.name = name
@@ -52,7 +59,7 @@ class Cluster:
         self.cluster_id = cluster_id
         #: number of shards
         self.shards = shards
-        #: shard -> host:port of its leader, as known last
+        #: shard -> host:port (with TLS tls://host:port) of its leader, as known last
         self.endpoints = dict(endpoints)
         #: who knows the endpoints after they changed; None: the shards themselves are asked
         self.resolver = resolver
@@ -61,9 +68,15 @@ class Cluster:
         #: what `ray.init(address=...)` takes, if known
         self.ray_address = ray_address
         self.token = token
+        #: PEM certificates that must have signed the shards'; None: see `flight_client.ShardConnection`
+        self.ca = ca
+        #: shard -> the node label of each replica, the leader's first; None: all on one machine
+        self.placement = placement
+        #: how shards are reached: "flight", or "ray" for programs that can reach only Ray's port
+        self.transport: Transport = transport
         self._stop_on_exit = stop_on_exit
         self._lock = threading.Lock()
-        self._connections: dict[int, ShardConnection] = {}
+        self._connections: dict[int, Connection] = {}
 
     def __repr__(self) -> str:
         return f"<Cluster {self.name!r} {self.cluster_id[:8]} shards={self.shards}>"
@@ -81,15 +94,16 @@ class Cluster:
         self._connections = {}
 
     @classmethod
-    def bootstrap(cls, url: str, *, token: str | None) -> Cluster:
-        """The cluster of the shard at raymq://host:port.
+    def bootstrap(cls, url: str, *, token: str | None, ca: bytes | None = None) -> Cluster:
+        """The cluster of the shard at raymq://host:port or, with TLS, raymq+tls://host:port.
 
-        Raises: Rejected (no token, bad URL), Unavailable.
+        Raises: Rejected (no token, bad URL, a certificate that `ca` did not sign), Unavailable.
         """
-        endpoint = url.removeprefix(_SCHEME).rstrip("/")
-        host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdigit():
-            raise Rejected(f"{url!r}: use raymq://host:port", field="target")
+        endpoint = parse_url(url)
+        if endpoint is None:
+            raise Rejected(
+                f"{url!r}: use raymq://host:port or raymq+tls://host:port", field="target"
+            )
         if not token:
             raise Rejected(
                 f"{url} needs the cluster's token: pass token=..., or set RAYMQ_TOKEN, "
@@ -99,7 +113,7 @@ class Cluster:
             )
         from .flight_client import ShardConnection
 
-        first = ShardConnection(endpoint, token)
+        first = ShardConnection(endpoint, token, ca=ca)
         try:
             facts = first.call("describe", {}, timeout=_CALL_TIMEOUT_S)
             routes = first.call("routes", {}, timeout=_CALL_TIMEOUT_S)
@@ -113,6 +127,7 @@ class Cluster:
             shards=int(facts["shards"]),
             token=token,
             endpoints=endpoints,
+            ca=ca,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -142,6 +157,8 @@ class Cluster:
             except RayMQError as error:
                 facts = {"shard": shard, "state": "DOWN", "error": str(error)}
             shards.append({**facts, "endpoint": self.endpoints.get(shard)})
+        if self.placement is not None:
+            self._tell_nodes(shards, self.placement)
         states = {facts.get("state") for facts in shards}
         state = "RUNNING" if states == {"RUNNING"} else "DOWN" if states == {"DOWN"} else "DEGRADED"
         return {
@@ -152,6 +169,24 @@ class Cluster:
             "data_dir": self.data_dir,
             "ray_address": self.ray_address,
         }
+
+    def _tell_nodes(
+        self, shards: list[dict[str, Any]], placement: tuple[tuple[str, ...], ...]
+    ) -> None:
+        """Adds `nodes` to each shard, and to one that is not well which of them are `away`."""
+        troubled = [facts for facts in shards if facts["state"] == "DOWN" or _behind(facts)]
+        missing: list[str] = []
+        if troubled and self.ray_address is not None:
+            from .placement import away, describe_away
+
+            missing = away(self.ray_address, (node for row in placement for node in row))
+        for facts, row in zip(shards, placement, strict=True):
+            facts["nodes"] = list(row)
+            facts["away"] = [node for node in row if node in missing] if facts in troubled else []
+            if facts["away"]:
+                told = "; ".join(map(describe_away, facts["away"]))
+                error = facts.get("error")
+                facts["error"] = f"{told} ({error})" if error else told
 
     def topics(self) -> dict[str, dict[str, Any]]:
         """name -> {"queues": count, "shards": [...]} of every topic, RayMQ's own left out."""
@@ -219,6 +254,18 @@ class Cluster:
 
         return Consumer(self, topic, **options)
 
+    def async_producer(self, **options: Any) -> AsyncProducer:
+        """An AsyncProducer; options as in `raymq.AsyncProducer`."""
+        from .async_producer import AsyncProducer
+
+        return AsyncProducer(self, **options)
+
+    def async_consumer(self, topic: str, **options: Any) -> AsyncConsumer:
+        """An AsyncConsumer of one topic; options as in `raymq.AsyncConsumer`."""
+        from .async_consumer import AsyncConsumer
+
+        return AsyncConsumer(self, topic, **options)
+
     def stop(self, *, timeout_s: float = 60.0) -> StopReport:
         """Ends the cluster (see `start.stop`); no data is deleted.
 
@@ -282,6 +329,9 @@ class Cluster:
         Returns: shard -> host:port. Never raises for a shard that does not answer: its last place
         stays.
         """
+        if self.transport == "ray":
+            # Names stay, wherever the actors are.
+            return dict(self.endpoints)
         if self.resolver is not None:
             self.endpoints.update(self.resolver())
             return dict(self.endpoints)
@@ -296,29 +346,49 @@ class Cluster:
         return dict(self.endpoints)
 
     def _call_once(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        # On use: start and stop need no Arrow.
-        from .flight_client import ShardConnection
-
         with self._lock:
             connection = self._connections.get(shard)
             if connection is None:
-                endpoint = self.endpoints.get(shard)
-                if endpoint is None:
-                    raise Unavailable(
-                        f"shard {shard} of {self.name!r} does not serve yet; see `raymq status`",
-                        shard=shard,
-                    )
-                connection = ShardConnection(
-                    endpoint, self.token, cluster_id=self.cluster_id, shard=shard
-                )
-                self._connections[shard] = connection
+                connection = self._connections[shard] = self.connection(shard)
         return connection.call(op, args, timeout=_CALL_TIMEOUT_S)
+
+    def connection(self, shard: int) -> Connection:
+        """A new connection to a shard where it is known to be; the caller closes it. Raises: Unavailable."""
+        # On use: start and stop need no Arrow.
+        from .connection import open_connection
+
+        places = self.actor_names() if self.transport == "ray" else self.endpoints
+        if shard not in places:
+            raise Unavailable(
+                f"shard {shard} of {self.name!r} does not serve yet; see `raymq status`",
+                shard=shard,
+            )
+        return open_connection(
+            self.transport,
+            places[shard],
+            token=self.token,
+            cluster_id=self.cluster_id,
+            shard=shard,
+            ca=self.ca,
+        )
+
+    def actor_names(self) -> dict[int, str]:
+        """shard -> the name of its leader's actor in Ray's namespace "raymq"."""
+        return {
+            shard: actor_name(self.name, shard, 0, "commit_log") for shard in range(self.shards)
+        }
 
     def _drop(self, shard: int) -> None:
         with self._lock:
             connection = self._connections.pop(shard, None)
         if connection is not None:
             connection.close()
+
+
+def _behind(facts: dict[str, Any]) -> bool:
+    """Whether a shard has stored what its follower has not confirmed."""
+    mirrored = facts.get("replication") == "mirror"
+    return mirrored and bool(facts.get("appended", 0) > facts.get("confirmed", 0))
 
 
 def _moved(error: RayMQError) -> bool:

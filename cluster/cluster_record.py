@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from raymq.store.errors import Corrupt, RayMQError, Rejected
 from raymq.store.files import Files
 
 from .paths import ClusterPaths, check_name, home_dir
+from .placement import NODE_HOST, Placement, check_host, place
 
 FORMAT = 1
 _REPLICATION = ("single", "mirror")
@@ -35,12 +37,24 @@ class ClusterRecord:
     shards: int
     #: "single" or "mirror"
     replication: str
-    #: "sync" or "async"; the only one that a later start may change
+    #: "sync" or "async"; a later start may change it
     flush: str
     segment_size_bytes: int
     ephemeral: bool
-    #: 127.0.0.1 unless the operator chose otherwise
+    #: 127.0.0.1 unless the operator chose otherwise; NODE_HOST: each node's own address
     host: str = "127.0.0.1"
+    #: values of the node label, as given at the first start; None: all on one machine
+    nodes: tuple[str, ...] | None = None
+    #: where each replica is since the first start
+    placement: Placement | None = None
+    #: every shard has served: a store that is missing now was there
+    formed: bool = False
+    #: shards serve with TLS
+    tls: bool = False
+    #: the operator accepted that others on the network can read along
+    insecure: bool = False
+    #: leaders append through a pool in shared memory; a later start may change it
+    transient_pool: bool = False
 
     @property
     def replicas(self) -> int:
@@ -49,10 +63,12 @@ class ClusterRecord:
 
     def roles(self, replica: int) -> tuple[str, ...]:
         """The roles of one replica, in the order in which they are started. Replica 0 leads."""
-        flusher = "group_commit" if self.flush == "sync" else "flush_real_time"
+        roles = ["commit_log", "group_commit" if self.flush == "sync" else "flush_real_time"]
+        if self.transient_pool and replica == 0:
+            roles.append("commit_real_time")
         if self.replication == "mirror" and replica == 0:
-            return "commit_log", flusher, "replication"
-        return "commit_log", flusher
+            roles.append("replication")
+        return tuple(roles)
 
 
 def new_record(
@@ -64,6 +80,10 @@ def new_record(
     segment_size_bytes: int | None,
     ephemeral: bool,
     host: str | None,
+    nodes: Sequence[str] | None = None,
+    tls: bool = False,
+    insecure: bool = False,
+    transient_pool: bool | None = None,
 ) -> ClusterRecord:
     """A new cluster; None takes the default. Raises: Rejected naming the option."""
     record = ClusterRecord(
@@ -74,7 +94,11 @@ def new_record(
         flush=flush or "sync",
         segment_size_bytes=1024**3 if segment_size_bytes is None else segment_size_bytes,
         ephemeral=ephemeral,
-        host=host or "127.0.0.1",
+        host=host or ("127.0.0.1" if nodes is None else NODE_HOST),
+        nodes=None if nodes is None else tuple(nodes),
+        tls=tls,
+        insecure=insecure,
+        transient_pool=bool(transient_pool),
     )
     if not 1 <= record.shards <= _SHARDS_MAX:
         raise Rejected(
@@ -82,7 +106,10 @@ def new_record(
         )
     _one_of("replication", record.replication, _REPLICATION)
     _one_of("flush", record.flush, _FLUSH)
-    return record
+    if record.nodes is None:
+        return record
+    check_host(record.host)
+    return replace(record, placement=place(record.nodes, record.shards, record.replicas))
 
 
 def resume_record(
@@ -94,8 +121,14 @@ def resume_record(
     flush: str | None,
     segment_size_bytes: int | None,
     host: str | None,
+    nodes: Sequence[str] | None = None,
+    tls: bool | None = None,
+    insecure: bool = False,
+    transient_pool: bool | None = None,
 ) -> ClusterRecord:
-    """The stored cluster with what a later start may change (flush, host) changed.
+    """The stored cluster with what a later start may change changed.
+
+    That is flush, host, tls, insecure and transient_pool.
 
     Raises: Rejected when an option contradicts what the directory holds.
     """
@@ -104,6 +137,7 @@ def resume_record(
         "shards": shards,
         "replication": replication,
         "segment_size_bytes": segment_size_bytes,
+        "nodes": None if nodes is None else tuple(nodes),
     }
     for option, value in fixed.items():
         kept = getattr(stored, option)
@@ -117,7 +151,16 @@ def resume_record(
             )
     if flush is not None:
         _one_of("flush", flush, _FLUSH)
-    return replace(stored, flush=flush or stored.flush, host=host or stored.host)
+    if stored.nodes is not None and host is not None:
+        check_host(host)
+    return replace(
+        stored,
+        flush=flush or stored.flush,
+        host=host or stored.host,
+        tls=stored.tls if tls is None else tls,
+        insecure=insecure or stored.insecure,
+        transient_pool=stored.transient_pool if transient_pool is None else transient_pool,
+    )
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -151,6 +194,10 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
                 expected=FORMAT,
                 found=version,
             )
+        # JSON knows no tuples.
+        if body.get("nodes") is not None:
+            body["nodes"] = tuple(body["nodes"])
+            body["placement"] = tuple(tuple(row) for row in body["placement"])
         return ClusterRecord(**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import threading
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -36,6 +37,8 @@ class BytesCodec:
 
     def encode(self, value: Any) -> bytes:
         """Anything with the buffer protocol."""
+        if type(value) is bytes:
+            return value
         try:
             return bytes(memoryview(value))
         except TypeError as error:
@@ -70,6 +73,7 @@ class MsgpackCodec:
     name = "msgpack"
 
     def __init__(self) -> None:
+        self._own = threading.local()
         try:
             self._msgpack: Any = importlib.import_module("msgpack")
         except ImportError as error:
@@ -80,16 +84,22 @@ class MsgpackCodec:
             ) from error
 
     def encode(self, value: Any) -> bytes:
-        """As msgpack.packb."""
+        """As msgpack.packb: strings in UTF-8, tuples as lists."""
+        own = self._own
         try:
-            body: bytes = self._msgpack.packb(value)
+            # One packer a thread: to make one costs more than to use it.
+            packer = own.packer
+        except AttributeError:
+            packer = own.packer = self._msgpack.Packer()
+        try:
+            body: bytes = packer.pack(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise _wrong(self.name, value, str(error)) from error
         return body
 
     def decode(self, body: bytes) -> Any:
-        """As msgpack.unpackb."""
-        return self._msgpack.unpackb(body)
+        """As msgpack.unpackb; keys of maps may be anything that they could be when they were packed."""
+        return self._msgpack.unpackb(body, strict_map_key=False)
 
 
 class ArrowIpcCodec:

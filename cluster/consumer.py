@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
@@ -66,6 +66,9 @@ class Consumer:
         self._positions = self._begin(wanted, shards, start)
         self._state = ReadState(topic, fetch_bytes=fetch_bytes, fetch_records=fetch_records)
         self._state.fetch_from = dict(self._positions)
+        #: of one piece, in order: taken to be handed out one by one
+        self._handing: deque[ReceivedMessage] = deque()
+        self._handing_of: Piece
         self._readers = {
             shard: ShardReader(
                 self._routes,
@@ -141,18 +144,28 @@ class Consumer:
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Message by message for ever; `position` and `commit` follow what was handed out."""
         while True:
-            piece = self._next(500, 5.0)
+            message = self.next_message(5.0)
+            if message is not None:
+                yield message
+
+    def next_message(self, timeout: float = 1.0) -> ReceivedMessage | None:
+        """The next message; None when none came within `timeout` seconds. Raises: as `poll`."""
+        if not self._handing:
+            piece = self._next(500, timeout)
             if piece is None:
-                continue
-            # Only what was handed out counts: the rest of the piece is put back on leaving.
-            handed_out = 0
-            try:
-                for message in messages(message_batch(piece.shard, piece.records)):
-                    handed_out += 1
-                    self._positions[piece.queue_id] = message.offset + 1
-                    yield message
-            finally:
-                self._put_back(piece, handed_out)
+                return None
+            # Only what was handed out counts: the rest of the piece is put back by the next other call.
+            self._positions[piece.queue_id] = piece.first_offset
+            self._handing.extend(messages(message_batch(piece.shard, piece.records)))
+            self._handing_of = piece
+        self._check_open()
+        message = self._handing.popleft()
+        self._positions[message.queue_id] = message.offset + 1
+        return message
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Call it, from any thread, when something was read, failed or ended; it must not block."""
+        self._state.changed.told = call
 
     def _next(self, max_records: int, timeout: float, *, ready_only: bool = False) -> Piece | None:
         """The next records of one queue; its position moves behind them."""
@@ -162,6 +175,7 @@ class Consumer:
         state = self._state
         with state.changed:
             self._check_open()
+            self._put_back()
             if not ready_only:
                 state.changed.wait_for(
                     lambda: state.pieces or state.failed or state.fatal or state.closed, timeout
@@ -187,18 +201,16 @@ class Consumer:
         if not self._state.ahead[shard]:
             self._state.changed.notify_all()
 
-    def _put_back(self, piece: Piece, handed_out: int) -> None:
-        state = self._state
-        with state.changed:
-            offset = piece.first_offset + handed_out
-            if handed_out == len(piece.records) or state.closed:
-                return
-            if self._positions[piece.queue_id] != offset:
-                # Sought meanwhile.
-                return
-            rest = piece._replace(first_offset=offset, records=piece.records.slice(handed_out))
-            state.pieces.appendleft(rest)
-            state.ahead[piece.shard] += 1
+    def _put_back(self) -> None:
+        """What was taken to be handed out one by one, and was not. Needs the lock."""
+        if not self._handing:
+            return
+        state, piece = self._state, self._handing_of
+        offset = self._handing[0].offset
+        self._handing.clear()
+        rest = piece.records.slice(offset - piece.first_offset)
+        state.pieces.appendleft(piece._replace(first_offset=offset, records=rest))
+        state.ahead[piece.shard] += 1
 
     def _raise_failure(self) -> None:
         """Needs the lock."""
@@ -240,6 +252,7 @@ class Consumer:
         state = self._state
         with state.changed:
             self._check_open()
+            self._put_back()
             kept = deque(piece for piece in state.pieces if piece.queue_id != queue_id)
             state.ahead[shard] = sum(piece.shard == shard for piece in kept)
             state.pieces = kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from typing import Any, NamedTuple
@@ -10,9 +11,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
+from raymq.store.files import Files
 from raymq.store.record import PUT_SCHEMA
 
-from . import protocol
+from . import protocol, tls
 
 CALL_TIMEOUT_S = 30.0
 
@@ -42,7 +44,7 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
         )
     if isinstance(error, StopIteration):
         return Unavailable(f"{endpoint}: the server ended the stream", endpoint=endpoint)
-    return Unavailable(f"{endpoint}: {_plain(error)}", endpoint=endpoint)
+    return tls.failure(_plain(error), endpoint)
 
 
 def _plain(error: BaseException) -> str:
@@ -56,16 +58,31 @@ class ShardConnection:
     """A connection to one replica. Threads: any; each stream has one sender and one receiver.
 
     With `cluster_id` and `shard` given, a server that is another one refuses every call: ports are
-    reused. Nothing is sent before the first call.
+    reused. Nothing is sent before the first call. The server of an endpoint with TLS must show a
+    certificate of `ca` (PEM), without it of RAY_TLS_CA_CERT, else one that the system trusts.
     """
 
     def __init__(
-        self, endpoint: str, token: str, cluster_id: str | None = None, shard: int | None = None
+        self,
+        endpoint: str,
+        token: str,
+        cluster_id: str | None = None,
+        shard: int | None = None,
+        *,
+        ca: bytes | None = None,
     ) -> None:
+        """Raises: Rejected when RAY_TLS_CA_CERT is needed and cannot be used."""
         self.endpoint = endpoint
         self._identity = {"cluster_id": cluster_id, "shard": shard}
         self._headers = [(protocol.AUTHORIZATION.encode(), protocol.bearer(token))]
-        self._client = flight.FlightClient(f"grpc://{endpoint}", generic_options=_OPTIONS)
+        if endpoint.startswith(tls.TLS_PREFIX):
+            self._client = flight.FlightClient(
+                f"grpc+{endpoint}",
+                tls_root_certs=ca or tls.trusted(os.environ, Files()),
+                generic_options=_OPTIONS,
+            )
+        else:
+            self._client = flight.FlightClient(f"grpc://{endpoint}", generic_options=_OPTIONS)
 
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S

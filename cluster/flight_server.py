@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,9 +17,11 @@ import pyarrow.flight as flight
 
 from raymq.actors.shard_api import ShardBackend
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
+from raymq.store.files import Files
 from raymq.store.put import FetchRequest, FetchSlice
 
 from . import protocol
+from . import tls as tls_files
 from .put_stream import GONE, PutStreamServer, chunks
 
 #: what one fetch may ask for; larger wishes are cut
@@ -33,8 +36,20 @@ CLOSE_TIMEOUT_S = 2.0
 class Server(flight.FlightServerBase):  # type: ignore[misc]
     """Serves one backend. Made by `serve`."""
 
-    def __init__(self, backend: ShardBackend, host: str, port: int, token: str) -> None:
-        super().__init__(f"grpc://{host}:{port}", middleware={"auth": _Authorization(token)})
+    def __init__(
+        self,
+        backend: ShardBackend,
+        host: str,
+        port: int,
+        token: str,
+        identity: tls_files.ServerIdentity | None = None,
+    ) -> None:
+        """Args: identity: serve with TLS, as this."""
+        super().__init__(
+            f"{'grpc' if identity is None else 'grpc+tls'}://{host}:{port}",
+            tls_certificates=None if identity is None else [tuple(identity)],
+            middleware={"auth": _Authorization(token)},
+        )
         self._backend = backend
         self._farewells: set[Callable[[], None]] = set()
         self._lock = threading.Lock()
@@ -261,6 +276,11 @@ class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             )
 
 
-def serve(backend: ShardBackend, *, host: str, port: int, token: str) -> Server:
-    """Serve a backend at host:port (0: any free port); `.port` tells it, `.close()` ends it."""
-    return Server(backend, host, port, token)
+def serve(backend: ShardBackend, *, host: str, port: int, token: str, tls: bool = False) -> Server:
+    """Serve a backend at host:port (0: any free port); `.port` tells it, `.close()` ends it.
+
+    With `tls` as the node that Ray's certificate variables describe (tls.py). Raises: Rejected when
+    they do not.
+    """
+    identity = tls_files.server_identity(os.environ, Files()) if tls else None
+    return Server(backend, host, port, token, identity)

@@ -4,6 +4,8 @@
       token                     0600, 64 hex characters: who may talk to the shards
       cluster.json              what the cluster is (cluster_record.py)
       ray.json, ray.log         the Ray that `start` owns, while there is one (ray_host.py)
+      ca.pem                    with TLS: who must have signed the shards' certificates
+      endpoints.json            over nodes: where the leaders listened at the last start
       start.lock                held while a start or a stop works on the directory
       shard-<i>/replica-<r>/    one store each (RocketMQ's tree plus raymq/)
 
@@ -28,6 +30,7 @@ NAMESPACE = "raymq"
 _VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _VOLATILE_ROOT = "/tmp"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_SHARD = re.compile(r"shard-\d+")
 
 
 class ClusterPaths:
@@ -40,6 +43,8 @@ class ClusterPaths:
         self.cluster = self.root / "cluster.json"
         self.ray = self.root / "ray.json"
         self.ray_log = self.root / "ray.log"
+        self.ca = self.root / "ca.pem"
+        self.endpoints = self.root / "endpoints.json"
         self.start_lock = self.root / "start.lock"
 
     @property
@@ -109,8 +114,12 @@ def volatile_reason(path: str | os.PathLike[str], files: Files | None = None) ->
     return None
 
 
-def prepare_data_dir(data_dir: str, *, ephemeral: bool, files: Files) -> ClusterPaths:
+def prepare_data_dir(
+    data_dir: str, *, ephemeral: bool, files: Files, member: bool = False
+) -> ClusterPaths:
     """Creates the data directory (0700) or takes an existing one that is empty or a cluster's.
+
+    `member`: on a node that only has shards of the cluster, which another machine's start made.
 
     Raises: Rejected (field "data_dir"): it would not survive a reboot and `ephemeral` is not set,
     it holds something else, it is no directory, it is another user's.
@@ -147,7 +156,10 @@ def prepare_data_dir(data_dir: str, *, ephemeral: bool, files: Files) -> Cluster
             field="data_dir",
             path=str(place),
         )
-    if not files.exists(paths.cluster) and _foreign_entries(place, files):
+    foreign = _foreign_entries(place, files)
+    if member:
+        foreign = [entry for entry in foreign if not _SHARD.fullmatch(entry)]
+    if not files.exists(paths.cluster) and foreign:
         raise Rejected(
             f"{place} is not empty and not a RayMQ data directory (no cluster.json): "
             "choose an empty or new directory",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +18,14 @@ from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.record import PUT_SCHEMA
 
-from .batch_sender import IN_FLIGHT_BYTES, MIB, BatchSender, Room
+from .batch_sender import IN_FLIGHT_BYTES, MIB, Acks, BatchSender, Room, check_acks
 from .codecs import CONTENT_TYPE, codec
 from .columns import put_batch
 from .message import Message, property_bytes
 from .partitioner import queue_of, queues_of
 from .routes import Routes
 from .send_future import Pending, SendFuture
+from .send_statistics import SendStatistics
 from .shard_sender import BatchReceipt, ShardSender
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class ProducerConfig:
     """Options of a producer."""
 
     #: "quorum": stored on a majority; "leader": on one machine
-    acks: Literal["quorum", "leader"] = "quorum"
+    acks: Acks = "quorum"
     #: how long a message waits for company; asking for a receipt ends the wait
     linger_ms: float = 5
     #: a batch of this size goes at once
@@ -59,6 +61,20 @@ class ProducerConfig:
     codec: str = "bytes"
     #: largest body; the cluster's own limit holds as well
     max_message_bytes: int = 4 * MIB
+
+
+class Outgoing(NamedTuple):
+    """One message, checked and encoded, before it has a place in a batch."""
+
+    topic: str
+    queue_id: int | None
+    key: bytes | None
+    body: bytes
+    tag: str | None
+    properties: bytes | None
+    #: what it takes of the buffer
+    size: int
+    acks: Acks
 
 
 class Producer:
@@ -93,6 +109,7 @@ class Producer:
         #: guards everything below
         self._changed = threading.Condition()
         self._open: dict[tuple[str, int], Pending] = {}
+        self._statistics = SendStatistics()
         #: open batches and some that are sealed already, by the end of their linger time
         self._due: deque[Pending] = deque()
         #: topic -> queue of messages without a key; moves on with every batch
@@ -100,6 +117,8 @@ class Producer:
         #: sealed and not answered
         self._under_way: set[Pending] = set()
         self._failed: deque[Pending] = deque(maxlen=1000)
+        #: what the linger thread must write to, beside what is due
+        self._to_pump: set[ShardSender] = set()
         self._closed = False
         self._linger_thread: threading.Thread | None = None
 
@@ -123,14 +142,47 @@ class Producer:
         properties: dict[str, str] | None = None,
         deliver_at_ms: int | None = None,
         queue_id: int | None = None,
+        acks: Acks | None = None,
     ) -> SendFuture:
         """Send one message: a Message, or a topic and what the codec makes a body of.
 
         The queue is `queue_id`, else that of the key; without either, messages fill a batch of one
-        queue, then of the next.
+        queue, then of the next. `acks` of this message, by default the producer's; a batch has one
+        kind, so changing it with every message costs the batches.
         Returns: at once, with a future of the receipt.
         Raises: Rejected for what cannot be stored; Unavailable when the buffer stays full.
         """
+        out = self.encode(
+            topic,
+            body,
+            key=key,
+            tag=tag,
+            index_keys=index_keys,
+            properties=properties,
+            deliver_at_ms=deliver_at_ms,
+            queue_id=queue_id,
+            acks=acks,
+        )
+        self._take_room(out.size)
+        future, ready = self.collect(out)
+        if ready is not None:
+            ready.pump()
+        return future
+
+    def encode(
+        self,
+        topic: str | Message,
+        body: Any = None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        index_keys: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        deliver_at_ms: int | None = None,
+        queue_id: int | None = None,
+        acks: Acks | None = None,
+    ) -> Outgoing:
+        """The first half of `send`, which never blocks. Raises: Rejected for what cannot be stored."""
         if isinstance(topic, Message):
             message = topic
             topic, body, key, tag = message.topic, message.body, message.key, message.tag
@@ -154,52 +206,64 @@ class Producer:
                 field="body",
                 limit=self.config.max_message_bytes,
             )
+        if acks is not None:
+            check_acks(acks)
         encoded = property_bytes(key, tag, index_keys, properties)
         size = len(body) + MESSAGE_BYTES + (0 if encoded is None else len(encoded))
-        self._take_room(size)
-        try:
-            future, ready = self._collect(topic, queue_id, key, body, tag, encoded, size)
-        except BaseException:
-            self._room.give(size)
-            raise
-        if ready is not None:
-            ready.pump()
-        return future
+        acks = acks or self.config.acks
+        return Outgoing(topic, queue_id, key, body, tag, encoded, size, acks)
 
-    def _collect(
-        self,
-        topic: str,
-        queue_id: int | None,
-        key: bytes | None,
-        body: bytes,
-        tag: str | None,
-        encoded: bytes | None,
-        size: int,
+    def collect(
+        self, out: Outgoing, *, may_block: bool = True
     ) -> tuple[SendFuture, ShardSender | None]:
-        """Put a message into its batch. Returns: its future; who must pump if it is full."""
+        """The second half of `send`: put a message, for which there is room, into its batch.
+
+        Returns: its future; who must pump what is full now. Without `may_block` nobody must: the
+        linger thread does it. Raises: as `send`; the room is given back.
+        """
+        try:
+            return self._collect(out, may_block)
+        except BaseException:
+            self._room.give(out.size)
+            raise
+
+    def _collect(self, out: Outgoing, may_block: bool) -> tuple[SendFuture, ShardSender | None]:
         self._sender.check_process()
+        topic, queue_id = out.topic, out.queue_id
         route = self._sender.topic(topic)
         if queue_id is not None:
             route.shard_of(queue_id)
-        elif key is not None:
-            queue_id = queue_of(key, route.queues)
+        elif out.key is not None:
+            queue_id = queue_of(out.key, route.queues)
         now = self._clock.now_ms()
+        ready: ShardSender | None = None
         with self._changed:
             self._check_open()
             if queue_id is None:
                 queue_id = self._sticky_queue(topic, route.queues)
             where = (topic, queue_id)
             pending = self._open.get(where)
+            if pending is not None and pending.acks != out.acks:
+                # The earlier ones first: order holds over both kinds.
+                ready = self._seal(pending)
+                pending = None
             if pending is None:
-                pending = self._begin(where)
-            pending.bodies.append(body)
-            pending.tags.append(tag)
-            pending.properties.append(encoded)
+                pending = self._begin(where, out.acks)
+            pending.bodies.append(out.body)
+            pending.tags.append(out.tag)
+            pending.properties.append(out.properties)
             pending.born.append(now)
-            pending.size += size
+            pending.size += out.size
             future = SendFuture(pending, len(pending.bodies) - 1)
-            full = not self._linger_s or pending.size >= self.config.batch_bytes
-            return future, self._seal(pending) if full else None
+            if not self._linger_s or pending.size >= self.config.batch_bytes:
+                if may_block:
+                    ready = self._seal(pending) or ready
+                else:
+                    self._ship_soon(pending)
+            if ready is not None and not may_block:
+                self._to_pump.add(ready)
+                self._wake_linger()
+        return future, ready
 
     def _sticky_queue(self, topic: str, queues: int) -> int:
         chosen = self._sticky.get(topic)
@@ -207,19 +271,55 @@ class Producer:
             chosen = self._sticky[topic] = random.randrange(queues)
         return chosen
 
-    def _begin(self, where: tuple[str, int]) -> Pending:
-        pending = Pending(where, self._clock.monotonic() + self._linger_s, self._hurry)
+    def _begin(self, where: tuple[str, int], acks: Acks) -> Pending:
+        now = self._clock.monotonic()
+        pending = Pending(where, acks, now, now + self._linger_s, self._hurry, self.hurry_soon)
         self._open[where] = pending
         if self._linger_s:
             self._due.append(pending)
-            if self._linger_thread is None:
-                self._linger_thread = threading.Thread(
-                    target=self._linger, name="raymq-linger", daemon=True
-                )
-                self._linger_thread.start()
-            elif len(self._due) == 1:
-                self._changed.notify_all()
+            if len(self._due) == 1:
+                self._wake_linger()
         return pending
+
+    def _wake_linger(self) -> None:
+        """Needs the lock."""
+        if self._linger_thread is None:
+            self._linger_thread = threading.Thread(
+                target=self._linger, name="raymq-linger", daemon=True
+            )
+            self._linger_thread.start()
+        else:
+            self._changed.notify_all()
+
+    def _ship_soon(self, pending: Pending) -> None:
+        """The linger thread sends it now. Needs the lock."""
+        if not pending.sealed and pending.due:
+            pending.due = 0.0
+            self._due.appendleft(pending)
+            self._wake_linger()
+
+    def hurry_soon(self, pending: Pending) -> None:
+        """Somebody who must not block waits for this batch."""
+        with self._changed:
+            self._ship_soon(pending)
+
+    def ship_open_soon(self) -> None:
+        """As `flush`, but only asks for it."""
+        with self._changed:
+            for pending in list(self._open.values()):
+                self._ship_soon(pending)
+
+    def look_up(self, topic: str) -> None:
+        """Make the topic's route known, so that `collect` asks nobody. Raises: Rejected; Unavailable."""
+        self._sender.topic(topic)
+
+    def on_room(self, call: Callable[[], None]) -> None:
+        """Call it, from any thread, whenever there is more room."""
+        self._room.on_free = call
+
+    def take_nowait(self, out: Outgoing) -> bool:
+        """Take room for a message; False: there is none now."""
+        return self._room.take_nowait(out.size)
 
     def _take_room(self, size: int) -> None:
         if self._room.take_nowait(size):
@@ -253,9 +353,10 @@ class Producer:
             schema=PUT_SCHEMA,
         )
         pending.bodies, pending.tags, pending.properties, pending.born = [], [], [], []
+        pending.rows, pending.sealed_at = batch.num_rows, self._clock.monotonic()
         self._under_way.add(pending)
         try:
-            future, sender = self._sender.enqueue(topic, queue_id, batch)
+            future, sender = self._sender.enqueue(topic, queue_id, batch, acks=pending.acks)
         except RayMQError as error:
             self._finish(pending, error)
             return None
@@ -263,14 +364,15 @@ class Producer:
         return sender
 
     def _finish(self, pending: Pending, outcome: Future[BatchReceipt] | RayMQError) -> None:
-        self._room.give(pending.size)
         error = outcome if isinstance(outcome, RayMQError) else outcome.exception()
+        self._statistics.note(pending, self._clock.monotonic(), failed=error is not None)
         if error is not None:
             self._failed.append(pending)
             pending.future.set_exception(error)
         elif isinstance(outcome, Future):
             pending.future.set_result(outcome.result())
         self._under_way.discard(pending)
+        self._room.give(pending.size)
 
     def _hurry(self, pending: Pending) -> None:
         """Somebody waits for this batch."""
@@ -291,9 +393,11 @@ class Producer:
         while True:
             senders: set[ShardSender | None] = set()
             with self._changed:
-                self._changed.wait_for(lambda: self._due or self._closed)
+                self._changed.wait_for(lambda: self._due or self._to_pump or self._closed)
                 if self._closed:
                     return
+                senders |= self._to_pump
+                self._to_pump.clear()
                 now = self._clock.monotonic()
                 while self._due and (self._due[0].sealed or self._due[0].due <= now):
                     senders.add(self._seal(self._due.popleft()))
@@ -345,8 +449,11 @@ class Producer:
             part = batch.slice(start, step)
             size = part.nbytes
             self._take_room(size)
-            pending = Pending((topic, queue_id), 0.0, self._hurry)
+            now = self._clock.monotonic()
+            acks = self.config.acks
+            pending = Pending((topic, queue_id), acks, now, 0.0, self._hurry, self.hurry_soon)
             pending.sealed, pending.size = True, size
+            pending.rows, pending.sealed_at = part.num_rows, now
             with self._changed:
                 try:
                     self._check_open()
@@ -359,6 +466,19 @@ class Producer:
             sender.pump()
             futures.append(pending.future)
         return futures
+
+    def statistics(self) -> dict[str, int | float]:
+        """What was sent so far and how it was batched.
+
+        `messages`, `batches`, `bytes` (bodies, properties and what is counted for each message) are those
+        that are answered, `failed_messages` of them not with a receipt. `batch_messages_mean`,
+        `batch_bytes_mean`; `queue_ms_mean`: from a batch's first message until it is made;
+        `ack_ms_mean`: from there to the answer. Of now: `open_batches`, `under_way_batches`,
+        `buffered_bytes`.
+        """
+        with self._changed:
+            now = {"open_batches": len(self._open), "under_way_batches": len(self._under_way)}
+        return {**self._statistics.read(), **now, "buffered_bytes": self._room.used}
 
     # --- end ------------------------------------------------------------------------------------
 
@@ -375,6 +495,10 @@ class Producer:
                 f"{len(late)} batches are not answered after {timeout} s; they are still under way",
                 status="UNKNOWN_ERROR",
             )
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Tell the first failure that nobody was told yet; the others of that time are then told as well."""
         failed = [pending for pending in list(self._failed) if not pending.observed]
         self._failed.clear()
         for pending in failed:

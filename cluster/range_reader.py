@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from raymq.store.errors import Unavailable
 
-from .flight_client import FetchStream, ShardConnection
+from .connection import FetchStream
+from .routes import Routes
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -40,7 +41,7 @@ def read_range(
         while first < last:
             try:
                 if stream is None:
-                    stream = _open(cluster, shard)
+                    stream = Routes.of(cluster).connect(shard).fetch_stream()
                 found = stream.fetch(
                     topic,
                     {queue_id: first},
@@ -66,11 +67,3 @@ def read_range(
     finally:
         if stream is not None:
             stream.close()
-
-
-def _open(cluster: Cluster, shard: int) -> FetchStream:
-    endpoint = cluster.endpoints.get(shard)
-    if endpoint is None:
-        raise Unavailable(f"shard {shard} is not known yet", shard=shard)
-    connection = ShardConnection(endpoint, cluster.token, cluster.cluster_id, shard)
-    return connection.fetch_stream()

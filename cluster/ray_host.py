@@ -206,6 +206,18 @@ def session(target: RayTarget) -> Iterator[Any]:
             )
         yield sys.modules["ray"]
         return
+    ray = attach(target)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def attach(target: RayTarget) -> Any:
+    """Connects this process, which is connected to no Ray, until it calls `ray.shutdown()`.
+
+    Returns: the `ray` module. Raises: as `session`.
+    """
     if target.owned is not None:
         _adopt_authentication(target.owned)
     import ray
@@ -225,10 +237,7 @@ def session(target: RayTarget) -> Iterator[Any]:
             "have its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?",
             address=target.address,
         ) from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    return ray
 
 
 def _adopt_authentication(owned: OwnedRay) -> None:

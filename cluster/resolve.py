@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from raymq.actors.shells import read_endpoint
 from raymq.store.files import Files
 
 from .paths import ClusterPaths
@@ -23,14 +24,15 @@ class FileResolver:
         On another machine the files are missing and so are all shards: the caller asks a shard
         instead.
         """
-        paths, files = ClusterPaths(self.data_dir), Files()
+        paths = ClusterPaths(self.data_dir)
         routes: dict[int, str] = {}
         for shard in range(self.shards):
             try:
-                facts = json.loads(files.read_file(paths.endpoint(shard, 0)))
-                routes[shard] = f"{facts['host']}:{int(facts['port'])}"
-            except (OSError, ValueError, KeyError, TypeError):
+                endpoint = read_endpoint(paths.replica(shard, 0))
+            except (OSError, KeyError, TypeError):
                 continue
+            if endpoint is not None:
+                routes[shard] = endpoint
         return routes
 
 
@@ -50,3 +52,18 @@ class RayResolver:
 
         with session(RayTarget(address=self.address)) as ray:
             return actor_set.endpoints(ray, self.name, self.shards)
+
+
+def save_endpoints(paths: ClusterPaths, endpoints: dict[int, str], files: Files) -> None:
+    """Where the leaders listen now, for `connect` on the machine of `start` without asking Ray."""
+    body = {str(shard): endpoint for shard, endpoint in sorted(endpoints.items())}
+    files.write_file_atomic(paths.endpoints, json.dumps(body).encode())
+
+
+def load_endpoints(paths: ClusterPaths, files: Files) -> dict[int, str]:
+    """What `save_endpoints` wrote, right or outdated; empty before the first start has ended."""
+    try:
+        body = json.loads(files.read_file(paths.endpoints))
+        return {int(shard): str(endpoint) for shard, endpoint in body.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}

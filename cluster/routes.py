@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.format import SYSTEM_TOPICS, check_topic_name
 
-from .flight_client import ShardConnection
+from .connection import Connection, Transport, open_connection
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -52,9 +52,13 @@ class Routes:
         *,
         cluster_id: str | None = None,
         resolver: Resolver | None = None,
+        ca: bytes | None = None,
+        transport: Transport = "flight",
     ) -> None:
         self._endpoints = dict(endpoints)
         self._token = token
+        self._ca = ca
+        self._transport: Transport = transport
         self._cluster_id = cluster_id
         self._resolver = resolver
         self._topics: dict[str, TopicRoute] = {}
@@ -63,20 +67,37 @@ class Routes:
     @classmethod
     def of(cls, cluster: Cluster) -> Routes:
         """The routes of a cluster handle."""
+        if cluster.transport == "ray":
+            return cls(
+                cluster.actor_names(),
+                cluster.token,
+                cluster_id=cluster.cluster_id,
+                # A name stays, wherever the actor is.
+                resolver=dict,
+                transport="ray",
+            )
         return cls(
             cluster.endpoints,
             cluster.token,
             cluster_id=cluster.cluster_id,
             resolver=cluster.resolver,
+            ca=cluster.ca,
         )
 
-    def connect(self, shard: int) -> ShardConnection:
+    def connect(self, shard: int) -> Connection:
         """A connection to where a shard listened last. Raises: Unavailable if nobody knows."""
         with self._lock:
             endpoint = self._endpoints.get(shard)
         if endpoint is None:
             raise Unavailable(f"nobody knows yet where shard {shard} listens", shard=shard)
-        return ShardConnection(endpoint, self._token, self._cluster_id, shard)
+        return open_connection(
+            self._transport,
+            endpoint,
+            token=self._token,
+            cluster_id=self._cluster_id,
+            shard=shard,
+            ca=self._ca,
+        )
 
     def refresh(self) -> None:
         """Look up all endpoints again, through the resolver or any shard that answers.

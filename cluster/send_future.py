@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from typing import Any
 
-from raymq.store.errors import DeliveryUnknown
+from raymq.store.errors import DeliveryUnknown, RayMQError
 
+from .batch_sender import Acks
 from .message import Receipt
 from .shard_sender import BatchReceipt
 
@@ -18,39 +21,61 @@ class Pending:
     """The messages of one queue that share a batch, until it is answered."""
 
     __slots__ = (
+        "acks",
+        "answer",
+        "begun",
         "bodies",
         "born",
         "due",
         "future",
         "hurry",
+        "hurry_soon",
         "observed",
         "properties",
+        "rows",
         "sealed",
+        "sealed_at",
         "size",
         "tags",
         "where",
     )
 
     def __init__(
-        self, where: tuple[str, int], due: float, hurry: Callable[[Pending], None]
+        self,
+        where: tuple[str, int],
+        acks: Acks,
+        begun: float,
+        due: float,
+        hurry: Callable[[Pending], None],
+        hurry_soon: Callable[[Pending], None],
     ) -> None:
         #: topic and queue
         self.where = where
+        self.acks: Acks = acks
+        #: when its first message came, on the monotonic clock, seconds
+        self.begun = begun
         self.bodies: list[bytes] = []
         self.tags: list[str | None] = []
         self.properties: list[bytes | None] = []
         self.born: list[int] = []
         self.size = 0
-        #: when its linger time is over, on the monotonic clock
+        #: when its linger time is over, on the monotonic clock; 0: at once
         self.due = due
         #: sends the batch now: somebody waits for it
         self.hurry = hurry
+        #: the same for who must not block
+        self.hurry_soon = hurry_soon
         #: the batch is made: nothing is added any more
         self.sealed = False
+        #: when, and with how many messages
+        self.sealed_at = 0.0
+        self.rows = 0
         #: of the whole batch
         self.future: Future[BatchReceipt] = Future()
         #: somebody was told how it ended
         self.observed = False
+        #: the same for all who await it in one event loop
+        self.answer: asyncio.Future[BatchReceipt] | None = None
 
 
 class SendFuture:
@@ -106,26 +131,46 @@ class SendFuture:
 
     def __await__(self) -> Generator[Any, None, Receipt]:
         pending = self._pending
-        if not pending.sealed:
-            # A write may wait for the network: not in the event loop's thread.
-            asyncio.get_running_loop().run_in_executor(None, pending.hurry, pending)
-        batch = yield from asyncio.wrap_future(_shared(pending.future)).__await__()
+        if not pending.future.done():
+            loop = asyncio.get_running_loop()
+            if not pending.sealed:
+                # Whoever sends in this turn of the loop comes along. Another thread writes.
+                loop.call_soon(pending.hurry_soon, pending)
+            # One who is cancelled must not cancel the batch, or the wait of others.
+            answer = asyncio.shield(_answer(pending, loop))
+            with contextlib.suppress(RayMQError):
+                yield from answer.__await__()
         pending.observed = True
-        return self._receipt(batch)
+        return self._receipt(pending.future.result())
 
 
-def _shared(future: Future[BatchReceipt]) -> Future[BatchReceipt]:
-    """A future that follows another: cancelling one awaiter must not cancel the batch."""
-    follower: Future[BatchReceipt] = Future()
+def _answer(pending: Pending, loop: asyncio.AbstractEventLoop) -> asyncio.Future[BatchReceipt]:
+    """The batch's future in this loop: made once, so that a batch wakes the loop once."""
+    answer = pending.answer
+    if answer is None or answer.get_loop() is not loop:
+        answer = loop.create_future()
+        pending.answer = answer
+        pending.future.add_done_callback(partial(_wake, loop, answer))
+    return answer
 
-    def copy(done: Future[BatchReceipt]) -> None:
-        if not follower.set_running_or_notify_cancel():
-            return
-        error = done.exception()
-        if error is None:
-            follower.set_result(done.result())
-        else:
-            follower.set_exception(error)
 
-    future.add_done_callback(copy)
-    return follower
+def _wake(
+    loop: asyncio.AbstractEventLoop,
+    answer: asyncio.Future[BatchReceipt],
+    done: Future[BatchReceipt],
+) -> None:
+    # A loop that was closed meanwhile has nobody who waits.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_copy, answer, done)
+
+
+def _copy(answer: asyncio.Future[BatchReceipt], done: Future[BatchReceipt]) -> None:
+    if answer.done():
+        return
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+        return
+    answer.set_exception(error)
+    # Read here: nobody may be left who waits, and whoever asks later asks the batch.
+    answer.exception()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -11,7 +12,8 @@ import pyarrow as pa
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
 
-from .flight_client import Fetched, FetchStream, ShardConnection
+from .connection import Connection, FetchStream
+from .flight_client import Fetched
 from .routes import Routes
 
 #: how long the shard holds a request while there is nothing
@@ -29,6 +31,19 @@ class Piece(NamedTuple):
     records: pa.Array
 
 
+class Changed(threading.Condition):
+    """A condition that can also tell somebody who does not wait, such as an event loop."""
+
+    #: called by whoever notifies; must not block
+    told: Callable[[], None] | None = None
+
+    def notify_all(self) -> None:
+        """Wake who waits, and tell."""
+        super().notify_all()
+        if self.told is not None:
+            self.told()
+
+
 class ReadState:
     """What a consumer and its readers share. `changed` guards all of it."""
 
@@ -36,7 +51,7 @@ class ReadState:
         self.topic = topic
         self.fetch_bytes = fetch_bytes
         self.fetch_records = fetch_records
-        self.changed = threading.Condition()
+        self.changed = Changed()
         #: what was read ahead, in order a queue
         self.pieces: deque[Piece] = deque()
         #: pieces of each shard in `pieces`
@@ -71,7 +86,7 @@ class ShardReader:
     def _run(self) -> None:
         failures = 0
         while not self._state.closed:
-            connection: ShardConnection | None = None
+            connection: Connection | None = None
             stream: FetchStream | None = None
             try:
                 connection = self._routes.connect(self.shard)

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from raymq.store.clock import Clock
 from raymq.store.errors import (
+    Bug,
     DeliveryUnknown,
     Fenced,
     RayMQError,
@@ -27,7 +28,7 @@ from raymq.store.errors import (
     from_wire,
 )
 
-from .flight_client import PutStream, ShardConnection
+from .connection import Connection, PutStream
 from .routes import Routes
 
 #: batches unanswered at most; their bytes are limited too
@@ -239,7 +240,7 @@ class ShardSender:
 
     def _run(self) -> None:
         while self._wait_for_work():
-            connection: ShardConnection | None = None
+            connection: Connection | None = None
             stream: PutStream | None = None
             try:
                 connection = self._routes.connect(self._shard)
@@ -332,7 +333,9 @@ class ShardSender:
         elif isinstance(error, Fenced):
             lane.dead = error
             self._retry.append(out)
-        elif gap or out.uncertain:
+        elif gap or out.uncertain or isinstance(error, Bug):
+            # A shard that does not know what it did may have stored it.
+            out.uncertain = out.uncertain or isinstance(error, Bug)
             lane.broken = error.message
             self._retry.append(out)
         else:
@@ -371,7 +374,7 @@ class ShardSender:
                 self._failures = 0
         _complete(done)
 
-    def _detach(self, stream: PutStream | None, connection: ShardConnection | None) -> None:
+    def _detach(self, stream: PutStream | None, connection: Connection | None) -> None:
         with self._changed:
             self._stream = self._receiving = None
         if stream is not None:

@@ -8,18 +8,19 @@ raymq://, without Ray.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
+from raymq.store.transient_pool import check_room
 
-from . import actor_set, ray_host
+from . import actor_set, placement, ray_client, ray_host, tls
 from .cluster import Cluster
 from .cluster_record import (
     ClusterRecord,
@@ -38,8 +39,12 @@ from .paths import (
     prepare_data_dir,
     volatile_reason,
 )
+from .placement import NODE_HOST
 from .ray_host import Progress, RayTarget
-from .resolve import FileResolver, RayResolver
+from .resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
+
+if TYPE_CHECKING:
+    from .connection import Transport
 
 _LOGGER = logging.getLogger("raymq")
 
@@ -63,11 +68,13 @@ def start(
     shards: int | None = None,
     replication: Literal["single", "mirror"] | None = None,
     flush: Literal["sync", "async"] | None = None,
+    transient_pool: bool | None = None,
     address: str | None = None,
     ephemeral: bool = False,
     segment_size_bytes: int | None = None,
     host: str | None = None,
     insecure: bool = False,
+    nodes: Sequence[str] | None = None,
     timeout_s: float = 120.0,
     progress: Progress | None = None,
 ) -> Cluster:
@@ -79,21 +86,30 @@ def start(
             `segment_size_bytes` it is decided at the first start; later starts may leave it out.
         shards: commit logs that the topics are spread over; 1 if not given. replication: "single"
         (default) or "mirror" (each shard kept twice, no failover). flush: "sync" (default:
-        acknowledged after the disk's sync) or "async"; may change at each start. address: the Ray
+        acknowledged after the disk's sync) or "async"; may change at each start.
+        transient_pool: leaders append into shared memory, from where CommitRealTime moves the bytes
+            into the files: readers and followers see them then (async: 200 ms later), and with
+            flush="async" a machine that ends takes them. May change at each start. address: the Ray
         to run in. Without it: the Ray that this process is connected to, else the one in
             RAY_ADDRESS, else an own one that lives until `stop`.
         ephemeral: allow a data directory that does not survive a reboot (/tmp, tmpfs). host: the
-        address that shards listen on; 127.0.0.1 if not given. insecure: allow `host` to be
-        reachable from other machines although the connection is not encrypted. timeout_s: how long
+        address that shards listen on; "node": the one that Ray knows their node by, which is the
+            default with `nodes`; else 127.0.0.1. insecure: allow it to be reachable from other
+            machines although the connection is not encrypted (RAY_USE_TLS=1 encrypts it, see
+            docs/operating.md). nodes: values of the label `raymq-node`, by which the shards are
+            spread over Ray's nodes at the first start, followers on other nodes than their leaders;
+            `data_dir` is then a path on each of them. None: all on this machine. timeout_s: how long
         shards may take to recover and serve. progress: called with one line at a time.
     Raises: Rejected (an option is wrong; nothing was started), Unavailable (with each shard's state
     and
-        error; what was started goes on trying, `stop` ends it), Corrupt (a store is damaged).
+        error; what was started goes on trying, `stop` ends it), Corrupt (a store is damaged),
+        StorageFull (no room for the transient pools; nothing was started).
     Durable: the cluster's identity, before the first actor starts.
     """
     files, clock, tell = Files(), Clock(), progress or _LOGGER.info
-    if host is not None:
-        _check_host(host, insecure)
+    use_tls = tls.wanted(os.environ)
+    if host not in (None, NODE_HOST):
+        tls.check_exposed(str(host), tls=bool(use_tls), insecure=insecure)
     place = os.fspath(data_dir)
     # A directory that was once declared ephemeral stays so.
     earlier = load_record(ClusterPaths(place), files)
@@ -108,8 +124,13 @@ def start(
                 replication=replication,
                 flush=flush,
                 segment_size_bytes=segment_size_bytes,
-                ephemeral=volatile_reason(paths.data_dir, files) is not None,
+                ephemeral=(nodes is not None and ephemeral)
+                or volatile_reason(paths.data_dir, files) is not None,
                 host=host,
+                nodes=nodes,
+                tls=bool(use_tls),
+                insecure=insecure,
+                transient_pool=transient_pool,
             )
         else:
             record = resume_record(
@@ -120,12 +141,24 @@ def start(
                 flush=flush,
                 segment_size_bytes=segment_size_bytes,
                 host=host,
+                nodes=nodes,
+                tls=use_tls,
+                insecure=insecure,
+                transient_pool=transient_pool,
             )
         options = _store_options(record)
+        _check_pool_room(paths, record, options, files)
         token = load_or_make_token(paths, files)
-        if stored is None:
+        ca = _trusted(paths, record, files)
+        if stored is None and record.nodes is None:
             save_record(paths, record, files)
         target = ray_host.find_ray(paths, address, files)
+        if target is None and record.nodes is not None:
+            raise Rejected(
+                "a cluster over several nodes runs in a Ray that runs on them already: start Ray on "
+                "each, and give its address (address=..., RAY_ADDRESS)",
+                field="address",
+            )
         if target is None:
             owned = ray_host.start_owned(paths, files=files, clock=clock, progress=tell)
             target = RayTarget(address=owned.address, owned=owned)
@@ -133,12 +166,20 @@ def start(
             tell(f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}")
             # "auto" and the like would mean something else in another shell.
             address = ray.get_runtime_context().gcs_address
-            actors, ours = actor_set.create(ray, record, paths, token, options)
+            for line in _check_addresses(ray, record, first=stored is None):
+                (progress or _LOGGER.warning)(line)
+            if stored is None:
+                save_record(paths, record, files)
+            actors, ours = actor_set.create(ray, record, paths, token, options, ca)
             save_record(paths, record, files)
             ray_host.save_target(paths, replace(target, address=address), files)
             endpoints = actor_set.wait_running(
                 ray, actors, clock=clock, timeout_s=timeout_s, progress=tell
             )
+        if record.placement is not None:
+            save_endpoints(paths, endpoints, files)
+            record = replace(record, formed=True)
+            save_record(paths, record, files)
         remember(record, paths, files)
     tell(f"cluster {record.name!r} runs: {record.shards} shard(s), data in {paths.data_dir}")
     return Cluster(
@@ -147,36 +188,71 @@ def start(
         shards=record.shards,
         token=token,
         endpoints=endpoints,
-        resolver=FileResolver(paths.data_dir, record.shards),
+        resolver=_resolver(paths, record, address),
         data_dir=paths.data_dir,
         ray_address=address,
         stop_on_exit=ours,
+        ca=ca,
+        placement=record.placement,
     )
 
 
-def connect(target: str | os.PathLike[str] | None = None, *, token: str | None = None) -> Cluster:
+def connect(
+    target: str | os.PathLike[str] | None = None,
+    *,
+    token: str | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    transport: Transport | None = None,
+) -> Cluster:
     """A handle on a running cluster.
 
     Args:
-        target: a data directory; a cluster's name; "raymq://host:port" of any of its shards; or
-        None for
-            the only cluster that this user started on this machine. A name that is not known here
-            is looked up in Ray: the one this process is connected to, or RAY_ADDRESS.
+        transport: "flight" (default), or "ray": every operation is a call of the shards' actors, by a
+            process that is connected to their Ray. Through Ray Client it is "ray" by itself: for
+            target "ray://host:port" (of several clusters "ray://host:port/NAME"), and for a name in a
+            process that did ray.init("ray://...").
+        target: a data directory; a cluster's name; "raymq://host:port" (with TLS
+            "raymq+tls://host:port") of any of its shards; or None for the only cluster that this
+            user started on this machine. A name that is not known here is looked up in Ray: the one
+            this process is connected to, or RAY_ADDRESS.
         token: the content of the data directory's file `token`, or RAYMQ_TOKEN; needed with
-        raymq:// only.
-    Raises: Rejected (no such cluster, no token), Unavailable (it does not answer).
+        raymq:// only. ca: a PEM file, which must have signed the shards' certificates; without it
+            what `start` saw in RAY_TLS_CA_CERT, or with raymq+tls:// this process's own.
+    Raises: Rejected (no such cluster, no token, wrong certificate), Unavailable (it does not answer).
     """
+    if transport not in (None, "flight", "ray"):
+        raise Rejected(f"transport is {transport!r}", field="transport", limit="flight, ray")
+    cluster = _connect(target, token, ca, transport)
+    cluster.transport = transport or cluster.transport
+    return cluster
+
+
+def _connect(
+    target: str | os.PathLike[str] | None,
+    token: str | None,
+    ca: str | os.PathLike[str] | None,
+    transport: Transport | None,
+) -> Cluster:
     files = Files()
+    given = tls.read_ca(ca, files) if ca else None
     if target is not None:
         text = os.fspath(target)
-        if text.startswith("raymq://"):
-            return Cluster.bootstrap(text, token=token or os.environ.get("RAYMQ_TOKEN"))
+        if text.startswith(ray_client.SCHEME):
+            return ray_client.connect_url(text)
+        if tls.parse_url(text) is not None:
+            return Cluster.bootstrap(
+                text,
+                token=token or os.environ.get("RAYMQ_TOKEN"),
+                ca=given or tls.trusted(os.environ, files),
+            )
         if os.sep in text or files.exists(ClusterPaths(text).cluster):
-            return _connect_data_dir(ClusterPaths(text), files)
+            return _connect_data_dir(ClusterPaths(text), files, given)
+    if ray_client.is_connected() and transport != "flight":
+        return ray_client.find(None if target is None else os.fspath(target))
     data_dir = _known_data_dir(None if target is None else os.fspath(target), files)
     if data_dir is not None:
-        return _connect_data_dir(ClusterPaths(data_dir), files)
-    return _connect_through_ray("default" if target is None else os.fspath(target))
+        return _connect_data_dir(ClusterPaths(data_dir), files, given)
+    return _connect_through_ray("default" if target is None else os.fspath(target), given)
 
 
 def stop(
@@ -273,7 +349,7 @@ def _known_data_dir(name: str | None, files: Files) -> str | None:
     return next(iter(known.values()), None)
 
 
-def _connect_data_dir(paths: ClusterPaths, files: Files) -> Cluster:
+def _connect_data_dir(paths: ClusterPaths, files: Files, ca: bytes | None) -> Cluster:
     record = load_record(paths, files)
     if record is None:
         raise Rejected(
@@ -281,21 +357,28 @@ def _connect_data_dir(paths: ClusterPaths, files: Files) -> Cluster:
             f"raymq start {paths.data_dir}",
             field="target",
         )
-    resolver = FileResolver(paths.data_dir, record.shards)
     running = ray_host.running_target(paths, files)
+    ray_address = None if running is None else running.address
+    resolver = _resolver(paths, record, ray_address)
+    if record.placement is None:
+        endpoints = FileResolver(paths.data_dir, record.shards)()
+    else:
+        endpoints = load_endpoints(paths, files)
     return Cluster(
         name=record.name,
         cluster_id=record.cluster_id,
         shards=record.shards,
         token=load_token(paths, files),
-        endpoints=resolver(),
+        endpoints=endpoints,
         resolver=resolver,
         data_dir=paths.data_dir,
-        ray_address=None if running is None else running.address,
+        ray_address=ray_address,
+        ca=ca or _known_ca(paths, files),
+        placement=record.placement,
     )
 
 
-def _connect_through_ray(name: str) -> Cluster:
+def _connect_through_ray(name: str, ca: bytes | None) -> Cluster:
     address = ray_host.connected_address() or os.environ.get("RAY_ADDRESS")
     if not address:
         known = ", ".join(sorted(known_clusters(Files()))) or "none"
@@ -317,24 +400,73 @@ def _connect_through_ray(name: str) -> Cluster:
         resolver=resolver,
         data_dir=None,
         ray_address=address,
+        ca=ca or (facts["ca"].encode() if facts.get("ca") else None),
+        placement=facts.get("placement"),
     )
 
 
 def _store_options(record: ClusterRecord) -> dict[str, Any]:
     """The store's options as a plain dict, checked. Raises: Rejected."""
     flush: Literal["sync", "async"] = "async" if record.flush == "async" else "sync"
-    return asdict(StoreConfig(segment_size_bytes=record.segment_size_bytes, flush=flush))
+    config = StoreConfig(
+        segment_size_bytes=record.segment_size_bytes,
+        flush=flush,
+        transient_pool=record.transient_pool,
+    )
+    return asdict(config)
 
 
-def _check_host(host: str, insecure: bool) -> None:
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback and not insecure:
-        raise Rejected(
-            f"host {host} is reachable from other machines and the connection is "
-            "not encrypted: keep "
-            "127.0.0.1, or accept it with insecure=True (command line: --insecure)",
-            field="host",
-        )
+def _check_pool_room(
+    paths: ClusterPaths, record: ClusterRecord, options: dict[str, Any], files: Files
+) -> None:
+    """Raises: StorageFull, with the numbers. On other nodes each shard finds out itself."""
+    if record.transient_pool and record.nodes is None:
+        slices = options["transient_pool_slices"]
+        leaders = [paths.replica(shard, 0) for shard in range(record.shards)]
+        check_room(leaders, slices * options["transient_pool_slice_bytes"], files=files)
+
+
+def _resolver(
+    paths: ClusterPaths, record: ClusterRecord, ray_address: str | None
+) -> FileResolver | RayResolver | None:
+    """Who knows where the shards are: files on one machine, Ray over nodes, None: the shards."""
+    if record.placement is None:
+        return FileResolver(paths.data_dir, record.shards)
+    return None if ray_address is None else RayResolver(ray_address, record.name, record.shards)
+
+
+def _trusted(paths: ClusterPaths, record: ClusterRecord, files: Files) -> bytes | None:
+    """With TLS, who must have signed the shards' certificates; kept for `connect` in other shells."""
+    if not record.tls:
+        if files.exists(paths.ca):
+            files.unlink(paths.ca)
+        return None
+    trusted = tls.trusted(os.environ, files)
+    if trusted is not None:
+        files.write_file_atomic(paths.ca, trusted)
+    return trusted or _known_ca(paths, files)
+
+
+def _known_ca(paths: ClusterPaths, files: Files) -> bytes | None:
+    return tls.read_ca(paths.ca, files) if files.exists(paths.ca) else None
+
+
+def _check_addresses(ray: Any, record: ClusterRecord, *, first: bool) -> list[str]:
+    """Warnings about addresses on which others can read along.
+
+    Raises: Rejected when that was not accepted, or when nodes are missing or named twice.
+    """
+    found: list[str] = []
+    if record.nodes is not None:
+        found = placement.check_nodes(ray, record.nodes, first=first)
+    elif record.host == NODE_HOST:
+        found = [ray.util.get_node_ip_address()]
+    hosts = found if record.host == NODE_HOST else [record.host]
+    exposed = [
+        host for host in hosts if tls.check_exposed(host, tls=record.tls, insecure=record.insecure)
+    ]
+    return [
+        f"WARNING: whoever is on the network of {host} can read the token and every message: the "
+        "connection is not encrypted (--insecure)"
+        for host in exposed
+    ]

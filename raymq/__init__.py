@@ -15,8 +15,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raymq.cluster.async_consumer import AsyncConsumer
+    from raymq.cluster.async_producer import AsyncProducer
     from raymq.cluster.cluster import Cluster
     from raymq.cluster.consumer import Consumer
+    from raymq.cluster.durable_queue import Queue
     from raymq.cluster.message import Message, Receipt
     from raymq.cluster.producer import Producer
     from raymq.cluster.start import connect, start
@@ -25,10 +28,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncConsumer",
+    "AsyncProducer",
     "Cluster",
     "Consumer",
     "Message",
     "Producer",
+    "Queue",
     "Receipt",
     "__version__",
     "connect",
@@ -37,10 +43,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncConsumer": "raymq.cluster.async_consumer",
+    "AsyncProducer": "raymq.cluster.async_producer",
     "Cluster": "raymq.cluster.cluster",
     "Consumer": "raymq.cluster.consumer",
     "Message": "raymq.cluster.message",
     "Producer": "raymq.cluster.producer",
+    "Queue": "raymq.cluster.durable_queue",
     "Receipt": "raymq.cluster.message",
     "connect": "raymq.cluster.start",
     "start": "raymq.cluster.start",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,13 @@ from .mapped_file_queue import AllocateAhead, MappedFileQueue
 from .marks import Marks
 from .meta import Meta
 from .recovery import Decision
+from .transient_pool import NAME_FILE, TransientPool, remove_pools
 
 #: a record may end no closer than this to the end of its file (reference 1.5)
 BLANK_BYTES = 8
+#: how often an append that waits for room in the pool looks
+POOL_POLL_MS = 1
+_ZEROS = bytes(1 << 20)
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,9 @@ class Recovered:
 class CommitLog:
     """One replica's log.
 
-    Invariant: confirmed <= synced <= end (memory-mode confirmed may pass synced); bytes below confirmed never
-    change. One appender at a time: callers hold their put lock.
+    Invariant: confirmed <= synced <= committed <= end (memory-mode confirmed may pass synced); bytes below confirmed
+    never change. One appender at a time: callers hold their put lock. With the transient pool, bytes above committed
+    are in the pool only; without it committed is the end.
     """
 
     def __init__(
@@ -71,15 +77,24 @@ class CommitLog:
         self.clock = clock
         self.own = True
         self.poisoned: str | None = None
+        #: what to do while an append waits for room in the pool; without CommitRealTime the log commits itself
+        self.on_pool_full: Callable[[], None] = self.commit_pool
+        self._pool: TransientPool | None = None
+        self._old_pool: TransientPool | None = None
+        #: since when there is no room and nothing was committed, monotonic ms
+        self._stalled_ms: int | None = None
         self._closed = False
         files.make_dirs(root)
         _refuse_foreign_directory(root, files)
         self._lock = StoreLock(root, files=files)
         self._lock.acquire()
+        #: what is open, closed in the opposite order
+        self._opened = contextlib.ExitStack()
+        self._opened.callback(self._lock.release)
         try:
             self._open(identity or {})
         except BaseException:
-            self._lock.release()
+            self._opened.close()
             raise
 
     def _open(self, identity: dict[str, Any]) -> None:
@@ -95,6 +110,7 @@ class CommitLog:
         self.abort = AbortFile(self.root, files=self.files)
         self.crashed = self.abort.exists()
         self.meta = Meta.open(side / "meta", files=self.files)
+        self._opened.callback(self.meta.close)
         self.own = fresh or self.meta.get("store_id") is not None
         boot_id = self.files.boot_id()
         self.same_boot = self.meta.get("boot_id") == boot_id
@@ -106,11 +122,15 @@ class CommitLog:
                 rule="poisoned",
             )
         self.marks = Marks.open(side / "marks", files=self.files)
+        self._opened.callback(self.marks.close)
         self.chain = Chain(side / "chain", self.config.segment_size_bytes, files=self.files)
+        self._opened.callback(self.chain.close)
         self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
+        self._opened.callback(self.checkpoint.close)
         self.queue = MappedFileQueue(
             self.root / "commitlog", self.config.segment_size_bytes, files=self.files
         )
+        self._opened.callback(self.queue.close)
         self.queue.load()
         cut = self.meta.get("cut")
         if cut is not None:
@@ -121,6 +141,9 @@ class CommitLog:
             self.chain.sync()
         self._boot_id = boot_id
         self._identity = identity
+        self._store_id = self.meta.get("store_id") or uuid.uuid4().hex
+        self._opened.callback(self._close_pools)
+        self._find_old_pool()
         self.abort.create()
         self.end = 0
         self.recovered: Recovered | None = None
@@ -131,6 +154,11 @@ class CommitLog:
     def start(self) -> int:
         """The first physical offset stored."""
         return self.queue.min_offset if self.queue.files else 0
+
+    @property
+    def committed(self) -> int:
+        """Everything below is in the files; what lies above is in the transient pool only."""
+        return self.end if self._pool is None else self._pool.committed
 
     @property
     def synced(self) -> int:
@@ -216,9 +244,16 @@ class CommitLog:
         """pwrite at the end of the log. What a failed one left is made zero again.
 
         Else a later, shorter append may end where a record of the refused batch begins, and bring it to life.
+        In the pool it stays: nothing above the end is ever committed.
         """
         file = self._current()
         position = self.end - file.start
+        if self._pool is not None:
+            self._await_committed(self.end + len(data) - self._pool.size_bytes)
+            file.claim(position + len(data))
+            self._pool.write(self.end, data)
+            fail_point("pool.stored")
+            return
         try:
             file.pwrite(data, position)
         except (OSError, RayMQError):
@@ -230,8 +265,9 @@ class CommitLog:
         try:
             self.chain.append(unit)
         except (OSError, RayMQError):
-            file = self._current()
-            self._take_back(file, unit.start - file.start, stored_bytes)
+            if self._pool is None:
+                file = self._current()
+                self._take_back(file, unit.start - file.start, stored_bytes)
             raise
 
     def _take_back(self, file: MappedFile, position: int, length: int) -> None:
@@ -259,11 +295,13 @@ class CommitLog:
         left = file.start + size - self.end
         start = self.end
         blank = record.blank(left)
+        if self._pool is not None:
+            self._await_committed(self._pool.hole_end)
         self._store(blank)
-        view = file.read_view()
-        crc = crc32c(view[start - file.start : size])
-        unit = ChainUnit(start, start + left, epoch, crc, self.chain.value)
+        unit = ChainUnit(start, start + left, epoch, _blank_crc(blank, left), self.chain.value)
         self._link(unit, len(blank))
+        if self._pool is not None and left > len(blank):
+            self._pool.dig_hole(start + len(blank))
         self.end = start + left
         self.marks.appended_end = self.end
         fail_point("log.roll")
@@ -334,19 +372,19 @@ class CommitLog:
     def note_synced(self, offset: int) -> None:
         """A flush service proved everything below `offset` synced."""
         if offset > self.marks.synced_end:
-            self.marks.synced_end = min(offset, self.end)
+            self.marks.synced_end = min(offset, self.committed)
 
     def note_confirmed(self, offset: int) -> None:
         """C reached `offset`; it never falls."""
         if offset > self.marks.confirmed_end:
-            self.marks.confirmed_end = min(offset, self.end)
+            self.marks.confirmed_end = min(offset, self.committed)
 
     def sync(self) -> int:
-        """fdatasync [synced, end) through the witness descriptors. Returns: the synced end.
+        """fdatasync [synced, committed) through the witness descriptors. Returns: the synced end.
 
         Raises: OSError; the replica is poisoned then and must stop.
         """
-        end = self.end
+        end = self.committed
         try:
             self.queue.sync_range(min(self.synced, end), end)
         except OSError as error:
@@ -384,12 +422,124 @@ class CommitLog:
         if self._closed:
             raise Unavailable("the store is closed", field="store", status="closed")
 
+    # --- the transient pool ---------------------------------------------------------------------------------
+
+    def note_committed(self, offset: int) -> None:
+        """CommitRealTime has published `offset`: what is below is in the files, its room in the pool is free."""
+        pool = self._pool
+        if pool is not None and offset > pool.committed:
+            pool.committed = min(offset, self.end)
+
+    def publish_pool(self, incarnation: int) -> None:
+        """Let the CommitRealTime that this incarnation of CommitLog will grant find the pool."""
+        if self._pool is not None:
+            self._pool.publish(self.root, incarnation)
+
+    def commit_pool(self) -> None:
+        """Write what is only in the pool into the files, here. Raises: StorageFull, OSError.
+
+        Callers: while no CommitRealTime is granted, or when nothing is appended any more: one that is in the
+        middle of its work would find other bytes in the room that this sets free.
+        """
+        if self._pool is not None:
+            self._copy_from(self._pool, self._pool.committed, self.end)
+            self._pool.committed = self.end
+
+    def restore_pool(self) -> None:
+        """Before recovery, with the old CommitRealTime ended: complete the files from what its pool still has."""
+        pool, self._old_pool = self._old_pool, None
+        if pool is not None:
+            self._copy_from(pool, pool.committed, self.marks.appended_end)
+            fail_point("pool.restored")
+            if self.config.transient_pool and pool.fits(
+                self.config.transient_pool_bytes, self.config.segment_size_bytes
+            ):
+                self._pool = pool
+            else:
+                # It stays until its bytes are known to be in the files: a start that dies before does this again.
+                pool.close()
+
+    def _find_old_pool(self) -> None:
+        name = self.meta.get("pool")
+        if name is None:
+            return
+        if self.same_boot:
+            self._old_pool = TransientPool.attach(name, self._store_id, files=self.files)
+        if self._old_pool is None:
+            # Gone with the machine, or with a container's /dev/shm: then what was only there is lost as in a power
+            # loss, although the page cache is not.
+            self.same_boot = False
+
+    def _open_pool(self) -> None:
+        """A pool for the log as it was recovered. Raises: StorageFull, with the numbers."""
+        if not self.config.transient_pool:
+            return
+        if self._pool is None:
+            self._pool = TransientPool.create(
+                self.root,
+                self._store_id,
+                self.config.transient_pool_bytes,
+                self.config.segment_size_bytes,
+                files=self.files,
+            )
+        self._pool.reset(self.end)
+
+    def _close_pools(self) -> None:
+        for pool in (self._pool, self._old_pool):
+            if pool is not None:
+                pool.close()
+        self._pool = self._old_pool = None
+
+    def _copy_from(self, pool: TransientPool, start: int, stop: int) -> None:
+        for offset, data in pool.pieces(start, stop):
+            file = self.queue.find(offset)
+            if file is None:
+                raise Corrupt(
+                    f"no commit log file takes offset {offset}, which the transient pool holds",
+                    path=str(self.root / "commitlog"),
+                    offset=offset,
+                    rule="offset has a file",
+                )
+            file.pwrite(data, offset - file.start)
+
+    def _await_committed(self, offset: int) -> None:
+        """Wait until everything below is committed, as long as CommitRealTime gets on.
+
+        Raises: Unavailable when it has not moved for the sync flush timeout; nothing was stored.
+        """
+        pool = self._pool
+        if pool is None or pool.committed >= offset:
+            self._stalled_ms = None
+            return
+        limit_ms = self.config.sync_flush_timeout_ms
+        if self._stalled_ms is None:
+            self._stalled_ms = self.clock.monotonic_ms()
+        while True:
+            before = pool.committed
+            self.on_pool_full()
+            if pool.committed >= offset:
+                self._stalled_ms = None
+                return
+            now = self.clock.monotonic_ms()
+            if pool.committed > before:
+                self._stalled_ms = now
+            elif now - self._stalled_ms >= limit_ms:
+                raise Unavailable(
+                    f"the transient pool ({pool.size_bytes} bytes) is full and CommitRealTime stands at "
+                    f"{pool.committed} of {self.end} for {now - self._stalled_ms} ms: look at its role in `raymq "
+                    "status`, and retry",
+                    field="transient_pool",
+                    limit=pool.size_bytes,
+                )
+            self.clock.sleep_ms(POOL_POLL_MS)
+
     # --- truncation and recovery ----------------------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:
         """Cut the log at `offset`, zero the rest of its file, drop later files, sync.
 
         Raises: Corrupt below C: confirmed bytes never change.
+        Callers: with no CommitRealTime granted.
         """
         if offset < self.confirmed:
             raise Corrupt(
@@ -397,6 +547,7 @@ class CommitLog:
                 offset=offset,
                 rule="never below C",
             )
+        self.commit_pool()
         try:
             # A cut that dies half done is finished at the next start: its leftovers look like damage.
             self.meta.update({"cut": offset})
@@ -415,6 +566,8 @@ class CommitLog:
             self.poisoned = f"a cut at {offset} did not finish: {error}"
             raise
         self.end = offset
+        if self._pool is not None:
+            self._pool.reset(offset)
         self.complete_chain()
 
     def recover(
@@ -427,6 +580,7 @@ class CommitLog:
         `visit(view, segment_start, walk)` sees the valid records of each file in order.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
+        self.restore_pool()
         size = self.config.segment_size_bytes
         found = scan(
             self.queue,
@@ -467,17 +621,22 @@ class CommitLog:
             # All of it was read from the disk. Acks do not sync the marks, so this is how far they are durable.
             self.sync()
             self.marks.lower(end)
+        self._open_pool()
+        left_pool = self.meta.get("pool") or self.files.exists(self.root / NAME_FILE)
         # Only now: a recovery that fails or dies must find the same facts at its next attempt.
         self.meta.update(
             {
                 "format": 1,
-                "store_id": self.meta.get("store_id") or uuid.uuid4().hex,
+                "store_id": self._store_id,
                 "boot_id": self._boot_id,
                 "clean": False,
                 "cut": None,
+                "pool": None if self._pool is None else self._pool.name,
                 **self._identity,
             }
         )
+        if left_pool and self._pool is None:
+            remove_pools(self.root, self._store_id, files=self.files)
         self.recovered = Recovered(
             end, found.begin, row.name, row.cause, self.own, self.same_boot, not self.crashed
         )
@@ -505,18 +664,22 @@ class CommitLog:
         self._closed = True
         try:
             if self.poisoned is None and self.recovered is not None:
+                self.commit_pool()
                 self.sync_for_close()
                 self.chain.sync()
+                if self._pool is not None:
+                    self.meta.update({"pool": None})
+                    remove_pools(self.root, self._store_id, files=self.files)
                 if clean and self.confirmed >= self.end:
                     self.meta.update({"clean": True})
                     self.abort.remove()
         finally:
-            self.queue.close()
-            self.chain.close()
-            self.marks.close()
-            self.checkpoint.close()
-            self.meta.close()
-            self._lock.release()
+            self._opened.close()
+
+    def abandon(self) -> None:
+        """Let go of every file as a crash would: nothing is synced or noted, `abort` stays."""
+        self._closed = True
+        self._opened.close()
 
     def sync_for_close(self) -> None:
         """The last sync of an orderly stop."""
@@ -539,6 +702,16 @@ def check_units(units: list[ChainUnit], data: memoryview) -> None:
                 offset=unit.start,
                 rule="chain crc",
             )
+
+
+def _blank_crc(blank: bytes, length: int) -> int:
+    """CRC-32C of a blank record and the zeros behind it, `length` bytes together."""
+    crc, left = crc32c(blank), length - len(blank)
+    while left:
+        part = min(left, len(_ZEROS))
+        crc = crc32c(memoryview(_ZEROS)[:part], crc)
+        left -= part
+    return crc
 
 
 def _refuse_foreign_directory(root: Path, files: Files) -> None:

@@ -30,6 +30,18 @@ class StoreConfig:
     flush_least_pages: int = 4
     #: ...unless this long passed since the last thorough flush (flushCommitLogThoroughInterval)
     flush_thorough_interval_ms: int = 10_000
+    #: appends go into a pool in shared memory, CommitRealTime moves them on (transientStorePoolEnable)
+    transient_pool: bool = False
+    #: slices of the pool: one fills while the others are committed (transientStorePoolSize, there 5 whole files)
+    transient_pool_slices: int = 2
+    #: bytes of one slice
+    transient_pool_slice_bytes: int = 64 * MIB
+    #: CommitRealTime's period (commitIntervalCommitLog)
+    commit_interval_ms: int = 200
+    #: CommitRealTime commits only from this many waiting 4 KiB pages on... (commitCommitLogLeastPages)
+    commit_least_pages: int = 4
+    #: ...unless this long passed since it last committed (commitCommitLogThoroughInterval)
+    commit_thorough_interval_ms: int = 200
     #: largest body (maxMessageSize)
     max_message_bytes: int = 4 * MIB
     #: zeros are written this far ahead of the tail: pre-written blocks sync several times faster
@@ -54,6 +66,42 @@ class StoreConfig:
             raise Rejected(
                 f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"
             )
+        if self.transient_pool:
+            self._check_pool()
+
+    def _check_pool(self) -> None:
+        if self.transient_pool_slices < 2:
+            raise Rejected(
+                f"transient_pool_slices is {self.transient_pool_slices}; use 2 or more: one fills while another is "
+                "committed",
+                field="transient_pool_slices",
+                limit=2,
+            )
+        if self.transient_pool_slice_bytes < 4096 or self.transient_pool_slice_bytes % 4096:
+            raise Rejected(
+                f"transient_pool_slice_bytes is {self.transient_pool_slice_bytes}; it must be a positive multiple of "
+                "4096",
+                field="transient_pool_slice_bytes",
+                limit=4096,
+            )
+        if self.transient_pool_bytes < self.append_unit_bytes:
+            raise Rejected(
+                f"the transient pool has {self.transient_pool_bytes} bytes; with commit log files of "
+                f"{self.segment_size_bytes} bytes it needs {self.append_unit_bytes}, room for one append unit",
+                field="transient_pool_slice_bytes",
+                limit=self.append_unit_bytes,
+            )
+
+    @property
+    def transient_pool_bytes(self) -> int:
+        """Bytes of log that the pool holds."""
+        return self.transient_pool_slices * self.transient_pool_slice_bytes
+
+    @property
+    def record_bytes_max(self) -> int:
+        """A larger record is refused: two must fit a file, and one the pool."""
+        half = self.segment_size_bytes // 2
+        return min(half, self.transient_pool_bytes) if self.transient_pool else half
 
     @property
     def append_unit_bytes(self) -> int:

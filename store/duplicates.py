@@ -76,7 +76,7 @@ class Search:
             at = max(dispatched, self._log.start)
             if hint is not None and hint.first_sequence <= sequence:
                 at = max(at, hint.end)
-            found = self._in_log(at, self._log.end, sequence)
+            found = self._in_log(at, self._log.committed, sequence)
         if found is None:
             return UNKNOWN_OFFSET
         entry.found = found

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from .errors import DeliveryUnknown, Unavailable
+from .errors import DeliveryUnknown, Rejected, Unavailable
 from .flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from .message_store import MessageStore
 from .put import Append, FetchSlice, PutRequest
@@ -24,6 +24,13 @@ class EmbeddedStore:
     """
 
     def __init__(self, root: Path, **options: Any) -> None:
+        config = options.get("config")
+        if config is not None and config.transient_pool:
+            raise Rejected(
+                "an embedded store has no CommitRealTime; open it without the transient pool",
+                field="transient_pool",
+                limit=False,
+            )
         self.store = MessageStore.open(root, **options)
         log = self.store.log
         config = self.store.config

@@ -172,7 +172,9 @@ class ReadOnlyStore:
 
     @property
     def _same_boot(self) -> bool:
-        return bool(self._meta.get("boot_id") == self.files.boot_id())
+        # What only the pool has is not looked at: without it the log ends as after a power loss.
+        in_pool = self._meta.get("pool") is not None
+        return bool(self._meta.get("boot_id") == self.files.boot_id()) and not in_pool
 
     def _fault(self, file: Path, offset: int, rule: str, detail: str) -> None:
         self.faults.append(Fault(str(file.relative_to(self.root)), offset, rule, detail))

@@ -81,13 +81,17 @@ class MappedFile:
 
     def pwrite(self, data: Any, position: int) -> None:
         """Write `data` at a position inside the file. Raises: StorageFull, OSError."""
-        end = position + len(data)
+        self.claim(position + len(data))
+        self._files.pwrite(self._fd, data, position)
+
+    def claim(self, end: int) -> None:
+        """Before bytes below position `end` are stored, here or by CommitRealTime.
+
+        A prewrite under way may be about to zero them.
+        """
         if end > self.prewritten:
-            # Claim these bytes before they are stored: a prewrite under way may be about to zero
-            # them.
             with self._claiming:
                 self.prewritten = max(self.prewritten, end)
-        self._files.pwrite(self._fd, data, position)
 
     def read_view(self) -> memoryview:
         """The whole file, read-only; made at first use and kept.

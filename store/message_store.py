@@ -136,6 +136,7 @@ class MessageStore:
 
     def _recover(self) -> None:
         log = self.log
+        log.restore_pool()
         self._load_queues()
         known = max((queue.max_physical_offset for queue in self._queues.values()), default=-1)
         # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted.
@@ -347,12 +348,14 @@ class MessageStore:
 
     def _check_sizes(self, prepared: Prepared) -> None:
         largest = int(prepared.sizes.max())
-        limit = self.config.segment_size_bytes // 2
+        limit = self.config.record_bytes_max
         if largest > limit:
             row = int(prepared.sizes.argmax())
+            pool = self.config.transient_pool_bytes if self.config.transient_pool else 0
+            through = f" and a transient pool of {pool} bytes" if pool else ""
             raise Rejected(
                 f"row {row} makes a record of {largest} bytes; with commit log files of "
-                f"{self.config.segment_size_bytes} bytes a record may have {limit}",
+                f"{self.config.segment_size_bytes} bytes{through} a record may have {limit}",
                 field="record",
                 limit=limit,
                 row=row,
@@ -687,17 +690,16 @@ class MessageStore:
             complete = False
             raise
         finally:
-            self._let_go(clean=complete)
+            for queue in self._queues.values():
+                queue.close()
+            log.close(clean=complete)
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: nothing is synced, `abort` stays."""
         self._closed = True
-        self._let_go(clean=False)
-
-    def _let_go(self, *, clean: bool) -> None:
         for queue in self._queues.values():
             queue.close()
-        self.log.close(clean=clean)
+        self.log.abandon()
 
 
 def _json(value: Any) -> bytes:

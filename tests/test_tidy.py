@@ -33,18 +33,22 @@ IMPURE = {"io", "mmap", "multiprocessing", "os", "pathlib", "shutil", "socket", 
 #: the modules that a flush satellite imports (design D4: small, quick to start)
 SATELLITE_MODULES = (
     "raymq",
+    "raymq.actors.commit_service",
     "raymq.actors.control_block",
     "raymq.actors.doorbell",
     "raymq.actors.flush_service",
+    "raymq.actors.latency",
     "raymq.actors.processes",
     "raymq.actors.ring",
     "raymq.actors.satellite",
     "raymq.store.clock",
+    "raymq.store.commit",
     "raymq.store.config",
     "raymq.store.errors",
     "raymq.store.failpoints",
     "raymq.store.files",
     "raymq.store.flush",
+    "raymq.store.transient_pool",
 )
 #: modules that nothing imports because something outside starts them by name
 ENTRIES = {"cluster/cli.py"}

@@ -225,3 +225,34 @@ def test_the_torn_word_test_can_fail(path: str):
     # pack_into zeroes its target before it fills it in: what the rule of aligned words forbids.
     with Hammer(path, "struct") as hammer:
         until(lambda: bool(hammer.torn), hammer.poll)
+
+
+def test_without_a_pool_what_is_appended_is_in_the_files(control: ControlBlock):
+    control.begin(7, ME.process, 100, 0)
+    control.publish_appended(200)
+    assert control.committed == 200
+
+
+def test_what_was_committed_stays_so_whoever_told_it_and_whatever_became_of_it(
+    control: ControlBlock,
+):
+    record = control.roles["commit_real_time"]
+    record.clear(base=100)
+    control.begin(7, ME.process, 100, 0, pooled=True)
+    control.publish_appended(500)
+    assert control.committed == 100
+    generation = record.give_grant(1, control.committed)
+    record.publish_position(generation, 300)
+    assert control.committed == 300
+    # It is expelled, and was in the middle of telling more.
+    record.take_grant_back()
+    assert control.committed == 300
+    record.publish_position(generation, 350)
+    assert control.committed == 350
+    # The next one begins there, and has told nothing yet.
+    record.give_grant(2, control.committed)
+    assert control.committed == 350
+    # A truncation, or another life.
+    record.clear(base=200)
+    control.begin(8, ME.process, 200, 0, pooled=True)
+    assert control.committed == 200

@@ -468,7 +468,7 @@ def test_all_roles_covers_every_flush_mode() -> None:
         ephemeral=False,
         host=None,
     )
-    assert len(actor_set.all_roles(record)) == 2 * 2 * 4
+    assert len(actor_set.all_roles(record)) == 2 * 2 * 5
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,10 @@ class FakeBackend:
         if op == "offsets":
             table = self.state.offsets.get((args["group"], args["topic"]), {})
             return {str(q): o for q, o in table.items()}
+        if op == "init_producer":
+            epoch = self.state.producer_epochs.get(args["producer_id"], -1) + 1
+            self.state.raise_epoch(args["producer_id"], epoch)
+            return {"epoch": epoch}
         if op == "down":
             raise Unavailable("down", field="op")
         raise Rejected(f"unknown operation {op!r}", field="op", limit="a known operation")
@@ -281,6 +285,8 @@ class FakeCluster:
         self.name = "fake"
         self.cluster_id = CLUSTER_ID
         self.token = TOKEN
+        self.ca: bytes | None = None
+        self.transport = "flight"
         self.shards = shards
         self.backends = [FakeBackend(shard) for shard in range(shards)]
         self.servers: dict[int, Server] = {}

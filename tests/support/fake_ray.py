@@ -48,10 +48,15 @@ class FakeActor:
         return state
 
     def on_status(self) -> dict[str, Any]:
-        return {"cluster_id": self.spec["cluster_id"], "flush": self.spec["flush"]}
+        return {
+            "cluster_id": self.spec["cluster_id"],
+            "flush": self.spec["flush"],
+            "endpoint": f"{'tls://' if self.spec['tls'] else ''}127.0.0.1:{7000 + self.spec['shard']}",
+        }
 
     def on_credentials(self) -> dict[str, Any]:
-        return {key: self.spec[key] for key in ("cluster_id", "shards", "token")}
+        names = ("cluster_id", "shards", "token", "ca", "placement")
+        return {name: self.spec[name] for name in names}
 
     def on_set_routes(self, routes: dict[str, str]) -> None:
         self.routes = routes
@@ -76,11 +81,28 @@ class FakeRay:
         self.actors: dict[str, FakeActor] = {}
         self.options: dict[str, dict[str, Any]] = {}
         self.events: list[tuple[str, str]] = []
+        #: what `ray.method` was told, and `ray.remote(...)` last
+        self.methods: dict[str, dict[str, Any]] = {}
+        self.declared: dict[str, Any] = {}
+        #: of this process's node, n1
         self.labels = labels or {}
+        #: the other nodes by their ids: their labels
+        self.others: dict[str, dict[str, str]] = {}
         #: called with every new actor, to prepare its answers
         self.on_create: Callable[[FakeActor], None] = lambda actor: None
 
-    def remote(self, shell: type) -> Any:
+    def method(self, **options: Any) -> Any:
+        def mark(function: Any) -> Any:
+            self.methods[function.__name__] = options
+            return function
+
+        return mark
+
+    def remote(self, shell: type | None = None, **declared: Any) -> Any:
+        if shell is None:
+            self.declared = declared
+            return self.remote
+
         def create(options: dict[str, Any], spec: dict[str, Any]) -> FakeActor:
             name = options["name"]
             if name not in self.actors:
@@ -106,7 +128,11 @@ class FakeRay:
         del self.actors[actor.name]
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": "n2", "Labels": {}}, {"NodeID": "n1", "Labels": self.labels}]
+        facts = {"n1": self.labels, "n2": {}, **self.others}
+        return [
+            {"NodeID": name, "Labels": labels, "Alive": True, "NodeManagerAddress": "127.0.0.1"}
+            for name, labels in facts.items()
+        ]
 
     def get_runtime_context(self) -> Any:
         return SimpleNamespace(get_node_id=lambda: "n1", gcs_address="10.0.0.1:6379")

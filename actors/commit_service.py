@@ -1,0 +1,145 @@
+"""CommitRealTime as a process: the loop around the logic of store/commit.py.
+
+A plain class like `FlushService`, with the same life: one grant, then its process ends. Imports neither Ray nor
+pyarrow. A write that fails ends the life too: the next one begins where this one has published, and writes the
+same bytes again, which is harmless; meanwhile puts wait, and time out as unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from raymq.store.clock import Clock
+from raymq.store.commit import CommitRealTime, SegmentWriter
+from raymq.store.config import MIB
+from raymq.store.errors import Unavailable
+from raymq.store.files import Files
+from raymq.store.transient_pool import PoolReader
+
+from .control_block import COMMIT_REAL_TIME
+from .flush_service import BUSY_WAIT_MS, EXIT_BUG, EXIT_CODES, EXIT_FENCED, EXIT_STOPPED
+from .satellite import HEART_PERIOD_MS, IDLE_WAIT_MS, Satellite, Standing
+
+
+class CommitService:
+    """One life of CommitRealTime. Callers: `run` or `serve` by one thread; `stop` by any."""
+
+    def __init__(
+        self,
+        replica_dir: str | Path,
+        *,
+        eager: bool,
+        segment_size_bytes: int = 1024 * MIB,
+        transient_pool_slice_bytes: int = 64 * MIB,
+        commit_interval_ms: int = 200,
+        commit_least_pages: int = 4,
+        commit_thorough_interval_ms: int = 200,
+        clock: Clock | None = None,
+        files: Files | None = None,
+    ) -> None:
+        """Args: eager: puts wait for the commit, so each bell commits; the numbers are StoreConfig's of these names."""
+        self._replica_dir = replica_dir
+        self._eager = eager
+        self._files = files or Files()
+        self._clock = clock or Clock()
+        self._satellite = Satellite(
+            replica_dir, COMMIT_REAL_TIME, clock=self._clock, files=self._files
+        )
+        self._writer = SegmentWriter(f"{replica_dir}/commitlog", segment_size_bytes, self._files)
+        self._slice_bytes = transient_pool_slice_bytes
+        self._interval_ms = commit_interval_ms
+        self._least_pages = commit_least_pages
+        self._thorough_interval_ms = commit_thorough_interval_ms
+
+    def run(self) -> None:
+        """Serve, and end the process with the life, whatever else runs in it. Returns: only after `stop`."""
+        code = EXIT_BUG
+        try:
+            code = self.serve()
+        except Exception:
+            # The host of this thread would only log it, and then limp on without commits.
+            traceback.print_exc()
+            sys.stderr.flush()
+        if code != EXIT_STOPPED:
+            os._exit(code)
+
+    def serve(self) -> int:
+        """One life: wait for the grant, commit under it. Returns: an EXIT_* code, when it is over."""
+        satellite = self._satellite
+        try:
+            standing = satellite.run_until_granted()
+            if standing is not Standing.GRANTED:
+                return EXIT_CODES[standing]
+            try:
+                pool = PoolReader.open(
+                    self._replica_dir, satellite.commit_log_incarnation, files=self._files
+                )
+            except Unavailable:
+                # The CommitLog that granted this life has gone since.
+                return EXIT_FENCED
+            try:
+                return EXIT_CODES[self._serve(pool)]
+            finally:
+                pool.close()
+        finally:
+            self._writer.close()
+            satellite.close()
+
+    def stop(self) -> None:
+        """End the life soon, in order. Callers: any thread."""
+        self._satellite.stop()
+
+    def _serve(self, pool: PoolReader) -> Standing:
+        satellite = self._satellite
+        commit = CommitRealTime(
+            pool,
+            self._writer,
+            self._clock,
+            committed=satellite.base,
+            on_committed=satellite.publish_position,
+            interval_ms=self._interval_ms,
+            least_pages=self._least_pages,
+            thorough_interval_ms=self._thorough_interval_ms,
+            slice_bytes=self._slice_bytes,
+        )
+        standing = self._commit_at_bells(commit) if self._eager else self._commit_timed(commit)
+        if standing is not Standing.FENCED:
+            with satellite.long_call():
+                commit.commit(satellite.appended)
+        return standing
+
+    def _commit_at_bells(self, commit: CommitRealTime) -> Standing:
+        """As GroupCommit waits: the put's bell, or a look whose pause grows while nothing happens."""
+        satellite = self._satellite
+        wait_ms = BUSY_WAIT_MS
+        while (standing := satellite.standing()) is Standing.GRANTED:
+            if self._commit(commit, at_once=True):
+                wait_ms = BUSY_WAIT_MS
+            elif not satellite.wait(wait_ms):
+                wait_ms = min(wait_ms * 2, IDLE_WAIT_MS)
+            else:
+                satellite.await_append(commit.committed)
+        return standing
+
+    def _commit_timed(self, commit: CommitRealTime) -> Standing:
+        """Source: CommitRealTimeService#run; a bell tells of as many pages as the page rule wants."""
+        satellite = self._satellite
+        while (standing := satellite.standing()) is Standing.GRANTED:
+            satellite.wait(min(commit.wait_ms(), HEART_PERIOD_MS))
+            self._commit(commit, at_once=False)
+        return standing
+
+    def _commit(self, commit: CommitRealTime, *, at_once: bool) -> bool:
+        """Returns: whether anything was committed."""
+        satellite = self._satellite
+        before, appended = commit.committed, satellite.appended
+        if appended <= before:
+            commit.commit_if_due(before)
+            return False
+        with satellite.long_call():
+            committed = commit.commit(appended) if at_once else commit.commit_if_due(appended)
+        satellite.publish_counts(commit.commits, 0)
+        return committed > before

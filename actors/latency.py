@@ -1,0 +1,123 @@
+"""Latencies as a few counts: what costs one addition an event, and can be shared between processes.
+
+The buckets are powers of two of a microsecond, so that the place of a value is the number of its bits. Imports
+neither pyarrow nor numpy: the flush services use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from raymq.store.clock import Clock
+
+#: the first bucket ends at 2**5 = 32 microseconds, the last one that ends at 2**24 = 16.8 seconds
+_FIRST_BITS, _LAST_BITS = 5, 24
+#: where each bucket ends, seconds; one more bucket has no end
+BOUNDS_S: tuple[float, ...] = tuple(2**bits / 1e6 for bits in range(_FIRST_BITS, _LAST_BITS + 1))
+#: counts of all buckets, then the sum of all values in microseconds
+WORDS = len(BOUNDS_S) + 2
+_SUM = WORDS - 1
+
+
+class Words(Protocol):
+    """A list of ints, or a `memoryview` of format "q"."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
+class Latencies(NamedTuple):
+    """What was counted until now."""
+
+    #: per bucket, not cumulative; the last one is for all values above BOUNDS_S
+    counts: tuple[int, ...]
+    sum_s: float
+
+    @property
+    def total(self) -> int:
+        """Values counted."""
+        return sum(self.counts)
+
+    def quantile_s(self, share: float) -> float | None:
+        """The end of the bucket in which the quantile lies: at most twice its value. None without values.
+
+        Args: share: (0, 1]. Above the last bound there is only that bound to tell.
+        """
+        left = share * self.total
+        if not left:
+            return None
+        for count, bound in zip(self.counts, BOUNDS_S, strict=False):
+            left -= count
+            if left <= 0:
+                return bound
+        return BOUNDS_S[-1]
+
+
+NO_LATENCIES = Latencies((0,) * (WORDS - 1), 0.0)
+
+
+class LatencyCounter:
+    """Counts into `words`, a list of its own or memory that another process reads. Callers: one at a time."""
+
+    def __init__(self, words: Words | None = None) -> None:
+        self._words: Words = [0] * WORDS if words is None else words
+
+    def add(self, seconds: float) -> None:
+        """Count one value."""
+        micros = int(seconds * 1e6)
+        if micros < 0:
+            micros = 0
+        bits = micros.bit_length()
+        words = self._words
+        if bits <= _FIRST_BITS:
+            words[0] += 1
+        elif bits > _LAST_BITS:
+            words[_SUM - 1] += 1
+        else:
+            words[bits - _FIRST_BITS] += 1
+        words[_SUM] += micros
+
+    def read(self) -> Latencies:
+        """What was counted. Callers: any thread; a value may be in the counts and not yet in the sum."""
+        return latencies(self._words)
+
+    def clear(self) -> None:
+        """Begin at nothing."""
+        for word in range(WORDS):
+            self._words[word] = 0
+
+
+def latencies(words: Words) -> Latencies:
+    """What a LatencyCounter, here or in another process, has counted into `words`."""
+    return Latencies(tuple(words[at] for at in range(_SUM)), words[_SUM] / 1e6)
+
+
+class SyncTimer:
+    """Stands between a flusher and what it reports to: measures each sync, which is reported first."""
+
+    def __init__(
+        self,
+        counter: LatencyCounter,
+        clock: Clock,
+        *,
+        on_sync_started: Callable[[int], None],
+        on_flushed: Callable[[int], None],
+    ) -> None:
+        self._counter = counter
+        self._clock = clock
+        self._on_sync_started = on_sync_started
+        self._on_flushed = on_flushed
+        self._started = 0.0
+
+    def sync_started(self, end_offset: int) -> None:
+        """Before a sync."""
+        self._on_sync_started(end_offset)
+        self._started = self._clock.monotonic()
+
+    def flushed(self, end_offset: int) -> None:
+        """After its success."""
+        ended = self._clock.monotonic()
+        self._on_flushed(end_offset)
+        self._counter.add(ended - self._started)

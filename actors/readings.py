@@ -1,0 +1,109 @@
+"""What a leader knows about itself, as the numbers that metrics.py names."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from raymq.store import format as fmt
+
+from .latency import Latencies
+from .metrics import ByGroup, Readings
+from .seat import FLUSH_ROLES
+
+if TYPE_CHECKING:
+    from .commit_log_host import LeaderHost
+
+#: (topic, group) pairs that are told; a program that makes a new group for each run must not fill Prometheus
+LAGS_MAX = 500
+_PREFIX = "raymq_"
+
+
+def read_leader(host: LeaderHost) -> Readings:
+    """Everything in METRICS. Callers: any thread; cheap enough for every few seconds, not for every put."""
+    log, counters = host.store.log, host.counters
+    roles: dict[str, dict[str, Any]] = host.supervisor.describe()["roles"]
+    flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
+    confirmed = log.confirmed
+    durable = log.synced if host.config.flush == "sync" else log.committed
+    return {
+        "raymq_append_batches_total": counters.puts,
+        "raymq_append_messages_total": counters.rows - counters.duplicates,
+        "raymq_append_bytes_total": counters.bytes,
+        "raymq_append_seconds": host.append_latency.read(),
+        "raymq_flush_seconds": host.supervisor.sync_latencies(),
+        "raymq_fsyncs_total": sum(flusher["syncs"] for flusher in flushers),
+        "raymq_duplicates_total": counters.duplicates,
+        "raymq_rejected_total": counters.rejected,
+        "raymq_unknown_total": counters.unknown,
+        "raymq_fetches_total": counters.fetches,
+        "raymq_role_restarts_total": sum(max(0, role["grants"] - 1) for role in roles.values()),
+        "raymq_start_time_seconds": host.started_ms / 1000,
+        "raymq_writable": int(host.failed is None),
+        "raymq_waiting_puts": host.waiting_puts,
+        "raymq_log_start_bytes": log.start,
+        "raymq_log_appended_bytes": log.end,
+        "raymq_log_synced_bytes": log.synced,
+        "raymq_log_confirmed_bytes": confirmed,
+        "raymq_log_dispatched_bytes": host.store.dispatched,
+        "raymq_replication_lag_bytes": max(0, durable - confirmed)
+        if "replication" in roles
+        else None,
+        "raymq_consumer_lag_messages": consumer_lags(host),
+        "raymq_disk_used_bytes": _used_bytes(host),
+        "raymq_disk_free_bytes": _free_bytes(host),
+    }
+
+
+def consumer_lags(host: LeaderHost) -> ByGroup:
+    """(topic, group) -> messages between its committed offsets and the ends of these queues.
+
+    Only queues of this shard for which the group has committed: nobody knows where it will begin in another one.
+    """
+    store = host.store
+    lags: ByGroup = {}
+    # Copies: puts change these tables meanwhile.
+    for (group, topic), table in islice(list(store.state.offsets.items()), LAGS_MAX):
+        lags[topic, group] = sum(
+            max(0, store.queue_range(topic, queue)[1] - offset)
+            for queue, offset in dict(table).items()
+        )
+    return lags
+
+
+def _used_bytes(host: LeaderHost) -> int:
+    """Files of the commit log are allocated whole; consume queues by what is in them."""
+    store = host.store
+    ranges = (store.queue_range(topic, queue) for topic, queue in store.queues())
+    units = sum(high - low for low, high in ranges)
+    return len(store.log.queue.files) * host.config.segment_size_bytes + units * fmt.UNIT_BYTES
+
+
+def _free_bytes(host: LeaderHost) -> int | None:
+    log = host.store.log
+    try:
+        return log.files.free_bytes(log.root)
+    except OSError:
+        # A disk that does not even tell this is told of by other numbers.
+        return None
+
+
+def as_status(readings: Readings) -> dict[str, Any]:
+    """The same for `status`, as JSON takes it: without the prefix, latencies as quantiles, lags by topic and group."""
+    shown: dict[str, Any] = {}
+    for name, value in readings.items():
+        if isinstance(value, Latencies):
+            shown[name.removeprefix(_PREFIX)] = {
+                "count": value.total,
+                "sum": value.sum_s,
+                "p50": value.quantile_s(0.5),
+                "p99": value.quantile_s(0.99),
+            }
+        elif isinstance(value, dict):
+            lags: dict[str, dict[str, int]] = {}
+            for (topic, group), lag in value.items():
+                lags.setdefault(topic, {})[group] = lag
+            shown[name.removeprefix(_PREFIX)] = lags
+        else:
+            shown[name.removeprefix(_PREFIX)] = value
+    return shown

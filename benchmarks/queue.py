@@ -1,0 +1,187 @@
+"""How fast is the durable Queue beside `ray.util.queue.Queue`? `python -m benchmarks.queue [--quick] [--json FILE]`
+
+Both run in the same Ray, one behind the other in each of three rounds; a ratio is the median of the rounds' ratios.
+Items are bytes of 1 KiB. Ours are synced to disk: each before its `put` returns, or with `linger_ms=5` by the end of
+the measured time, which includes the flush.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.queue import Queue as RayQueue
+
+import raymq
+from benchmarks.put import ROUNDS, Rounds
+
+ITEM = b"x" * 1024
+#: different objects: of equal ones pickle would send one
+ITEMS = [os.urandom(1024) for _ in range(5000)]
+SMALL, LARGE = 100, len(ITEMS)
+TASKS = 4
+THREADS = 16
+
+#: (what, figure, of which figure of ray.util.queue, floor)
+ROWS = [
+    ("put, one at a time", "put", "ray_put", ""),
+    ("put with linger", "put_linger", "ray_put", ">= 5"),
+    (f"put, {THREADS} threads", "put_threads", "ray_put_threads", ""),
+    (f"put, {TASKS} tasks", "put_tasks", "ray_put_tasks", ""),
+    ("get, one at a time", "get", "ray_get", ""),
+    *(
+        (f"{what} of {size:,}", f"{name}_{size}", f"ray_{of}_{size}", floor)
+        for size in (SMALL, LARGE)
+        for what, name, of, floor in (
+            ("put_nowait_batch", "put_batch", "put_batch", ""),
+            ("put_nowait_batch with linger", "put_batch_linger", "put_batch", ">= 2"),
+            ("get_nowait_batch", "get_batch", "get_batch", ""),
+        )
+    ),
+]
+
+
+def rate(items: int, work: Callable[[], object]) -> float:
+    """Items a second."""
+    begin = time.perf_counter()
+    work()
+    return items / (time.perf_counter() - begin)
+
+
+def put_many(queue: Any, count: int) -> None:
+    """One after the other."""
+    for _ in range(count):
+        queue.put(ITEM)
+    if isinstance(queue, raymq.Queue):
+        queue.flush()
+
+
+def put_batches(queue: Any, count: int, size: int) -> None:
+    """One after the other."""
+    batch = ITEMS[:size]
+    for _ in range(count):
+        queue.put_nowait_batch(batch)
+    if isinstance(queue, raymq.Queue):
+        queue.flush()
+
+
+def get_many(queue: Any, count: int) -> None:
+    """One after the other."""
+    for _ in range(count):
+        queue.get()
+
+
+def get_batches(queue: Any, count: int, size: int) -> None:
+    """One after the other."""
+    for _ in range(count):
+        queue.get_nowait_batch(size)
+
+
+def put_by_threads(queue: Any, count: int) -> None:
+    """`count` each."""
+    threads = [threading.Thread(target=put_many, args=(queue, count)) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def put_by_tasks(queue: Any, count: int) -> None:
+    """`count` each."""
+    task = ray.remote(num_cpus=0)(put_many)
+    ray.get([task.remote(queue, count) for _ in range(TASKS)])
+
+
+def drain(queue: Any) -> None:
+    """Take all there is."""
+    queue.get_nowait_batch(queue.qsize())
+
+
+def measure(ours: Any, lingering: Any, theirs: Any, rounds: Rounds, quick: bool) -> None:
+    """One round: each figure of ours right behind the original's."""
+    scale = 1 if quick else 4
+    one = 250 * scale
+
+    def note(name: str, queue: Any, items: int, work: Callable[[], object]) -> None:
+        name = name if isinstance(queue, raymq.Queue) else f"ray_{name}"
+        rounds.note(name, rate(items, work))
+
+    for queue in (theirs, ours):
+        note("put", queue, one, partial(put_many, queue, one))
+        note("get", queue, one, partial(get_many, queue, one))
+    many = 20_000 * scale
+    note("put_linger", lingering, many, partial(put_many, lingering, many))
+    drain(lingering)
+    for name, workers, work in (
+        ("put_threads", THREADS, put_by_threads),
+        ("put_tasks", TASKS, put_by_tasks),
+    ):
+        for queue in (theirs, ours):
+            note(name, queue, workers * one, partial(work, queue, one))
+            drain(queue)
+    for size, count in ((SMALL, one // 5), (LARGE, 4 * scale)):
+        for queue in (theirs, ours):
+            items = count * size
+            note(f"put_batch_{size}", queue, items, partial(put_batches, queue, count, size))
+            note(f"get_batch_{size}", queue, items, partial(get_batches, queue, count, size))
+        # Enough that the last flush does not decide.
+        count = max(count, 40 * scale)
+        work = partial(put_batches, lingering, count, size)
+        note(f"put_batch_linger_{size}", lingering, count * size, work)
+        drain(lingering)
+
+
+def run(directory: Path, quick: bool) -> Rounds:
+    """All rounds."""
+    rounds = Rounds()
+    shutil.rmtree(directory, ignore_errors=True)
+    with raymq.start(directory, name="bench-queue") as cluster, ExitStack() as cleanup:
+        # Ray must not end before this process has left it.
+        cleanup.callback(ray.shutdown)
+        ours = raymq.Queue("bench", cluster=cluster, codec="bytes")
+        lingering = raymq.Queue("bench", cluster=cluster, codec="bytes", linger_ms=5)
+        theirs = RayQueue(actor_options={"num_cpus": 0})
+        for queue in (ours, lingering, theirs):
+            put_by_tasks(queue, 10)
+            drain(queue)
+        for number in range(ROUNDS):
+            print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
+            measure(ours, lingering, theirs, rounds, quick)
+        ours.shutdown()
+        theirs.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
+    return rounds
+
+
+def main() -> None:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="shorter rounds")
+    parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    rounds = run(options.directory / "queue", options.quick)
+    if options.json:
+        figures = {"cores": os.cpu_count(), "rounds": rounds.all()}
+        options.json.write_text(json.dumps(figures, indent=1))
+    for what, name, of, floor in ROWS:
+        print(
+            f"{what:40} {rounds.median(name):>10,.0f} items/s  {rounds.ratio(name, of):6.2f} of "
+            f"{rounds.median(of):>9,.0f} of ray.util.queue  {floor}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""How fast is the Ray client API? `python -m benchmarks.ray [--quick] [--json FILE]`
+
+One message at a time through actor methods, beside a Ray round trip + fdatasync of the same size; batches of 1 MiB by
+methods, beside Flight; and both through ray://, beside Ray Client's own round trip and `ray.put`. Three rounds, each
+figure right behind its limit; a ratio is the median of the rounds' ratios (see benchmarks/put.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import raymq
+from benchmarks.put import (
+    LARGE,
+    ROUNDS,
+    Rounds,
+    await_prewritten,
+    batch_of,
+    flight_rate,
+    percentile,
+    raw_limit,
+    serial_ms,
+)
+from raymq.cluster import ray_host
+from raymq.cluster.batch_sender import BatchSender
+from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.routes import Routes
+from raymq.store.files import Files
+
+MIB = 1 << 20
+
+
+class Echo:
+    """What a round trip is measured with."""
+
+    def echo(self, value: bytes) -> bytes:
+        """The value itself."""
+        return value
+
+
+def round_trip_ms(actor: Any, count: int) -> float:
+    """Milliseconds of one actor call with 1 KiB, p50."""
+    times = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        ray.get(actor.echo.remote(b"x" * 1024))
+        times.append((time.perf_counter() - begin) * 1000)
+    return percentile(times, 0.5)
+
+
+def new_echo() -> Any:
+    """An echo actor that has answered."""
+    remote: Any = ray.remote(num_cpus=0)(Echo)
+    actor = remote.remote()
+    ray.get(actor.echo.remote(b""))
+    return actor
+
+
+def put_rate(count: int) -> float:
+    """MiB/s of `ray.put` of 1 MiB, one after the other."""
+    value = os.urandom(MIB)
+    begin = time.perf_counter()
+    for _ in range(count):
+        ray.put(value)
+    return count / (time.perf_counter() - begin)
+
+
+def batch_rate(cluster: raymq.Cluster, count: int) -> float:
+    """MiB/s of batches of 1 MiB, all acknowledged."""
+    batch = batch_of(*LARGE)
+    with BatchSender(Routes.of(cluster)) as sender:
+        sender.send("t", 0, batch).result(60)
+        begin = time.perf_counter()
+        for future in [sender.send("t", 0, batch) for _ in range(count)]:
+            future.result(120)
+        return count / (time.perf_counter() - begin)
+
+
+def measure_inside(
+    flight: raymq.Cluster, directory: Path, rounds: Rounds, serial: int, count: int
+) -> None:
+    """One round of a driver of the cluster's Ray."""
+    methods = raymq.connect(flight.name, transport="ray")
+    trip = rounds.note("round_trip_ms", round_trip_ms(new_echo(), serial))
+    sync = rounds.note("fdatasync_ms", 1000 / raw_limit(directory, 1150, serial))
+    rounds.note("round_trip_and_fdatasync_ms", trip + sync)
+    await_prewritten(flight)
+    p50, p99 = serial_ms(methods, serial)
+    rounds.note("serial_p50_ms", p50)
+    rounds.note("serial_p99_ms", p99)
+    rounds.note("flight_serial_p50_ms", serial_ms(flight, serial)[0])
+    rounds.note("flight_msg_s", flight_rate(flight, LARGE, count))
+    rounds.note("methods_msg_s", flight_rate(methods, LARGE, count))
+
+
+def measure_outside(url: str, serial: int, count: int) -> dict[str, float]:
+    """One round of a process that reaches only the port of Ray Client."""
+    cluster = raymq.connect(url)
+    found = {"client_round_trip_ms": round_trip_ms(new_echo(), serial)}
+    found["client_serial_p50_ms"], _ = serial_ms(cluster, serial)
+    found["client_put_mib_s"] = put_rate(count)
+    found["client_mib_s"] = batch_rate(cluster, count)
+    ray.shutdown()
+    return found
+
+
+def client_url(data: Path) -> str:
+    """Where the cluster's own Ray serves Ray Client, as its head was told."""
+    owned = ray_host.load_owned(ClusterPaths(data), Files())
+    words = [] if owned is None else Path(f"/proc/{owned.pid}/cmdline").read_bytes().split(b"\0")
+    (word,) = [each for each in words if each.startswith(b"--ray-client-server-port=")]
+    return f"ray://127.0.0.1:{int(word.partition(b'=')[2])}"
+
+
+def run(directory: Path, quick: bool) -> Rounds:
+    """All rounds on one cluster."""
+    rounds, data = Rounds(), directory / "ray"
+    serial, count = (200, 40) if quick else (1000, 150)
+    shutil.rmtree(data, ignore_errors=True)
+    with raymq.start(data, name="bench-ray") as cluster:
+        cluster.create_topic("t", queues=4)
+        ray.init(cluster.ray_address, log_to_driver=False, logging_level="ERROR")
+        flight_rate(cluster, LARGE, count)
+        for number in range(ROUNDS):
+            print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
+            measure_inside(cluster, directory, rounds, serial, count)
+            words = [client_url(data), str(serial // 4), str(count // 2)]
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.ray", "--outside", *words],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+            for name, value in json.loads(done.stdout.splitlines()[-1]).items():
+                rounds.note(name, value)
+            sync = rounds.all()["fdatasync_ms"][-1]
+            trip = rounds.all()["client_round_trip_ms"][-1]
+            rounds.note("client_round_trip_and_fdatasync_ms", trip + sync)
+        ray.shutdown()
+    shutil.rmtree(data, ignore_errors=True)
+    return rounds
+
+
+def table(rounds: Rounds) -> list[tuple[str, str, str, str]]:
+    """(what, figure, ratio, floor)."""
+    serial = f"{rounds.median('serial_p50_ms'):.2f} ms ({rounds.median('serial_p99_ms'):.2f})"
+    times = rounds.ratio("serial_p50_ms", "round_trip_and_fdatasync_ms")
+    outside = rounds.ratio("client_serial_p50_ms", "client_round_trip_and_fdatasync_ms")
+    share = rounds.ratio("methods_msg_s", "flight_msg_s")
+    of_put = rounds.ratio("client_mib_s", "client_put_mib_s")
+
+    def ms(name: str) -> str:
+        return f"{rounds.median(name):.2f} ms"
+
+    return [
+        ("Ray round trip + fdatasync of 1 KiB", ms("round_trip_and_fdatasync_ms"), "", "limit"),
+        ("one message at a time by methods, p50 (p99)", serial, f"{times:.2f} x", "<= 1.5"),
+        ("the same through Flight, p50", ms("flight_serial_p50_ms"), "", ""),
+        (
+            "1 MiB batches through Flight",
+            f"{rounds.median('flight_msg_s'):,.0f} msg/s",
+            "",
+            "limit",
+        ),
+        (
+            "1 MiB batches by methods",
+            f"{rounds.median('methods_msg_s'):,.0f} msg/s",
+            f"{share:.2f} of Flight",
+            ">= 0.5",
+        ),
+        ("ray:// round trip + fdatasync", ms("client_round_trip_and_fdatasync_ms"), "", "limit"),
+        ("one message at a time, p50", ms("client_serial_p50_ms"), f"{outside:.2f} x", ""),
+        ("ray:// put of 1 MiB", f"{rounds.median('client_put_mib_s'):.0f} MiB/s", "", "limit"),
+        (
+            "1 MiB batches",
+            f"{rounds.median('client_mib_s'):.0f} MiB/s",
+            f"{of_put:.2f} of ray.put",
+            "",
+        ),
+    ]
+
+
+def main() -> None:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="shorter rounds")
+    parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--outside", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.outside:
+        url, serial, count = options.outside
+        print(json.dumps(measure_outside(url, int(serial), int(count))))
+        return
+    options.directory.mkdir(parents=True, exist_ok=True)
+    rounds = run(options.directory, options.quick)
+    if options.json:
+        options.json.write_text(
+            json.dumps({"cores": os.cpu_count(), "rounds": rounds.all()}, indent=1)
+        )
+    rows = table(rounds)
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+if __name__ == "__main__":
+    main()

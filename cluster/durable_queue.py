@@ -1,0 +1,556 @@
+"""`raymq.Queue`: what `ray.util.queue.Queue` does, on a durable log (design D9, D11)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import ray
+from ray.util.queue import Empty, Full
+
+from raymq.store.clock import Clock
+from raymq.store.errors import RayMQError, Rejected, Unavailable
+
+from . import codecs
+from .message import encode_properties
+from .paths import NAMESPACE
+from .producer import Producer
+from .queue_keeper import QueueKeeper
+from .queue_link import PATIENCE_S, Link, attach, end_quietly
+from .queue_log import make_topics
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+    from .shard_sender import BatchReceipt
+
+#: calls of the keeper at a time: each getter and putter that waits is one
+_CALLS_MAX = 10_000
+#: a getter or putter that waits asks anew after so long: what one that died leaves behind is gone then
+WAIT_S = 5.0
+RETRY_MS = 100
+
+#: of a batch that is put
+_PART_BYTES = 1 << 20
+
+_CODEC_NAME = rf"(?:^|\x02){codecs.CONTENT_TYPE}\x01(?P<v>[^\x02]+)"
+
+
+@dataclass
+class _Ask:
+    """A request for items: asked again with its number it gets the same ones."""
+
+    request: int
+    count: int
+
+
+class Queue:
+    """A first-in, first-out queue that survives what `ray.util.queue.Queue` does not.
+
+    Same methods, arguments and exceptions (`ray.util.queue.Empty` and `Full`), for drivers, tasks and
+    actors; a handle pickles into them. Items are messages of topic `name`: they survive the creator,
+    every process of the queue and of the cluster, and Ray itself. A queue of that name in the same
+    cluster, opened by anybody at any time, goes on where it stood.
+
+    What differs from the original:
+
+    - An item is what the codec takes: by default msgpack (None, bool, int, float, str, bytes, lists
+      and dicts of them; tuples come back as lists). Anything else raises Rejected at `put`. Nothing that is
+      stored is ever unpickled by RayMQ; a codec of your own, an object with `name`, `encode` and
+      `decode`, may do what it likes with the bytes.
+    - `put` returns when the item is stored as the cluster promises. It raises what a send raises:
+      DeliveryUnknown means that the item may be there. With `linger_ms` it returns at once, and items
+      travel in batches: what is under way dies with the process, and a failure is raised by a later
+      `put`, by `flush` or by `shutdown`.
+    - `get` removes an item when it was given to this call, durably, before it returns. Each item is given to
+      one call. If the keeper (one small actor a queue) or the cluster dies on the way, the call goes on with
+      the same request number and gets the same item: none is lost, none is given twice. A get that
+      raises or is cancelled leaves its number with this handle, and its next get of as many items brings
+      what was given. Only an item that was given to a process that died before or while using it is gone
+      from the queue, as in the original; a waiting `get` that dies can take one with it up to 5 s later.
+      It is still in the topic: a Consumer of `name` reads every item ever put.
+    - `maxsize` belongs to the handle and its copies: their puts raise Full, or wait, when the queue
+      holds so many, and then `linger_ms` is not used. It may be exceeded by what is on its way while
+      the keeper restarts; the room of a putter that died is free after 150 s.
+    - `shutdown` ends the keeper, not the data; any handle's next call starts one again.
+    - A batch is stored in parts of 1 MiB: one that fails may be there in part.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        cluster: Cluster | None = None,
+        maxsize: int = 0,
+        codec: str | codecs.Codec = "msgpack",
+        linger_ms: float = 0,
+        actor_options: dict[str, Any] | None = None,
+    ) -> None:
+        """Open the queue, made if there is none.
+
+        Args: `name` is that of its topic. `cluster`: None means `raymq.connect()`. `maxsize`: items,
+        0 for no limit. `codec`: bytes, json, msgpack, arrow-ipc, or an object as above. `linger_ms`: 0
+        makes each `put` wait until its item is stored. `actor_options`: of the keeper, if this call
+        starts it.
+        Raises: Rejected for a bad name, or a topic that has several queues; Unavailable.
+        """
+        if cluster is None:
+            from .start import connect
+
+            cluster = connect()
+        self.name = name
+        self.maxsize = maxsize
+        self._cluster = cluster
+        self._given_codec = codec
+        self._linger_ms = linger_ms
+        self._actor_options = dict(actor_options or {})
+        self._begin()
+        self._shard = make_topics(cluster, name)
+        # Started now: its process takes a second.
+        _ = self.actor
+
+    def _begin(self) -> None:
+        """What a copy in another process has not."""
+        given = self._given_codec
+        self._codec = codecs.codec(given) if isinstance(given, str) else given
+        self._lock = threading.Lock()
+        self._link_made: Link | None = None
+        self._actor: Any = None
+        #: numbers of gets that did not end
+        self._owed: list[_Ask] = []
+        self._closed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = (
+            "name",
+            "maxsize",
+            "_cluster",
+            "_given_codec",
+            "_linger_ms",
+            "_actor_options",
+            "_shard",
+        )
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r} of {self._cluster!r}>"
+
+    # --- connections ----------------------------------------------------------------------------
+
+    @property
+    def actor(self) -> Any:
+        """The handle of the queue's keeper, started if it does not run."""
+        self._check_open()
+        attach(self._cluster)
+        with self._lock:
+            if self._actor is None:
+                self._actor = self._start_keeper()
+            return self._actor
+
+    def _start_keeper(self) -> Any:
+        options = {
+            "num_cpus": 0,
+            "max_restarts": -1,
+            "max_concurrency": _CALLS_MAX,
+            "lifetime": "detached",
+            "enable_task_events": False,
+            **self._actor_options,
+            # A call is asked again by its number, here.
+            "max_task_retries": 0,
+            "name": f"raymq:{self._cluster.name}:queue:{self.name}",
+            "namespace": NAMESPACE,
+            "get_if_exists": True,
+        }
+        keeper = ray.remote(QueueKeeper).options(**options)
+        return keeper.remote(self._cluster, self.name, self._shard)
+
+    def _lost_keeper(self, error: Exception, until: float) -> None:
+        """It died or cannot be reached: look it up again, or give up."""
+        with self._lock:
+            self._actor = None
+        if Clock().monotonic() > until:
+            raise Unavailable(
+                f"queue {self.name!r}: its keeper does not answer for {PATIENCE_S:g} s: {error}",
+                field="queue",
+            ) from error
+
+    def _submit(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """A call of the keeper, sent."""
+        known = self._actor
+        try:
+            return getattr(self.actor, method).remote(*arguments)
+        except RayMQError:
+            raise
+        except Exception:
+            # This process left the Ray in which it was looked up, perhaps for another one.
+            if known is None:
+                raise
+        with self._lock:
+            self._actor = None
+        return getattr(self.actor, method).remote(*arguments)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        until = Clock().monotonic() + PATIENCE_S
+        while True:
+            try:
+                return ray.get(self._submit(method, arguments))
+            except ray.exceptions.RayActorError as error:
+                self._lost_keeper(error, until)
+            Clock().sleep_ms(RETRY_MS)
+
+    async def _call_async(self, method: str, *arguments: Any) -> Any:
+        until = Clock().monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await self._submit(method, arguments)
+            except ray.exceptions.RayActorError as error:
+                self._lost_keeper(error, until)
+            await asyncio.sleep(RETRY_MS / 1000)
+
+    def _link(self) -> Link:
+        self._check_open()
+        with self._lock:
+            link = self._link_made
+            if link is None or link.process != os.getpid():
+                link = Link(self._cluster, self.name, self._shard, self._linger_ms)
+                self._link_made = link
+                # Also at the end of the program: what lingers is sent.
+                weakref.finalize(self, end_quietly, link)
+            return link
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Rejected(
+                f"this handle of queue {self.name!r} was shut down; make another Queue",
+                field="queue",
+                limit="open",
+            )
+
+    # --- size -----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def size(self) -> int:
+        """The items in the queue."""
+        found: int = self._call("size")
+        return found
+
+    def qsize(self) -> int:
+        """The items in the queue."""
+        return self.size()
+
+    def empty(self) -> bool:
+        """Whether the queue is empty."""
+        return self.size() == 0
+
+    def full(self) -> bool:
+        """Whether the queue holds `maxsize` items or more; never without one."""
+        return self.maxsize > 0 and self.size() >= self.maxsize
+
+    # --- put ------------------------------------------------------------------------------------
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Add an item. `block` and `timeout` (seconds) are for a full queue, not for the disk.
+
+        Raises: Full; ValueError for a negative timeout; Rejected; what a send raises.
+        """
+        body, properties = self._encode(item)
+        request = self._reserve(1, _waits(block, timeout))
+        self._put([body], properties, request)
+
+    async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """As `put`. A cancelled wait for the receipt takes nothing back."""
+        body, properties = self._encode(item)
+        request = await self._reserve_async(1, _waits(block, timeout))
+        link = await self._link_async()
+        producer = link.producer
+        end = 0
+        try:
+            out = producer.encode(self.name, body, properties=properties, queue_id=0)
+            if producer.take_nowait(out):
+                future, _ = producer.collect(out, may_block=False)
+            else:
+                future = await asyncio.to_thread(
+                    producer.send, self.name, body, properties=properties, queue_id=0
+                )
+            if request is None and self._linger_ms:
+                producer.raise_failure()
+                return
+            end = (await future).offset + 1
+        finally:
+            self._release(request, end)
+
+    async def _link_async(self) -> Link:
+        if self._link_made is not None:
+            return self._link()
+        return await asyncio.to_thread(self._link)
+
+    def put_nowait(self, item: Any) -> None:
+        """As put(item, block=False)."""
+        self.put(item, block=False)
+
+    def put_nowait_batch(self, items: Iterable[Any]) -> None:
+        """Add items in order, all or, when they do not fit, none.
+
+        Raises: Full; TypeError when `items` is not iterable; Rejected; what a send raises.
+        """
+        if not isinstance(items, Iterable):
+            raise TypeError("Argument 'items' must be an Iterable")
+        encode, name = self._codec.encode, self._codec.name
+        bodies = [encode(item) for item in items]
+        if bodies:
+            self._put(
+                bodies, {codecs.CONTENT_TYPE: name}, self._reserve(len(bodies), _waits(False, None))
+            )
+
+    def _encode(self, item: Any) -> tuple[bytes, dict[str, str]]:
+        return self._codec.encode(item), {codecs.CONTENT_TYPE: self._codec.name}
+
+    def _put(self, bodies: list[bytes], properties: dict[str, str], request: int | None) -> None:
+        end = 0
+        try:
+            producer = self._link().producer
+            lingers = request is None and bool(self._linger_ms)
+            if len(bodies) == 1:
+                sent = producer.send(self.name, bodies[0], properties=properties, queue_id=0)
+                if not lingers:
+                    end = sent.result().offset + 1
+            else:
+                parts = self._send_parts(producer, bodies, properties)
+                if not lingers:
+                    end = [part.result() for part in parts][-1].last_offset + 1
+            if lingers:
+                producer.raise_failure()
+        finally:
+            self._release(request, end)
+
+    def _send_parts(
+        self, producer: Producer, bodies: list[bytes], properties: dict[str, str]
+    ) -> list[Future[BatchReceipt]]:
+        """Columns instead of messages, in parts: while one is synced, the next is under way."""
+        encoded = pa.scalar(encode_properties(None, (), properties), pa.binary())
+        rows = pa.record_batch(
+            {"body": pa.array(bodies, pa.binary()), "properties": pa.repeat(encoded, len(bodies))}
+        )
+        step = max(1, _PART_BYTES * len(bodies) // rows.nbytes)
+        parts: list[Future[BatchReceipt]] = []
+        for start in range(0, len(bodies), step):
+            parts += producer.send_batch(self.name, rows.slice(start, step), queue_id=0)
+        return parts
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything put by this handle, with `linger_ms`, is stored; seconds.
+
+        Raises: the first failure that nobody was told yet; DeliveryUnknown when the time is up.
+        """
+        if self._link_made is not None:
+            self._link().producer.flush(timeout)
+
+    # --- room -----------------------------------------------------------------------------------
+
+    def _reserve(self, count: int, waits: Iterator[float]) -> int | None:
+        """Room for `count` items; None when there is no limit. Raises: Full."""
+        if self.maxsize <= 0:
+            return None
+        request = _number()
+        self._check_fits(count)
+        for wait_s in waits:
+            if self._call("reserve", request, count, self.maxsize, wait_s):
+                return request
+        raise Full(f"queue {self.name!r} has no room for {count} of its {self.maxsize} items")
+
+    async def _reserve_async(self, count: int, waits: Iterator[float]) -> int | None:
+        if self.maxsize <= 0:
+            return None
+        request = _number()
+        for wait_s in waits:
+            if await self._call_async("reserve", request, count, self.maxsize, wait_s):
+                return request
+        raise Full(f"queue {self.name!r} has no room for {count} of its {self.maxsize} items")
+
+    def _check_fits(self, count: int) -> None:
+        if count > self.maxsize:
+            raise Full(f"{count} items never fit into queue {self.name!r} of {self.maxsize}")
+
+    def _release(self, request: int | None, end: int) -> None:
+        if request is not None:
+            # Not waited for: its room comes free by itself at last.
+            self._submit("release", (request, end))
+
+    # --- get ------------------------------------------------------------------------------------
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Take the next item; `timeout` in seconds, None for ever.
+
+        Raises: Empty; ValueError for a negative timeout; Unavailable when keeper or shard cannot be
+        reached for long; Rejected for an item of a codec that is not known here.
+        """
+        return self._take(1, _waits(block, timeout))[0]
+
+    async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
+        """As `get`. What is given to a cancelled call is given to the next one of this handle."""
+        ask = self._next_ask(1)
+        try:
+            for wait_s in _waits(block, timeout):
+                found = await self._call_async("take", ask.request, 1, wait_s)
+                if found is not None:
+                    link = await self._link_async()
+                    return self._decode(await asyncio.to_thread(link.read, *found))[0]
+        except BaseException as error:
+            self._keep(ask, error)
+            raise
+        raise Empty
+
+    def get_nowait(self) -> Any:
+        """As get(block=False)."""
+        return self.get(block=False)
+
+    def get_nowait_batch(self, num_items: int) -> list[Any]:
+        """Take exactly `num_items` items.
+
+        Raises: Empty when there are fewer; TypeError; ValueError when it is negative; as `get`.
+        """
+        if not isinstance(num_items, int):
+            raise TypeError("Argument 'num_items' must be an int")
+        if num_items < 0:
+            raise ValueError("'num_items' must be nonnegative")
+        return self._take(num_items, _waits(False, None)) if num_items else []
+
+    def _take(self, count: int, waits: Iterator[float]) -> list[Any]:
+        ask = self._next_ask(count)
+        try:
+            for wait_s in waits:
+                found = self._call("take", ask.request, count, wait_s)
+                if found is not None:
+                    return self._decode(self._link().read(*found))
+        except BaseException as error:
+            self._keep(ask, error)
+            raise
+        raise Empty(f"queue {self.name!r} has not {count} items")
+
+    def _next_ask(self, count: int) -> _Ask:
+        with self._lock:
+            for ask in self._owed:
+                if ask.count == count:
+                    self._owed.remove(ask)
+                    return ask
+        return _Ask(_number(), count)
+
+    def _keep(self, ask: _Ask, error: BaseException) -> None:
+        """A get did not end: what was given to it is not lost to this handle."""
+        if isinstance(error, RayMQError) and error.fields.get("field") == "codec":
+            return
+        with self._lock:
+            self._owed.append(ask)
+        if isinstance(error, asyncio.CancelledError):
+            # Nothing more need be given to it.
+            with contextlib.suppress(Exception):
+                self._submit("forget", (ask.request,))
+
+    def _decode(self, pieces: list[pa.RecordBatch]) -> list[Any]:
+        """Items by the codec that each names. Raises: Rejected when one cannot be decoded here."""
+        items: list[Any] = []
+        for piece in pieces:
+            names, bodies = self._codec_names(piece), piece.column("body").to_pylist()
+            row = 0
+            try:
+                # Neighbours share a codec as a rule.
+                for name, run in itertools.groupby(names):
+                    decode = self._codec_of(name).decode
+                    for _ in run:
+                        items.append(decode(bodies[row]))
+                        row += 1
+            except Exception as error:
+                # Of a codec that is the user's own, anything.
+                offset = piece.column("queue_offset")[row].as_py()
+                raise Rejected(
+                    f"the item at offset {offset} of {self.name!r} cannot be decoded: {error}. It was taken from the "
+                    "queue, with those that were asked for with it, and is still in the topic",
+                    field="codec",
+                    limit=self._codec.name,
+                    offset=offset,
+                ) from error
+        return items
+
+    def _codec_names(self, piece: pa.RecordBatch) -> list[bytes | None]:
+        properties, mine = piece.column("properties"), self._codec.name
+        begin = encode_properties(None, (), {codecs.CONTENT_TYPE: mine})
+        if pc.all(pc.starts_with(properties, begin)).as_py():
+            # As this handle's own puts write it; a quarter of the time.
+            return [mine.encode()] * len(piece)
+        found: list[bytes | None] = pc.struct_field(
+            pc.extract_regex(properties, _CODEC_NAME), 0
+        ).to_pylist()
+        return found
+
+    def _codec_of(self, name: bytes | None) -> codecs.Codec:
+        if name is None:
+            return codecs.codec("bytes")
+        text = name.decode(errors="replace")
+        return self._codec if text == self._codec.name else codecs.codec(text)
+
+    # --- end ------------------------------------------------------------------------------------
+
+    def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
+        """Send what lingers, then end the keeper; items stay in the log. Twice does nothing.
+
+        `force`: at once, and what lingers is dropped. The keeper has nothing to lose in either case.
+        Raises: the first failure of a put that nobody was told yet.
+        """
+        if self._closed:
+            return
+        keeper = self.actor
+        self._closed = True
+        link, self._link_made = self._link_made, None
+        try:
+            if link is not None:
+                link.close(0 if force else None)
+        except RayMQError:
+            if not force:
+                raise
+        finally:
+            if not force:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get(keeper.close.remote(), timeout=grace_period_s)
+            ray.kill(keeper, no_restart=True)
+
+
+def _waits(block: bool, timeout: float | None) -> Iterator[float]:
+    """How long to wait at the keeper, call by call, until the time is up.
+
+    Raises: ValueError, at once, for a negative timeout.
+    """
+    if not block:
+        return iter((0.0,))
+    if timeout is not None and timeout < 0:
+        raise ValueError("'timeout' must be a non-negative number")
+    return _slices(timeout)
+
+
+def _slices(timeout: float | None) -> Iterator[float]:
+    if timeout is None:
+        while True:
+            yield WAIT_S
+    until = Clock().monotonic() + timeout
+    yield min(timeout, WAIT_S)
+    while (left := until - Clock().monotonic()) > 0:
+        yield min(left, WAIT_S)
+
+
+def _number() -> int:
+    return secrets.randbits(63)

@@ -1,0 +1,81 @@
+"""What one process holds open for a durable queue: a producer and a reader; and its way into Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import ray
+
+from raymq.store.clock import Clock
+from raymq.store.errors import RayMQError, Rejected
+from raymq.store.files import Files
+
+from . import ray_host
+from .paths import ClusterPaths
+from .producer import Producer
+from .queue_log import ItemReader
+from .ray_host import RayTarget
+from .routes import Routes
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+#: a keeper that does not answer, or a shard that cannot be reached, is asked again for so long
+PATIENCE_S = 60.0
+#: at the end of a program, for what lingers
+END_FLUSH_S = 30.0
+#: for a putter that waits for its receipt: company comes while earlier batches are under way
+_LINGER_MS = 5.0
+
+
+class Link:
+    """One process's connections to a queue's shard, made when they are needed."""
+
+    def __init__(self, cluster: Cluster, name: str, shard: int, linger_ms: float) -> None:
+        self.process = os.getpid()
+        self.producer = Producer(cluster, linger_ms=linger_ms or _LINGER_MS)
+        self.producer.look_up(name)
+        self._reader = ItemReader(Routes.of(cluster), name, shard, Clock())
+        self._reading = threading.Lock()
+
+    def read(self, first: int, count: int) -> list[pa.RecordBatch]:
+        """Items [first, first + count) in pieces."""
+        with self._reading:
+            return self._reader.read(first, count, timeout_s=PATIENCE_S)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Send what lingers. Raises: the first failure that nobody was told."""
+        if os.getpid() != self.process:
+            return
+        with self._reading:
+            self._reader.close()
+        self.producer.close(timeout)
+
+
+def attach(cluster: Cluster) -> None:
+    """Connect this process to Ray, if it is not: to the cluster's."""
+    if ray.is_initialized():
+        return
+    target = None
+    if cluster.data_dir is not None:
+        target = ray_host.running_target(ClusterPaths(cluster.data_dir), Files())
+    if target is None and cluster.ray_address is not None:
+        target = RayTarget(address=cluster.ray_address)
+    if target is None:
+        raise Rejected(
+            "a Queue needs Ray, and nobody knows here in which one the cluster runs: call ray.init(address=...) first",
+            field="cluster",
+            limit="a process that is connected to Ray",
+        )
+    ray_host.attach(target)
+
+
+def end_quietly(link: Link) -> None:
+    """Close it when its queue's handle is gone, or the program ends."""
+    # Nobody is left to be told.
+    with contextlib.suppress(RayMQError):
+        link.close(END_FLUSH_S)

@@ -1,0 +1,222 @@
+"""What a durable queue is in the log: a topic of its items, and one of who was given which of them.
+
+Topic NAME has one queue with the items; any consumer may read it. Topic %TAKEN%NAME, on the same shard, has a
+record for each time that items were given away: {"by": writer, "next": first item not given, "given": [[request,
+first, count]...]}. The end of that topic is the queue's whole state, so nothing else must survive.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from raymq.store.clock import Clock
+from raymq.store.errors import Rejected, Unavailable
+from raymq.store.record import PUT_SCHEMA
+
+from .batch_sender import BatchSender
+from .connection import Connection, FetchStream
+from .message import decode_records
+from .range_reader import read_range
+from .routes import Routes
+from .shard_sender import BatchReceipt, new_producer_id
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+TAKEN_PREFIX = "%TAKEN%"
+#: records of %TAKEN%NAME that are read to begin: requests further back are not answered again
+TAIL_RECORDS = 10_000
+#: after so long a record that is not acknowledged is looked for in the log instead
+DELIVERY_TIMEOUT_MS = 10_000
+#: what one fetch of items may bring
+FETCH_BYTES = 8 << 20
+FETCH_RECORDS = 10_000
+#: what is read ahead of a single item
+AHEAD_BYTES = 128 << 10
+AHEAD_RECORDS = 128
+RETRY_MS = 50
+
+
+class Taken(NamedTuple):
+    """The items [first, first + count), given to one request."""
+
+    request: int
+    first: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+
+
+def make_topics(cluster: Cluster, name: str) -> int:
+    """Make the topics of a queue where they are missing. Returns: the shard that has them.
+
+    Raises: Rejected for a bad name, or a topic of that name with several queues.
+    """
+    found = cluster.topics().get(name)
+    if found is None:
+        home = zlib.crc32(name.encode()) % cluster.shards
+    elif found["queues"] == 1:
+        home = int(found["shards"][0])
+    else:
+        raise Rejected(
+            f"topic {name!r} has {found['queues']} queues: a Queue is a topic with one, choose another name",
+            field="name",
+            limit="a topic with one queue",
+        )
+    for topic in (TAKEN_PREFIX + name, *(() if found else (name,))):
+        # Every shard knows every topic.
+        for shard in range(cluster.shards):
+            arguments = {"name": topic, "queues": 1, "shards": [home]}
+            cluster.call(shard, "create_topic", arguments)
+    return home
+
+
+class TakenLog:
+    """Writes %TAKEN%NAME as its only writer. One thread at a time.
+
+    Invariant: a record by this writer is in the log only if no later writer has begun to read it. Each
+    writer has a producer id of its own, which it writes first; then it fences every other id it finds
+    (their next record is refused, wherever they run), and only then reads where the queue stands.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, shard: int, clock: Clock) -> None:
+        self._cluster = cluster
+        self._items = name
+        self._topic = TAKEN_PREFIX + name
+        self._shard = shard
+        self._routes = Routes.of(cluster)
+        self._id = new_producer_id()
+        self._sender = BatchSender(
+            self._routes,
+            producer_id=self._id,
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+            clock=clock,
+        )
+        #: the first item that was not given
+        self.next = 0
+        #: one behind the last item
+        self.end = 0
+        #: what was given lately, oldest first
+        self.given: list[Taken] = []
+
+    def open(self) -> None:
+        """Fence earlier writers and read where the queue stands. Raises: RayMQError, then start anew."""
+        self._write({"by": self._id}).result()
+        fenced = {self._id}
+        while True:
+            records = list(self._tail())
+            others = {int(record["by"]) for record in records} - fenced
+            if not others:
+                break
+            for writer in sorted(others):
+                self._routes.call(self._shard, "init_producer", {"producer_id": writer})
+            fenced |= others
+        first, self.end = self.ranges(self._items)
+        given = [record for record in records if "next" in record]
+        self.next = int(given[-1]["next"]) if given else first
+        self.given = [Taken(*each) for record in given for each in record["given"]]
+
+    def ranges(self, topic: str) -> tuple[int, int]:
+        """[first, end) of a topic's only queue now."""
+        low, high = self._cluster.call(self._shard, "queue_ranges", {"topic": topic})["0"]
+        return int(low), int(high)
+
+    def _tail(self) -> Iterator[dict[str, Any]]:
+        first, end = self.ranges(self._topic)
+        first = max(first, end - TAIL_RECORDS)
+        for records in read_range(self._cluster, self._topic, 0, self._shard, first, end):
+            for body in decode_records(records).column("body").to_pylist():
+                yield json.loads(body)
+
+    def write(self, following: int, given: list[Taken]) -> Future[BatchReceipt]:
+        """Give items away. They are given when the future has a receipt; with an error nobody knows."""
+        return self._write({"by": self._id, "next": following, "given": given})
+
+    def _write(self, record: dict[str, Any]) -> Future[BatchReceipt]:
+        body = json.dumps(record, separators=(",", ":")).encode()
+        columns = [
+            pa.array([body], pa.binary()),
+            pa.nulls(1, pa.string()),
+            pa.nulls(1, pa.binary()),
+            pa.array([Clock().now_ms()], pa.int64()),
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
+        return self._sender.send(self._topic, 0, batch)
+
+    def close(self) -> None:
+        """End at once: a record that is not answered may or may not be in the log."""
+        self._sender.close()
+
+
+class ItemReader:
+    """Reads items by offset over one stream that is kept. One thread at a time."""
+
+    def __init__(self, routes: Routes, topic: str, shard: int, clock: Clock) -> None:
+        self._routes = routes
+        self._topic = topic
+        self._shard = shard
+        self._clock = clock
+        self._connection: Connection | None = None
+        self._stream: FetchStream | None = None
+        #: what was read last, and the offset of its first item: items never change
+        self._ahead: pa.RecordBatch | None = None
+        self._ahead_first = 0
+
+    def read(self, first: int, count: int, *, timeout_s: float) -> list[pa.RecordBatch]:
+        """Items [first, first + count) as record.RECORD_SCHEMA, in pieces.
+
+        Raises: OffsetOutOfRange; Unavailable when the shard cannot be reached for `timeout_s`.
+        """
+        if count > 1:
+            return self._read(first, count, FETCH_BYTES, timeout_s)
+        at = first - self._ahead_first
+        if self._ahead is None or not 0 <= at < self._ahead.num_rows:
+            # The next ones are probably for this reader as well.
+            self._ahead = self._read(first, 1, AHEAD_BYTES, timeout_s)[0]
+            self._ahead_first, at = first, 0
+        return [self._ahead.slice(at, 1)]
+
+    def _read(
+        self, first: int, count: int, fetch_bytes: int, timeout_s: float
+    ) -> list[pa.RecordBatch]:
+        found: list[pa.RecordBatch] = []
+        last = first + count
+        until = self._clock.monotonic() + timeout_s
+        while first < last:
+            try:
+                if self._stream is None:
+                    self._connection = self._routes.connect(self._shard)
+                    self._stream = self._connection.fetch_stream()
+                parts = self._stream.fetch(
+                    self._topic,
+                    {0: first},
+                    max_bytes=fetch_bytes,
+                    max_records=min(FETCH_RECORDS, last - first) if count > 1 else AHEAD_RECORDS,
+                    wait_ms=1000,
+                )
+            except Unavailable:
+                self.close()
+                if self._clock.monotonic() > until:
+                    raise
+                self._clock.sleep_ms(RETRY_MS)
+                self._routes.refresh()
+                continue
+            for part in parts:
+                if part.error is not None or part.records is None:
+                    raise part.error or Unavailable("an empty answer", shard=self._shard)
+                first = part.next_offset
+                found.append(decode_records(part.records))
+        return found
+
+    def close(self) -> None:
+        """Close the stream; the next read opens another."""
+        stream, self._stream = self._stream, None
+        connection, self._connection = self._connection, None
+        if stream is not None:
+            stream.close()
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,458 @@
+"""The numbers of a shard: counted cheaply, read from a real host, told to instruments, named everywhere alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.control_block import ROLES, ControlBlock, Registration
+from raymq.actors.latency import (
+    BOUNDS_S,
+    NO_LATENCIES,
+    WORDS,
+    Latencies,
+    LatencyCounter,
+    SyncTimer,
+)
+from raymq.actors.metrics import METRICS, Collector, Readings
+from raymq.actors.processes import ProcessIdentity
+from raymq.actors.readings import LAGS_MAX, as_status, consumer_lags, read_leader
+from raymq.store.config import StoreConfig
+from raymq.store.errors import DeliveryUnknown, Rejected
+from raymq.store.files import Files
+from raymq.store.put import FetchRequest
+from tests.support.batches import request
+from tests.support.clock import ManualClock
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+SEGMENT = 256 * 1024
+CONFIG = StoreConfig(
+    segment_size_bytes=SEGMENT, prewrite_window_bytes=64 * 1024, sync_flush_timeout_ms=10_000
+)
+FLUSHER = """
+import sys
+from raymq.actors.flush_service import FlushService
+FlushService(sys.argv[1], sys.argv[2], segment_size_bytes=262144, flush_interval_ms=10,
+             flush_least_pages=0).run()
+"""
+
+# --- counting -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bucket"),
+    [
+        (-1.0, 0),
+        (0.0, 0),
+        (31.5e-6, 0),
+        (33e-6, 1),
+        (100e-6, 2),
+        (1e-3, 5),
+        (1.0, 15),
+        (16.0, 19),
+        (17.0, 20),
+        (1e6, 20),
+    ],
+)
+def test_a_value_is_counted_in_the_bucket_that_holds_it(seconds: float, bucket: int) -> None:
+    counter = LatencyCounter()
+    counter.add(seconds)
+    read = counter.read()
+    assert read.counts[bucket] == read.total == 1
+    bounds = (0.0, *BOUNDS_S, float("inf"))
+    assert bounds[bucket] <= max(seconds, 0.0) <= bounds[bucket + 1]
+    assert read.sum_s == pytest.approx(max(seconds, 0.0), abs=1e-6)
+
+
+def test_a_quantile_is_the_end_of_its_bucket() -> None:
+    counter = LatencyCounter()
+    assert counter.read() == NO_LATENCIES
+    assert NO_LATENCIES.quantile_s(0.5) is None
+    for _ in range(98):
+        counter.add(100e-6)
+    counter.add(0.5)
+    counter.add(1000)
+    read = counter.read()
+    assert read.quantile_s(0.5) == read.quantile_s(0.98) == pytest.approx(128e-6)
+    assert read.quantile_s(0.99) == pytest.approx(0.524288)
+    assert read.quantile_s(1.0) == BOUNDS_S[-1]
+
+
+def test_a_sync_is_reported_before_its_time_is_counted() -> None:
+    clock, counter, told = ManualClock(), LatencyCounter(), list[Any]()
+    timer = SyncTimer(
+        counter,
+        clock,
+        on_sync_started=lambda end: told.append(("started", end)),
+        on_flushed=lambda end: told.append(("flushed", end, counter.read().total)),
+    )
+    timer.sync_started(5)
+    clock.advance(20)
+    timer.flushed(5)
+    assert told == [("started", 5), ("flushed", 5, 0)]
+    assert counter.read().sum_s == pytest.approx(0.02, abs=1e-5)
+
+
+def test_each_role_counts_in_words_of_its_own_and_a_new_life_begins_at_nothing(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "control")
+    satellite = ControlBlock.open(path, files=Files())
+    reader = ControlBlock.open(path, files=Files())
+    for number, role in enumerate(ROLES, start=1):
+        for _ in range(number):
+            satellite.roles[role].sync_latency.add(1e9)
+    for number, role in enumerate(ROLES, start=1):
+        assert reader.roles[role].sync_latencies.counts[WORDS - 2] == number
+        assert reader.roles[role].registration() is None
+        assert reader.roles[role].counts == (0, 0)
+    satellite.roles["replication"].register(Registration(7, ProcessIdentity(1, 2)), 5)
+    assert reader.roles["replication"].sync_latencies == NO_LATENCIES
+    assert reader.roles["commit_real_time"].sync_latencies.total == len(ROLES)
+    satellite.close()
+    reader.close()
+
+
+# --- telling --------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Stands where Ray's Counter and Gauge stand, and is as strict as they are."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, str] = {}
+        self.values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self.calls = 0
+
+    def make(self, kind: str, name: str, help_: str, tags: tuple[str, ...]) -> Any:
+        assert help_
+        assert re.fullmatch(r"[a-z_]+", name)
+        assert name not in self.kinds
+        self.kinds[name] = kind
+        recorder = self
+
+        class Instrument:
+            def record(self, value: float, given: dict[str, str]) -> None:
+                recorder.calls += 1
+                assert set(given) == set(tags)
+                key = (name, tuple(sorted(given.items())))
+                if kind == "counter":
+                    assert value > 0
+                    value += recorder.values.get(key, 0)
+                recorder.values[key] = value
+
+        return Instrument()
+
+    def value(self, name: str, **tags: str) -> float:
+        given = {"cluster": "c", "shard": "3", **tags}
+        return self.values[name, tuple(sorted(given.items()))]
+
+
+def collector(readings: dict[str, Any]) -> tuple[Collector, Recorder]:
+    recorder = Recorder()
+
+    def read() -> Readings:
+        return dict(readings)
+
+    return Collector(read, recorder.make, cluster="c", shard=3), recorder
+
+
+def test_a_counter_is_told_what_is_new_and_nothing_when_nothing_is() -> None:
+    readings: dict[str, Any] = {"raymq_fsyncs_total": 10}
+    telling, recorder = collector(readings)
+    telling.collect()
+    assert recorder.value("raymq_fsyncs_total") == 10
+    telling.collect()
+    assert recorder.calls == 1
+    readings["raymq_fsyncs_total"] = 12
+    telling.collect()
+    assert recorder.value("raymq_fsyncs_total") == 12
+    # Another flush service, which begins at 0.
+    readings["raymq_fsyncs_total"] = 5
+    telling.collect()
+    assert recorder.value("raymq_fsyncs_total") == 17
+
+
+def test_gauges_are_set_and_what_is_not_there_is_not_told() -> None:
+    telling, recorder = collector(
+        {
+            "raymq_waiting_puts": 0,
+            "raymq_replication_lag_bytes": None,
+            "raymq_consumer_lag_messages": {("t", "g"): 4, ("t", "h"): 0},
+        }
+    )
+    telling.collect()
+    assert recorder.value("raymq_waiting_puts") == 0
+    assert recorder.value("raymq_consumer_lag_messages", topic="t", group="g") == 4
+    assert recorder.value("raymq_consumer_lag_messages", topic="t", group="h") == 0
+    assert len(recorder.values) == 3
+
+
+def test_a_latency_is_told_as_the_series_of_a_histogram() -> None:
+    counts = [0] * (WORDS - 1)
+    counts[1], counts[5], counts[-1] = 2, 3, 1
+    telling, recorder = collector({"raymq_append_seconds": Latencies(tuple(counts), 20.5)})
+    telling.collect()
+
+    def bucket(bound: str) -> float:
+        return recorder.value("raymq_append_seconds_bucket", le=bound)
+
+    assert [bucket(le) for le in ("0.000032", "0.000064", "0.000512", "0.001024")] == [0, 2, 2, 5]
+    assert (bucket("16.777216"), bucket("+Inf")) == (5, 6)
+    assert recorder.value("raymq_append_seconds_count") == 6
+    assert recorder.value("raymq_append_seconds_sum") == 20.5
+    assert {
+        recorder.kinds[f"raymq_append_seconds_{end}"] for end in ("bucket", "sum", "count")
+    } == {"gauge"}
+    bounds = [dict(tags).get("le") for _, tags in recorder.values if "le" in dict(tags)]
+    assert [float(bound or 0) for bound in bounds] == [*BOUNDS_S, float("inf")]
+
+
+def test_a_turn_that_fails_is_said_once_and_the_next_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("raymq.actors.metrics.COLLECT_S", 0.001)
+    stopped, turns = threading.Event(), 0
+
+    def read() -> Readings:
+        nonlocal turns
+        turns += 1
+        if turns < 4:
+            raise OSError("the disk does not answer")
+        stopped.set()
+        return {"raymq_writable": 1}
+
+    recorder = Recorder()
+    Collector(read, recorder.make, cluster="c", shard=3).run(stopped)
+    assert recorder.value("raymq_writable") == 1
+    assert [record.message for record in caplog.records] == ["metrics are not told for now"]
+
+
+def test_where_nobody_listens_the_instruments_of_ray_stay_silent() -> None:
+    code = """
+from raymq.actors.latency import NO_LATENCIES
+from raymq.actors.metrics import METRICS, Collector, ray_instrument
+
+kinds = {"counter": 3, "gauge": 4, "latency": NO_LATENCIES}
+readings = {m.name: {("t", "g"): 1} if m.tags else kinds[m.kind] for m in METRICS}
+collector = Collector(lambda: readings, ray_instrument, cluster="c", shard=0)
+for _ in range(2):
+    collector.collect()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# --- a real host ----------------------------------------------------------------------------------
+
+
+class Leader:
+    """A host in this process, its flusher in another."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.flushers: list[subprocess.Popen[bytes]] = []
+
+    def open(self, config: StoreConfig, role: str = "group_commit") -> LeaderHost:
+        self.host = LeaderHost(
+            self.root, config, identity={"cluster_id": "c", "shard": 0}, roles=(role,)
+        )
+        self.start_flusher(role)
+        self.host.call("create_topic", {"name": "t", "queues": 2, "shards": [0]})
+        return self.host
+
+    def start_flusher(self, role: str = "group_commit") -> None:
+        self.flushers.append(
+            subprocess.Popen(
+                [sys.executable, "-c", FLUSHER, str(self.root), role],
+                cwd=ROOT,
+                env=dict(os.environ),
+                stderr=subprocess.DEVNULL,
+            )
+        )
+
+    def close(self) -> None:
+        if "host" in vars(self):
+            self.host.close(1.0)
+        for flusher in self.flushers:
+            flusher.kill()
+            flusher.wait()
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[Leader]:
+    made = Leader(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def wait_a_little() -> None:
+    threading.Event().wait(0.01)
+
+
+def test_what_a_shard_has_done_is_read_from_it(leader: Leader) -> None:
+    host = leader.open(CONFIG)
+    before: dict[str, Any] = dict(read_leader(host))
+    assert before["raymq_append_batches_total"] == before["raymq_append_seconds"].total == 0
+    for number in range(10):
+        host.put(request([b"x" * 100] * 3, producer=7, sequence=3 * number)).wait(30)
+    # The last batch again, with one message more.
+    host.put(request([b"x" * 100] * 4, producer=7, sequence=27)).wait(30)
+    with pytest.raises(Rejected):
+        host.put(request([b"x"], queue=9))
+    assert host.fetch(FetchRequest("t", {0: 0}, 1 << 20, 100, 1000))
+    until(
+        lambda: dict(read_leader(host))["raymq_flush_seconds"].total >= 11,
+        wait_a_little,
+    )
+    now: dict[str, Any] = dict(read_leader(host))
+    assert set(now) == {metric.name for metric in METRICS}
+    assert now["raymq_append_batches_total"] == 11
+    assert now["raymq_append_messages_total"] == 31
+    stored = now["raymq_log_appended_bytes"] - before["raymq_log_appended_bytes"]
+    assert now["raymq_append_bytes_total"] == stored
+    assert now["raymq_duplicates_total"] == 3
+    assert now["raymq_rejected_total"] == 1
+    assert now["raymq_unknown_total"] == 0
+    assert now["raymq_fetches_total"] == 1
+    assert now["raymq_append_seconds"].total == 11
+    assert now["raymq_append_seconds"].sum_s > now["raymq_flush_seconds"].sum_s / 2 > 0
+    assert now["raymq_fsyncs_total"] >= 11
+    assert now["raymq_role_restarts_total"] == now["raymq_waiting_puts"] == 0
+    assert now["raymq_writable"] == 1
+    positions = [
+        now[f"raymq_log_{name}_bytes"] for name in ("start", "dispatched", "confirmed", "synced")
+    ]
+    assert positions[0] == 0
+    assert positions[1:] == [now["raymq_log_appended_bytes"]] * 3
+    assert now["raymq_replication_lag_bytes"] is None
+    # 31 messages, and two records of our own: the snapshot and the topic.
+    assert now["raymq_disk_used_bytes"] % SEGMENT == 20 * (31 + 2)
+    assert now["raymq_disk_free_bytes"] > 0
+
+
+def test_every_fsync_of_the_async_flush_service_is_measured(leader: Leader) -> None:
+    host = leader.open(
+        StoreConfig(flush="async", segment_size_bytes=SEGMENT, prewrite_window_bytes=64 * 1024),
+        "flush_real_time",
+    )
+    puts = 0
+
+    def put() -> None:
+        nonlocal puts
+        host.put(request([b"x" * 100])).wait(30)
+        puts += 1
+        wait_a_little()
+
+    # What stands in the log before the service is let in is synced by the host.
+    until(lambda: host.supervisor.sync_latencies().total > 0, put)
+    until(lambda: dict(read_leader(host))["raymq_fsyncs_total"] != 0, wait_a_little)
+    assert host.append_latency.read().total == puts
+
+
+def test_status_tells_the_same_as_json(leader: Leader) -> None:
+    host = leader.open(CONFIG)
+    host.put(request([b"x"], producer=7)).wait(30)
+    host.call("commit_offsets", {"group": "g", "topic": "t", "offsets": {"0": 0}})
+    until(lambda: consumer_lags(host) == {("t", "g"): 1}, wait_a_little)
+    told = json.loads(json.dumps(host.call("status", {})))["metrics"]
+    assert {f"raymq_{name}" for name in told} == {metric.name for metric in METRICS}
+    assert told["append_messages_total"] == 1
+    assert told["consumer_lag_messages"] == {"t": {"g": 1}}
+    latency = told["append_seconds"]
+    assert latency["count"] == 1
+    assert 0 < latency["sum"] < latency["p50"] <= latency["p99"]
+
+
+def test_consumer_lag_is_counted_per_group_and_topic_over_queues_with_an_offset(
+    leader: Leader,
+) -> None:
+    host = leader.open(CONFIG)
+    host.put(request([b"x"] * 5, queue=0)).wait(30)
+    host.put(request([b"x"] * 7, queue=1)).wait(30)
+    for group, offsets in (("slow", {"0": 1, "1": 2}), ("half", {"1": 7}), ("ahead", {"0": 9})):
+        host.call("commit_offsets", {"group": group, "topic": "t", "offsets": offsets})
+    until(lambda: host.store.dispatched == host.store.log.end, wait_a_little)
+    assert consumer_lags(host) == {("t", "slow"): 9, ("t", "half"): 0, ("t", "ahead"): 0}
+
+
+def test_a_program_that_makes_groups_without_end_does_not_make_series_without_end(
+    leader: Leader,
+) -> None:
+    host = leader.open(CONFIG)
+    for number in range(LAGS_MAX + 5):
+        host.store.state.offsets[f"g{number}", "t"] = {0: 0}
+    assert len(consumer_lags(host)) == LAGS_MAX
+
+
+def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader: Leader) -> None:
+    hasty = StoreConfig(
+        segment_size_bytes=SEGMENT, prewrite_window_bytes=64 * 1024, sync_flush_timeout_ms=300
+    )
+    host = leader.open(CONFIG)
+    host.put(request([b"x"], producer=7)).wait(30)
+    granted = host.supervisor.describe()["roles"]["group_commit"]
+    assert (granted["granted"], granted["grants"]) == (True, 1)
+    leader.flushers[0].kill()
+    leader.flushers[0].wait()
+    host.config = hasty
+    ticket = host.put(request([b"y"], producer=7, sequence=1))
+    assert host.waiting_puts == 1
+    with pytest.raises(DeliveryUnknown):
+        ticket.wait(30)
+    leader.start_flusher()
+    until(lambda: read_leader(host)["raymq_role_restarts_total"] == 1, wait_a_little)
+    now: dict[str, Any] = dict(read_leader(host))
+    assert (now["raymq_unknown_total"], now["raymq_waiting_puts"]) == (1, 0)
+    # Only kept promises have a latency.
+    assert now["raymq_append_seconds"].total == 1
+
+
+def test_a_disk_that_does_not_tell_its_room_takes_only_that_number_away(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = leader.open(CONFIG)
+
+    def broken(path: object) -> int:
+        raise OSError(5, "the disk does not answer")
+
+    monkeypatch.setattr(host.store.log.files, "free_bytes", broken)
+    readings = read_leader(host)
+    assert readings["raymq_disk_free_bytes"] is None
+    assert as_status(readings)["writable"] == 1
+
+
+# --- one set of names -----------------------------------------------------------------------------
+
+
+def test_names_tell_unit_and_kind() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    for metric in METRICS:
+        assert metric.name.startswith("raymq_")
+        assert (metric.kind == "counter") == metric.name.endswith("_total")
+        if metric.kind == "latency":
+            assert metric.name.endswith("_seconds")
+        assert set(metric.tags) <= {"topic", "group"}
+
+
+def test_the_documentation_has_every_metric_with_its_kind_and_no_other() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(raymq_\w+)` \| (\w+) \|", text, re.MULTILINE)
+    assert rows == [(metric.name, metric.kind) for metric in METRICS]
+    series = {name for metric in METRICS for name, _ in metric.series()}
+    shown = set(re.findall(r"\bray_(raymq_[a-z_]+)", text))
+    assert shown <= series

@@ -1,0 +1,381 @@
+"""The producer and the consumer for asyncio, against shards in memory behind real Flight."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from raymq.cluster.async_consumer import AsyncConsumer
+from raymq.cluster.async_producer import AsyncProducer
+from raymq.cluster.message import Message, Receipt
+from raymq.cluster.producer import Producer
+from raymq.store.errors import DeliveryUnknown, Rejected, StorageFull, Unavailable
+from raymq.store.put import PutRequest
+from tests.support.batches import batch
+from tests.support.fake_backend import FakeBackend, FakeCluster
+
+#: longer than any test: only what ends the linger time sends
+FOREVER_MS = 3_600_000
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster()
+    cluster.create_topic("t", queues=4)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def backend(cluster: FakeCluster) -> FakeBackend:
+    return cluster.backends[0]
+
+
+@pytest.fixture
+def producer(cluster: FakeCluster) -> Callable[..., AsyncProducer]:
+    return lambda **options: AsyncProducer(cluster, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def consumer(cluster: FakeCluster) -> Callable[..., AsyncConsumer]:
+    return lambda **options: AsyncConsumer(cluster, "t", **options)  # type: ignore[arg-type]
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(main, 20))
+
+
+def put(backend: FakeBackend, *bodies: bytes, queue: int = 0) -> None:
+    backend.put(PutRequest("t", queue, batch(list(bodies)), None, 0, 0, "quorum"))
+
+
+async def receipt_of(send: Awaitable[Receipt]) -> Receipt:
+    return await send
+
+
+# --- producer -----------------------------------------------------------------------------------
+
+
+def test_an_awaited_send_gives_its_receipt(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        async with producer(linger_ms=FOREVER_MS) as sender:
+            first = await sender.send("t", b"x", queue_id=2)
+            second = await sender.send(Message(topic="t", body=b"y"), queue_id=2)
+            assert (first.queue_id, first.offset) == (2, 0)
+            assert second.offset >= 0
+
+    run(main())
+    assert b"x" in backend.bodies("t", 2)
+
+
+def test_many_tasks_that_await_their_sends_share_batches(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        async with producer(linger_ms=FOREVER_MS) as sender:
+            await sender.send("t", b"first", queue_id=0)
+            sends = [receipt_of(sender.send("t", b"%d" % n, queue_id=0)) for n in range(200)]
+            receipts = await asyncio.gather(*sends)
+            assert [receipt.offset for receipt in receipts] == list(range(1, 201))
+            facts = sender.statistics()
+            assert (facts["messages"], facts["batches"]) == (201, 2)
+            assert facts["batch_messages_mean"] == 100.5
+
+    run(main())
+    assert [each.batch.num_rows for each in backend.puts] == [1, 200]
+
+
+@pytest.mark.parametrize("linger_ms", [0, 1])
+def test_what_nobody_awaits_is_sent_all_the_same(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend, linger_ms: int
+) -> None:
+    async def main() -> None:
+        async with producer(linger_ms=linger_ms) as sender:
+            for number in range(50):
+                sender.send("t", b"%d" % number, queue_id=0)
+
+    run(main())
+    assert backend.bodies("t", 0) == [b"%d" % n for n in range(50)]
+
+
+def test_a_full_buffer_defers_and_keeps_the_order(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        async with producer(linger_ms=FOREVER_MS, buffer_bytes=2_000) as sender:
+            sends = [sender.send("t", b"%04d" % n * 100, queue_id=0) for n in range(40)]
+            assert sender.statistics()["deferred_messages"] > 30
+            receipts = await asyncio.gather(*map(receipt_of, sends))
+            assert [receipt.offset for receipt in receipts] == list(range(40))
+
+    run(main())
+    assert backend.bodies("t", 0) == [b"%04d" % n * 100 for n in range(40)]
+
+
+def test_a_buffer_that_stays_full_raises_and_the_loop_goes_on(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        sender = producer(linger_ms=0, buffer_bytes=500, max_block_ms=50)
+        backend.hold()
+        first = asyncio.ensure_future(receipt_of(sender.send("t", b"x" * 500)))
+        with pytest.raises(Unavailable, match="buffer_bytes"):
+            await sender.send("t", b"y" * 500)
+        backend.release()
+        await first
+        await sender.close()
+
+    run(main())
+
+
+def test_a_cancelled_wait_takes_nothing_back(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        sender = producer(linger_ms=0)
+        await sender.send("t", b"0", queue_id=0)
+        backend.hold()
+        sends = [sender.send("t", b"%d" % n, queue_id=0) for n in (1, 2)]
+        tasks = [asyncio.ensure_future(receipt_of(send)) for send in sends]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.to_thread(backend.wait_for, lambda: len(backend.bodies("t", 0)) == 3)
+        backend.release()
+        assert (await tasks[1]).offset == 2
+        assert tasks[0].cancelled()
+        # It can be asked again.
+        assert (await sends[0]).offset == 1
+        await sender.close()
+
+    run(main())
+
+
+def test_a_failure_reaches_who_awaits_or_else_the_flush(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        sender = producer(linger_ms=0)
+        with pytest.raises(Rejected, match="does not exist"):
+            await sender.send("nothing", b"x")
+        await sender.flush(10)
+        sender.send("nothing", b"x")
+        with pytest.raises(Rejected, match="does not exist"):
+            await sender.flush(10)
+        sender.send("t", b"x" * 100, queue_id=0)
+        backend.max_message_bytes = 10
+        sender.send("t", b"y" * 100, queue_id=0)
+        with pytest.raises(Rejected):
+            await sender.flush(10)
+        await sender.close()
+        with pytest.raises(Unavailable, match="closed"):
+            sender.send("t", b"x")
+
+    run(main())
+
+
+def test_a_flush_ends_in_time(producer: Callable[..., AsyncProducer], backend: FakeBackend) -> None:
+    async def main() -> None:
+        sender = producer(linger_ms=FOREVER_MS)
+        backend.hold()
+        sender.send("t", b"x")
+        with pytest.raises(DeliveryUnknown):
+            await sender.flush(0.05)
+        backend.release()
+        await sender.close()
+
+    run(main())
+
+
+def test_columns_come_behind_what_was_sent_before(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        async with producer(linger_ms=FOREVER_MS) as sender:
+            sender.send("t", b"a", queue_id=0)
+            rows = pa.record_batch({"body": [b"b", b"c"]})
+            (receipt,) = await sender.send_batch("t", rows, queue_id=0)
+            assert (receipt.first_offset, receipt.count) == (1, 2)
+
+    run(main())
+    assert backend.bodies("t", 0) == [b"a", b"b", b"c"]
+
+
+def test_sending_starts_no_thread_a_call(producer: Callable[..., AsyncProducer]) -> None:
+    async def main() -> None:
+        async with producer() as sender:
+            await sender.send("t", b"x")
+            before = threading.active_count()
+            for _ in range(20):
+                await asyncio.gather(*(receipt_of(sender.send("t", b"x")) for _ in range(20)))
+            assert threading.active_count() <= before
+
+    run(main())
+
+
+def test_acks_are_chosen_with_each_send_and_the_order_stays(
+    cluster: FakeCluster, backend: FakeBackend
+) -> None:
+    with Producer(cluster, linger_ms=FOREVER_MS) as sender:  # type: ignore[arg-type]
+        for number, acks in enumerate(["quorum", "quorum", "leader", "leader", "quorum"]):
+            sender.send("t", b"%d" % number, queue_id=0, acks=acks)  # type: ignore[arg-type]
+        with pytest.raises(Rejected, match="acks"):
+            sender.send("t", b"x", acks="all")  # type: ignore[arg-type]
+    assert [(each.acks, each.batch.num_rows) for each in backend.puts] == [
+        ("quorum", 2),
+        ("leader", 2),
+        ("quorum", 1),
+    ]
+    assert backend.bodies("t", 0) == [b"%d" % n for n in range(5)]
+
+
+def test_statistics_tell_batches_failures_and_what_is_under_way(
+    cluster: FakeCluster, backend: FakeBackend
+) -> None:
+    with Producer(cluster, linger_ms=FOREVER_MS) as sender:  # type: ignore[arg-type]
+        sender.send("t", b"abc", queue_id=0)
+        sender.send("t", b"abc", queue_id=0)
+        assert sender.statistics()["open_batches"] == 1
+        assert sender.statistics()["buffered_bytes"] > 6
+        sender.flush(10)
+        facts = sender.statistics()
+        assert (facts["messages"], facts["batches"], facts["failed_messages"]) == (2, 1, 0)
+        assert facts["batch_bytes_mean"] == facts["bytes"] > 6
+        assert facts["ack_ms_mean"] > 0
+        assert facts["queue_ms_mean"] >= 0
+        assert (facts["open_batches"], facts["under_way_batches"]) == (0, 0)
+        assert facts["buffered_bytes"] == 0
+        backend.refusals.append(Rejected("no", field="body"))
+        with pytest.raises(Rejected):
+            sender.send("t", b"abc", queue_id=0).result(10)
+        assert sender.statistics()["failed_messages"] == 1
+
+
+# --- consumer -----------------------------------------------------------------------------------
+
+
+def test_poll_waits_for_a_message_and_no_longer(
+    consumer: Callable[..., AsyncConsumer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        async with consumer(start="latest") as reader:
+            assert await reader.poll(10, 0) == []
+            waiting = asyncio.ensure_future(reader.poll(10, 15))
+            await asyncio.to_thread(put, backend, b"late", queue=3)
+            (found,) = await waiting
+            assert (found.queue_id, found.body) == (3, b"late")
+
+    run(main())
+
+
+def test_a_cancelled_poll_has_taken_nothing(
+    consumer: Callable[..., AsyncConsumer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        async with consumer(start="earliest", group="g") as reader:
+            for number in range(20):
+                waiting = asyncio.ensure_future(reader.poll(10, 15))
+                await asyncio.sleep(0)
+                put(backend, b"%d" % number)
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+                if not waiting.cancelled():
+                    assert [m.body for m in waiting.result()] == [b"%d" % number]
+                else:
+                    assert reader.position(0) == number
+                    assert [m.body for m in await reader.poll(10, 15)] == [b"%d" % number]
+            await reader.commit()
+            assert (await reader.committed())[0] == 20
+
+    run(main())
+
+
+def test_async_for_hands_out_one_by_one_and_positions_follow(
+    consumer: Callable[..., AsyncConsumer], backend: FakeBackend
+) -> None:
+    put(backend, *(b"%d" % n for n in range(10)))
+
+    async def main() -> None:
+        async with consumer(start="earliest", group="g", queues=[0]) as reader:
+            async for message in reader:
+                if message.offset == 3:
+                    break
+            await reader.commit()
+            assert await reader.committed() == {0: 4}
+            # What the loop had taken and not handed out is still there, at once.
+            assert [m.offset for m in await reader.poll(2, 10)] == [4, 5]
+            assert (await reader.poll_batch(100, 10)).column("offset").to_pylist() == [6, 7, 8, 9]
+            await reader.seek(0, 1)
+            async for message in reader:
+                assert message.offset == 1
+                break
+            await reader.seek(0, "latest")
+            assert reader.positions() == {0: 10}
+
+    run(main())
+
+
+def test_a_group_goes_on_where_it_committed(
+    consumer: Callable[..., AsyncConsumer], backend: FakeBackend
+) -> None:
+    put(backend, b"a", b"b", b"c")
+
+    async def main() -> None:
+        async with consumer(group="g", start="earliest", queues=[0]) as reader:
+            await reader.commit({0: 2})
+        async with consumer(group="g", queues=[0]) as reader:
+            assert [m.body for m in await reader.poll(10, 10)] == [b"c"]
+
+    run(main())
+
+
+def test_what_a_consumer_refuses(consumer: Callable[..., AsyncConsumer]) -> None:
+    async def main() -> None:
+        reader = consumer()
+        with pytest.raises(Rejected, match="not open yet"):
+            reader.positions()
+        with pytest.raises(Rejected, match="start"):
+            await reader.poll()
+        # The next call tries again.
+        with pytest.raises(Rejected, match="start"):
+            await reader.open()
+        await reader.close()
+        with pytest.raises(Rejected, match="closed"):
+            await reader.poll()
+        with pytest.raises(Rejected, match="pickle"):
+            pickle.dumps(reader)
+
+    run(main())
+
+
+def test_a_shard_that_stays_away_is_told(
+    cluster: FakeCluster, consumer: Callable[..., AsyncConsumer]
+) -> None:
+    async def main() -> None:
+        async with consumer(start="earliest", unavailable_timeout_ms=50) as reader:
+            await asyncio.to_thread(cluster.down)
+            with pytest.raises(Unavailable):
+                await reader.poll(10, 15)
+
+    run(main())
+
+
+def test_a_full_disk_reaches_who_awaits(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        sender = producer(linger_ms=0, delivery_timeout_ms=200)
+        backend.refusals += [StorageFull("full")] * 1000
+        with pytest.raises((StorageFull, Unavailable)):
+            await sender.send("t", b"x")
+        backend.refusals.clear()
+        await sender.close()
+
+    run(main())

@@ -1,0 +1,238 @@
+"""Whole benchmarks in plain processes, against a shard in memory behind real Flight; and their report."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from raymq.cluster.bench_histogram import Histogram
+from raymq.cluster.bench_job import Snapshot
+from raymq.cluster.bench_page import linear_axis, log_axis, nines_axis, page
+from raymq.cluster.bench_plan import BenchPlan
+from raymq.cluster.bench_progress import LiveWatcher, watcher
+from raymq.cluster.bench_run import Bench, Round, judge
+from raymq.cluster.cli import main
+from raymq.cluster.cli_commands import Console
+from raymq.cluster.cluster import Cluster
+from raymq.store.errors import Rejected
+from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
+from tests.support.waiting import until
+
+
+class BenchBackend(FakeBackend):
+    """Also makes topics; `lie_about` batches are acknowledged and forgotten."""
+
+    lie_about = 0
+
+    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        if op == "create_topic":
+            known = args["name"] in self.state.topics
+            self.create(args["name"], args["queues"], tuple(args["shards"]))
+            return {"created": not known}
+        return super().call(op, args)
+
+    def _store(self, request: Any) -> Any:
+        outcome = super()._store(request)
+        if self.lie_about:
+            self.lie_about -= 1
+            # As if a flush had been reported that never was: the rows come again under new offsets.
+            entry = self.queues[request.topic, request.queue_id]
+            del entry.records[-request.batch.num_rows :]
+        return outcome
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    monkeypatch.setattr("tests.support.fake_backend.FakeBackend", BenchBackend)
+    fake = FakeCluster()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def cluster(served: FakeCluster) -> Cluster:
+    """A handle that pickles, as `connect("raymq://...")` gives it."""
+    endpoints = dict(served.endpoints)
+    return Cluster(name="fake", cluster_id=CLUSTER_ID, shards=1, token=TOKEN, endpoints=endpoints)
+
+
+def command(cluster: Cluster, *words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and error of `raymq bench`."""
+    out, err = io.BytesIO(), io.StringIO()
+    lifecycle = SimpleNamespace(connect=lambda *_, **__: cluster)
+    code = main(["bench", *words], console=Console(stdout=out, stderr=err, lifecycle=lifecycle))
+    return code, out.getvalue().decode(), err.getvalue()
+
+
+SHORT = ("--duration-s", "0.6", "--warmup-s", "0.2", "--batch", "50", "--size", "uniform:60-300")
+
+
+def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    files = ("--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"))
+    load = ("--rate", "1000", "--topics", "2", "--queues", "2", "--keys", "zipf:50")
+    code, out, err = command(cluster, "e2e", *SHORT, *load, "--consumers", "2", *files)
+    assert code == 0, out + err
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["runner"] == "processes"
+    assert report["verification"]["sound"]
+    for part in ("log", "consumed"):
+        assert report["verification"][part]["acknowledged"] == report["acknowledged"] == 800
+    assert report["verification"]["log"]["read"] == 800
+    for name in ("send", "receive"):
+        channel = report["channels"][name]
+        assert channel["latency"]["count"] >= 590
+        assert channel["latency"]["p50_ms"] <= channel["latency"]["p99_ms"]
+    assert "as consumed: 800 acknowledged, 0 lost" in out
+    page_is_whole((tmp_path / "r.html").read_text())
+
+
+def test_a_closed_loop_of_single_messages_is_sound(cluster: Cluster) -> None:
+    code, out, err = command(cluster, "produce", *SHORT, "--api", "messages", "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    # Names from outside are text on the page.
+    report["verification"]["log"]["examples"] = ["<script>alert(1)</script>"]
+    report["cluster"]["flush"] = "<b>"
+    assert "<script" not in page(report)
+    assert "<b>," not in page(report)
+    assert report["acknowledged"] == report["verification"]["log"]["read"] > 0
+    assert report["channels"]["send"]["throughput"]["messages_per_s"] > 0
+
+
+def test_a_backlog_is_sent_and_read(cluster: Cluster) -> None:
+    words = ("--messages", "3001", "--batch", "100", "--size", "100", "--json")
+    code, out, err = command(cluster, "consume", *words)
+    assert code == 0, err
+    report = json.loads(out)
+    assert report["channels"]["poll"]["throughput"]["messages"] == 3002
+    assert report["verification"]["consumed"]["acknowledged"] == 3002
+
+
+def test_acknowledged_rows_that_are_not_there_end_with_1_and_are_named(
+    served: FakeCluster, cluster: Cluster
+) -> None:
+    backend = served.backends[0]
+    assert isinstance(backend, BenchBackend)
+    backend.lie_about = 1
+    code, out, _ = command(cluster, "produce", *SHORT, "--workers", "1", "--queues", "1")
+    assert code == 1
+    assert "50 lost" in out
+    assert "worker 0, bench queue 0: sequence 0 was acknowledged and is not there" in out
+
+
+def test_the_highest_rate_is_searched_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raymq.cluster.bench_run.SEARCH_ROUNDS", 2)
+    plan = BenchPlan(duration_s=0.3, warmup_s=0.1, batch=20, in_flight=1, workers=1, queues=1)
+    outcome = Bench(cluster, plan).run(find_max_ms=10_000.0)
+    assert outcome.sound
+    first, second = outcome.search
+    assert second["rate"] == pytest.approx(
+        first["rate"] * (1.5 if first["kept_up"] else 0.5), rel=0.01
+    )
+    best = max(facts["rate"] for facts in outcome.search if facts["kept_up"])
+    assert outcome.plan.rate == pytest.approx(best, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("messages", "latency_ms", "kept_up"), [(1000, 5, True), (900, 5, False), (1000, 11, False)]
+)
+def test_a_rate_is_kept_up_when_all_is_done_in_time_below_the_limit(
+    messages: int, latency_ms: int, kept_up: bool
+) -> None:
+    found, latency = Round(BenchPlan(rate=1000.0, duration_s=1.0)), Histogram()
+    latency.record_repeated(latency_ms * 1000, messages)
+    found.take(Snapshot("send", 0, messages, 0, latency))
+    assert judge(found, 10.0)["kept_up"] is kept_up
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("produce", "--runner", "ray"), "Ray is not known"),
+        (("produce", "--size", "1"), "size is '1'"),
+        (("produce", "--find-max", "5", "--rate", "9"), "leave --rate away"),
+        (("produce", "--html", "/nowhere/at/all/x.html"), "no directory"),
+    ],
+)
+def test_what_cannot_be_run_is_said_at_once(
+    cluster: Cluster, words: tuple[str, ...], field: str
+) -> None:
+    code, _, err = command(cluster, *words)
+    assert (code, field in err) == (2, True), err
+
+
+def test_a_cluster_that_went_away_is_no_success(served: FakeCluster, cluster: Cluster) -> None:
+    served.down(0)
+    assert command(cluster, "produce", *SHORT)[0] == 3
+
+
+def test_a_worker_that_cannot_go_on_ends_the_run(cluster: Cluster) -> None:
+    with pytest.raises(Rejected, match="bad topic"):
+        Bench(cluster, BenchPlan(topic="bad topic!", workers=1)).run()
+
+
+class Terminal(io.StringIO):
+    """Takes what is drawn."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_a_table_shows_rate_and_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream, found, latency = Terminal(), Round(BenchPlan(duration_s=2.0)), Histogram()
+    latency.record_repeated(5000, 1200)
+    found.take(Snapshot("send", 0, 1200, 1_200_000, latency))
+    live = watcher(stream)
+    assert isinstance(live, LiveWatcher)
+    live.phase("produce", 4.0)
+    until(lambda: "1,200" in stream.getvalue(), lambda: live.figures(found))
+    live.done()
+    assert "5.00" in stream.getvalue()
+
+
+# --- the page -----------------------------------------------------------------------------------------------
+
+
+def page_is_whole(text: str) -> None:
+    """It needs nothing else, is well-formed, and every curve lies in its picture."""
+    assert not re.search(r"<script|<link|<img|url\(|src=|href=", text)
+    tree = ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
+    namespace = "{http://www.w3.org/2000/svg}"
+    pictures = list(tree.iter(f"{namespace}svg"))
+    assert len(pictures) == 6
+    for picture in pictures:
+        _, _, width, height = map(float, str(picture.get("viewBox")).split())
+        curves = list(picture.iter(f"{namespace}polyline"))
+        assert curves
+        for curve in curves:
+            points = [
+                tuple(map(float, pair.split(","))) for pair in curve.get("points", "").split()
+            ]
+            assert points
+            assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
+
+
+def test_axes_reach_over_their_values_with_few_round_marks() -> None:
+    for high in (0.3, 1.0, 7.0, 99.0, 123_456.0, 2e6):
+        axis = linear_axis(0.0, high)
+        assert axis.low == 0
+        assert high <= axis.high <= 1.6 * high
+        assert 3 <= len(axis.marks) <= 8
+    axis = log_axis(0.2, 1500.0)
+    assert (axis.low, axis.high, axis.place(0.1), axis.place(10_000.0)) == (0.1, 10_000.0, 0, 1)
+    assert axis.place(1.0) == pytest.approx(0.2)
+    assert [name for _, name in nines_axis(3.0).marks] == ["0 %", "90 %", "99 %", "99.9 %"]

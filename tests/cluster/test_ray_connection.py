@@ -1,0 +1,480 @@
+"""The Ray transport without Ray: real methods and real client streams, with a handle that runs calls in threads."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import ray.exceptions
+
+import raymq
+from raymq.actors import ray_methods
+from raymq.actors.ray_methods import EARLY_MAX, STREAMS_MAX, RayMethods
+from raymq.actors.shells import GROUP_OF, GROUPS
+from raymq.cluster import ray_client
+from raymq.cluster.batch_sender import BatchSender
+from raymq.cluster.cluster import Cluster
+from raymq.cluster.connection import open_connection
+from raymq.cluster.ray_connection import (
+    CALLS_MAX,
+    RayFetchStream,
+    RayPutStream,
+    RayShardConnection,
+    translate,
+)
+from raymq.cluster.routes import Routes
+from raymq.store.errors import (
+    OffsetOutOfRange,
+    RayMQError,
+    Rejected,
+    StorageFull,
+    Unavailable,
+    from_wire,
+)
+from tests.support.batches import batch
+from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
+
+TOPIC = "t"
+
+
+class Handle:
+    """An actor handle over RayMethods: each concurrency group is a pool; calls may be held back or fail."""
+
+    def __init__(self, methods: RayMethods) -> None:
+        self.methods = methods
+        self.pools = {group: ThreadPoolExecutor(size) for group, size in GROUPS.items()}
+        #: (method, arguments) of every call
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        #: decides about a call before it runs: may wait or raise
+        self.before: Callable[[str, tuple[Any, ...]], None] = lambda method, args: None
+
+    def __getattr__(self, method: str) -> Any:
+        return Method(self, method)
+
+    def run(self, method: str, args: tuple[Any, ...]) -> Any:
+        """What a thread of the group does."""
+        self.before(method, args)
+        return getattr(self.methods, method)(*args)
+
+    def close(self) -> None:
+        """End the threads."""
+        for pool in self.pools.values():
+            pool.shutdown(cancel_futures=True)
+
+
+class Method:
+    """`handle.method`."""
+
+    def __init__(self, handle: Handle, name: str) -> None:
+        self.handle, self.name = handle, name
+
+    def remote(self, *args: Any) -> Reference:
+        """Start the call."""
+        self.handle.calls.append((self.name, args))
+        pool = self.handle.pools[GROUP_OF[self.name]]
+        return Reference(pool.submit(self.handle.run, self.name, args))
+
+
+class Reference:
+    """An object reference."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def future(self) -> Future[Any]:
+        """As Ray's."""
+        return self._future
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    found = FakeBackend()
+    found.create(TOPIC)
+    return found
+
+
+@pytest.fixture
+def handle(backend: FakeBackend) -> Iterator[Handle]:
+    found = Handle(RayMethods(backend, turn_wait_s=0.5))
+    yield found
+    backend.release()
+    found.close()
+
+
+class FakeRoutes(Routes):
+    """Routes whose connections go to a handle."""
+
+    def __init__(self, handle: Handle) -> None:
+        super().__init__({0: "shard-0"}, TOKEN, cluster_id=CLUSTER_ID, resolver=dict)
+        self.handle = handle
+
+    def connect(self, shard: int) -> RayShardConnection:
+        """As if Ray had been asked."""
+        return FakeConnection(self.handle)
+
+
+class FakeConnection(RayShardConnection):
+    """A connection whose actor is a handle."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.endpoint = "shard-0"
+        self._cluster_id = CLUSTER_ID
+        self._actor = handle
+
+    def call(
+        self, op: str, args: dict[str, Any] | None = None, timeout: float = 30.0
+    ) -> dict[str, Any]:
+        """Without `ray.get`."""
+        try:
+            found: dict[str, Any] = self._actor.methods.call(self._cluster_id, op, args or {})
+        except RayMQError as error:
+            raise translate(error, self.endpoint) from error
+        return found
+
+
+def put_stream(handle: Handle, cluster_id: str = CLUSTER_ID) -> RayPutStream:
+    return RayPutStream(handle, "shard-0", cluster_id)
+
+
+def meta(number: int, *, sequence: int | None = None, **changes: Any) -> dict[str, Any]:
+    first = number - 1 if sequence is None else sequence
+    head = {"id": number, "topic": TOPIC, "queue": 0, "pid": 7, "epoch": 0, "seq": first}
+    return {**head, "acks": "quorum", **changes}
+
+
+def packed(body: bytes) -> Any:
+    return batch([body]).serialize()
+
+
+def receive(stream: RayPutStream, count: int) -> list[dict[str, Any]]:
+    acks: list[dict[str, Any]] = []
+    while len(acks) < count:
+        acks += stream.receive()
+    return acks
+
+
+# --- put streams ------------------------------------------------------------------------------------
+
+
+def test_batches_are_stored_and_answered_in_the_order_of_the_sends(
+    handle: Handle, backend: FakeBackend
+) -> None:
+    stream = put_stream(handle)
+    for number in range(1, 201):
+        stream.send(meta(number), batch([b"%d" % number]))
+    acks = receive(stream, 200)
+    assert [ack["id"] for ack in acks] == list(range(1, 201))
+    assert [ack["first_offset"] for ack in acks] == list(range(200))
+    assert backend.bodies(TOPIC) == [b"%d" % number for number in range(1, 201)]
+
+
+def test_what_waits_behind_the_calls_under_way_goes_in_one_call(
+    handle: Handle, backend: FakeBackend
+) -> None:
+    backend.hold()
+    stream = put_stream(handle)
+    for number in range(1, CALLS_MAX + 51):
+        stream.send(meta(number), batch([b"x"]))
+    backend.wait_for(lambda: len(backend.puts) == CALLS_MAX)
+    backend.release()
+    receive(stream, CALLS_MAX + 50)
+    sizes = [len(args[2]) for method, args in handle.calls if method == "append"]
+    assert sizes == [1] * CALLS_MAX + [50]
+
+
+def test_only_a_batch_with_nothing_before_or_behind_it_is_alone(
+    handle: Handle, backend: FakeBackend
+) -> None:
+    stream = put_stream(handle)
+    stream.send(meta(1), batch([b"a"]))
+    receive(stream, 1)
+    backend.hold()
+    stream.send(meta(2), batch([b"b"]))
+    stream.send(meta(3), batch([b"c"]))
+    backend.release()
+    receive(stream, 2)
+    alone = [args[3] for method, args in handle.calls if method == "append"]
+    assert alone == [True, True, False]
+
+
+def test_a_slice_of_a_large_batch_travels_without_the_rest(handle: Handle) -> None:
+    stream = put_stream(handle)
+    stream.send(meta(1), batch([b"x" * 1000] * 1000).slice(500, 1))
+    receive(stream, 1)
+    (data,) = [args[2][0][1] for method, args in handle.calls if method == "append"]
+    assert data.size < 2000
+
+
+def test_a_refused_batch_is_answered_in_place_and_the_stream_goes_on(
+    handle: Handle, backend: FakeBackend
+) -> None:
+    stream = put_stream(handle)
+    backend.refusals = [None, StorageFull("full")]
+    for number, sequence in ((1, 0), (2, 1), (3, 1)):
+        stream.send(meta(number, sequence=sequence), batch([b"%d" % number]))
+    stream.send(meta(4, sequence=2, acks="none"), batch([b"4"]))
+    stream.send(meta(5, sequence=2, topic="nowhere"), batch([b"5"]))
+    first, second, third, fourth, fifth = receive(stream, 5)
+    assert (first["first_offset"], third["first_offset"]) == (0, 1)
+    assert isinstance(from_wire(second["error"]), StorageFull)
+    assert from_wire(fourth["error"]).field == "acks"
+    assert from_wire(fifth["error"]).field == "topic"
+    assert backend.bodies(TOPIC) == [b"1", b"3"]
+
+
+def test_a_call_that_comes_early_waits_for_its_predecessor(
+    handle: Handle, backend: FakeBackend
+) -> None:
+    late = threading.Event()
+
+    def hold_first(method: str, args: tuple[Any, ...]) -> None:
+        if method == "append" and args[1] == 1:
+            late.wait(10)
+        if method == "append" and args[1] == 2:
+            late.set()
+
+    handle.before = hold_first
+    stream = put_stream(handle)
+    for number in (1, 2, 3):
+        stream.send(meta(number), batch([b"%d" % number]))
+    assert [ack["first_offset"] for ack in receive(stream, 3)] == [0, 1, 2]
+    assert backend.bodies(TOPIC) == [b"1", b"2", b"3"]
+
+
+def test_when_a_call_never_comes_those_behind_it_are_refused_with_nothing_stored(
+    backend: FakeBackend,
+) -> None:
+    methods = RayMethods(backend, turn_wait_s=0.05)
+    stream = methods.open_stream(CLUSTER_ID)
+    with pytest.raises(Unavailable):
+        methods.append(stream, 2, [(meta(2, sequence=0), packed(b"2"))], False)
+    # Also the missing one, when it comes at last: its sender has been told that the stream broke.
+    with pytest.raises(Unavailable):
+        methods.append(stream, 1, [(meta(1), packed(b"1"))], False)
+    assert backend.bodies(TOPIC) == []
+
+
+def test_a_call_is_taken_once(backend: FakeBackend) -> None:
+    methods = RayMethods(backend)
+    stream = methods.open_stream(CLUSTER_ID)
+    methods.append(stream, 1, [(meta(1), packed(b"1"))], True)
+    with pytest.raises(Unavailable):
+        methods.append(stream, 1, [(meta(1), packed(b"1"))], True)
+
+
+def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is(
+    handle: Handle, backend: FakeBackend
+) -> None:
+    handle.methods._turn_wait_s = 30.0
+    streams = [handle.methods.open_stream(CLUSTER_ID) for _ in range(GROUPS["append"])]
+    early = [
+        handle.append.remote(stream, 2, [(meta(2, pid=pid, sequence=1), packed(b"2"))], False)
+        for pid, stream in enumerate(streams)
+    ]
+    # Half of them wait, the others are refused at once instead of taking the last threads.
+    ended = as_completed([reference.future() for reference in early], 10)
+    for _ in range(GROUPS["append"] - EARLY_MAX):
+        assert isinstance(next(ended).exception(), Unavailable)
+    for pid, stream in enumerate(streams):
+        waiting = early[pid].future()
+        if not waiting.done():
+            first = handle.append.remote(stream, 1, [(meta(1, pid=pid), packed(b"1"))], False)
+            assert first.future().result(10)[0]["count"] == 1
+            assert waiting.result(10)[0]["count"] == 1
+    assert len(backend.bodies(TOPIC)) == 2 * EARLY_MAX
+
+
+def test_streams_that_nobody_uses_are_forgotten(backend: FakeBackend) -> None:
+    methods = RayMethods(backend)
+    first = methods.open_stream(CLUSTER_ID)
+    kept = methods.open_stream(CLUSTER_ID)
+    for _ in range(STREAMS_MAX - 2):
+        methods.open_stream(CLUSTER_ID)
+    methods.append(kept, 1, [(meta(1), packed(b"1"))], True)
+    for _ in range(2):
+        methods.open_stream(CLUSTER_ID)
+    assert len(methods._streams) == STREAMS_MAX
+    with pytest.raises(Unavailable):
+        methods.append(first, 1, [(meta(2), packed(b"2"))], True)
+    methods.append(kept, 2, [(meta(2), packed(b"2"))], True)
+
+
+def test_a_stream_that_is_aborted_wakes_its_receiver(handle: Handle, backend: FakeBackend) -> None:
+    backend.hold()
+    for sent in (0, 1):
+        stream, failed = put_stream(handle), threading.Event()
+
+        def wait(stream: RayPutStream = stream, failed: threading.Event = failed) -> None:
+            with pytest.raises(Unavailable):
+                stream.receive()
+            failed.set()
+
+        if sent:
+            stream.send(meta(1), batch([b"1"]))
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        stream.abort()
+        stream.abort()
+        assert failed.wait(10)
+        waiting.join()
+        with pytest.raises(Unavailable):
+            stream.send(meta(2), batch([b"2"]))
+
+
+def test_another_cluster_of_the_same_name_refuses(handle: Handle) -> None:
+    with pytest.raises(Rejected) as caught:
+        put_stream(handle, "f" * 32).opened()
+    assert caught.value.field == "cluster_id"
+    with pytest.raises(Rejected):
+        RayFetchStream(handle, "shard-0", "f" * 32).fetch(
+            TOPIC, {0: 0}, max_bytes=1, max_records=1, wait_ms=0
+        )
+
+
+# --- retries ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["call", "answer"])
+def test_what_a_lost_call_or_answer_leaves_open_is_stored_once(
+    handle: Handle, backend: FakeBackend, lost: str
+) -> None:
+    left, run = [3], handle.run
+
+    def lose(method: str, args: tuple[Any, ...]) -> Any:
+        losing = method == "append" and args[1] == 2 and bool(left)
+        if losing:
+            left.pop()
+        if losing and lost == "call":
+            raise ray.exceptions.ActorUnavailableError("restarting", None)
+        answer = run(method, args)
+        if losing:
+            raise ray.exceptions.ActorUnavailableError("restarting", None)
+        return answer
+
+    handle.run = lose  # type: ignore[method-assign]
+    with BatchSender(FakeRoutes(handle)) as sender:
+        futures = [sender.send(TOPIC, 0, batch([b"%d" % index])) for index in range(40)]
+        offsets = [future.result(30).first_offset for future in futures]
+    assert offsets == list(range(40))
+    assert backend.bodies(TOPIC) == [b"%d" % index for index in range(40)]
+    assert not left
+
+
+# --- reads ------------------------------------------------------------------------------------------
+
+
+def test_a_read_waits_for_the_next_record_over_several_calls(
+    handle: Handle, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_methods, "READ_WAIT_MS_MAX", 20)
+    stream = RayFetchStream(handle, "shard-0", CLUSTER_ID)
+    third = threading.Event()
+
+    def count(method: str, args: tuple[Any, ...]) -> None:
+        if sum(name == "read" for name, _ in handle.calls) >= 3:
+            third.set()
+
+    handle.before = count
+
+    def put() -> None:
+        third.wait(10)
+        methods = handle.methods
+        methods.append(methods.open_stream(CLUSTER_ID), 1, [(meta(1), packed(b"late"))], True)
+
+    putting = threading.Thread(target=put)
+    putting.start()
+    (found,) = stream.fetch(TOPIC, {0: 0}, max_bytes=1 << 20, max_records=10, wait_ms=10_000)
+    putting.join()
+    assert (found.first_offset, found.next_offset) == (0, 1)
+    assert isinstance(found.records, pa.Array)
+    assert b"late" in found.records[0].as_py()
+
+
+def test_a_read_of_nothing_ends_with_its_time(handle: Handle) -> None:
+    stream = RayFetchStream(handle, "shard-0", CLUSTER_ID)
+    assert stream.fetch(TOPIC, {0: 0}, max_bytes=1, max_records=1, wait_ms=30) == []
+
+
+def test_a_queue_that_cannot_be_read_is_told_beside_the_others(
+    handle: Handle, backend: FakeBackend
+) -> None:
+    backend.create("two", 2)
+    stream = RayFetchStream(handle, "shard-0", CLUSTER_ID)
+    (found,) = stream.fetch("two", {0: 0, 1: 9}, max_bytes=1, max_records=1, wait_ms=1000)
+    assert isinstance(found.error, OffsetOutOfRange)
+    assert (found.queue_id, found.error.max) == (1, 0)
+
+
+def test_many_long_polls_wait_shortly_so_that_all_get_a_thread(backend: FakeBackend) -> None:
+    methods, waits = RayMethods(backend), []
+    fetch = backend.fetch
+
+    def note(request: Any) -> Any:
+        waits.append(request.wait_ms)
+        return fetch(request._replace(wait_ms=0))
+
+    backend.fetch = note  # type: ignore[method-assign]
+    methods.read(CLUSTER_ID, TOPIC, {0: 0}, 1, 1, 60_000)
+    methods._reading = ray_methods.CROWD
+    methods.read(CLUSTER_ID, TOPIC, {0: 0}, 1, 1, 60_000)
+    assert waits == [ray_methods.READ_WAIT_MS_MAX, ray_methods.CROWDED_WAIT_MS]
+
+
+# --- errors -----------------------------------------------------------------------------------------
+
+
+def test_errors_are_those_of_the_shard() -> None:
+    refused = Rejected("no", field="x", limit=3)
+    wrapped = ray.exceptions.RayTaskError("f", "traceback", refused)
+    for error in (refused, wrapped, wrapped.as_instanceof_cause()):
+        found = translate(error, "shard-0")
+        assert type(found) is Rejected
+        assert found.fields == {"field": "x", "limit": 3}
+    broken = ray.exceptions.RayTaskError("f", "traceback", KeyError("k"))
+    for failure in (broken, ray.exceptions.ActorUnavailableError("gone", None), OSError("gone")):
+        assert type(translate(failure, "shard-0")) is Unavailable
+
+
+def test_operations_answer_or_raise_what_the_shard_raised(backend: FakeBackend) -> None:
+    methods = RayMethods(backend)
+    assert methods.call(CLUSTER_ID, "topics", {})[TOPIC]["queues"] == 1
+    with pytest.raises(Rejected) as caught:
+        methods.call(CLUSTER_ID, "queue_ranges", {})
+    assert caught.value.field == "args"
+    with pytest.raises(Rejected) as caught:
+        methods.call("f" * 32, "topics", {})
+    assert caught.value.field == "cluster_id"
+
+
+def test_a_process_without_ray_is_told_to_connect() -> None:
+    with pytest.raises(Rejected) as caught:
+        open_connection("ray", "name", token=TOKEN, cluster_id=CLUSTER_ID, shard=0)
+    assert caught.value.field == "transport"
+
+
+def test_an_unknown_transport_is_refused() -> None:
+    with pytest.raises(Rejected) as caught:
+        raymq.connect("somewhere", transport="pigeon")  # type: ignore[arg-type]
+    assert caught.value.field == "transport"
+
+
+def test_ray_client_without_grpcio_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_client.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Rejected, match=r"pip install 'ray\[client\]'"):
+        raymq.connect("ray://127.0.0.1:1")
+
+
+def test_the_handle_remembers_its_transport() -> None:
+    cluster = Cluster(
+        name="n", cluster_id=CLUSTER_ID, shards=2, token=TOKEN, endpoints={}, transport="ray"
+    )
+    copy = pickle.loads(pickle.dumps(cluster))
+    assert copy.transport == "ray"
+    assert copy.actor_names()[1] == "raymq:n:shard-1:replica-0:commit_log"
+    with pytest.raises(Rejected):
+        Routes.of(copy).connect(1)

@@ -1,0 +1,312 @@
+"""The Ray client API on a real cluster: from a driver, tasks, actors, and from outside through ray://."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raymq
+from raymq.cluster import ray_host
+from raymq.cluster.batch_sender import BatchSender
+from raymq.cluster.columns import message_batch
+from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.range_reader import read_range
+from raymq.cluster.routes import Routes
+from raymq.store.clock import Clock
+from raymq.store.errors import RayMQError
+from raymq.store.files import Files
+from tests.support.batches import batch
+from tests.support.history import History, Load, Read, faults
+from tests.support.waiting import until
+
+NAME = "through-ray"
+LONG_POLLS = 16
+
+#: a program that can reach only the port of Ray Client; it kills the CommitLog between its sends
+OUTSIDE = """
+import json, os, signal, sys
+import ray, raymq
+from raymq.cluster.batch_sender import BatchSender
+from raymq.cluster.routes import Routes
+from raymq.store.errors import RayMQError
+from tests.support.batches import batch
+
+url = sys.argv[1]
+cluster = raymq.connect(url)
+by_name = raymq.connect(cluster.name)
+found = {"transports": [cluster.transport, by_name.transport]}
+cluster.create_topic("outside", queues=1)
+sent = []
+with cluster.producer(linger_ms=1) as producer:
+    for half in range(2):
+        for number in range(100):
+            sent.append(b"%d" % number if half else b"first %d" % number)
+            future = producer.send("outside", sent[-1])
+        if not half:
+            os.kill(cluster.status()["shards"][0]["pid"], signal.SIGKILL)
+    found["last"] = future.result(60).offset
+with by_name.consumer("outside", group="g", start="earliest") as consumer:
+    read = []
+    while len(read) < len(sent):
+        read += [message.body for message in consumer.poll(timeout=10)]
+    consumer.commit()
+    found["read as sent"] = read == sent and not consumer.poll(timeout=0.2)
+    found["committed"] = consumer.committed()
+large = batch([b"x" * 4096] * 1024)
+with BatchSender(Routes.of(cluster), producer_id=5) as sender:
+    receipts = [sender.send("outside", 0, large).result(60) for _ in range(4)]
+with BatchSender(Routes.of(cluster), producer_id=5) as sender:
+    again = [sender.send("outside", 0, large).result(60) for _ in range(4)]
+found["large"] = receipts[-1].last_offset
+found["duplicates"] = [r.duplicates for r in again] == [1024] * 4
+try:
+    cluster.describe_topic("nowhere")
+except RayMQError as error:
+    found["error"] = [type(error).__name__, error.field]
+
+@ray.remote(num_cpus=0)
+def inside(handle):
+    with handle.producer() as producer:
+        return handle.transport, producer.send("outside", b"task").result(30).offset
+
+found["task"] = ray.get(inside.remote(cluster), timeout=60)
+ray.shutdown()
+print(json.dumps(found))
+"""
+
+
+class World:
+    """A cluster in a Ray of its own, and this process as a driver of it."""
+
+    def __init__(self, flight: raymq.Cluster, paths: ClusterPaths) -> None:
+        self.flight = flight
+        self.paths = paths
+        self.cluster = raymq.connect(NAME, transport="ray")
+
+    def client_port(self) -> int:
+        """The port of Ray Client, as Ray's head was told."""
+        owned = ray_host.load_owned(self.paths, Files())
+        assert owned is not None
+        words = Path(f"/proc/{owned.pid}/cmdline").read_bytes().split(b"\0")
+        (port,) = [w for w in words if w.startswith(b"--ray-client-server-port=")]
+        return int(port.partition(b"=")[2])
+
+    def bodies(self, topic: str) -> list[bytes]:
+        """All of a topic with one queue, over Flight."""
+        (facts,) = self.flight.describe_topic(topic)["queues"]
+        found: list[bytes] = []
+        for records in read_range(self.flight, topic, 0, 0, 0, facts["max_offset"]):
+            found += message_batch(0, records).column("body").to_pylist()
+        return found
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    import ray
+
+    # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
+    place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith("RAY")]:
+        del os.environ[name]
+    os.environ["RAYMQ_HOME"] = str(place / "home")
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(place / "ray-token")
+    paths = ClusterPaths(place / "data")
+    try:
+        flight = raymq.start(place / "data", name=NAME, segment_size_bytes=16 << 20)
+        ray.init(flight.ray_address, log_to_driver=False, logging_level="ERROR")
+        yield World(flight, paths)
+    finally:
+        ray.shutdown()
+        ray_host.stop_owned(paths, files=Files(), clock=Clock())
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(place)
+
+
+def test_a_driver_does_everything_through_actor_calls(world: World) -> None:
+    cluster = world.cluster
+    assert cluster.transport == "ray"
+    assert cluster.create_topic("driver", queues=3)
+    assert not world.flight.create_topic("driver", queues=3)
+    with cluster.producer() as producer:
+        sent = [producer.send("driver", b"%d" % n, queue_id=n % 3) for n in range(30)]
+        assert [future.result(20).offset for future in sent] == [n // 3 for n in range(30)]
+    assert cluster.describe_topic("driver") == world.flight.describe_topic("driver")
+    with cluster.consumer("driver", group="g", start="earliest") as consumer:
+        read: list[bytes] = []
+        while len(read) < 30:
+            read += [message.body for message in consumer.poll(timeout=10)]
+        consumer.commit()
+    assert sorted(read) == sorted(b"%d" % n for n in range(30))
+    with world.flight.consumer("driver", group="g") as consumer:
+        assert consumer.committed() == {0: 10, 1: 10, 2: 10}
+    assert cluster.status()["state"] == "RUNNING"
+
+
+def test_tasks_and_actors_use_the_handle_that_they_are_given(world: World) -> None:
+    import ray
+
+    @ray.remote(num_cpus=0)
+    def produce(cluster: raymq.Cluster) -> tuple[str, int]:
+        with cluster.producer() as producer:
+            return cluster.transport, producer.send("inside", b"task").result(30).offset
+
+    class Reader:
+        def __init__(self, cluster: raymq.Cluster) -> None:
+            self.consumer = cluster.consumer("inside", start="earliest")
+
+        def read(self) -> list[bytes]:
+            return [message.body for message in self.consumer.poll(timeout=10)]
+
+    world.cluster.create_topic("inside", queues=1)
+    assert ray.get(produce.remote(world.cluster), timeout=60) == ("ray", 0)
+    reader: Any = ray.remote(num_cpus=0)(Reader)
+    actor = reader.remote(world.cluster)
+    assert ray.get(actor.read.remote(), timeout=60) == [b"task"]
+    ray.kill(actor)
+
+
+def test_the_same_rows_of_the_same_producer_are_stored_once(world: World) -> None:
+    world.cluster.create_topic("once", queues=1)
+    rows = [batch([b"%d" % (10 * part + row) for row in range(10)]) for part in range(20)]
+    found = []
+    for cluster in (world.cluster, world.flight, world.cluster):
+        with BatchSender(Routes.of(cluster), producer_id=11) as sender:
+            futures = [sender.send("once", 0, part) for part in rows]
+            found.append([future.result(30) for future in futures])
+    assert [receipt.duplicates for receipt in found[0]] == [0] * 20
+    for again in found[1:]:
+        assert [receipt.duplicates for receipt in again] == [10] * 20
+        assert [r.first_offset for r in again] == [r.first_offset for r in found[0]]
+    assert world.bodies("once") == [b"%d" % n for n in range(200)]
+
+
+def send_large(cluster: raymq.Cluster) -> None:
+    with cluster.producer(max_message_bytes=64 << 20) as producer:
+        producer.send("errors", b"x" * (8 << 20)).result(30)
+
+
+def send_gap(cluster: raymq.Cluster) -> None:
+    connection = Routes.of(cluster).connect(0)
+    with contextlib.closing(connection.put_stream()) as stream:
+        head = {"id": 1, "topic": "errors", "queue": 0, "pid": 3, "epoch": 0, "seq": 0}
+        stream.send({**head, "acks": "quorum"}, batch([b"a"]))
+        stream.send({**head, "id": 2, "seq": 9, "acks": "quorum"}, batch([b"b"]))
+        acks: list[dict[str, Any]] = []
+        while len(acks) < 2:
+            acks += stream.receive()
+    raise raymq.errors.from_wire(acks[1]["error"])
+
+
+def read_beyond(cluster: raymq.Cluster) -> None:
+    with cluster.consumer("errors", start=10_000) as consumer:
+        consumer.poll(timeout=20)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda cluster: cluster.describe_topic("nowhere"),
+        lambda cluster: cluster.create_topic("errors", queues=7),
+        lambda cluster: cluster.create_topic("bad name", queues=1),
+        lambda cluster: cluster.call(0, "nothing", {}),
+        lambda cluster: cluster.call(0, "queue_ranges", {"what": 1}),
+        send_large,
+        send_gap,
+        read_beyond,
+    ],
+)
+def test_errors_are_the_same_as_over_flight(
+    world: World, wrong: Callable[[raymq.Cluster], object]
+) -> None:
+    world.flight.create_topic("errors", queues=1)
+    seen = []
+    for cluster in (world.flight, world.cluster):
+        with pytest.raises(RayMQError) as caught:
+            wrong(cluster)
+        seen.append((type(caught.value), caught.value.message, caught.value.fields))
+    assert seen[0] == seen[1]
+
+
+def test_long_polls_do_not_delay_a_send(world: World) -> None:
+    world.cluster.create_topic("busy", queues=1)
+    world.cluster.create_topic("idle", queues=1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(LONG_POLLS):
+            stack.enter_context(world.cluster.consumer("idle", start="latest"))
+        producer = stack.enter_context(world.cluster.producer(linger_ms=0))
+        times = []
+        for _ in range(50):
+            began = time.monotonic()
+            producer.send("busy", b"now").result(20)
+            times.append(time.monotonic() - began)
+    # A send behind a long poll would wait for seconds.
+    assert max(times) < 1.0
+
+
+def test_kill_9_of_the_commit_log_loses_and_doubles_nothing(world: World) -> None:
+    queues, history = 2, History()
+    world.cluster.create_topic("load", queues=queues)
+    with Load(world.cluster, "load", history, producers=2, queues=queues) as load:
+        until(lambda: len(history.acked()) == 2 * queues, load.pause)
+        os.kill(world.flight.status()["shards"][0]["pid"], signal.SIGKILL)
+        sent = history.sent()
+        until(lambda: history.acked_beyond(sent), load.pause)
+        load.stop()
+    reads: list[Read] = []
+    for facts in world.cluster.describe_topic("load")["queues"]:
+        queue, high = facts["queue"], facts["max_offset"]
+        for records in read_range(world.cluster, "load", queue, 0, 0, high):
+            rows = message_batch(0, records)
+            pairs = zip(rows["offset"].to_pylist(), rows["body"].to_pylist(), strict=True)
+            reads += [Read(queue, offset, text) for offset, text in pairs]
+    assert faults(history.acked(), reads, history.sent()) == []
+    assert sum(map(len, history.acked().values())) == len(reads)
+
+
+def test_a_consumer_that_waits_is_closed_at_once(world: World) -> None:
+    world.cluster.create_topic("idle", queues=1)
+    consumer = world.cluster.consumer("idle", start="latest")
+    assert consumer.poll(timeout=0.2) == []
+    closed = threading.Thread(target=consumer.close)
+    began = time.monotonic()
+    closed.start()
+    closed.join(20)
+    assert time.monotonic() - began < 1.0
+
+
+def test_from_outside_everything_goes_through_the_port_of_ray_client(world: World) -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", OUTSIDE, f"ray://127.0.0.1:{world.client_port()}"],
+        env={**os.environ, "PYTHONPATH": str(root), "RAYMQ_HOME": str(root / "none")},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["transports"] == ["ray", "ray"]
+    assert found["last"] == 199
+    assert found["read as sent"]
+    assert found["committed"] == {"0": 200}
+    assert found["duplicates"]
+    assert found["large"] == 200 + 4 * 1024 - 1
+    assert found["error"] == ["Rejected", "topic"]
+    assert found["task"] == ["ray", 200 + 4 * 1024]

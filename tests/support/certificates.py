@@ -1,0 +1,57 @@
+"""Certificates of an authority that lives as long as a test, made by the program `openssl`."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from raymq.cluster import tls
+
+_EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files: the authority's certificate; a server's, which it signed, and its key."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    def environment(self) -> dict[str, str]:
+        """Ray's variables."""
+        return {
+            tls.USE_TLS: "1",
+            tls.SERVER_CERT: str(self.certificate),
+            tls.SERVER_KEY: str(self.key),
+            tls.CA_CERT: str(self.ca),
+        }
+
+
+def make_certificates(place: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> Certificates:
+    """A new authority and a server's certificate for `names` (a subjectAltName)."""
+    place.mkdir(parents=True, exist_ok=True)
+    made = Certificates(place / "ca.pem", place / "server.pem", place / "server.key")
+    ca_key, request, extension = place / "ca.key", place / "server.csr", place / "names"
+    extension.write_text(f"subjectAltName={names}\n")
+    _openssl(
+        *("req", "-x509", *_EC, "-days", "2", "-subj", "/CN=raymq test authority"),
+        *("-keyout", str(ca_key), "-out", str(made.ca)),
+    )
+    _openssl(
+        *("req", *_EC, "-subj", "/CN=raymq test shard"),
+        *("-keyout", str(made.key), "-out", str(request)),
+    )
+    _openssl(
+        *("x509", "-req", "-in", str(request), "-days", "2", "-CAcreateserial"),
+        *("-CA", str(made.ca), "-CAkey", str(ca_key), "-extfile", str(extension)),
+        *("-out", str(made.certificate)),
+    )
+    return made
+
+
+def _openssl(*words: str) -> None:
+    done = subprocess.run(["openssl", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"openssl {' '.join(words)}: {done.stderr}")
