@@ -18,7 +18,6 @@ from typing import Any, Literal, Protocol
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import (
-    Bug,
     Corrupt,
     DeliveryUnknown,
     OffsetOutOfRange,
@@ -30,9 +29,9 @@ from raymq.store.errors import (
 from raymq.store.files import Files
 from raymq.store.message_store import CheckedPut, MessageStore
 from raymq.store.put import Append, FetchRequest, FetchSlice, PutOutcome, PutRequest
-from raymq.store.record import batch_bytes
 from raymq.store.status import PutStatus
 
+from .appender import Appender, Made
 from .shard_api import PutTicket, tell_all
 from .supervisor import Supervisor
 
@@ -46,14 +45,12 @@ BUSY_WAIT_MS = 10
 TICK_MS = 20
 #: batches up to this are encoded in about the time that a process needs to wake up
 ANNOUNCED_ROWS_MAX = 16
-#: receiving a batch of this size takes long enough that it is appended by a thread of its own meanwhile
-LARGE_BYTES = 128 << 10
 #: while nobody waits to read, units are dispatched together: each dispatch alone takes the interpreter from the puts
 DISPATCH_LINGER_S = 0.004
 #: how long a read waits for the dispatch of what was acknowledged before it; then it sees what there is
 DISPATCH_WAIT_S = 0.1
-#: puts that are appended before the flush service hears of them
-GROUP_PUTS_MAX = 64
+#: when a watch for a sync was in vain, so many puts leave it to the ack loop
+WATCH_PAUSE_PUTS = 32
 
 
 class Server(Protocol):
@@ -92,7 +89,9 @@ class Counters:
 class LeaderHost:
     """The leader of a shard: implements `shard_api.ShardBackend` over a MessageStore and a Supervisor.
 
-    Threads: server threads call put, fetch and call; `run_acks` and `run_dispatch` are one thread each.
+    Threads: server threads call put, fetch and call; appends of large batches, acks, dispatch and allocation ahead
+    have a thread each. What the satellites tell is taken under `_progress_lock`, by the ack thread and by a server
+    thread that waits for the sync of its own put.
     """
 
     def __init__(
@@ -116,13 +115,12 @@ class LeaderHost:
         self._sync = config.flush == "sync"
         self._mirror = "replication" in roles
         self._waiting: deque[Waiting] = deque()
-        #: checked puts, in the order of their streams
-        self._queued: deque[tuple[PutTicket, CheckedPut]] = deque()
-        self._append_wake = threading.Event()
-        self._append_lock = threading.Lock()
+        self._appender = Appender(self._append, self._hand_over)
         self._submit_lock = threading.Lock()
         #: held by a thread that waits for the sync of its own put
         self._watch_lock = threading.Lock()
+        #: puts that do not wait themselves, because the disk was slower than a watch
+        self._watch_pause = 0
         #: of what the satellites tell; order: this one, then `_submit_lock`
         self._progress_lock = threading.Lock()
         self._sequence = 0
@@ -145,7 +143,9 @@ class LeaderHost:
         self._ahead = self.store.log.allocate_ahead()
         self._threads = [
             threading.Thread(
-                target=self._guard(self._run_appends), name="raymq-append", daemon=True
+                target=self._guard(lambda: self._appender.run(lambda: self._stopping)),
+                name="raymq-append",
+                daemon=True,
             ),
             threading.Thread(target=self._guard(self._run_acks), name="raymq-acks", daemon=True),
             threading.Thread(
@@ -198,7 +198,7 @@ class LeaderHost:
     ) -> PutTicket:
         """Append a batch; the ticket completes when its promise is kept, or fails with what refused it.
 
-        `alone`: the producer sends nothing before the answer, so that this thread may wait for it.
+        `alone`: the producer seems to send nothing before the answer, so that this thread may wait for it.
         Raises: Rejected, Unavailable with nothing stored.
         """
         self._check_serving()
@@ -211,87 +211,74 @@ class LeaderHost:
             self.counters.rejected += 1
             raise
         ticket = PutTicket(notify)
-        self._queued.append((ticket, checked))
-        if batch_bytes(request.batch) < LARGE_BYTES:
-            self._append_queued()
-            if alone and self._sync and not self._mirror:
-                self._await_sync(ticket)
-        else:
-            self._append_wake.set()
+        # From here on it may be stored: nothing is raised, the ticket tells.
+        appended = self._appender.put(ticket, checked)
+        if alone and appended and self._sync and not self._mirror:
+            self._await_sync(ticket)
         return ticket
 
     def _await_sync(self, ticket: PutTicket) -> None:
         """While nobody else waits: to wake the ack loop takes about as long as the sync itself."""
+        if self._watch_pause:
+            self._watch_pause -= 1
+            return
         try:
             last = self._waiting[0]
         except IndexError:
             return
-        if last.ticket is ticket and self._watch_lock.acquire(blocking=False):
-            try:
-                self.supervisor.await_flushed(
-                    last.append.end_offset, lambda: len(self._waiting) == 1 and not self._queued
-                )
-                self._advance()
-            finally:
-                self._watch_lock.release()
-
-    def _append_queued(self) -> None:
-        """Append what is queued, unless another thread is at it: that one takes ours too.
-
-        Nobody waits for a lock, and puts that come together share one word and one bell (flat combining;
-        with a lock instead, 16 producers spent most of their time handing it over).
-        """
-        while self._queued and self._append_lock.acquire(blocking=False):
-            ended: list[PutTicket] = []
-            try:
-                made: list[tuple[PutTicket, Append, bool]] = []
-                while self._queued and len(made) < GROUP_PUTS_MAX:
-                    ticket, checked = self._queued.popleft()
-                    try:
-                        appended = self._append(checked)
-                    except RayMQError as error:
-                        if isinstance(error, DeliveryUnknown):
-                            self.counters.unknown += 1
-                        else:
-                            self.counters.rejected += 1
-                        ticket.settle(error)
-                        ended.append(ticket)
-                        continue
-                    made.append((ticket, appended, checked.request.acks == "leader"))
-                ended += self._await(made)
-            finally:
-                self._append_lock.release()
-            tell_all(ended)
-
-    def _run_appends(self) -> None:
-        """Append large batches, while the threads that brought them receive and check the next ones."""
-        while not self._stopping:
-            self._append_wake.wait()
-            self._append_wake.clear()
-            self._append_queued()
+        if last.ticket is not ticket or not self._watch_lock.acquire(blocking=False):
+            return
+        try:
+            flushed = self.supervisor.await_flushed(
+                last.append.end_offset,
+                lambda: len(self._waiting) == 1 and not self._appender.waiting,
+            )
+            self._watch_pause = 0 if flushed else WATCH_PAUSE_PUTS
+            self._advance()
+        except Exception as error:
+            log.exception("after a put")
+            self._fail(Unavailable(f"after a put: {error!r}", field="store"))
+        finally:
+            self._watch_lock.release()
 
     def _append(self, checked: CheckedPut) -> Append:
         try:
             appended = self.store.append(checked)
+        except DeliveryUnknown:
+            self.counters.unknown += 1
+            raise
         except RayMQError:
+            self.counters.rejected += 1
             raise
         except OSError as error:
+            self.counters.rejected += 1
             raise Unavailable(f"the log could not be written: {error}", field="store") from error
-        except Exception as error:
-            # An answer must go out; and what others have queued is still to be appended.
-            log.exception("put")
-            raise Bug(f"put: {error!r}") from error
         self.counters.puts += 1
         self.counters.rows += appended.count
         self.counters.bytes += int(checked.prepared.sizes.sum())
         self.counters.duplicates += appended.duplicates
         return appended
 
-    def _await(self, made: list[tuple[PutTicket, Append, bool]]) -> list[PutTicket]:
-        """Hand puts to the satellites. Returns: the tickets of those that are kept already, settled."""
+    def _hand_over(self, made: list[Made]) -> list[PutTicket]:
+        """Hand puts to the satellites. Returns: the tickets of those that have ended already, settled."""
+        try:
+            return self._await(made)
+        except Exception as error:
+            log.exception("behind an append")
+            self._fail(Unavailable(f"behind an append: {error!r}", field="store"))
+        # Stored, but nobody waits for their syncs any more.
+        left = [put for put in made if not put.ticket.done]
+        for put in left:
+            self._settle_unknown(Waiting(put.ticket, put.appended, put.leader_only, 0, 0))
+        return [put.ticket for put in left]
+
+    def _await(self, made: list[Made]) -> list[PutTicket]:
         ended: list[PutTicket] = []
-        if not made:
-            return ended
+        if not self._sync and not self._mirror:
+            # What is acknowledged at once is readable at once.
+            with self._progress_lock:
+                self._note_confirmed(0)
+            self._dispatch_wake.set()
         now_ms = self.clock.monotonic_ms()
         with self._submit_lock:
             # Order: bytes (written), then the word, then the bell.
@@ -349,17 +336,24 @@ class LeaderHost:
             progress = self.supervisor.progress()
             before = log_.confirmed
             log_.note_synced(progress.flushed)
-            if self._mirror:
-                log_.note_confirmed(progress.confirmed)
-            else:
-                log_.note_confirmed(log_.synced if self._sync else log_.end)
+            self._note_confirmed(progress.confirmed)
             moved = log_.confirmed > before
-        self._complete()
-        if moved:
-            # Behind the acks: both need the interpreter.
-            self._dispatch_wake.set()
+        try:
+            self._complete()
+        finally:
+            if moved:
+                # Behind the acks: both need the interpreter.
+                self._dispatch_wake.set()
         if progress.statuses:
             self._except(dict(progress.statuses))
+
+    def _note_confirmed(self, replicated: int) -> None:
+        """C, once more: what the replicas have, else what the disk, else what the log has. Needs `_progress_lock`."""
+        log_ = self.store.log
+        if self._mirror:
+            log_.note_confirmed(replicated)
+        else:
+            log_.note_confirmed(log_.synced if self._sync else log_.end)
 
     def _complete(self) -> None:
         now = self.clock.monotonic_ms()
@@ -468,13 +462,18 @@ class LeaderHost:
             return
         log.error("the shard stops writing: %s", error)
         self.failed = error
+        self._settle_left()
+        with self._readable:
+            self._readable.notify_all()
+
+    def _settle_left(self) -> None:
+        """Answer what nobody will answer any more: not stored, or not known."""
+        self._appender.end()
         with self._submit_lock:
             waiting, self._waiting = list(self._waiting), deque()
         for entry in waiting:
             self._settle_unknown(entry)
         tell_all(entry.ticket for entry in waiting)
-        with self._readable:
-            self._readable.notify_all()
 
     def _check_serving(self) -> None:
         if self.failed is not None:
@@ -626,7 +625,7 @@ class LeaderHost:
 
     def _wait(self, appended: Append) -> None:
         ticket = PutTicket()
-        tell_all(self._await([(ticket, appended, False)]))
+        tell_all(self._hand_over([Made(ticket, appended, False)]))
         ticket.wait(60.0)
 
     def replicate(
@@ -662,13 +661,13 @@ class LeaderHost:
         """Orderly stop: no new puts, waiting ones answered, everything synced, satellites told to end."""
         deadline = self.clock.monotonic_ms() + int(timeout_s * 1000)
         while (
-            (self._queued or self._waiting)
+            (self._appender.busy or self._waiting)
             and self.failed is None
             and self.clock.monotonic_ms() < deadline
         ):
             self.clock.sleep_ms(5)
         self._stopping = True
-        self._append_wake.set()
+        self._appender.wake()
         self._dispatch_wake.set()
         self._dispatch_now.set()
         self._ahead.wake()
@@ -676,6 +675,7 @@ class LeaderHost:
             self._readable.notify_all()
         for thread in self._threads:
             thread.join(2.0)
+        self._settle_left()
         self.supervisor.close()
         with contextlib.suppress(OSError, Corrupt):
             if not self._mirror and self.failed is None:

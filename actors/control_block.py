@@ -15,6 +15,7 @@ measured to show other processes torn values in 18-21 % of polls.
     8      CommitLog  heartbeat, monotonic ms
     16     CommitLog  appended end, packed with the log generation
     17     CommitLog  1: an append has begun whose end is not in word 16 yet; a hint only
+    18     CommitLog  1: CommitLog looks at the positions itself just now; GroupCommit leaves out its bell
     32 + 32 * r       the record of role r:
       +0, +1  satellite  pid, start time
       +2      satellite  incarnation: "I am here"; written last, 0 while the words beside it change

@@ -93,7 +93,7 @@ class FollowerHost:
             log.sync()
             self.supervisor.begin(log.end, log.synced, log.confirmed)
         except BaseException:
-            log.close(clean=False)
+            log.abandon()
             raise
         return log
 

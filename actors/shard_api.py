@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from raymq.store.errors import DeliveryUnknown, RayMQError
 from raymq.store.put import FetchRequest, FetchSlice, PutOutcome, PutRequest
+
+log = logging.getLogger("raymq.commit_log")
 
 
 class PutTicket:
@@ -84,7 +87,7 @@ class ShardBackend(Protocol):
     ) -> PutTicket:
         """Append a batch; `notify` as for PutTicket. Puts of one thread are appended in the order of the calls.
 
-        `alone`: the producer sends nothing before the answer, so that this thread may wait for it.
+        `alone`: the producer seems to send nothing before the answer, so that this thread may wait for it.
         Raises: Rejected, Unavailable at once, with nothing stored; the ticket may fail so later.
         """
 
@@ -101,7 +104,10 @@ class ShardBackend(Protocol):
 
 
 def tell_all(tickets: Iterable[PutTicket]) -> None:
-    """Call every `notify` of settled tickets once."""
+    """Call every `notify` of settled tickets once. The trouble of one stream is not another's."""
     for notify in dict.fromkeys(ticket.notify for ticket in tickets):
         if notify is not None:
-            notify()
+            try:
+                notify()
+            except Exception:
+                log.exception("telling of a put")

@@ -9,8 +9,8 @@ when each segment was made. A flusher may have been told of a write error and di
 kernel tells each open descriptor once, so the witness hears of it too, while a new flusher's new descriptor would
 sync "successfully" what the disk has dropped.
 
-Callers: one thread pushes (`publish_appended`, `submit`), one reads (`progress`, `wait`), one supervises
-(`fence_old`, `begin`, `tick`, `revoke`, `close`); they may be three different ones.
+Callers: one thread at a time pushes (`publish_appended`, `submit`), one reads (`progress`), one waits (`wait`), one
+supervises (`fence_old`, `begin`, `tick`, `revoke`, `close`); they may be three different ones.
 """
 
 from __future__ import annotations
@@ -246,18 +246,21 @@ class Supervisor:
         if "group_commit" in self._seats:
             self._ring("group_commit")
 
-    def await_flushed(self, end_offset: int, wanted: Callable[[], bool]) -> None:
+    def await_flushed(self, end_offset: int, wanted: Callable[[], bool]) -> bool:
         """Look, without sleeping, until everything below is synced, for WATCH_US at most, while it is `wanted`.
 
+        Returns: False when the time was up.
         Callers: one thread at a time, with no Replication to wait for. It must look at `progress` afterwards.
         """
         deadline = self._clock.monotonic() + WATCH_US / 1e6
         seat = self._seats["group_commit"]
         self._control.watching = True
         try:
-            while seat.position < end_offset and wanted() and self._clock.monotonic() < deadline:
+            while seat.position < end_offset and wanted():
                 # Another thread gets the interpreter by its switch interval.
-                continue
+                if self._clock.monotonic() > deadline:
+                    return False
+            return True
         finally:
             self._control.watching = False
 

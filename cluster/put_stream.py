@@ -130,7 +130,7 @@ class PutStreamServer:
                     head.result.wait()
             self._send_ready(may_block=True)
         with self._sending:
-            return
+            self._gone = True
 
     def bye(self) -> None:
         """Tell the producer that the server stops, behind the acks of what was put."""
@@ -138,26 +138,28 @@ class PutStreamServer:
         self._write_wake.set()
 
     def _put(self, chunk: Any, size: int) -> None:
-        number = 0
+        number, read = 0, -1
         result: PutTicket | RayMQError
         try:
             meta = protocol.unpack(chunk.app_metadata)
-            number = int(meta["id"])
-            read = int(meta.get("read", -1))
-            self._note_read(read)
-            # A client that has read all answers waits for this one, perhaps.
-            result = self._backend.put(
-                _put_request(meta, chunk.data), self._send_ready, alone=read == number - 1
-            )
+            number, read = int(meta["id"]), int(meta.get("read", -1))
+            request = _put_request(meta, chunk.data)
         except RayMQError as error:
             result = error
         except (KeyError, TypeError, ValueError) as error:
             result = Rejected(
                 f"bad put metadata: {error!r}", field="metadata", limit="cluster/protocol.py"
             )
-        except Exception as error:
-            # The producer would wait for ever for this batch and all behind it.
-            result = Bug(f"put: {error!r}")
+        else:
+            self._note_read(read)
+            try:
+                # A client that has read all answers waits for this one, perhaps.
+                result = self._backend.put(request, self._send_ready, alone=read == number - 1)
+            except RayMQError as error:
+                result = error
+            except Exception as error:
+                # The producer would wait for ever for this batch and all behind it.
+                result = Bug(f"put: {error!r}")
         self._answers.append(_Answer(number, result, size))
         # It may have ended before its answer stood in the queue.
         self._send_ready()

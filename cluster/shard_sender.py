@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from raymq.store.clock import Clock
 from raymq.store.errors import (
+    Bug,
     DeliveryUnknown,
     Fenced,
     RayMQError,
@@ -332,7 +333,9 @@ class ShardSender:
         elif isinstance(error, Fenced):
             lane.dead = error
             self._retry.append(out)
-        elif gap or out.uncertain:
+        elif gap or out.uncertain or isinstance(error, Bug):
+            # A shard that does not know what it did may have stored it.
+            out.uncertain = out.uncertain or isinstance(error, Bug)
             lane.broken = error.message
             self._retry.append(out)
         else:

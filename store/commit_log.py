@@ -76,10 +76,13 @@ class CommitLog:
         _refuse_foreign_directory(root, files)
         self._lock = StoreLock(root, files=files)
         self._lock.acquire()
+        #: what is open, closed in the opposite order
+        self._opened = contextlib.ExitStack()
+        self._opened.callback(self._lock.release)
         try:
             self._open(identity or {})
         except BaseException:
-            self._lock.release()
+            self._opened.close()
             raise
 
     def _open(self, identity: dict[str, Any]) -> None:
@@ -95,6 +98,7 @@ class CommitLog:
         self.abort = AbortFile(self.root, files=self.files)
         self.crashed = self.abort.exists()
         self.meta = Meta.open(side / "meta", files=self.files)
+        self._opened.callback(self.meta.close)
         self.own = fresh or self.meta.get("store_id") is not None
         boot_id = self.files.boot_id()
         self.same_boot = self.meta.get("boot_id") == boot_id
@@ -106,11 +110,15 @@ class CommitLog:
                 rule="poisoned",
             )
         self.marks = Marks.open(side / "marks", files=self.files)
+        self._opened.callback(self.marks.close)
         self.chain = Chain(side / "chain", self.config.segment_size_bytes, files=self.files)
+        self._opened.callback(self.chain.close)
         self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
+        self._opened.callback(self.checkpoint.close)
         self.queue = MappedFileQueue(
             self.root / "commitlog", self.config.segment_size_bytes, files=self.files
         )
+        self._opened.callback(self.queue.close)
         self.queue.load()
         cut = self.meta.get("cut")
         if cut is not None:
@@ -511,12 +519,12 @@ class CommitLog:
                     self.meta.update({"clean": True})
                     self.abort.remove()
         finally:
-            self.queue.close()
-            self.chain.close()
-            self.marks.close()
-            self.checkpoint.close()
-            self.meta.close()
-            self._lock.release()
+            self._opened.close()
+
+    def abandon(self) -> None:
+        """Let go of every file as a crash would: nothing is synced or noted, `abort` stays."""
+        self._closed = True
+        self._opened.close()
 
     def sync_for_close(self) -> None:
         """The last sync of an orderly stop."""

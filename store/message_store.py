@@ -687,17 +687,16 @@ class MessageStore:
             complete = False
             raise
         finally:
-            self._let_go(clean=complete)
+            for queue in self._queues.values():
+                queue.close()
+            log.close(clean=complete)
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: nothing is synced, `abort` stays."""
         self._closed = True
-        self._let_go(clean=False)
-
-    def _let_go(self, *, clean: bool) -> None:
         for queue in self._queues.values():
             queue.close()
-        self.log.close(clean=clean)
+        self.log.abandon()
 
 
 def _json(value: Any) -> bytes:

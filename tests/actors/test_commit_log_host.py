@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,35 @@ def test_a_put_that_is_alone_is_told_of_once_and_kept(serving: Shard) -> None:
     assert serving.host.status()["synced"] == serving.host.status()["appended"]
     # A ticket ends before it is told of.
     until(lambda: len(calls) == 30, lambda: threading.Event().wait(0.005))
+
+
+def test_trouble_behind_an_append_is_answered_as_unknown_and_ends_the_shard(
+    serving: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def publish(end_offset: int) -> None:
+        raise ValueError("the shared page is gone")
+
+    monkeypatch.setattr(serving.host.supervisor, "publish_appended", publish)
+    ticket = serving.host.put(request([b"stored"], producer=11))
+    with pytest.raises(DeliveryUnknown):
+        ticket.wait(30)
+    with pytest.raises(Unavailable):
+        serving.host.put(request([b"late"], producer=11, sequence=1))
+    assert serving.host.status()["state"] == "READ_ONLY"
+
+
+def test_large_and_small_batches_of_a_producer_keep_their_order(serving: Shard) -> None:
+    batches = [[b"x" * 1000] * 140 if number % 3 else [b"small"] for number in range(12)]
+    sequences = list(accumulate(map(len, batches), initial=0))
+    tickets = [
+        serving.host.put(request(rows, producer=12, sequence=sequence))
+        for rows, sequence in zip(batches, sequences[:-1], strict=True)
+    ]
+    assert [ticket.wait(30).first_offset for ticket in tickets] == sequences[:-1]
+
+
+def test_what_is_acknowledged_is_seen_by_the_next_read(serving: Shard) -> None:
+    for number in range(20):
+        serving.host.put(request([b"%d" % number], producer=13, sequence=number)).wait(30)
+        parts = serving.host.fetch(FetchRequest("t", {0: number}, 1 << 20, 1, 0))
+        assert [len(part.records) for part in parts if part.records is not None] == [1]

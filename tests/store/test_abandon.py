@@ -1,0 +1,45 @@
+"""Letting go of a store as a crash would."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from raymq.store.errors import Corrupt
+from raymq.store.files import Files
+from raymq.store.marks import Marks
+from raymq.store.message_store import MessageStore
+from raymq.store.put import PutRequest
+from tests.support.batches import batch
+
+
+def test_an_abandoned_store_has_synced_and_noted_nothing(tmp_path: Path) -> None:
+    store = MessageStore.open(tmp_path)
+    store.create_topic("t", 1, [0])
+    store.log.sync()
+    synced = store.log.synced
+    store.put(PutRequest("t", 0, batch([b"not synced"]), None, 0, 0, "quorum"))
+    end = store.log.end
+    assert synced < end
+    store.abandon()
+    marks = Marks.open(tmp_path / "raymq" / "marks", files=Files())
+    assert marks.synced_end == synced
+    marks.close()
+    again = MessageStore.open(tmp_path)
+    # The bytes are in the page cache; that they are on disk was never proved.
+    assert (again.log.end, again.log.crashed) == (end, True)
+    again.close()
+
+
+def test_a_refused_start_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    store = MessageStore.open(tmp_path)
+    store.log.poison("a sync failed")
+    store.abandon()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(Corrupt, match="poisoned"):
+            MessageStore.open(tmp_path)
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert Files().exists(tmp_path / "abort")
