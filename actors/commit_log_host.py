@@ -289,6 +289,8 @@ class LeaderHost:
         except Exception as error:
             log.exception("behind an append")
             self._fail(Unavailable(f"behind an append: {error!r}", field="store"))
+            # Also where the shard is stopping already: no ticket may end twice.
+            self._settle_left()
         # Stored, but nobody waits for their syncs any more.
         left = [put for put in made if not put.ticket.done]
         for put in left:
