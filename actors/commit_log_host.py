@@ -202,8 +202,8 @@ class LeaderHost:
             if not self._mirror:
                 log_.note_confirmed(log_.end)
             self.supervisor.begin(log_.end, log_.synced, log_.confirmed)
-            log_.on_pool_full = self._await_room
-            log_.publish_pool(self.supervisor.incarnation)
+            log_.pool.on_full = self._await_room
+            log_.pool.publish(self.supervisor.incarnation)
         except BaseException:
             store.abandon()
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .errors import Unavailable
+from .errors import Rejected, Unavailable
 from .files import Files
 
 
@@ -75,3 +75,26 @@ class StoreLock:
             self._files.held_locks.discard(os.path.realpath(self._path))
             self._files.close(self._fd)
             self._fd = -1
+
+
+def refuse_foreign_directory(root: Path, *, files: Files) -> None:
+    """A directory that holds other things and no store is a mistake, not an empty store. Raises: Rejected."""
+    names = set(files.list(root))
+    known = {
+        "commitlog",
+        "consumequeue",
+        "raymq",
+        "checkpoint",
+        "abort",
+        "abort.bak",
+        "lock",
+        "config",
+        "index",
+    }
+    if names and not names & {"commitlog", "raymq", "lock"} and names - known:
+        raise Rejected(
+            f"{root} is not empty and no store (it holds {', '.join(sorted(names)[:3])}...); give an empty or new "
+            "directory",
+            field="data_dir",
+            limit="an empty directory or a store",
+        )

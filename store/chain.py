@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .checksum import crc32c
-from .errors import Rejected
+from .errors import Corrupt, Rejected
 from .files import Files
 
 _UNIT = struct.Struct(">qqqIIq")
@@ -52,6 +52,18 @@ class ChainUnit(NamedTuple):
 def unpack_units(data: bytes | memoryview) -> list[ChainUnit]:
     """Units from a multiple of 40 bytes."""
     return [ChainUnit(*item[:5]) for item in _UNIT.iter_unpack(data)]
+
+
+def check_units(units: list[ChainUnit], data: memoryview) -> None:
+    """Whether `data`, which begins with the first unit, has their CRCs. Raises: Corrupt."""
+    base = units[0].start
+    for unit in units:
+        if crc32c(data[unit.start - base : unit.end - base]) != unit.crc:
+            raise Corrupt(
+                f"bytes [{unit.start}, {unit.end}) arrived damaged",
+                offset=unit.start,
+                rule="chain crc",
+            )
 
 
 class Chain:

@@ -31,6 +31,7 @@ BODY_CRC_MASK = 0x7FFFFFFF
 #: bodies of this mean size are read in place; below, a copy made by Arrow costs less than a slice.
 #: (Copies of large ones cost twenty times the CRC: the allocator gets and returns pages each time.)
 SLICED_BODY_BYTES = 512
+_ZEROS = bytes(1 << 20)
 
 
 @lru_cache(maxsize=1)
@@ -48,6 +49,16 @@ def crc32c(data: Any, value: int = 0) -> int:
         plain = data if isinstance(data, bytes) else np.frombuffer(data, dtype=np.uint8)
         return int(google_crc32c.extend(value, plain))
     return _crcmod_function()(bytes(memoryview(data)), value)
+
+
+def crc32c_padded(data: bytes, length: int) -> int:
+    """CRC-32C of `data` and the zeros behind it, `length` bytes together."""
+    crc, left = crc32c(data), length - len(data)
+    while left:
+        part = min(left, len(_ZEROS))
+        crc = crc32c(memoryview(_ZEROS)[:part], crc)
+        left -= part
+    return crc
 
 
 if not _has_google_crc32c:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,28 +16,25 @@ import numpy as np
 import pyarrow as pa
 
 from . import record
-from .abort_lock import AbortFile, StoreLock
-from .chain import Chain, ChainUnit
+from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
+from .chain import Chain, ChainUnit, check_units
 from .checkpoint import Checkpoint
-from .checksum import crc32c
+from .checksum import crc32c, crc32c_padded
 from .clock import Clock
 from .config import StoreConfig
 from .errors import Corrupt, RayMQError, Rejected, Unavailable, require
 from .failpoints import fail_point
 from .files import Files
+from .log_pool import LogPool
 from .log_scan import Known, Visit, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead, MappedFileQueue
 from .marks import Marks
 from .meta import Meta
 from .recovery import Decision
-from .transient_pool import NAME_FILE, TransientPool, remove_pools
 
 #: a record may end no closer than this to the end of its file (reference 1.5)
 BLANK_BYTES = 8
-#: how often an append that waits for room in the pool looks
-POOL_POLL_MS = 1
-_ZEROS = bytes(1 << 20)
 
 
 @dataclass(frozen=True)
@@ -77,15 +73,9 @@ class CommitLog:
         self.clock = clock
         self.own = True
         self.poisoned: str | None = None
-        #: what to do while an append waits for room in the pool; without CommitRealTime the log commits itself
-        self.on_pool_full: Callable[[], None] = self.commit_pool
-        self._pool: TransientPool | None = None
-        self._old_pool: TransientPool | None = None
-        #: since when there is no room and nothing was committed, monotonic ms
-        self._stalled_ms: int | None = None
         self._closed = False
         files.make_dirs(root)
-        _refuse_foreign_directory(root, files)
+        refuse_foreign_directory(root, files=files)
         self._lock = StoreLock(root, files=files)
         self._lock.acquire()
         #: what is open, closed in the opposite order
@@ -142,8 +132,12 @@ class CommitLog:
         self._boot_id = boot_id
         self._identity = identity
         self._store_id = self.meta.get("store_id") or uuid.uuid4().hex
-        self._opened.callback(self._close_pools)
-        self._find_old_pool()
+        self.pool = LogPool(self.root, self.config, self.queue, files=self.files, clock=self.clock)
+        self._opened.callback(self.pool.close)
+        if not self.pool.find_old(self.meta, self._store_id, same_boot=self.same_boot):
+            # Gone with the machine, or with a container's /dev/shm: then what was only there is lost as in a power
+            # loss, although the page cache is not.
+            self.same_boot = False
         self.abort.create()
         self.end = 0
         self.recovered: Recovered | None = None
@@ -158,7 +152,8 @@ class CommitLog:
     @property
     def committed(self) -> int:
         """Everything below is in the files; what lies above is in the transient pool only."""
-        return self.end if self._pool is None else self._pool.committed
+        pool = self.pool.active
+        return self.end if pool is None else pool.committed
 
     @property
     def synced(self) -> int:
@@ -248,10 +243,11 @@ class CommitLog:
         """
         file = self._current()
         position = self.end - file.start
-        if self._pool is not None:
-            self._await_committed(self.end + len(data) - self._pool.size_bytes)
+        pool = self.pool.active
+        if pool is not None:
+            self.pool.await_committed(pool, self.end + len(data) - pool.size_bytes, self.end)
             file.claim(position + len(data))
-            self._pool.write(self.end, data)
+            pool.write(self.end, data)
             fail_point("pool.stored")
             return
         try:
@@ -265,7 +261,7 @@ class CommitLog:
         try:
             self.chain.append(unit)
         except (OSError, RayMQError):
-            if self._pool is None:
+            if self.pool.active is None:
                 file = self._current()
                 self._take_back(file, unit.start - file.start, stored_bytes)
             raise
@@ -295,13 +291,14 @@ class CommitLog:
         left = file.start + size - self.end
         start = self.end
         blank = record.blank(left)
-        if self._pool is not None:
-            self._await_committed(self._pool.hole_end)
+        pool = self.pool.active
+        if pool is not None:
+            self.pool.await_committed(pool, pool.hole_end, start)
         self._store(blank)
-        unit = ChainUnit(start, start + left, epoch, _blank_crc(blank, left), self.chain.value)
+        unit = ChainUnit(start, start + left, epoch, crc32c_padded(blank, left), self.chain.value)
         self._link(unit, len(blank))
-        if self._pool is not None and left > len(blank):
-            self._pool.dig_hole(start + len(blank))
+        if pool is not None and left > len(blank):
+            pool.dig_hole(start + len(blank))
         self.end = start + left
         self.marks.appended_end = self.end
         fail_point("log.roll")
@@ -426,112 +423,17 @@ class CommitLog:
 
     def note_committed(self, offset: int) -> None:
         """CommitRealTime has published `offset`: what is below is in the files, its room in the pool is free."""
-        pool = self._pool
+        pool = self.pool.active
         if pool is not None and offset > pool.committed:
             pool.committed = min(offset, self.end)
 
-    def publish_pool(self, incarnation: int) -> None:
-        """Let the CommitRealTime that this incarnation of CommitLog will grant find the pool."""
-        if self._pool is not None:
-            self._pool.publish(self.root, incarnation)
-
     def commit_pool(self) -> None:
-        """Write what is only in the pool into the files, here. Raises: StorageFull, OSError.
-
-        Callers: while no CommitRealTime is granted, or when nothing is appended any more: one that is in the
-        middle of its work would find other bytes in the room that this sets free.
-        """
-        if self._pool is not None:
-            self._copy_from(self._pool, self._pool.committed, self.end)
-            self._pool.committed = self.end
+        """`LogPool.commit` of everything."""
+        self.pool.commit(self.end)
 
     def restore_pool(self) -> None:
-        """Before recovery, with the old CommitRealTime ended: complete the files from what its pool still has."""
-        pool, self._old_pool = self._old_pool, None
-        if pool is not None:
-            self._copy_from(pool, pool.committed, self.marks.appended_end)
-            fail_point("pool.restored")
-            if self.config.transient_pool and pool.fits(
-                self.config.transient_pool_bytes, self.config.segment_size_bytes
-            ):
-                self._pool = pool
-            else:
-                # It stays until its bytes are known to be in the files: a start that dies before does this again.
-                pool.close()
-
-    def _find_old_pool(self) -> None:
-        name = self.meta.get("pool")
-        if name is None:
-            return
-        if self.same_boot:
-            self._old_pool = TransientPool.attach(name, self._store_id, files=self.files)
-        if self._old_pool is None:
-            # Gone with the machine, or with a container's /dev/shm: then what was only there is lost as in a power
-            # loss, although the page cache is not.
-            self.same_boot = False
-
-    def _open_pool(self) -> None:
-        """A pool for the log as it was recovered. Raises: StorageFull, with the numbers."""
-        if not self.config.transient_pool:
-            return
-        if self._pool is None:
-            self._pool = TransientPool.create(
-                self.root,
-                self._store_id,
-                self.config.transient_pool_bytes,
-                self.config.segment_size_bytes,
-                files=self.files,
-            )
-        self._pool.reset(self.end)
-
-    def _close_pools(self) -> None:
-        for pool in (self._pool, self._old_pool):
-            if pool is not None:
-                pool.close()
-        self._pool = self._old_pool = None
-
-    def _copy_from(self, pool: TransientPool, start: int, stop: int) -> None:
-        for offset, data in pool.pieces(start, stop):
-            file = self.queue.find(offset)
-            if file is None:
-                raise Corrupt(
-                    f"no commit log file takes offset {offset}, which the transient pool holds",
-                    path=str(self.root / "commitlog"),
-                    offset=offset,
-                    rule="offset has a file",
-                )
-            file.pwrite(data, offset - file.start)
-
-    def _await_committed(self, offset: int) -> None:
-        """Wait until everything below is committed, as long as CommitRealTime gets on.
-
-        Raises: Unavailable when it has not moved for the sync flush timeout; nothing was stored.
-        """
-        pool = self._pool
-        if pool is None or pool.committed >= offset:
-            self._stalled_ms = None
-            return
-        limit_ms = self.config.sync_flush_timeout_ms
-        if self._stalled_ms is None:
-            self._stalled_ms = self.clock.monotonic_ms()
-        while True:
-            before = pool.committed
-            self.on_pool_full()
-            if pool.committed >= offset:
-                self._stalled_ms = None
-                return
-            now = self.clock.monotonic_ms()
-            if pool.committed > before:
-                self._stalled_ms = now
-            elif now - self._stalled_ms >= limit_ms:
-                raise Unavailable(
-                    f"the transient pool ({pool.size_bytes} bytes) is full and CommitRealTime stands at "
-                    f"{pool.committed} of {self.end} for {now - self._stalled_ms} ms: look at its role in `raymq "
-                    "status`, and retry",
-                    field="transient_pool",
-                    limit=pool.size_bytes,
-                )
-            self.clock.sleep_ms(POOL_POLL_MS)
+        """`LogPool.restore` of everything that was appended."""
+        self.pool.restore(self.marks.appended_end)
 
     # --- truncation and recovery ----------------------------------------------------------------------------
 
@@ -566,8 +468,8 @@ class CommitLog:
             self.poisoned = f"a cut at {offset} did not finish: {error}"
             raise
         self.end = offset
-        if self._pool is not None:
-            self._pool.reset(offset)
+        if self.pool.active is not None:
+            self.pool.active.reset(offset)
         self.complete_chain()
 
     def recover(
@@ -621,8 +523,8 @@ class CommitLog:
             # All of it was read from the disk. Acks do not sync the marks, so this is how far they are durable.
             self.sync()
             self.marks.lower(end)
-        self._open_pool()
-        left_pool = self.meta.get("pool") or self.files.exists(self.root / NAME_FILE)
+        left_pool = self.pool.left(self.meta.get("pool"))
+        pool_name = self.pool.open(end)
         # Only now: a recovery that fails or dies must find the same facts at its next attempt.
         self.meta.update(
             {
@@ -631,12 +533,12 @@ class CommitLog:
                 "boot_id": self._boot_id,
                 "clean": False,
                 "cut": None,
-                "pool": None if self._pool is None else self._pool.name,
+                "pool": pool_name,
                 **self._identity,
             }
         )
-        if left_pool and self._pool is None:
-            remove_pools(self.root, self._store_id, files=self.files)
+        if left_pool and pool_name is None:
+            self.pool.remove()
         self.recovered = Recovered(
             end, found.begin, row.name, row.cause, self.own, self.same_boot, not self.crashed
         )
@@ -667,9 +569,9 @@ class CommitLog:
                 self.commit_pool()
                 self.sync_for_close()
                 self.chain.sync()
-                if self._pool is not None:
+                if self.pool.active is not None:
                     self.meta.update({"pool": None})
-                    remove_pools(self.root, self._store_id, files=self.files)
+                    self.pool.remove()
                 if clean and self.confirmed >= self.end:
                     self.meta.update({"clean": True})
                     self.abort.remove()
@@ -690,48 +592,3 @@ class CommitLog:
             self.poison(f"fdatasync: {error}")
             raise
         self.note_synced(end)
-
-
-def check_units(units: list[ChainUnit], data: memoryview) -> None:
-    """Raises: Corrupt when bytes do not match their unit."""
-    base = units[0].start
-    for unit in units:
-        if crc32c(data[unit.start - base : unit.end - base]) != unit.crc:
-            raise Corrupt(
-                f"bytes [{unit.start}, {unit.end}) arrived damaged",
-                offset=unit.start,
-                rule="chain crc",
-            )
-
-
-def _blank_crc(blank: bytes, length: int) -> int:
-    """CRC-32C of a blank record and the zeros behind it, `length` bytes together."""
-    crc, left = crc32c(blank), length - len(blank)
-    while left:
-        part = min(left, len(_ZEROS))
-        crc = crc32c(memoryview(_ZEROS)[:part], crc)
-        left -= part
-    return crc
-
-
-def _refuse_foreign_directory(root: Path, files: Files) -> None:
-    """A directory that holds other things and no store is a mistake, not an empty store."""
-    names = set(files.list(root))
-    known = {
-        "commitlog",
-        "consumequeue",
-        "raymq",
-        "checkpoint",
-        "abort",
-        "abort.bak",
-        "lock",
-        "config",
-        "index",
-    }
-    if names and not names & {"commitlog", "raymq", "lock"} and names - known:
-        raise Rejected(
-            f"{root} is not empty and no store (it holds {', '.join(sorted(names)[:3])}...); give an empty or new "
-            "directory",
-            field="data_dir",
-            limit="an empty directory or a store",
-        )

@@ -79,7 +79,7 @@ def confirm(store: MessageStore) -> None:
 def commit_elsewhere(store: MessageStore, stop: int) -> None:
     """What CommitRealTime does, and CommitLog when it hears of it."""
     log = store.log
-    log.publish_pool(7)
+    log.pool.publish(7)
     pool = PoolReader.open(log.root, 7, files=Files())
     writer = SegmentWriter(log.root / "commitlog", SEGMENT, Files())
     for offset, data in pool.pieces(log.committed, stop):
@@ -297,7 +297,7 @@ def test_a_full_pool_waits_and_then_refuses_with_nothing_stored(tmp_path: Path):
     log = store.log
     confirm(store)
     asked: list[int] = []
-    log.on_pool_full = lambda: asked.append(log.end)
+    log.pool.on_full = lambda: asked.append(log.end)
     for _ in range(sent := 10):
         store.put(request([b"x" * 3000]))
     assert asked == []
@@ -317,9 +317,9 @@ def test_a_full_pool_waits_and_then_refuses_with_nothing_stored(tmp_path: Path):
         clock.advance(POOLED.sync_flush_timeout_ms - 100)
         commit_elsewhere(store, log.committed + 1000)
 
-    log.on_pool_full = step
+    log.pool.on_full = step
     store.put(request([b"z" * 3000]))
-    log.on_pool_full = log.commit_pool
+    log.pool.on_full = None
     confirm(store)
     found = records(store)
     assert len(found) == sent + 1

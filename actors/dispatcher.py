@@ -1,0 +1,142 @@
+"""What readers see: the dispatch behind C, and the reads that wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+from raymq.store.clock import Clock
+from raymq.store.errors import OffsetOutOfRange, StorageFull, Unavailable
+from raymq.store.message_store import MessageStore
+from raymq.store.put import FetchRequest, FetchSlice
+
+log = logging.getLogger("raymq.commit_log")
+
+#: while nobody waits to read, units are dispatched together: each dispatch alone takes the interpreter from the puts
+DISPATCH_LINGER_S = 0.004
+#: how long a read waits for the dispatch of what was acknowledged before it; then it sees what there is
+DISPATCH_WAIT_S = 0.1
+#: how often consume queues are synced; they are caches
+QUEUE_SYNC_MS = 60_000
+
+
+class Dispatcher:
+    """The read side of one leader. Threads: `run` is one of its own; any may `wake` and `fetch`."""
+
+    def __init__(self, store: MessageStore, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._readable = threading.Condition()
+        #: readers that wait, guarded by `_readable`
+        self._readers = 0
+        self._wake = threading.Event()
+        #: somebody waits for the dispatch
+        self._now = threading.Event()
+        self._stopping = False
+        #: C has moved, or may have
+        self.wake = self._wake.set
+
+    def run(self) -> None:
+        """Dispatch what is confirmed until told to stop. Raises: what the store raises; the shard cannot go on then."""
+        last_sync = self._clock.monotonic_ms()
+        while not self._stopping:
+            self._wake.wait(1.0)
+            self._wake.clear()
+            if not self._readers:
+                self._now.wait(DISPATCH_LINGER_S)
+            self._now.clear()
+            while not self._stopping:
+                before = self._store.dispatched
+                try:
+                    after = self._store.dispatch(self._store.log.confirmed)
+                except StorageFull as error:
+                    # No room for a consume queue file: readers wait, the log is not touched by it.
+                    log.warning("dispatch waits for room: %s", error)
+                    break
+                if after == before:
+                    break
+                self.tell_readers()
+            now = self._clock.monotonic_ms()
+            if now - last_sync >= QUEUE_SYNC_MS and not self._stopping:
+                self._store.sync_queues()
+                last_sync = now
+
+    def stop(self) -> None:
+        """End `run`, and every read that waits."""
+        self._stopping = True
+        self._wake.set()
+        self._now.set()
+        self.tell_readers()
+
+    def tell_readers(self) -> None:
+        """Readers that wait look again."""
+        with self._readable:
+            self._readable.notify_all()
+
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
+        """Read every queue asked for; wait up to `wait_ms` while none has anything. What is acknowledged is seen.
+
+        Source: PullRequestHoldService: a request is held until a message arrives or its time is up.
+        """
+        self.await_confirmed()
+        deadline = self._clock.monotonic_ms() + request.wait_ms
+        while True:
+            with self._readable:
+                found = self._read(request)
+                left = deadline - self._clock.monotonic_ms()
+                if (
+                    any(
+                        part.error or (part.records is not None and len(part.records))
+                        for part in found
+                    )
+                    or left <= 0
+                ):
+                    return found
+                if self._stopping:
+                    raise Unavailable("the shard is stopping", field="shard")
+                with self._reading():
+                    self._readable.wait(left / 1000)
+
+    def await_confirmed(self) -> None:
+        """Wait until readers see what is confirmed now; not for long."""
+        upto = self._store.log.confirmed
+        if self._store.dispatched < upto:
+            with self._readable, self._reading():
+                self._readable.wait_for(
+                    lambda: self._store.dispatched >= upto or self._stopping, DISPATCH_WAIT_S
+                )
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """While somebody waits for the dispatch it does not linger. Needs `_readable`."""
+        self._readers += 1
+        self._now.set()
+        try:
+            yield
+        finally:
+            self._readers -= 1
+
+    def _read(self, request: FetchRequest) -> list[FetchSlice]:
+        slices: list[FetchSlice] = []
+        budget = request.max_bytes
+        for queue_id, offset in request.offsets.items():
+            try:
+                part = self._store.fetch(
+                    request.topic,
+                    queue_id,
+                    offset,
+                    max_bytes=max(budget, 1),
+                    max_records=request.max_records,
+                )
+            except OffsetOutOfRange as error:
+                low, high = self._store.queue_range(request.topic, queue_id)
+                slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
+                continue
+            if part.records is not None and len(part.records):
+                budget -= part.records.nbytes
+                slices.append(part)
+                if budget <= 0:
+                    break
+        return slices
