@@ -19,7 +19,7 @@ from raymq.store.errors import DeliveryUnknown, RayMQError, Unavailable
 from raymq.store.put import Append, PutOutcome
 from raymq.store.status import PutStatus
 
-from .appender import Made
+from .appender import Appender, Made
 from .latency import LatencyCounter
 from .shard_api import PutTicket, tell_all
 from .supervisor import Supervisor
@@ -47,6 +47,19 @@ class Waiting:
     sequence: int
 
 
+@dataclass
+class Counters:
+    """What status and the benchmarks show."""
+
+    puts: int = 0
+    rows: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    rejected: int = 0
+    unknown: int = 0
+    fetches: int = 0
+
+
 class PutAcks:
     """The puts under way of one leader.
 
@@ -61,6 +74,7 @@ class PutAcks:
         config: StoreConfig,
         *,
         clock: Clock,
+        counters: Counters,
         mirror: bool,
         on_confirmed: Callable[[], None],
         fail: Callable[[RayMQError], None],
@@ -76,8 +90,7 @@ class PutAcks:
         self._sync = config.flush == "sync"
         #: in the order of the log
         self.waiting: deque[Waiting] = deque()
-        #: puts that were answered as unknown
-        self.unknown = 0
+        self._counters = counters
         #: of puts whose promise was kept; guarded by `_submit_lock`
         self.latency = LatencyCounter()
         self._submit_lock = threading.Lock()
@@ -172,10 +185,10 @@ class PutAcks:
                 raise Unavailable(self._supervisor.poisoned, field="store", status="poisoned")
             self._advance()
 
-    def await_sync(self, ticket: PutTicket, others: Callable[[], int]) -> None:
+    def await_sync(self, ticket: PutTicket, appender: Appender) -> None:
         """While nobody else waits: to wake the ack loop takes about as long as the sync itself.
 
-        Args: others: puts that are to be appended yet. Callers: who brought this put, in the sync mode, no mirror.
+        Callers: who brought this put, in the sync mode without a mirror.
         """
         if self._watch_pause:
             self._watch_pause -= 1
@@ -188,7 +201,7 @@ class PutAcks:
             return
         try:
             flushed = self._supervisor.await_flushed(
-                last.append.end_offset, lambda: len(self.waiting) == 1 and not others()
+                last.append.end_offset, lambda: len(self.waiting) == 1 and not appender.waiting
             )
             self._watch_pause = 0 if flushed else WATCH_PAUSE_PUTS
             self._advance()
@@ -263,7 +276,7 @@ class PutAcks:
             # The replica's status wins over the flush's, as in handleDiskFlushAndHA.
             late_replica = self._mirror and not waiting.leader_only and flushed
             status = PutStatus.FLUSH_SLAVE_TIMEOUT if late_replica else PutStatus.FLUSH_DISK_TIMEOUT
-        self.unknown += 1
+        self._counters.unknown += 1
         waiting.ticket.settle(
             DeliveryUnknown(
                 f"stored at the leader, but {status.value}: it may or may not stay; a retry with the same sequence "

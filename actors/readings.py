@@ -30,7 +30,7 @@ def read_leader(host: LeaderHost) -> Readings:
         "raymq_append_batches_total": counters.puts,
         "raymq_append_messages_total": counters.rows - counters.duplicates,
         "raymq_append_bytes_total": counters.bytes,
-        "raymq_append_seconds": host.append_latency.read(),
+        "raymq_append_seconds": host.acks.latency.read(),
         "raymq_flush_seconds": host.supervisor.sync_latencies(),
         "raymq_fsyncs_total": sum(flusher["syncs"] for flusher in flushers),
         "raymq_duplicates_total": counters.duplicates,

@@ -360,7 +360,7 @@ def test_every_fsync_of_the_async_flush_service_is_measured(leader: Leader) -> N
     # What stands in the log before the service is let in is synced by the host.
     until(lambda: host.supervisor.sync_latencies().total > 0, put)
     until(lambda: dict(read_leader(host))["raymq_fsyncs_total"] != 0, wait_a_little)
-    assert host.append_latency.read().total == puts
+    assert host.acks.latency.read().total == puts
 
 
 def test_status_tells_the_same_as_json(leader: Leader) -> None:
