@@ -204,6 +204,9 @@ class LeaderHost:
         except OSError as error:
             self.counters.rejected += 1
             raise Unavailable(f"the log could not be written: {error}", field="store") from error
+        if self._sync and checked.request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
+            # The flusher that was told of it is awake: it syncs while the put is counted and handed over.
+            self.acks.publish_early()
         self.counters.puts += 1
         self.counters.rows += appended.count
         self.counters.bytes += int(checked.prepared.sizes[appended.duplicates :].sum())

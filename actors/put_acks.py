@@ -120,6 +120,12 @@ class PutAcks:
             self._settle_unknown(Waiting(put.ticket, put.appended, put.leader_only, 0, 0))
         return [put.ticket for put in left]
 
+    def publish_early(self) -> None:
+        """Let the flusher begin, where nobody else waits, before `hand_over`. Callers: whoever appends."""
+        if not self.waiting:
+            with self._submit_lock:
+                self._supervisor.publish_appended(self._log.end)
+
     def _await(self, made: list[Made]) -> list[PutTicket]:
         ended: list[PutTicket] = []
         if not self._sync and not self._mirror:

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
-from raymq.store.record import PUT_SCHEMA, batch_bytes, check_put
+from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 
 from .routes import Routes, TopicRoute
-from .shard_sender import BatchReceipt, Lane, ShardSender, new_producer_id
+from .shard_sender import BatchFuture, BatchReceipt, Lane, ShardSender, new_producer_id
 
 MIB = 1 << 20
 
@@ -95,7 +95,7 @@ class BatchSender:
         """A topic's queues. Raises: Rejected when there is none."""
         return self._routes.topic(name)
 
-    def send(self, topic: str, queue_id: int, batch: pa.RecordBatch) -> Future[BatchReceipt]:
+    def send(self, topic: str, queue_id: int, batch: pa.RecordBatch) -> BatchFuture:
         """Send one batch of one queue.
 
         Returns: a future of the receipt; it fails as design D11 says.
@@ -115,8 +115,8 @@ class BatchSender:
         return future
 
     def enqueue(
-        self, topic: str, queue_id: int, batch: pa.RecordBatch, *, acks: Acks | None = None
-    ) -> tuple[Future[BatchReceipt], ShardSender]:
+        self, topic: str, queue_id: int, batch: pa.RecordBatch | Row, *, acks: Acks | None = None
+    ) -> tuple[BatchFuture, ShardSender]:
         """As `send`, but never blocks: nothing is written before the returned sender's `pump`.
 
         Args: `acks` of this batch; None: the sender's.
@@ -125,10 +125,15 @@ class BatchSender:
         which they must not hold while writing.
         """
         self.check_process()
-        check_put(topic, batch, max_message_bytes=_ANY_SIZE)
+        row = check_put(topic, batch, max_message_bytes=_ANY_SIZE)
         if not batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
-        if not batch.schema.equals(PUT_SCHEMA):
+        if row is not None:
+            batch = row
+        elif isinstance(batch, Row):
+            # Too large for what a row is good for.
+            batch = batch.to_batch()
+        elif not batch.schema.equals(PUT_SCHEMA):
             # Names and types were checked; nullability and metadata must be the stream's.
             batch = pa.RecordBatch.from_arrays(batch.columns, schema=PUT_SCHEMA)
         lane, sender = self._lane(topic, queue_id)

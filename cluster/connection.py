@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, cast
 import pyarrow as pa
 
 from raymq.store.errors import Rejected
+from raymq.store.record import Row
 
 from .flight_client import Fetched, ShardConnection
 
@@ -20,7 +21,7 @@ class PutStream(Protocol):
     def opened(self) -> None:
         """Wait until the shard has taken the stream."""
 
-    def send(self, meta: dict[str, Any], batch: pa.RecordBatch) -> None:
+    def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
         """Send one batch."""
 
     def receive(self) -> list[dict[str, Any]]:

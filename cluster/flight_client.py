@@ -12,7 +12,7 @@ import pyarrow.flight as flight
 
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.files import Files
-from raymq.store.record import PUT_SCHEMA
+from raymq.store.record import PUT_SCHEMA, Row
 
 from . import protocol, tls
 
@@ -193,9 +193,12 @@ class PutStream(_Stream):
 
     schema = PUT_SCHEMA
 
-    def send(self, meta: dict[str, Any], batch: pa.RecordBatch) -> None:
-        """Send one batch. Raises: Unavailable when the stream broke."""
-        self._write(protocol.pack(meta), batch)
+    def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
+        """Send one batch, or one row. Raises: Unavailable when the stream broke."""
+        if isinstance(batch, Row):
+            self._write(protocol.pack_row(meta, batch))
+        else:
+            self._write(protocol.pack(meta), batch)
 
     def receive(self) -> list[dict[str, Any]]:
         """The next acks; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""

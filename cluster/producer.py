@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
-from raymq.store.record import PUT_SCHEMA
+from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
 
 from .batch_sender import IN_FLIGHT_BYTES, MIB, Acks, BatchSender, Room, check_acks
 from .codecs import CONTENT_TYPE, codec
@@ -343,15 +343,15 @@ class Producer:
         del self._open[pending.where]
         if self._sticky.get(topic) == queue_id:
             self._sticky[topic] = (queue_id + 1) % self._sender.topic(topic).queues
-        batch = pa.RecordBatch.from_arrays(
-            [
-                pa.array(pending.bodies, pa.binary()),
-                pa.array(pending.tags, pa.string()),
-                pa.array(pending.properties, pa.binary()),
-                pa.array(pending.born, pa.int64()),
-            ],
-            schema=PUT_SCHEMA,
-        )
+        batch: pa.RecordBatch | Row
+        if len(pending.bodies) == 1 and pending.size <= BATCH_BYTES_MAX:
+            batch = Row(
+                pending.bodies[0], pending.tags[0], pending.properties[0], pending.born[0]
+            )
+        else:
+            columns = pending.bodies, pending.tags, pending.properties, pending.born
+            arrays = [pa.array(*column) for column in zip(columns, PUT_SCHEMA.types, strict=True)]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=PUT_SCHEMA)
         pending.bodies, pending.tags, pending.properties, pending.born = [], [], [], []
         pending.rows, pending.sealed_at = batch.num_rows, self._clock.monotonic()
         self._under_way.add(pending)
@@ -360,6 +360,7 @@ class Producer:
         except RayMQError as error:
             self._finish(pending, error)
             return None
+        pending.sent = future
         future.add_done_callback(partial(self._finish, pending))
         return sender
 

@@ -17,8 +17,8 @@ import pyarrow.flight as flight
 
 from raymq.actors.shard_api import PutTicket, ShardBackend
 from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
-from raymq.store.put import PutRequest
-from raymq.store.record import batch_bytes
+from raymq.store.put import PutOutcome, PutRequest
+from raymq.store.record import Row, batch_bytes
 
 from . import protocol
 
@@ -104,7 +104,8 @@ class PutStreamServer:
             self._send_rest()
 
     def _take(self, chunk: Any) -> None:
-        size = 0 if chunk.data is None else batch_bytes(chunk.data)
+        # A row comes in the metadata.
+        size = len(chunk.app_metadata or b"") if chunk.data is None else batch_bytes(chunk.data)
         with self._room:
             # One larger than the limit goes alone.
             while self._in_flight and self._in_flight + size > IN_FLIGHT_BYTES_MAX:
@@ -141,9 +142,11 @@ class PutStreamServer:
         number, read = 0, -1
         result: PutTicket | RayMQError
         try:
-            meta = protocol.unpack(chunk.app_metadata)
+            words, batch = bytes(chunk.app_metadata or b""), chunk.data
+            single = protocol.unpack_row(words) if batch is None else None
+            meta, batch = (protocol.unpack(words), batch) if single is None else single
             number, read = int(meta["id"]), int(meta.get("read", -1))
-            request = _put_request(meta, chunk.data)
+            request = _put_request(meta, batch)
         except RayMQError as error:
             result = error
         except (KeyError, TypeError, ValueError) as error:
@@ -199,7 +202,7 @@ class PutStreamServer:
 
     def _send_some(self) -> None:
         """Answers that are ready ride together; none waits for a later one."""
-        acks: list[dict[str, Any]] = []
+        acks: list[bytes] = []
         size = number = 0
         while self._ready() and len(acks) < ACKS_MAX:
             item = self._answers[0]
@@ -213,7 +216,7 @@ class PutStreamServer:
             size += item.size
             number = item.number
         if acks:
-            message = protocol.pack({"acks": acks})
+            message = b'{"acks":[%b]}' % b",".join(acks)
             self._unread.append((number, len(message)))
             self._sent_bytes += len(message)
             self._send_bytes(message)
@@ -233,7 +236,7 @@ class PutStreamServer:
                 self._room.notify_all()
 
 
-def _put_request(meta: dict[str, Any], batch: pa.RecordBatch | None) -> PutRequest:
+def _put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row | None) -> PutRequest:
     if batch is None:
         raise Rejected("the message has no rows", field="batch", limit="a record batch")
     acks = meta.get("acks", "quorum")
@@ -250,13 +253,18 @@ def _put_request(meta: dict[str, Any], batch: pa.RecordBatch | None) -> PutReque
     )
 
 
-def _ack(answer: _Answer) -> dict[str, Any]:
+#: as `protocol.pack` makes it, at a third of the time
+_KEPT = b'{"id":%d,' + b",".join(b'"%b":%%d' % field.encode() for field in PutOutcome._fields) + b"}"
+
+
+def _ack(answer: _Answer) -> bytes:
+    """One ack as JSON."""
     try:
         if isinstance(answer.result, RayMQError):
             raise answer.result
-        return {"id": answer.number, **answer.result.wait()._asdict()}
+        return _KEPT % (answer.number, *answer.result.wait())
     except RayMQError as error:
-        return {"id": answer.number, "error": to_wire(error)}
+        return protocol.pack({"id": answer.number, "error": to_wire(error)})
     except Exception as error:
         # As above.
-        return {"id": answer.number, "error": to_wire(Bug(f"put: {error!r}"))}
+        return protocol.pack({"id": answer.number, "error": to_wire(Bug(f"put: {error!r}"))})

@@ -20,6 +20,7 @@ import ray.exceptions
 from raymq.actors.ray_methods import READ_WAIT_MS_MAX, RECORD_SCHEMA
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
+from raymq.store.record import Row
 
 from .flight_client import CALL_TIMEOUT_S, Fetched
 from .paths import NAMESPACE
@@ -166,9 +167,11 @@ class RayPutStream(_Stream):
         with self._lock:
             self._stream = stream
 
-    def send(self, meta: dict[str, Any], batch: pa.RecordBatch) -> None:
-        """Send one batch. Raises: Unavailable when the stream broke."""
+    def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
+        """Send one batch, or one row. Raises: Unavailable when the stream broke."""
         self._check()
+        if isinstance(batch, Row):
+            batch = batch.to_batch()
         if self._stream is None:
             self.opened()
         # As a whole buffer: a pickled slice of a batch would bring all of what it is a slice of.

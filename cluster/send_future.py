@@ -14,7 +14,7 @@ from raymq.store.errors import DeliveryUnknown, RayMQError
 
 from .batch_sender import Acks
 from .message import Receipt
-from .shard_sender import BatchReceipt
+from .shard_sender import BatchFuture, BatchReceipt
 
 
 class Pending:
@@ -35,6 +35,7 @@ class Pending:
         "rows",
         "sealed",
         "sealed_at",
+        "sent",
         "size",
         "tags",
         "where",
@@ -70,6 +71,8 @@ class Pending:
         #: when, and with how many messages
         self.sealed_at = 0.0
         self.rows = 0
+        #: the batch on its way, whose answer who waits may read
+        self.sent: BatchFuture | None = None
         #: of the whole batch
         self.future: Future[BatchReceipt] = Future()
         #: somebody was told how it ended
@@ -99,8 +102,9 @@ class SendFuture:
         pending = self._pending
         if not pending.sealed:
             pending.hurry(pending)
+        left = timeout if pending.sent is None else pending.sent.help(timeout)
         try:
-            receipt = pending.future.result(timeout)
+            receipt = pending.future.result(left)
         except FutureTimeoutError:
             raise DeliveryUnknown(
                 f"no receipt within {timeout:g} s; the send goes on, ask again",

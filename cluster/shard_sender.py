@@ -27,12 +27,22 @@ from raymq.store.errors import (
     Unavailable,
     from_wire,
 )
+from raymq.store.record import Row
 
 from .connection import Connection, PutStream
 from .routes import Routes
 
 #: batches unanswered at most; their bytes are limited too
 IN_FLIGHT_BATCHES_MAX = 1024
+#: a receiving thread that is not needed looks this often whether it is, and is back at the stream after so long
+PARK_TICK_S = 0.002
+PARK_S = 0.05
+#: who waits for less long does not read the stream himself: a read has no timeout
+HELP_TIMEOUT_S = 5.0
+#: a read by somebody who waits is broken off after this time, so that he can be interrupted; then nobody tries for
+#: so long
+HELP_MS_MAX = 1_000
+HELP_PAUSE_MS = 60_000
 BACKOFF_MS = 20
 BACKOFF_MS_MAX = 1000
 
@@ -70,6 +80,22 @@ class BatchReceipt(NamedTuple):
         return self.last_offset - behind if self.last_offset >= 0 and (new or not behind) else -1
 
 
+class BatchFuture(Future[BatchReceipt]):
+    """The receipt of a batch. Who waits with `result` may read the stream himself meanwhile."""
+
+    def __init__(self, sender: ShardSender) -> None:
+        super().__init__()
+        self._sender = sender
+
+    def result(self, timeout: float | None = None) -> BatchReceipt:
+        """As Future.result; seconds."""
+        return super().result(self.help(timeout))
+
+    def help(self, timeout: float | None) -> float | None:
+        """Read answers until this one is there, if nobody else does. Returns: what is left of `timeout`."""
+        return timeout if self.done() else self._sender.help(self, timeout)
+
+
 @dataclass(eq=False)
 class Lane:
     """The sequences of one producer in one queue."""
@@ -98,12 +124,12 @@ class Outgoing:
 
     number: int
     lane: Lane
-    batch: pa.RecordBatch
+    batch: pa.RecordBatch | Row
     size: int
     sequence: int
     acks: str
     deadline_ms: int
-    future: Future[BatchReceipt]
+    future: BatchFuture
     #: an earlier try may have stored it
     uncertain: bool = False
 
@@ -112,7 +138,11 @@ Done = list[tuple[Outgoing, BatchReceipt | RayMQError]]
 
 
 class ShardSender:
-    """Sends batches to one shard. Any thread may `add` and `pump`; one of its own receives."""
+    """Sends batches to one shard. Any thread may `add` and `pump`; one of its own receives.
+
+    Where one batch at a time is sent and waited for, who waits reads its answer: to be woken by the receiving thread
+    costs half as much again as the exchange. That thread then stands by (*parked*).
+    """
 
     def __init__(
         self,
@@ -153,6 +183,15 @@ class ShardSender:
         #: tries in a row that brought no success
         self._failures = 0
         self._progress_ms = 0
+        #: somebody waited for an answer that the receiving thread read
+        self._waited_for = False
+        #: the receiving thread does not read just now
+        self._parked = False
+        #: somebody else does, for whom it must go on when he ends with an error or leaves something to read
+        self._helping = False
+        self._help_error: RayMQError | None = None
+        self._help_began_ms = self._help_not_before_ms = 0
+        self._helped = 0
         self._last_error: RayMQError = Unavailable("not connected yet")
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"raymq-sender-{shard}", daemon=True)
@@ -160,12 +199,14 @@ class ShardSender:
 
     # --- sending --------------------------------------------------------------------------------
 
-    def add(self, lane: Lane, batch: pa.RecordBatch, size: int, acks: str) -> Future[BatchReceipt]:
+    def add(
+        self, lane: Lane, batch: pa.RecordBatch | Row, size: int, acks: str
+    ) -> BatchFuture:
         """Take a batch and give it its sequence; `pump` writes it.
 
         Raises: what ended the lane; Unavailable when the sender is closed.
         """
-        future: Future[BatchReceipt] = Future()
+        future = BatchFuture(self)
         with self._changed:
             if self._closing:
                 raise Unavailable("the producer is closed", field="producer")
@@ -285,17 +326,83 @@ class ShardSender:
     def _receive(self, stream: PutStream) -> None:
         """Take answers until the stream breaks (raises) or must be left."""
         while True:
-            acks = stream.receive()
-            done: Done = []
+            self._park(stream)
             with self._changed:
-                self._progress_ms = self._clock.monotonic_ms()
-                for ack in acks:
-                    self._take(ack, done)
                 drained = self._draining and not self._unacked
-            _complete(done)
+            if not drained:
+                drained = self._read_one(stream)
             if drained and not self._after_drain():
                 return
             self.pump()
+
+    def _read_one(self, stream: PutStream) -> bool:
+        """Read one message of answers. Returns: whether it was the last one of a drain."""
+        acks = stream.receive()
+        done: Done = []
+        with self._changed:
+            self._progress_ms = self._clock.monotonic_ms()
+            for ack in acks:
+                self._take(ack, done)
+            drained = self._draining and not self._unacked
+        _complete(done)
+        return drained
+
+    def _park(self, stream: PutStream) -> None:
+        """Leave the stream, on which nothing is under way, to those who wait for their answers, while there are any.
+
+        Raises: what ended the read of one of them.
+        """
+        with self._changed:
+            if not self._waited_for or self._unacked or self._draining:
+                return
+            self._waited_for = False
+            self._parked = True
+            helped, ticks = self._helped, 0
+            try:
+                while not self._closing and ticks * PARK_TICK_S < PARK_S:
+                    self._changed.wait(PARK_TICK_S)
+                    if self._help_error is not None:
+                        error, self._help_error = self._help_error, None
+                        raise error
+                    if self._helping:
+                        continue
+                    if self._unacked or self._draining or self._stream is not stream:
+                        break
+                    ticks = ticks + 1 if helped == self._helped else 0
+                    helped = self._helped
+            finally:
+                self._parked = False
+
+    def help(self, future: BatchFuture, timeout: float | None) -> float | None:
+        """Read answers in the thread that waits for `future`. Returns: what is left of `timeout` (seconds)."""
+        if timeout is not None and timeout < HELP_TIMEOUT_S:
+            return timeout
+        with self._changed:
+            self._waited_for = True
+            stream = self._stream
+            began = self._clock.monotonic_ms()
+            if not self._parked or self._helping or stream is None or not self._unacked:
+                return timeout
+            if self._draining or began < self._help_not_before_ms:
+                return timeout
+            self._helping = True
+            self._help_began_ms = began
+        error: RayMQError | None = None
+        try:
+            while not future.done() and not self._read_one(stream):
+                self.pump()
+        except RayMQError as broken:
+            error = broken
+        finally:
+            with self._changed:
+                self._helping = False
+                self._helped += 1
+                self._help_error = error
+                if self._unacked or self._waiting or self._draining or error or self._closing:
+                    self._changed.notify_all()
+        if timeout is None:
+            return None
+        return max(0.0, timeout - (self._clock.monotonic_ms() - began) / 1000)
 
     def _take(self, ack: dict[str, Any], done: Done) -> None:
         if not self._unacked or self._unacked[0].number != ack["id"]:
@@ -381,7 +488,8 @@ class ShardSender:
             stream.abort()
             with self._changed:
                 # A thread that writes now fails at once, and leaves.
-                self._changed.wait_for(lambda: not self._writing)
+                self._changed.wait_for(lambda: not self._writing and not self._helping)
+                self._help_error = None
             stream.close()
         if connection is not None:
             connection.close()
@@ -444,6 +552,9 @@ class ShardSender:
                 return
             now = self._clock.monotonic_ms()
             silent = now - self._progress_ms >= self._request_timeout_ms
+            if self._helping and now - max(self._help_began_ms, self._progress_ms) >= HELP_MS_MAX:
+                self._help_not_before_ms = now + HELP_PAUSE_MS
+                silent = True
             if silent or now >= (self._unacked or self._waiting)[0].deadline_ms:
                 stream.abort()
 

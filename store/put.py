@@ -7,14 +7,15 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from .errors import RayMQError
+from .record_row import Row
 
 
 class PutRequest(NamedTuple):
-    """One batch of one queue (record.PUT_SCHEMA)."""
+    """One batch of one queue (record.PUT_SCHEMA), or a single row."""
 
     topic: str
     queue_id: int
-    batch: pa.RecordBatch
+    batch: pa.RecordBatch | Row
     #: None: not idempotent, no stamp in the records
     producer_id: int | None
     epoch: int

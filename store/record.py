@@ -5,18 +5,20 @@ This is the name to import; record_check, _encode, _walk and _decode hold the pa
 
 from __future__ import annotations
 
-from .record_check import PUT_SCHEMA, batch_bytes, check_put
+from .record_check import batch_bytes, check_put
 from .record_decode import RECORD_SCHEMA, decode, select
 from .record_encode import Prepared, blank, encode_record, prepare
-from .record_row import PreparedRow
+from .record_row import BATCH_BYTES_MAX, PUT_SCHEMA, PreparedRow, Row, only_row
 from .record_walk import MAGICS, Walk, WalkStop, walk
 
 __all__ = [
+    "BATCH_BYTES_MAX",
     "MAGICS",
     "PUT_SCHEMA",
     "RECORD_SCHEMA",
     "Prepared",
     "PreparedRow",
+    "Row",
     "Walk",
     "WalkStop",
     "batch_bytes",
@@ -24,6 +26,7 @@ __all__ = [
     "check_put",
     "decode",
     "encode_record",
+    "only_row",
     "prepare",
     "select",
     "walk",

@@ -12,23 +12,16 @@ from .errors import Rejected
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
 from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, TAGS, separators_absent
-from .record_row import BATCH_BYTES_MAX, Row, only_row, plain
+from .record_row import BATCH_BYTES_MAX, PUT_SCHEMA, Row, only_row, plain
 
 Int64s = npt.NDArray[np.int64]
 
-#: what a producer sends: `properties` are encoded (store/properties.py), without the stamp and TAGS
-PUT_SCHEMA = pa.schema(
-    [
-        pa.field("body", pa.binary(), nullable=False),
-        pa.field("tag", pa.string()),
-        pa.field("properties", pa.binary()),
-        pa.field("born_time_ms", pa.int64()),
-    ]
-)
+#: what a row that is no batch counts for besides its body and properties
+ROW_BYTES = 64
 
 
-def check_put(topic: str, batch: pa.RecordBatch, *, max_message_bytes: int) -> Row | None:
-    """Refuse a batch that cannot be stored as a whole.
+def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int) -> Row | None:
+    """Refuse a batch, or a single row, that cannot be stored as a whole.
 
     Returns: the row, when it is one that `prepare` writes as such.
     Raises: Rejected with field, limit and row for a bad topic, wrong columns, damaged Arrow data, a
@@ -36,6 +29,10 @@ def check_put(topic: str, batch: pa.RecordBatch, *, max_message_bytes: int) -> R
     malformed, hold what the store writes itself, or would be longer than 32,767 bytes with it.
     """
     fmt.check_topic_name(topic)
+    if isinstance(batch, Row):
+        if plain(batch, max_message_bytes):
+            return batch
+        batch = batch.to_batch()
     _check_columns(batch)
     if not batch.num_rows:
         return None
@@ -78,8 +75,10 @@ def check_put(topic: str, batch: pa.RecordBatch, *, max_message_bytes: int) -> R
     return row
 
 
-def batch_bytes(batch: pa.RecordBatch) -> int:
+def batch_bytes(batch: pa.RecordBatch | Row) -> int:
     """What a batch counts for where bytes are limited: its own, or a little more (`nbytes` costs 7 us)."""
+    if isinstance(batch, Row):
+        return len(batch.body) + len(batch.properties or b"") + ROW_BYTES
     held: int = batch.get_total_buffer_size()
     size: int = held if held <= BATCH_BYTES_MAX else batch.nbytes
     return size

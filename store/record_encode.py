@@ -76,7 +76,7 @@ class Prepared:
 def prepare(
     topic: str,
     queue_id: int,
-    batch: pa.RecordBatch,
+    batch: pa.RecordBatch | Row,
     *,
     stamp: Stamp | None,
     store_host: tuple[str, int],
@@ -96,6 +96,8 @@ def prepare(
     if row is not None and len(store_bytes) == 8 and not (flag or sys_flag or born_host):
         topic_bytes, magic = _topic_field(topic)
         return PreparedRow(topic_bytes, magic, queue_id, row, stamp=stamp, host=store_bytes)
+    if isinstance(batch, Row):
+        batch = batch.to_batch()
     body, tag, properties, born = batch.columns
     born_bytes = fmt.pack_host(*born_host) if born_host else store_bytes
     dtype = fmt.header_dtype(len(born_bytes) > 8, len(store_bytes) > 8)

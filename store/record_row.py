@@ -21,6 +21,16 @@ from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separator
 
 Int64s = npt.NDArray[np.int64]
 
+#: what a producer sends: `properties` are encoded (store/properties.py), without the stamp and TAGS
+PUT_SCHEMA = pa.schema(
+    [
+        pa.field("body", pa.binary(), nullable=False),
+        pa.field("tag", pa.string()),
+        pa.field("properties", pa.binary()),
+        pa.field("born_time_ms", pa.int64()),
+    ]
+)
+
 #: a longer row costs more to copy than the arrays cost
 BATCH_BYTES_MAX = 64 << 10
 
@@ -36,6 +46,23 @@ class Row(NamedTuple):
     tag: str | None
     properties: bytes | None
     born_time_ms: int
+
+    @property
+    def num_rows(self) -> int:
+        """1: where the rows of a put are counted, it stands for a batch."""
+        return 1
+
+    def to_batch(self) -> pa.RecordBatch:
+        """The same as a batch of PUT_SCHEMA."""
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array([self.body], pa.binary()),
+                pa.array([self.tag], pa.string()),
+                pa.array([self.properties], pa.binary()),
+                pa.array([self.born_time_ms], pa.int64()),
+            ],
+            schema=PUT_SCHEMA,
+        )
 
 
 def only_row(batch: pa.RecordBatch) -> Row | None:

@@ -123,16 +123,14 @@ def test_a_message_object_is_sent_with_all_it_has(make: Make, cluster: FakeClust
     )
     make().send(message).result(10)
     put = cluster.backends[0].puts[0]
-    assert put.batch.column("tag").to_pylist() == ["eu"]
-    assert put.batch.column("properties").to_pylist() == [
-        b"__SHARDINGKEY\x01k\x02KEYS\x01i\x02a\x01b\x02"
-    ]
+    assert put.batch.tag == "eu"
+    assert put.batch.properties == b"__SHARDINGKEY\x01k\x02KEYS\x01i\x02a\x01b\x02"
 
 
 def test_a_codec_makes_the_body_and_names_itself(make: Make, backend: FakeBackend) -> None:
     make(codec="json").send("t", {"a": 1}, queue_id=0).result(10)
     assert backend.bodies("t") == [b'{"a":1}']
-    assert backend.puts[0].batch.column("properties").to_pylist() == [b"content-type\x01json\x02"]
+    assert backend.puts[0].batch.properties == b"content-type\x01json\x02"
 
 
 @pytest.mark.parametrize(
