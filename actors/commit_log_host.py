@@ -54,8 +54,8 @@ ANNOUNCED_ROWS_MAX = 16
 DISPATCH_LINGER_S = 0.004
 #: how long a read waits for the dispatch of what was acknowledged before it; then it sees what there is
 DISPATCH_WAIT_S = 0.1
-#: when a watch for a sync was in vain, so many puts leave it to the ack loop
-WATCH_PAUSE_PUTS = 32
+#: when a watch for a sync was in vain, one put leaves it to the ack loop, then twice as many, at most so many
+WATCH_PAUSE_PUTS_MAX = 32
 
 
 class Server(Protocol):
@@ -129,6 +129,7 @@ class LeaderHost:
         self._watch_lock = threading.Lock()
         #: puts that do not wait themselves, because the disk was slower than a watch
         self._watch_pause = 0
+        self._next_watch_pause = 1
         #: of what the satellites tell; order: this one, then `_submit_lock`
         self._progress_lock = threading.Lock()
         self._sequence = 0
@@ -256,7 +257,11 @@ class LeaderHost:
                 last.append.end_offset,
                 lambda: len(self._waiting) == 1 and not self._appender.waiting,
             )
-            self._watch_pause = 0 if flushed else WATCH_PAUSE_PUTS
+            if flushed:
+                self._next_watch_pause = 1
+            else:
+                self._watch_pause = self._next_watch_pause
+                self._next_watch_pause = min(2 * self._next_watch_pause, WATCH_PAUSE_PUTS_MAX)
             self._advance()
         except Exception as error:
             log.exception("after a put")
