@@ -180,6 +180,41 @@ def test_tasks_and_actors_use_the_handle_that_they_are_given(world: World) -> No
     ray.kill(actor)
 
 
+def test_a_serve_deployment_sends_and_reads(world: World) -> None:
+    from ray import serve
+
+    @serve.deployment(num_replicas=1, ray_actor_options={"num_cpus": 0})
+    class Orders:
+        def __init__(self, name: str) -> None:
+            self.cluster = raymq.connect(name, transport="ray")
+            self.producer = self.cluster.producer(linger_ms=1)
+
+        def put(self, body: bytes) -> tuple[str, int]:
+            receipt = self.producer.send("served", body).result(30)
+            return self.cluster.transport, receipt.offset
+
+        def all(self, count: int) -> list[bytes]:
+            found: list[bytes] = []
+            with self.cluster.consumer("served", start="earliest") as consumer:
+                while len(found) < count:
+                    found += [message.body for message in consumer.poll(timeout=10)]
+            return found
+
+    world.cluster.create_topic("served", queues=1)
+    serve.start(proxy_location="Disabled")
+    try:
+        application = Orders.bind(NAME)  # type: ignore[attr-defined]
+        handle: Any = serve.run(application, name="orders", route_prefix=None)
+        answers = [handle.put.remote(b"%d" % number) for number in range(20)]
+        found = [answer.result(timeout_s=60) for answer in answers]
+        assert sorted(found) == [("ray", offset) for offset in range(20)]
+        read = handle.all.remote(20).result(timeout_s=60)
+        assert sorted(read) == sorted(b"%d" % number for number in range(20))
+        assert read == world.bodies("served")
+    finally:
+        serve.shutdown()
+
+
 def test_the_same_rows_of_the_same_producer_are_stored_once(world: World) -> None:
     world.cluster.create_topic("once", queues=1)
     rows = [batch([b"%d" % (10 * part + row) for row in range(10)]) for part in range(20)]
