@@ -412,6 +412,53 @@ def test_what_a_lost_call_or_answer_leaves_open_is_stored_once(
     assert not left
 
 
+def test_a_call_that_could_not_be_made_is_made_again_in_order(
+    handle: Handle, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, remote = [2], Method.remote
+
+    def refuse(method: Method, *args: Any) -> Reference:
+        if number_of(method.name, args) == 3 and full:
+            full.pop()
+            raise ray.exceptions.ObjectStoreFullError("no room")
+        return remote(method, *args)
+
+    monkeypatch.setattr(Method, "remote", refuse)
+    with BatchSender(FakeRoutes(handle)) as sender:
+        futures = [sender.send(TOPIC, 0, batch([b"%d" % index])) for index in range(40)]
+        offsets = [future.result(30).first_offset for future in futures]
+    assert offsets == list(range(40))
+    assert backend.bodies(TOPIC) == [b"%d" % index for index in range(40)]
+    assert not full
+
+
+def test_a_stream_opens_however_many_operations_wait(
+    handle: Handle, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = threading.Event()
+    call = backend.call
+
+    def wait(op: str, args: dict[str, Any]) -> dict[str, Any]:
+        slow.wait(10)
+        return call(op, args)
+
+    monkeypatch.setattr(backend, "call", wait)
+    waiting = [
+        handle.call.remote(CLUSTER_ID, "topics", {}).future() for _ in range(GROUPS["admin"])
+    ]
+    stream = put_stream(handle)
+    stream.send(meta(1), batch([b"1"]))
+    assert receive(stream, 1)[0]["first_offset"] == 0
+    assert not any(each.done() for each in waiting)
+    slow.set()
+
+
+def test_a_malformed_read_is_refused(backend: FakeBackend) -> None:
+    with pytest.raises(Rejected) as caught:
+        RayMethods(backend).read(CLUSTER_ID, TOPIC, {0: "x"}, 1, 1, 0)  # type: ignore[dict-item]
+    assert caught.value.field == "offsets"
+
+
 # --- reads ------------------------------------------------------------------------------------------
 
 
