@@ -57,10 +57,11 @@ def spark(session: nox.Session) -> None:
 
 
 @nox.session
-def bench(session: nox.Session) -> None:
-    """The put benchmark with this machine's own limits beside it."""
+@nox.parametrize("name", ["put", "ray", "queue", "idle"])
+def bench(session: nox.Session, name: str) -> None:
+    """Benchmarks with this machine's own limits beside them: all, or `nox -s 'bench(name="ray")'`."""
     session.install("-e", ".[dev]")
-    session.run("python", "-m", "benchmarks.put", *session.posargs)
+    session.run("python", "-m", f"benchmarks.{name}", *session.posargs)
 
 
 @nox.session

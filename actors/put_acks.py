@@ -32,8 +32,8 @@ IDLE_WAIT_MS = 200
 BUSY_WAIT_MS = 10
 #: how often satellites are looked after while puts wait
 TICK_MS = 20
-#: when a watch for a sync was in vain, so many puts leave it to the ack loop
-WATCH_PAUSE_PUTS = 32
+#: when a watch for a sync was in vain, one put leaves it to the ack loop, then twice as many, at most so many
+WATCH_PAUSE_PUTS_MAX = 32
 
 
 @dataclass
@@ -98,6 +98,7 @@ class PutAcks:
         self._watch_lock = threading.Lock()
         #: puts that do not wait themselves, because the disk was slower than a watch
         self._watch_pause = 0
+        self._next_watch_pause = 1
         #: of what the satellites tell; order: this one, then `_submit_lock`
         self._progress_lock = threading.Lock()
         self._sequence = 0
@@ -209,7 +210,11 @@ class PutAcks:
             flushed = self._supervisor.await_flushed(
                 last.append.end_offset, lambda: len(self.waiting) == 1 and not appender.waiting
             )
-            self._watch_pause = 0 if flushed else WATCH_PAUSE_PUTS
+            if flushed:
+                self._next_watch_pause = 1
+            else:
+                self._watch_pause = self._next_watch_pause
+                self._next_watch_pause = min(2 * self._next_watch_pause, WATCH_PAUSE_PUTS_MAX)
             self._advance()
         except Exception as error:
             log.exception("after a put")

@@ -1,12 +1,14 @@
 """What a shard offers to clients that reach only Ray: put streams, reads and operations as plain calls.
 
 A put stream is a number of `append` calls. Ray starts the calls of a concurrency group in any order (several threads;
-large arguments come later than small ones), so each carries its number and waits for its turn. Batches and records
-travel as buffers of Arrow's stream format, which Ray moves through the object store where they are large.
+large arguments come later than small ones), so each carries its number and waits for its turn. Small ones are a
+single `bytes`, both ways: the one type that Ray neither pickles nor copies more than once. Large batches and records
+travel as buffers of Arrow's stream format, which Ray moves through the object store.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 from collections import OrderedDict
@@ -35,6 +37,11 @@ READ_WAIT_MS_MAX = 2_000
 #: while so many read, each waits shortly, so that all get their turn
 CROWD = GROUPS["read"] // 2
 CROWDED_WAIT_MS = 100
+
+#: batches of a call up to this size travel inside of it; Ray's own limit is 100 KB an argument
+INLINE_BYTES = 64 << 10
+#: where batches begin in a call that carries them
+_ALIGN = 8
 
 #: rows of a read's answer: raw RocketMQ records
 RECORD_SCHEMA = pa.schema([pa.field("record", pa.binary(), nullable=False)])
@@ -77,27 +84,24 @@ class RayMethods:
                 self._changed.notify_all()
         return name
 
-    def append(
-        self, stream: str, number: int, batches: list[tuple[dict[str, Any], Any]], alone: bool
-    ) -> list[dict[str, Any]]:
-        """Call `number` (from 1 on) of a stream: put its batches in order, wait until all are answered.
+    def append(self, call: bytes, buffers: list[Any] | None = None) -> bytes:
+        """A call of a stream: put its batches in order, wait until all are answered.
 
-        Args: a batch is (metadata as in cluster/protocol.py, buffer of a PUT_SCHEMA batch). `alone`: the producer
-        sends nothing before the answer.
-        Returns: an ack a batch, in order, as in cluster/protocol.py.
+        Args: as `pack_call` makes them.
+        Returns: an ack a batch, in order, as in cluster/protocol.py; `unpack_acks` reads them.
         Raises: Unavailable when the stream is not known (any more) or a call before this one is missing; nothing of
         this call was stored then, and the stream takes no more.
         """
-        turn = self._take_turn(stream, number)
+        head, batches = unpack_call(call, buffers)
+        alone = head["alone"] and len(batches) == 1
+        turn = self._take_turn(head["stream"], head["number"])
         try:
-            results = [
-                (meta, self._put(meta, data, alone and len(batches) == 1)) for meta, data in batches
-            ]
+            results = [(meta, self._put(meta, data, alone)) for meta, data in batches]
         finally:
             with self._changed:
                 turn.next += 1
                 self._changed.notify_all()
-        return [_ack(meta, result) for meta, result in results]
+        return json.dumps([_ack(meta, result) for meta, result in results]).encode()
 
     def _take_turn(self, stream: str, number: int) -> _Stream:
         with self._changed:
@@ -165,6 +169,8 @@ class RayMethods:
                 min(wait_ms, limit_ms),
             )
             return [_slice(part) for part in self._backend.fetch(request)]
+        except (TypeError, ValueError, KeyError) as error:
+            raise Rejected(f"bad read: {error!r}", field="offsets", limit="the method's") from error
         finally:
             with self._changed:
                 self._reading -= 1
@@ -187,6 +193,53 @@ class RayMethods:
                 field="cluster_id",
                 limit=mine,
             )
+
+
+def pack_call(
+    stream: str, number: int, batches: list[tuple[dict[str, Any], pa.Buffer]], *, alone: bool
+) -> tuple[bytes] | tuple[bytes, list[pa.Buffer]]:
+    """The arguments of `append`: call `number` (from 1 on) of a stream.
+
+    Args: a batch is (metadata as in cluster/protocol.py, buffer of a PUT_SCHEMA batch). `alone`: the producer
+    sends nothing before the answer.
+    """
+    metas, buffers = [meta for meta, _ in batches], [data for _, data in batches]
+    sizes = [data.size for data in buffers]
+    head: dict[str, Any] = {"stream": stream, "number": number, "alone": alone, "batches": metas}
+    if sum(sizes) > INLINE_BYTES:
+        return json.dumps(head).encode(), buffers
+    words = json.dumps({**head, "sizes": sizes}).encode()
+    start = _aligned(4 + len(words))
+    # Sizes of batches of Arrow's stream format are multiples of 8 themselves.
+    return (b"".join([start.to_bytes(4, "little"), words.ljust(start - 4), *buffers]),)
+
+
+def unpack_call(
+    call: bytes, buffers: list[Any] | None = None
+) -> tuple[dict[str, Any], list[tuple[dict[str, Any], Any]]]:
+    """Raises: Rejected when it is no call."""
+    try:
+        if buffers is not None:
+            head = json.loads(call)
+        else:
+            whole, at = pa.py_buffer(call), int.from_bytes(call[:4], "little")
+            head, buffers = json.loads(call[4:at]), []
+            for size in head["sizes"]:
+                buffers.append(whole.slice(at, size))
+                at += size
+        return head, list(zip(head["batches"], buffers, strict=True))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise Rejected(f"bad call: {error!r}", field="call", limit="pack_call") from error
+
+
+def unpack_acks(answer: bytes) -> list[dict[str, Any]]:
+    """What `append` answered."""
+    acks: list[dict[str, Any]] = json.loads(answer)
+    return acks
+
+
+def _aligned(size: int) -> int:
+    return -size % _ALIGN + size
 
 
 def _put_request(meta: dict[str, Any], data: Any) -> PutRequest:

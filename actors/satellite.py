@@ -8,6 +8,7 @@ a satellite to one log and one generation.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,7 +37,7 @@ IDLE_WAIT_MS = 400
 #: how often a long call beats
 HEART_PERIOD_MS = 500
 #: how long an announced append is worth a busy core; going to sleep and being woken costs about as much
-ANNOUNCED_US = 150
+ANNOUNCED_US = 500
 #: how often a satellite without lock or store directory tries again
 ATTACH_RETRY_MS = 200
 
@@ -188,6 +189,7 @@ class Satellite:
         deadline = self._clock.monotonic() + ANNOUNCED_US / 1e6
         control = self._control
         while control.appending and control.appended <= flushed:
+            os.sched_yield()
             if self._clock.monotonic() > deadline:
                 return
 

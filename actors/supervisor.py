@@ -15,6 +15,7 @@ supervises (`fence_old`, `begin`, `tick`, `revoke`, `close`); they may be three 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,8 +36,8 @@ from .seat import FLUSH_ROLES, Seat
 STALE_MS = 2_000
 #: how long the death of a killed process may take; inside a disk call it takes as long as the call
 KILL_TIMEOUT_MS = 10_000
-#: how long a put that is alone is looked after without sleeping: a few syncs of a good disk
-WATCH_US = 400
+#: how long a put that is alone is looked after without sleeping: some syncs of a good disk
+WATCH_US = 800
 
 
 class FenceReport(NamedTuple):
@@ -278,7 +279,8 @@ class Supervisor:
         self._control.watching = True
         try:
             while seat.position < end_offset and wanted():
-                # Another thread gets the interpreter by its switch interval.
+                # The flusher may have been put on our core.
+                os.sched_yield()
                 if self._clock.monotonic() > deadline:
                     return False
             return True

@@ -63,6 +63,7 @@ class AsyncConsumer:
         #: something came, failed or ended
         self._changed = asyncio.Event()
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     def __reduce__(self) -> NoReturn:
         raise Rejected(
@@ -192,10 +193,13 @@ class AsyncConsumer:
     # --- end ------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop reading; nothing is committed. Twice does nothing."""
-        if self._closed:
-            return
+        """Stop reading; nothing is committed. Twice does nothing; a cancelled wait does not keep it open."""
         self._closed = True
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if self._opening is not None:
             await asyncio.wait({self._opening})
         if self._consumer is not None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from raymq.store.clock import Clock
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
 
 from .batch_sender import Acks
 from .message import Message, Receipt
@@ -87,6 +87,8 @@ class AsyncProducer:
         self._drainer: asyncio.Task[None] | None = None
         self._freed = asyncio.Event()
         self._closed = False
+        #: what is deferred now is not sent any more
+        self._ending = False
 
     def __reduce__(self) -> NoReturn:
         raise Rejected(
@@ -132,9 +134,16 @@ class AsyncProducer:
             return self._producer.collect(out, may_block=False)[0]
         deferred = DeferredSend(out, loop.time() + self.config.max_block_ms / 1000, loop)
         self._deferred.append(deferred)
-        if self._drainer is None:
-            self._drainer = loop.create_task(self._drain())
+        self._start_drain(loop)
         return deferred
+
+    def _start_drain(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
+        """The task that sends what is deferred; None: nothing is. One that somebody cancelled is replaced."""
+        if self._drainer is not None and self._drainer.done():
+            self._drainer = None
+        if self._drainer is None and self._deferred:
+            self._drainer = loop.create_task(self._drain())
+        return self._drainer
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
@@ -152,12 +161,16 @@ class AsyncProducer:
     async def _drain(self) -> None:
         """Send what was deferred, in order."""
         try:
-            while self._deferred:
+            while self._deferred and not self._ending:
                 deferred = self._deferred[0]
                 try:
                     deferred.accepted.set_result(await self._accept(deferred))
                 except RayMQError as error:
                     deferred.fail(error)
+                    self._failed.append(deferred)
+                except Exception as error:
+                    # Those behind it must not wait for ever.
+                    deferred.fail(Bug(f"send: {error!r}"))
                     self._failed.append(deferred)
                 self._deferred.popleft()
         finally:
@@ -171,6 +184,8 @@ class AsyncProducer:
             self._known.add(out.topic)
         while True:
             self._freed.clear()
+            if self._ending:
+                raise Unavailable("the producer is closed", field="producer")
             if self._producer.take_nowait(out):
                 return self._producer.collect(out, may_block=False)[0]
             # What lingers must go, or nothing would ever make room.
@@ -194,9 +209,9 @@ class AsyncProducer:
 
         A wait that is cancelled cancels nothing. Raises: as the sends fail.
         """
-        self._bind()
-        if self._drainer is not None:
-            await asyncio.shield(self._drainer)
+        loop = self._bind()
+        # Behind what was sent before; how that ends is told to those who sent it.
+        await self._drained(loop, None)
         futures = await asyncio.to_thread(self._producer.send_batch, topic, data, queue_id=queue_id)
         waits = [asyncio.wrap_future(future) for future in futures]
         return list(await asyncio.shield(asyncio.gather(*waits)))
@@ -214,19 +229,30 @@ class AsyncProducer:
         await self._flush(timeout)
 
     async def _flush(self, timeout: float | None) -> None:
-        drainer = self._drainer
-        if drainer is not None:
-            _, late = await asyncio.wait({drainer}, timeout=timeout)
-            if late:
-                raise DeliveryUnknown(
-                    f"{len(self._deferred)} messages wait for room after {timeout} s; they still do",
-                    status="UNKNOWN_ERROR",
-                )
+        loop = asyncio.get_running_loop()
+        until = None if timeout is None else loop.time() + timeout
+        if not await self._drained(loop, until):
+            raise DeliveryUnknown(
+                f"{len(self._deferred)} messages wait for room after {timeout} s; they still do",
+                status="UNKNOWN_ERROR",
+            )
+        left = None if until is None else max(0.0, until - loop.time())
+        await asyncio.to_thread(self._producer.await_answers, left)
+        # Told here, not in the thread: a wait that is cancelled has told nobody.
         failed = [deferred for deferred in self._failed if not deferred.observed]
         self._failed.clear()
-        await asyncio.to_thread(self._producer.flush, timeout)
+        self._producer.raise_failure()
         for deferred in failed[:1]:
             deferred.accepted.result()
+
+    async def _drained(self, loop: asyncio.AbstractEventLoop, until: float | None) -> bool:
+        """Wait until nothing is deferred, up to a time of the loop's clock. Returns: whether that is so."""
+        while (drainer := self._start_drain(loop)) is not None:
+            left = None if until is None else max(0.0, until - loop.time())
+            _, late = await asyncio.wait({drainer}, timeout=left)
+            if late:
+                return False
+        return True
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush, then close; twice does nothing. Raises: as `flush`, but closed all the same."""
@@ -236,9 +262,12 @@ class AsyncProducer:
         try:
             await self._flush(timeout)
         finally:
+            # Waited for: what it accepts meanwhile is sent, and must not be called unsent.
+            self._ending = True
             drainer = self._drainer
             if drainer is not None:
                 drainer.cancel()
+                await asyncio.wait({drainer})
             for deferred in self._deferred:
                 if not deferred.accepted.done():
                     deferred.fail(Unavailable("the producer is closed", field="producer"))

@@ -488,6 +488,11 @@ class Producer:
 
         Raises: the first failure that nobody was told yet; DeliveryUnknown when the time is up.
         """
+        self.await_answers(timeout)
+        self.raise_failure()
+
+    def await_answers(self, timeout: float | None = None) -> None:
+        """As `flush`, but how the sends ended is not told."""
         self._sender.check_process()
         self._ship_open()
         _, late = wait([pending.future for pending in list(self._under_way)], timeout)
@@ -496,7 +501,6 @@ class Producer:
                 f"{len(late)} batches are not answered after {timeout} s; they are still under way",
                 status="UNKNOWN_ERROR",
             )
-        self.raise_failure()
 
     def raise_failure(self) -> None:
         """Tell the first failure that nobody was told yet; the others of that time are then told as well."""

@@ -16,9 +16,12 @@ from .cluster import Cluster
 from .paths import NAMESPACE, actor_name
 
 SCHEME = "ray://"
-#: the server of a client sometimes does not come up, and Ray does not try again
+#: the process that serves a client sometimes dies at its start (a fork beside gRPC's threads, Ray issue 63202), and
+#: Ray does not try again
 TRIES = 4
 RETRY_MS = 500
+#: who has not answered by then, although Ray tried again and again, does not listen
+SILENT_S = 10.0
 
 
 def is_connected() -> bool:
@@ -106,18 +109,20 @@ def _connected_place() -> str:
     return place
 
 
-def _init(ray: Any, address: str) -> None:
+def _init(ray: Any, address: str, clock: Clock | None = None) -> None:
     # Ray Client takes much data in calls for carelessness; batches are what we make of many messages.
     warnings.filterwarnings("ignore", "More than 10MB of messages", UserWarning)
-    clock = Clock()
+    clock = clock or Clock()
     for attempt in range(1, TRIES + 1):
         began = clock.monotonic()
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
             return
         except (OSError, RuntimeError, ray.exceptions.RayError) as error:
-            # One that took long was retried by Ray itself: nobody listens.
-            if attempt == TRIES or clock.monotonic() - began > 10:
+            # That its process died, Ray's proxy tells sometimes only after half a minute.
+            died = isinstance(error, ConnectionAbortedError)
+            silent = not died and clock.monotonic() - began > SILENT_S
+            if attempt == TRIES or silent:
                 raise Unavailable(
                     f"{address} does not answer: {error}. Is it the port of Ray Client (10001 by default), and does "
                     "this process have Ray's token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?",

@@ -17,7 +17,7 @@ import pyarrow as pa
 import ray
 import ray.exceptions
 
-from raymq.actors.ray_methods import READ_WAIT_MS_MAX, RECORD_SCHEMA
+from raymq.actors.ray_methods import READ_WAIT_MS_MAX, RECORD_SCHEMA, pack_call, unpack_acks
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.record import Row
@@ -152,7 +152,8 @@ class RayPutStream(_Stream):
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: guards everything below
         self._lock = threading.Lock()
-        self._stream: str | None = None
+        #: its name at the shard; empty before it is open
+        self._stream = ""
         self._number = 0
         self._under_way = 0
         self._waiting: deque[tuple[dict[str, Any], pa.Buffer]] = deque()
@@ -163,7 +164,7 @@ class RayPutStream(_Stream):
             reference = self._actor.open_stream.remote(self._cluster_id)
         except Exception as error:
             raise translate(error, self._name) from error
-        stream = self._result(reference)
+        stream: str = self._result(reference)
         with self._lock:
             self._stream = stream
 
@@ -172,7 +173,7 @@ class RayPutStream(_Stream):
         self._check()
         if isinstance(batch, Row):
             batch = batch.to_batch()
-        if self._stream is None:
+        if not self._stream:
             self.opened()
         # As a whole buffer: a pickled slice of a batch would bring all of what it is a slice of.
         data = batch.serialize()
@@ -191,7 +192,9 @@ class RayPutStream(_Stream):
             self._number += 1
             alone = not self._under_way and not self._waiting
             try:
-                reference = self._actor.append.remote(self._stream, self._number, items, alone)
+                reference = self._actor.append.remote(
+                    *pack_call(self._stream, self._number, items, alone=alone)
+                )
             except Exception as error:
                 # A number is missing now: the stream is of no more use.
                 self.abort()
@@ -205,7 +208,7 @@ class RayPutStream(_Stream):
         if reference is None:
             self._calls.put(None)
             self._check()
-        acks: list[dict[str, Any]] = self._result(reference)
+        acks = unpack_acks(self._result(reference))
         with self._lock:
             self._under_way -= 1
             self._submit()

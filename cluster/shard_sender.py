@@ -475,11 +475,28 @@ class ShardSender:
                 out.uncertain = True
             if isinstance(error, Rejected) and error.fields.get("field") not in _MOVED:
                 # A wrong token stays wrong.
-                everything = [*self._retry, *self._unacked, *self._waiting]
-                self._retry, self._unacked, self._waiting = [], deque(), deque()
-                done = [(out, error) for out in everything]
+                done = self._give_up(error)
                 self._failures = 0
         _complete(done)
+
+    def _give_up(self, error: Rejected) -> Done:
+        """The shard does not let us in: everything unanswered fails. Needs the lock; `_settle` comes next.
+
+        What an earlier stream carried may be stored: the refusal came too late for it.
+        """
+        done: Done = []
+        for out in [*self._retry, *self._unacked, *self._waiting]:
+            lane = out.lane
+            self._touched.add(lane)
+            if out.uncertain:
+                lane.broken = lane.broken or error.message
+                done.append((out, _unknown(lane, error.message)))
+            else:
+                lane.holes.append((out.sequence, out.batch.num_rows))
+                done.append((out, error))
+        self._retry, self._unacked, self._waiting = [], deque(), deque()
+        self._in_flight = 0
+        return done
 
     def _detach(self, stream: PutStream | None, connection: Connection | None) -> None:
         with self._changed:
@@ -535,12 +552,12 @@ class ShardSender:
         why = lane.broken or (
             f"not delivered within {self._delivery_timeout_ms} ms: {self._last_error}"
         )
-        where = f"queue {lane.queue_id} of {lane.topic}"
         if out.uncertain:
-            return DeliveryUnknown(
-                f"{where}: the batch may or may not be stored: {why}", status="UNKNOWN_ERROR"
-            )
-        return Unavailable(f"{where}: nothing of the batch was stored: {why}", shard=self._shard)
+            return _unknown(lane, why)
+        return Unavailable(
+            f"queue {lane.queue_id} of {lane.topic}: nothing of the batch was stored: {why}",
+            shard=self._shard,
+        )
 
     # --- time and end ---------------------------------------------------------------------------
 
@@ -589,6 +606,13 @@ def _complete(done: Done) -> None:
             out.future.set_exception(result)
         else:
             out.future.set_result(result)
+
+
+def _unknown(lane: Lane, why: str) -> DeliveryUnknown:
+    return DeliveryUnknown(
+        f"queue {lane.queue_id} of {lane.topic}: the batch may or may not be stored: {why}",
+        status="UNKNOWN_ERROR",
+    )
 
 
 def _rows_below(holes: list[tuple[int, int]], sequence: int) -> int:

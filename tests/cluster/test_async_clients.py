@@ -15,7 +15,7 @@ from raymq.cluster.async_consumer import AsyncConsumer
 from raymq.cluster.async_producer import AsyncProducer
 from raymq.cluster.message import Message, Receipt
 from raymq.cluster.producer import Producer
-from raymq.store.errors import DeliveryUnknown, Rejected, StorageFull, Unavailable
+from raymq.store.errors import Bug, DeliveryUnknown, Rejected, StorageFull, Unavailable
 from raymq.store.put import PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster
@@ -258,6 +258,83 @@ def test_statistics_tell_batches_failures_and_what_is_under_way(
         assert sender.statistics()["failed_messages"] == 1
 
 
+def test_a_cancelled_flush_has_told_nobody(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        sender = producer(linger_ms=0)
+        await sender.send("t", b"0", queue_id=0)
+        backend.hold()
+        sender.send("t", b"1", queue_id=0)
+        sender.send("nothing", b"x")
+        while sender.statistics()["deferred_messages"]:
+            await asyncio.sleep(0.001)
+        flushing = asyncio.ensure_future(sender.flush(10))
+        await asyncio.sleep(0.01)
+        flushing.cancel()
+        await asyncio.wait({flushing})
+        assert flushing.cancelled()
+        backend.release()
+        with pytest.raises(Rejected, match="does not exist"):
+            await sender.close()
+
+    run(main())
+
+
+def test_what_a_close_in_haste_calls_unsent_is_not_stored(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        sender = producer(linger_ms=0, buffer_bytes=500)
+        backend.hold()
+        sends = [sender.send("t", b"%d" % n * 400, queue_id=0) for n in range(5)]
+        with pytest.raises(DeliveryUnknown):
+            await sender.close(0.1)
+        ended = await asyncio.gather(*map(receipt_of, sends), return_exceptions=True)
+        assert [type(each) for each in ended] == [DeliveryUnknown] + 4 * [Unavailable]
+        backend.release()
+
+    run(main())
+    assert backend.bodies("t", 0) == [b"0" * 400]
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_messages_whose_helper_task_was_cancelled_are_sent_by_the_flush(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend, turns: int
+) -> None:
+    async def main() -> None:
+        sender = producer(linger_ms=0)
+        send = sender.send("t", b"x", queue_id=0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        helper = sender._drainer
+        assert helper is not None
+        helper.cancel()
+        await sender.flush(10)
+        assert (await send).offset == 0
+        await sender.close()
+
+    run(main())
+
+
+def test_an_error_that_nobody_foresaw_reaches_who_awaits(
+    producer: Callable[..., AsyncProducer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        sender = producer()
+
+        def fail(topic: str) -> None:
+            raise KeyError(topic)
+
+        monkeypatch.setattr(sender._producer, "look_up", fail)
+        for _ in range(2):
+            with pytest.raises(Bug, match="KeyError"):
+                await sender.send("t", b"x")
+        await sender.close()
+
+    run(main())
+
+
 # --- consumer -----------------------------------------------------------------------------------
 
 
@@ -353,6 +430,23 @@ def test_what_a_consumer_refuses(consumer: Callable[..., AsyncConsumer]) -> None
             pickle.dumps(reader)
 
     run(main())
+
+
+def test_a_cancelled_close_closes_all_the_same(consumer: Callable[..., AsyncConsumer]) -> None:
+    async def main() -> None:
+        reader = consumer(start="earliest")
+        await reader.open()
+        closing = asyncio.ensure_future(reader.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait({closing})
+        assert closing.cancelled()
+        await reader.close()
+        with pytest.raises(Rejected, match="closed"):
+            await reader.poll()
+
+    run(main())
+    assert not [each for each in threading.enumerate() if each.name.startswith("raymq-read")]
 
 
 def test_a_shard_that_stays_away_is_told(

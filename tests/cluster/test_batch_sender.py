@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from raymq.store.errors import (
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
 from tests.support.tcp_proxy import TcpProxy
+from tests.support.waiting import until
 
 Make = Callable[..., BatchSender]
 
@@ -320,3 +322,45 @@ def test_closing_fails_what_is_open_truthfully(make: Make, backend: FakeBackend)
 def test_a_sender_does_not_pickle(make: Make) -> None:
     with pytest.raises(Rejected, match="pickle the Cluster"):
         pickle.dumps(make())
+
+
+def test_a_refusal_behind_a_break_does_not_call_nothing_stored_what_may_be(
+    make: Make, cluster: FakeCluster, backend: FakeBackend, proxy: TcpProxy
+) -> None:
+    routes = through(proxy)
+    sender = make(routes=routes)
+    sender.send("t", 0, batch(numbered(0, 1))).result(10)
+    backend.hold()
+    sent = sender.send("t", 0, batch(numbered(1, 1)))
+    backend.wait_for(lambda: len(backend.puts) == 2)
+    routes._token = "wrong"
+    proxy.cut(refuse=True)
+    pause = threading.Event()
+    until(lambda: sender._senders[0]._stream is None, lambda: pause.wait(0.01))
+    proxy.mend()
+    waiting = sender.send("t", 0, batch(numbered(2, 1)))
+    backend.release()
+    with pytest.raises(DeliveryUnknown):
+        sent.result(10)
+    with pytest.raises(Rejected) as refused:
+        waiting.result(10)
+    assert refused.value.field == "token"
+    # Then it goes on as a new producer: what the old one left behind cannot be repeated by it.
+    routes._token = TOKEN
+    assert sender.send("t", 0, batch(numbered(3, 1))).result(10).first_offset == 2
+    assert backend.bodies("t") == [b"0", b"1", b"3"]
+
+
+def test_what_was_refused_at_the_door_leaves_no_gap(
+    make: Make, cluster: FakeCluster, backend: FakeBackend
+) -> None:
+    routes = cluster.routes()
+    sender = make(routes=routes, producer_id=7)
+    sender.topic("t")
+    routes._token = "wrong"
+    for number in range(2):
+        with pytest.raises(Rejected):
+            sender.send("t", 0, batch(numbered(number, 1))).result(10)
+    routes._token = TOKEN
+    assert sender.send("t", 0, batch(numbered(2, 1))).result(10).first_offset == 0
+    assert [put.first_sequence for put in backend.puts] == [0]

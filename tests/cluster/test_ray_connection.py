@@ -14,7 +14,15 @@ import ray.exceptions
 
 import raymq
 from raymq.actors import ray_methods
-from raymq.actors.ray_methods import EARLY_MAX, STREAMS_MAX, RayMethods
+from raymq.actors.ray_methods import (
+    EARLY_MAX,
+    INLINE_BYTES,
+    STREAMS_MAX,
+    RayMethods,
+    pack_call,
+    unpack_acks,
+    unpack_call,
+)
 from raymq.actors.shells import GROUP_OF, GROUPS
 from raymq.cluster import ray_client
 from raymq.cluster.batch_sender import BatchSender
@@ -37,6 +45,7 @@ from raymq.store.errors import (
     from_wire,
 )
 from tests.support.batches import batch
+from tests.support.clock import ManualClock
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
 
 TOPIC = "t"
@@ -151,6 +160,22 @@ def packed(body: bytes) -> Any:
     return batch([body]).serialize()
 
 
+def append(
+    methods: RayMethods, stream: str, number: int, meta: dict[str, Any], data: Any, *, alone: bool
+) -> list[dict[str, Any]]:
+    return unpack_acks(methods.append(*pack_call(stream, number, [(meta, data)], alone=alone)))
+
+
+def appends(handle: Handle) -> list[tuple[dict[str, Any], list[Any]]]:
+    """(head, batches) of every call."""
+    return [unpack_call(*args) for method, args in handle.calls if method == "append"]
+
+
+def number_of(method: str, args: tuple[Any, ...]) -> int:
+    """Of a call of a put stream; 0 for other calls."""
+    return unpack_call(*args)[0]["number"] if method == "append" else 0
+
+
 def receive(stream: RayPutStream, count: int) -> list[dict[str, Any]]:
     acks: list[dict[str, Any]] = []
     while len(acks) < count:
@@ -183,7 +208,7 @@ def test_what_waits_behind_the_calls_under_way_goes_in_one_call(
     backend.wait_for(lambda: len(backend.puts) == CALLS_MAX)
     backend.release()
     receive(stream, CALLS_MAX + 50)
-    sizes = [len(args[2]) for method, args in handle.calls if method == "append"]
+    sizes = [len(batches) for _, batches in appends(handle)]
     assert sizes == [1] * CALLS_MAX + [50]
 
 
@@ -198,15 +223,33 @@ def test_only_a_batch_with_nothing_before_or_behind_it_is_alone(
     stream.send(meta(3), batch([b"c"]))
     backend.release()
     receive(stream, 2)
-    alone = [args[3] for method, args in handle.calls if method == "append"]
+    alone = [head["alone"] for head, _ in appends(handle)]
     assert alone == [True, True, False]
+
+
+@pytest.mark.parametrize("size", [100, INLINE_BYTES])
+def test_a_call_carries_small_batches_itself_and_large_ones_beside_it(size: int) -> None:
+    batches = [(meta(number), packed(b"x" * (size + number))) for number in range(1, 4)]
+    call = pack_call("s", 7, batches, alone=False)
+    assert len(call) == (1 if size == 100 else 2)
+    head, found = unpack_call(*call)
+    assert (head["stream"], head["number"], head["alone"]) == ("s", 7, False)
+    assert [each for each, _ in found] == [each for each, _ in batches]
+    assert all(a.equals(b) for (_, a), (_, b) in zip(found, batches, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [(b"",), (b"\x09\0\0\0{}",), (b"{}", []), (b"[]", []), (None,)])
+def test_what_is_no_call_is_refused(backend: FakeBackend, wrong: tuple[Any, ...]) -> None:
+    with pytest.raises(Rejected) as caught:
+        RayMethods(backend).append(*wrong)
+    assert caught.value.field == "call"
 
 
 def test_a_slice_of_a_large_batch_travels_without_the_rest(handle: Handle) -> None:
     stream = put_stream(handle)
     stream.send(meta(1), batch([b"x" * 1000] * 1000).slice(500, 1))
     receive(stream, 1)
-    (data,) = [args[2][0][1] for method, args in handle.calls if method == "append"]
+    (data,) = [batches[0][1] for _, batches in appends(handle)]
     assert data.size < 2000
 
 
@@ -233,9 +276,9 @@ def test_a_call_that_comes_early_waits_for_its_predecessor(
     late = threading.Event()
 
     def hold_first(method: str, args: tuple[Any, ...]) -> None:
-        if method == "append" and args[1] == 1:
+        if number_of(method, args) == 1:
             late.wait(10)
-        if method == "append" and args[1] == 2:
+        if number_of(method, args) == 2:
             late.set()
 
     handle.before = hold_first
@@ -252,19 +295,19 @@ def test_when_a_call_never_comes_those_behind_it_are_refused_with_nothing_stored
     methods = RayMethods(backend, turn_wait_s=0.05)
     stream = methods.open_stream(CLUSTER_ID)
     with pytest.raises(Unavailable):
-        methods.append(stream, 2, [(meta(2, sequence=0), packed(b"2"))], False)
+        append(methods, stream, 2, meta(2, sequence=0), packed(b"2"), alone=False)
     # Also the missing one, when it comes at last: its sender has been told that the stream broke.
     with pytest.raises(Unavailable):
-        methods.append(stream, 1, [(meta(1), packed(b"1"))], False)
+        append(methods, stream, 1, meta(1), packed(b"1"), alone=False)
     assert backend.bodies(TOPIC) == []
 
 
 def test_a_call_is_taken_once(backend: FakeBackend) -> None:
     methods = RayMethods(backend)
     stream = methods.open_stream(CLUSTER_ID)
-    methods.append(stream, 1, [(meta(1), packed(b"1"))], True)
+    append(methods, stream, 1, meta(1), packed(b"1"), alone=True)
     with pytest.raises(Unavailable):
-        methods.append(stream, 1, [(meta(1), packed(b"1"))], True)
+        append(methods, stream, 1, meta(1), packed(b"1"), alone=True)
 
 
 def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is(
@@ -273,7 +316,9 @@ def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is
     handle.methods._turn_wait_s = 30.0
     streams = [handle.methods.open_stream(CLUSTER_ID) for _ in range(GROUPS["append"])]
     early = [
-        handle.append.remote(stream, 2, [(meta(2, pid=pid, sequence=1), packed(b"2"))], False)
+        handle.append.remote(
+            *pack_call(stream, 2, [(meta(2, pid=pid, sequence=1), packed(b"2"))], alone=False)
+        )
         for pid, stream in enumerate(streams)
     ]
     # Half of them wait, the others are refused at once instead of taking the last threads.
@@ -283,9 +328,11 @@ def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is
     for pid, stream in enumerate(streams):
         waiting = early[pid].future()
         if not waiting.done():
-            first = handle.append.remote(stream, 1, [(meta(1, pid=pid), packed(b"1"))], False)
-            assert first.future().result(10)[0]["count"] == 1
-            assert waiting.result(10)[0]["count"] == 1
+            first = handle.append.remote(
+                *pack_call(stream, 1, [(meta(1, pid=pid), packed(b"1"))], alone=False)
+            )
+            assert unpack_acks(first.future().result(10))[0]["count"] == 1
+            assert unpack_acks(waiting.result(10))[0]["count"] == 1
     assert len(backend.bodies(TOPIC)) == 2 * EARLY_MAX
 
 
@@ -295,13 +342,13 @@ def test_streams_that_nobody_uses_are_forgotten(backend: FakeBackend) -> None:
     kept = methods.open_stream(CLUSTER_ID)
     for _ in range(STREAMS_MAX - 2):
         methods.open_stream(CLUSTER_ID)
-    methods.append(kept, 1, [(meta(1), packed(b"1"))], True)
+    append(methods, kept, 1, meta(1), packed(b"1"), alone=True)
     for _ in range(2):
         methods.open_stream(CLUSTER_ID)
     assert len(methods._streams) == STREAMS_MAX
     with pytest.raises(Unavailable):
-        methods.append(first, 1, [(meta(2), packed(b"2"))], True)
-    methods.append(kept, 2, [(meta(2), packed(b"2"))], True)
+        append(methods, first, 1, meta(2), packed(b"2"), alone=True)
+    append(methods, kept, 2, meta(2), packed(b"2"), alone=True)
 
 
 def test_a_stream_that_is_aborted_wakes_its_receiver(handle: Handle, backend: FakeBackend) -> None:
@@ -346,7 +393,7 @@ def test_what_a_lost_call_or_answer_leaves_open_is_stored_once(
     left, run = [3], handle.run
 
     def lose(method: str, args: tuple[Any, ...]) -> Any:
-        losing = method == "append" and args[1] == 2 and bool(left)
+        losing = number_of(method, args) == 2 and bool(left)
         if losing:
             left.pop()
         if losing and lost == "call":
@@ -363,6 +410,53 @@ def test_what_a_lost_call_or_answer_leaves_open_is_stored_once(
     assert offsets == list(range(40))
     assert backend.bodies(TOPIC) == [b"%d" % index for index in range(40)]
     assert not left
+
+
+def test_a_call_that_could_not_be_made_is_made_again_in_order(
+    handle: Handle, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, remote = [2], Method.remote
+
+    def refuse(method: Method, *args: Any) -> Reference:
+        if number_of(method.name, args) == 3 and full:
+            full.pop()
+            raise ray.exceptions.ObjectStoreFullError("no room")
+        return remote(method, *args)
+
+    monkeypatch.setattr(Method, "remote", refuse)
+    with BatchSender(FakeRoutes(handle)) as sender:
+        futures = [sender.send(TOPIC, 0, batch([b"%d" % index])) for index in range(40)]
+        offsets = [future.result(30).first_offset for future in futures]
+    assert offsets == list(range(40))
+    assert backend.bodies(TOPIC) == [b"%d" % index for index in range(40)]
+    assert not full
+
+
+def test_a_stream_opens_however_many_operations_wait(
+    handle: Handle, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = threading.Event()
+    call = backend.call
+
+    def wait(op: str, args: dict[str, Any]) -> dict[str, Any]:
+        slow.wait(10)
+        return call(op, args)
+
+    monkeypatch.setattr(backend, "call", wait)
+    waiting = [
+        handle.call.remote(CLUSTER_ID, "topics", {}).future() for _ in range(GROUPS["admin"])
+    ]
+    stream = put_stream(handle)
+    stream.send(meta(1), batch([b"1"]))
+    assert receive(stream, 1)[0]["first_offset"] == 0
+    assert not any(each.done() for each in waiting)
+    slow.set()
+
+
+def test_a_malformed_read_is_refused(backend: FakeBackend) -> None:
+    with pytest.raises(Rejected) as caught:
+        RayMethods(backend).read(CLUSTER_ID, TOPIC, {0: "x"}, 1, 1, 0)  # type: ignore[dict-item]
+    assert caught.value.field == "offsets"
 
 
 # --- reads ------------------------------------------------------------------------------------------
@@ -384,7 +478,7 @@ def test_a_read_waits_for_the_next_record_over_several_calls(
     def put() -> None:
         third.wait(10)
         methods = handle.methods
-        methods.append(methods.open_stream(CLUSTER_ID), 1, [(meta(1), packed(b"late"))], True)
+        append(methods, methods.open_stream(CLUSTER_ID), 1, meta(1), packed(b"late"), alone=True)
 
     putting = threading.Thread(target=put)
     putting.start()
@@ -461,6 +555,40 @@ def test_an_unknown_transport_is_refused() -> None:
     with pytest.raises(Rejected) as caught:
         raymq.connect("somewhere", transport="pigeon")  # type: ignore[arg-type]
     assert caught.value.field == "transport"
+
+
+class DyingProxy:
+    """Ray's module, whose proxy starts processes that die, and tells so late."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, clock: ManualClock, failures: list[Exception]) -> None:
+        self.clock, self.failures = clock, failures
+
+    def init(self, address: str, **options: Any) -> None:
+        """Takes half a minute to fail."""
+        if self.failures:
+            self.clock.advance(30_000)
+            raise self.failures.pop(0)
+
+    def shutdown(self) -> None:
+        """Nothing is left."""
+
+
+def test_a_connect_whose_server_died_is_tried_again_however_long_it_took() -> None:
+    clock = ManualClock()
+    died = ConnectionAbortedError("Initialization failure from server")
+    ray_client._init(DyingProxy(clock, [died] * (ray_client.TRIES - 1)), "ray://a:1", clock)
+    with pytest.raises(Unavailable):
+        ray_client._init(DyingProxy(clock, [died] * ray_client.TRIES), "ray://a:1", clock)
+
+
+def test_a_connect_that_nobody_answers_for_long_is_not_tried_again() -> None:
+    clock = ManualClock()
+    proxy = DyingProxy(clock, [ConnectionError("ray client connection timeout")] * 2)
+    with pytest.raises(Unavailable):
+        ray_client._init(proxy, "ray://a:1", clock)
+    assert len(proxy.failures) == 1
 
 
 def test_ray_client_without_grpcio_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

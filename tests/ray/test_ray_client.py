@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import raymq
@@ -86,6 +88,27 @@ found["task"] = ray.get(inside.remote(cluster), timeout=60)
 ray.shutdown()
 print(json.dumps(found))
 """
+
+
+#: a program that sends large batches until it is killed
+ENDLESS = """
+import sys
+import ray, raymq
+from raymq.cluster.batch_sender import BatchSender
+from raymq.cluster.routes import Routes
+from tests.ray.test_ray_client import large
+
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+cluster = raymq.connect(sys.argv[2], transport="ray")
+with BatchSender(Routes.of(cluster), producer_id=21) as sender:
+    for number in range(100_000):
+        sender.send("killed", 0, large(number))
+"""
+
+
+def large(number: int) -> pa.RecordBatch:
+    """1 MiB in 64 rows, which goes through the object store."""
+    return batch([b"%d %d " % (number, row) + bytes(16 << 10) for row in range(64)])
 
 
 class World:
@@ -178,6 +201,41 @@ def test_tasks_and_actors_use_the_handle_that_they_are_given(world: World) -> No
     actor = reader.remote(world.cluster)
     assert ray.get(actor.read.remote(), timeout=60) == [b"task"]
     ray.kill(actor)
+
+
+def test_a_serve_deployment_sends_and_reads(world: World) -> None:
+    from ray import serve
+
+    @serve.deployment(num_replicas=1, ray_actor_options={"num_cpus": 0})
+    class Orders:
+        def __init__(self, name: str) -> None:
+            self.cluster = raymq.connect(name, transport="ray")
+            self.producer = self.cluster.producer(linger_ms=1)
+
+        def put(self, body: bytes) -> tuple[str, int]:
+            receipt = self.producer.send("served", body).result(30)
+            return self.cluster.transport, receipt.offset
+
+        def all(self, count: int) -> list[bytes]:
+            found: list[bytes] = []
+            with self.cluster.consumer("served", start="earliest") as consumer:
+                while len(found) < count:
+                    found += [message.body for message in consumer.poll(timeout=10)]
+            return found
+
+    world.cluster.create_topic("served", queues=1)
+    serve.start(proxy_location="Disabled")
+    try:
+        application = Orders.bind(NAME)  # type: ignore[attr-defined]
+        handle: Any = serve.run(application, name="orders", route_prefix=None)
+        answers = [handle.put.remote(b"%d" % number) for number in range(20)]
+        found = [answer.result(timeout_s=60) for answer in answers]
+        assert sorted(found) == [("ray", offset) for offset in range(20)]
+        read = handle.all.remote(20).result(timeout_s=60)
+        assert sorted(read) == sorted(b"%d" % number for number in range(20))
+        assert read == world.bodies("served")
+    finally:
+        serve.shutdown()
 
 
 def test_the_same_rows_of_the_same_producer_are_stored_once(world: World) -> None:
@@ -276,6 +334,47 @@ def test_kill_9_of_the_commit_log_loses_and_doubles_nothing(world: World) -> Non
             reads += [Read(queue, offset, text) for offset, text in pairs]
     assert faults(history.acked(), reads, history.sent()) == []
     assert sum(map(len, history.acked().values())) == len(reads)
+
+
+def test_a_client_killed_with_large_batches_under_way_leaves_a_prefix_and_no_objects(
+    world: World,
+) -> None:
+    root = Path(__file__).resolve().parents[2]
+    world.cluster.create_topic("killed", queues=1)
+    killed = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, world.flight.ray_address or "", NAME],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        cwd=root,
+    )
+
+    def stored() -> int:
+        (facts,) = world.cluster.describe_topic("killed")["queues"]
+        return int(facts["max_offset"])
+
+    try:
+        until(lambda: stored() >= 10 * 64, lambda: threading.Event().wait(0.05))
+    finally:
+        killed.kill()
+        killed.wait()
+    # Whoever comes with the same id and rows finds the prefix, and goes on behind it.
+    with BatchSender(Routes.of(world.cluster), producer_id=21) as sender:
+        count = stored() // 64 + 10
+        futures = [sender.send("killed", 0, large(number)) for number in range(count)]
+        receipts = [future.result(60) for future in futures]
+    assert [receipt.first_offset for receipt in receipts] == list(range(0, count * 64, 64))
+    assert stored() == count * 64
+    assert receipts[0].duplicates == 64
+    assert receipts[-1].duplicates == 0
+    until(lambda: objects() == 0, lambda: threading.Event().wait(0.1))
+
+
+def objects() -> int:
+    """Objects in the object store of this process's Ray."""
+    from ray._private import internal_api
+
+    found = re.search(r"(\d+) objects", internal_api.memory_summary(stats_only=True))
+    assert found is not None
+    return int(found[1])
 
 
 def test_a_consumer_that_waits_is_closed_at_once(world: World) -> None:
