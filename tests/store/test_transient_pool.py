@@ -14,7 +14,7 @@ from raymq.store import transient_pool
 from raymq.store.commit import SegmentWriter
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Rejected, StorageFull, Unavailable
+from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull, Unavailable
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.inspect import verify
@@ -495,6 +495,27 @@ def test_a_lost_pool_loses_what_was_not_committed_and_nothing_else(
     assert len(found) == len(kept) + 1
     again.close()
     assert verify(tmp_path / "s") == []
+
+
+def test_a_reader_goes_on_where_it_was_although_dispatch_begins_again(tmp_path: Path, shm: Path):
+    store = open_store(tmp_path / "s")
+    kept = put_some(store)
+    confirm(store)
+    store.log.sync()
+    store.abandon()
+    (pool,) = shm.iterdir()
+    pool.unlink()
+    again = MessageStore.open(tmp_path / "s", config=POOLED)
+    assert again.queue_range("t", 0) == (0, 0)
+    part = again.fetch("t", 0, len(kept), max_bytes=1 << 20, max_records=10)
+    assert (len(part.records), part.next_offset) == (0, len(kept))
+    with pytest.raises(OffsetOutOfRange):
+        again.fetch("t", 0, len(kept) + 1, max_bytes=1 << 20, max_records=10)
+    again.put(request([b"next"]))
+    confirm(again)
+    part = again.fetch("t", 0, len(kept), max_bytes=1 << 20, max_records=10)
+    assert b"next" in part.records[0].as_py()
+    again.close()
 
 
 def test_a_pool_of_another_size_is_emptied_and_replaced(tmp_path: Path, shm: Path):
