@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -178,18 +179,18 @@ def test_only_the_same_store_of_the_same_boot_is_attached(tmp_path: Path, shm: P
             return "another"
 
     pool = make_pool(tmp_path)
-    again = TransientPool.attach(pool.name, "s", files=Files())
+    again = TransientPool.attach(tmp_path, pool.name, "s", files=Files())
     assert again is not None
     again.close()
-    assert TransientPool.attach(pool.name, "other store", files=Files()) is None
-    assert TransientPool.attach(pool.name, "s", files=NextBoot()) is None
+    assert TransientPool.attach(tmp_path, pool.name, "other store", files=Files()) is None
+    assert TransientPool.attach(tmp_path, pool.name, "s", files=NextBoot()) is None
     other = f"{pool.name[:-1]}{'0' if pool.name[-1] != '0' else '1'}"
     (shm / pool.name).rename(shm / other)
-    assert TransientPool.attach(other, "s", files=Files()) is None
+    assert TransientPool.attach(tmp_path, other, "s", files=Files()) is None
     with (shm / other).open("r+b") as file:
         file.truncate(5000)
     (shm / other).rename(shm / pool.name)
-    assert TransientPool.attach(pool.name, "s", files=Files()) is None
+    assert TransientPool.attach(tmp_path, pool.name, "s", files=Files()) is None
     discard(pool, shm)
 
 
@@ -516,6 +517,27 @@ def test_a_reader_goes_on_where_it_was_although_dispatch_begins_again(tmp_path: 
     part = again.fetch("t", 0, len(kept), max_bytes=1 << 20, max_records=10)
     assert b"next" in part.records[0].as_py()
     again.close()
+
+
+def test_a_copied_store_lets_its_originals_pool_alone(tmp_path: Path):
+    store = open_store(tmp_path / "s")
+    kept = put_some(store, 9)
+    confirm(store)
+    store.log.sync()
+    store.put(request([b"only in the pool"]))
+    shutil.copytree(tmp_path / "s", tmp_path / "copy")
+    copy = MessageStore.open(tmp_path / "copy", config=POOLED)
+    assert not copy.log.same_boot
+    copy.put(request([b"other" * 100]))
+    confirm(copy)
+    assert has(records(copy), [*kept, b"other"])
+    copy.close()
+    store.put(request([b"next"]))
+    confirm(store)
+    assert has(records(store), [*kept, b"only in the pool", b"next"])
+    store.close()
+    for name in ("s", "copy"):
+        assert verify(tmp_path / name) == []
 
 
 def test_a_pool_of_another_size_is_emptied_and_replaced(tmp_path: Path, shm: Path):
