@@ -57,6 +57,16 @@ def spark(session: nox.Session) -> None:
 
 
 @nox.session
+def faults(session: nox.Session) -> None:
+    """Each mode with every fault five times over, and the mirror with the pool in both flush modes."""
+    session.install("-e", ".[dev]")
+    session.run(
+        *("python", "-m", "pytest", "tests/ray/test_modes.py", *session.posargs),
+        env={"RAYMQ_FAULT_ROUNDS": "5"},
+    )
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """The put benchmark with this machine's own limits beside it."""
     session.install("-e", ".[dev]")
