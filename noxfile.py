@@ -57,7 +57,17 @@ def spark(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("name", ["put", "ray", "queue", "idle"])
+def faults(session: nox.Session) -> None:
+    """Each mode with every fault five times over, and the mirror with the pool in both flush modes."""
+    session.install("-e", ".[dev]")
+    session.run(
+        *("python", "-m", "pytest", "tests/ray/test_modes.py", *session.posargs),
+        env={"RAYMQ_FAULT_ROUNDS": "5"},
+    )
+
+
+@nox.session
+@nox.parametrize("name", ["put", "modes", "ray", "queue", "idle"])
 def bench(session: nox.Session, name: str) -> None:
     """Benchmarks with this machine's own limits beside them: all, or `nox -s 'bench(name="ray")'`."""
     session.install("-e", ".[dev]")

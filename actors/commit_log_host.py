@@ -6,7 +6,6 @@ server lives in cluster/), so nothing here knows the wire.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -337,7 +336,10 @@ class LeaderHost:
         }
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Orderly stop: no new puts, waiting ones answered, everything synced, satellites told to end."""
+        """Orderly stop: no new puts, waiting ones answered, everything synced, satellites told to end.
+
+        Raises: Unavailable when that failed; everything is let go of all the same.
+        """
         deadline = self.clock.monotonic_ms() + int(timeout_s * 1000)
         while (
             (self._appender.busy or self.acks.waiting)
@@ -353,9 +355,16 @@ class LeaderHost:
             thread.join(2.0)
         self._settle_left()
         self.supervisor.close()
-        with contextlib.suppress(OSError, Corrupt):
+        try:
             if not self._mirror and self.failed is None:
                 self.store.log.commit_pool()
                 self.store.log.sync()
                 self.store.log.note_confirmed(self.store.log.end)
             self.store.close()
+        except (OSError, RayMQError) as error:
+            # As a crash leaves it: the next start finds the pool and recovers.
+            self.store.abandon()
+            raise Unavailable(
+                f"the shard's last writes before its stop failed: {error}; the next start completes them",
+                field="store",
+            ) from error

@@ -173,7 +173,10 @@ class PutAcks:
         with self._submit_lock:
             self._supervisor.publish_appended(self._log.end)
         self._supervisor.ring_first()
-        self._log.note_committed(self._supervisor.committed())
+        # Looked at and noted in one go: an older word that is noted behind this one would claim room again that the
+        # next append overwrites, and a start would take that for what is to be committed yet.
+        with self._progress_lock:
+            self._log.note_committed(self._supervisor.committed())
 
     # --- answering ------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 import raymq
+from raymq.actors.seat import FLUSH_ROLES
 from raymq.cluster.batch_sender import BatchSender
 from raymq.cluster.flight_client import ShardConnection
 from raymq.cluster.routes import Routes
@@ -111,22 +113,39 @@ def pin(pid: int, cores: set[int]) -> None:
             os.sched_setaffinity(int(task.name), cores)
 
 
-def flight_echo_ms(size: int, count: int) -> float:
-    """Milliseconds of one exchange with an echo server in another process, p50.
+@contextlib.contextmanager
+def echo_client(*, apart: bool = True) -> Iterator[Any]:
+    """A Flight client of an echo server in another process.
 
-    Client and server are kept on different cores, as a producer and a busy shard are: on the same core an echo
-    takes half as long, and which of both it is would be the scheduler's mood.
+    `apart`: client and server are kept on different cores, as a producer and a busy shard are: on the same core an
+    echo takes half as long, and which of both it is would be the scheduler's mood.
     """
     import pyarrow.flight as flight
 
     cores = sorted(os.sched_getaffinity(0))
-    pin(os.getpid(), {cores[0]})
+    if apart:
+        pin(os.getpid(), {cores[0]})
     process = subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
     try:
         output = process.stdout
         port = int(output.readline()) if output is not None else 0
-        pin(process.pid, set(cores[1:] or cores))
+        if apart:
+            pin(process.pid, set(cores[1:] or cores))
         client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
+        yield client
+        client.close()
+    finally:
+        process.kill()
+        process.wait()
+        # All of it: threads that gRPC has made meanwhile would stay, and slow down what is measured next.
+        pin(os.getpid(), set(cores))
+
+
+def flight_echo_ms(size: int, count: int) -> float:
+    """Milliseconds of one exchange with an echo server in another process, p50."""
+    import pyarrow.flight as flight
+
+    with echo_client() as client:
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"echo"))
         writer.begin(PUT_SCHEMA)
         batch = batch_of(1, size)
@@ -137,13 +156,7 @@ def flight_echo_ms(size: int, count: int) -> float:
             reader.read_chunk()
             times.append((time.perf_counter() - begin) * 1000)
         writer.close()
-        client.close()
-        return percentile(times, 0.5)
-    finally:
-        process.kill()
-        process.wait()
-        # All of it: threads that gRPC has made meanwhile would stay, and slow down what is measured next.
-        pin(os.getpid(), set(cores))
+    return percentile(times, 0.5)
 
 
 def ray_round_trip_ms(address: str, count: int) -> float:
@@ -248,7 +261,8 @@ def serial_ms(cluster: raymq.Cluster, count: int) -> tuple[float, float]:
 
 def syncs_of(cluster: raymq.Cluster) -> int:
     """fdatasync calls of the leader's flush service."""
-    return int(cluster.status()["shards"][0]["roles"]["roles"]["group_commit"]["syncs"])
+    roles = cluster.status()["shards"][0]["roles"]["roles"]
+    return sum(int(roles[name]["syncs"]) for name in FLUSH_ROLES if name in roles)
 
 
 def grouping(cluster: raymq.Cluster, producers: int, count: int) -> float:

@@ -51,7 +51,7 @@ class LogPool:
         self._store_id = store_id
         name = meta.get("pool")
         if name is not None and same_boot:
-            self._old = TransientPool.attach(name, store_id, files=self._files)
+            self._old = TransientPool.attach(self._root, name, store_id, files=self._files)
         return name is None or self._old is not None
 
     def restore(self, appended: int) -> None:

@@ -150,8 +150,15 @@ class TransientPool(PoolReader):
         return cls(name, fd, view, files=files)
 
     @classmethod
-    def attach(cls, name: str, store_id: str, *, files: Files) -> TransientPool | None:
-        """The pool of this name; None when it is gone, or of another store or boot."""
+    def attach(
+        cls, replica_dir: str | Path, name: str, store_id: str, *, files: Files
+    ) -> TransientPool | None:
+        """The pool of this name; None when it is gone, or of another boot, store or place.
+
+        A copy of a directory names the pool of its original, which may be at work with it.
+        """
+        if not name.startswith(_prefix(replica_dir, store_id)):
+            return None
         view = _map(name, files, writable=True)
         if view is None:
             return None

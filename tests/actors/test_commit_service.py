@@ -17,7 +17,8 @@ from raymq.actors.commit_log_host import LeaderHost
 from raymq.actors.flush_service import EXIT_BUG, EXIT_STOPPED_BY_COMMIT_LOG
 from raymq.actors.shard_api import PutTicket
 from raymq.store.config import StoreConfig
-from raymq.store.errors import Bug, DeliveryUnknown, Unavailable
+from raymq.store.errors import Bug, DeliveryUnknown, StorageFull, Unavailable
+from raymq.store.files import Files
 from raymq.store.inspect import verify
 from raymq.store.put import FetchRequest
 from raymq.store.transient_pool import NAME_FILE, SHM_DIR
@@ -107,9 +108,13 @@ class Shard:
         self.hosts: list[subprocess.Popen[str]] = []
         self.host: LeaderHost | None = None
 
-    def open(self, config: StoreConfig | None = None) -> LeaderHost:
+    def open(self, config: StoreConfig | None = None, files: Files | None = None) -> LeaderHost:
         self.host = LeaderHost(
-            self.root, config or config_of(self.flush), identity=identity_of(), roles=self.roles
+            self.root,
+            config or config_of(self.flush),
+            identity=identity_of(),
+            roles=self.roles,
+            files=files,
         )
         return self.host
 
@@ -386,6 +391,50 @@ def test_an_orderly_close_commits_all_and_leaves_no_pool(shard: Shard, flush: st
     assert not pool.exists()
     assert not (shard.root / "abort").exists()
     assert verify(shard.root) == []
+
+
+class FullDisk(Files):
+    """Refuses what is written into the commit log, when told."""
+
+    full = False
+
+    def pwrite(self, fd: int, data: object, offset: int) -> None:
+        if self.full and "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise StorageFull("the disk is full", field="disk")
+        super().pwrite(fd, data, offset)
+
+
+def test_a_stop_that_cannot_commit_says_so_and_the_next_start_commits(tmp_path: Path):
+    shard, files = Shard(tmp_path / "store", "async"), FullDisk()
+    try:
+        host = shard.open(files=files)
+        assert host.store.create_topic("t", 1, [0]) is not None
+        for number in range(20):
+            put(host, number).wait(30)
+        files.full = True
+        with pytest.raises(Unavailable, match="last writes before its stop failed: the disk is"):
+            host.close(1.0)
+        assert (shard.root / "abort").exists()
+        shard.open()
+        assert shard.bodies(20) == list(range(20))
+    finally:
+        shard.close()
+    assert verify(shard.root) == []
+
+
+def test_an_older_word_of_commit_real_time_never_counts_behind_a_newer_one(tmp_path: Path):
+    shard = Shard(tmp_path / "store", "async")
+    try:
+        host = shard.open()
+        with host.acks._progress_lock:
+            waiter = threading.Thread(target=host.acks.await_room, daemon=True)
+            waiter.start()
+            waiter.join(0.05)
+            assert waiter.is_alive()
+        waiter.join(30)
+        assert not waiter.is_alive()
+    finally:
+        shard.close()
 
 
 def test_a_pool_without_its_role_is_a_bug(tmp_path: Path):

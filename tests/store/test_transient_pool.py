@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from raymq.store import transient_pool
 from raymq.store.commit import SegmentWriter
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Rejected, StorageFull, Unavailable
+from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull, Unavailable
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.inspect import verify
@@ -178,18 +179,18 @@ def test_only_the_same_store_of_the_same_boot_is_attached(tmp_path: Path, shm: P
             return "another"
 
     pool = make_pool(tmp_path)
-    again = TransientPool.attach(pool.name, "s", files=Files())
+    again = TransientPool.attach(tmp_path, pool.name, "s", files=Files())
     assert again is not None
     again.close()
-    assert TransientPool.attach(pool.name, "other store", files=Files()) is None
-    assert TransientPool.attach(pool.name, "s", files=NextBoot()) is None
+    assert TransientPool.attach(tmp_path, pool.name, "other store", files=Files()) is None
+    assert TransientPool.attach(tmp_path, pool.name, "s", files=NextBoot()) is None
     other = f"{pool.name[:-1]}{'0' if pool.name[-1] != '0' else '1'}"
     (shm / pool.name).rename(shm / other)
-    assert TransientPool.attach(other, "s", files=Files()) is None
+    assert TransientPool.attach(tmp_path, other, "s", files=Files()) is None
     with (shm / other).open("r+b") as file:
         file.truncate(5000)
     (shm / other).rename(shm / pool.name)
-    assert TransientPool.attach(pool.name, "s", files=Files()) is None
+    assert TransientPool.attach(tmp_path, pool.name, "s", files=Files()) is None
     discard(pool, shm)
 
 
@@ -495,6 +496,48 @@ def test_a_lost_pool_loses_what_was_not_committed_and_nothing_else(
     assert len(found) == len(kept) + 1
     again.close()
     assert verify(tmp_path / "s") == []
+
+
+def test_a_reader_goes_on_where_it_was_although_dispatch_begins_again(tmp_path: Path, shm: Path):
+    store = open_store(tmp_path / "s")
+    kept = put_some(store)
+    confirm(store)
+    store.log.sync()
+    store.abandon()
+    (pool,) = shm.iterdir()
+    pool.unlink()
+    again = MessageStore.open(tmp_path / "s", config=POOLED)
+    assert again.queue_range("t", 0) == (0, 0)
+    part = again.fetch("t", 0, len(kept), max_bytes=1 << 20, max_records=10)
+    assert (len(part.records), part.next_offset) == (0, len(kept))
+    with pytest.raises(OffsetOutOfRange):
+        again.fetch("t", 0, len(kept) + 1, max_bytes=1 << 20, max_records=10)
+    again.put(request([b"next"]))
+    confirm(again)
+    part = again.fetch("t", 0, len(kept), max_bytes=1 << 20, max_records=10)
+    assert b"next" in part.records[0].as_py()
+    again.close()
+
+
+def test_a_copied_store_lets_its_originals_pool_alone(tmp_path: Path):
+    store = open_store(tmp_path / "s")
+    kept = put_some(store, 9)
+    confirm(store)
+    store.log.sync()
+    store.put(request([b"only in the pool"]))
+    shutil.copytree(tmp_path / "s", tmp_path / "copy")
+    copy = MessageStore.open(tmp_path / "copy", config=POOLED)
+    assert not copy.log.same_boot
+    copy.put(request([b"other" * 100]))
+    confirm(copy)
+    assert has(records(copy), [*kept, b"other"])
+    copy.close()
+    store.put(request([b"next"]))
+    confirm(store)
+    assert has(records(store), [*kept, b"only in the pool", b"next"])
+    store.close()
+    for name in ("s", "copy"):
+        assert verify(tmp_path / name) == []
 
 
 def test_a_pool_of_another_size_is_emptied_and_replaced(tmp_path: Path, shm: Path):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import raymq
 from raymq.cluster.send_future import SendFuture
+from raymq.store.errors import Unavailable
 
 Lane = tuple[int, int]
 """(producer, queue): messages of one lane have numbers from 0 on, in the order of their sends."""
@@ -67,51 +68,160 @@ class History:
             )
 
 
+class Fault(NamedTuple):
+    """A promise that was broken."""
+
+    #: "lost": acknowledged and not there; "phantom": there and never sent so; "duplicate"; "reordered";
+    #: "non-monotonic": what was visible once is not so again; "misplaced": not where its receipt says
+    verdict: str
+    what: str
+
+
 def faults(
-    acked: dict[Lane, dict[int, int]], reads: Iterable[Read], sent: dict[Lane, int]
-) -> list[str]:
+    acked: dict[Lane, dict[int, int]],
+    reads: Iterable[Read],
+    sent: dict[Lane, int],
+    seen: Iterable[Sequence[Read]] = (),
+) -> list[Fault]:
     """What is wrong with a log, empty when nothing.
 
     Args: `acked` as it was before the reading began, `sent` as it was after; `reads` hold every
-    queue from its start, in the order in which it gives them.
+    queue from its start, in the order in which it gives them; `seen`: what each reader got while
+    all this went on, in its order and from the start of each queue.
     A message that was sent and not acknowledged may be there or not, but not twice and not out of
     order.
     """
-    found: list[str] = []
+    log = list(reads)
+    found, places = _check_log(log, sent)
+    found += _check_receipts(acked, places)
+    stored = {(read.queue, read.offset): read.body for read in log}
+    for reader, got in enumerate(seen):
+        found += _check_reader(f"reader {reader}", got, stored)
+    return found
+
+
+def _check_log(
+    log: Sequence[Read], sent: dict[Lane, int]
+) -> tuple[list[Fault], dict[Lane, dict[int, int]]]:
+    """Faults of the log alone, and where each message of each lane is."""
+    found: list[Fault] = []
     next_offset: dict[int, int] = {}
     last: dict[Lane, int] = {}
     places: dict[Lane, dict[int, int]] = {}
-    for read in reads:
+    for read in log:
         expected = next_offset.get(read.queue, 0)
         if read.offset != expected:
-            found.append(f"queue {read.queue}: offset {read.offset} where {expected} belongs")
+            what = f"queue {read.queue}: offset {read.offset} where {expected} belongs"
+            found.append(Fault("non-monotonic", what))
         next_offset[read.queue] = read.offset + 1
         try:
             producer, queue, number = map(int, read.body.split(b"/", 3)[:3])
         except ValueError:
-            found.append(f"queue {read.queue} offset {read.offset}: foreign {read.body[:30]!r}")
+            what = f"queue {read.queue} offset {read.offset}: foreign {read.body[:30]!r}"
+            found.append(Fault("phantom", what))
             continue
         lane = (producer, queue)
-        name = f"producer {producer} queue {queue} number {number}"
+        name = _name(lane, number)
         if queue != read.queue or read.body != body(producer, queue, number):
-            found.append(f"{name}: altered, or in queue {read.queue}")
-        if number >= sent.get(lane, 0):
-            found.append(f"{name}: was never sent")
+            found.append(Fault("phantom", f"{name}: altered, or in queue {read.queue}"))
+            continue
+        if not 0 <= number < sent.get(lane, 0):
+            found.append(Fault("phantom", f"{name}: was never sent"))
+            continue
         if number in places.setdefault(lane, {}):
-            found.append(f"{name}: stored twice, at {places[lane][number]} and {read.offset}")
-        elif number < last.get(lane, -1):
-            found.append(f"{name}: stored behind number {last[lane]}")
+            what = f"{name}: stored twice, at {places[lane][number]} and {read.offset}"
+            found.append(Fault("duplicate", what))
+            continue
+        if number < last.get(lane, -1):
+            found.append(Fault("reordered", f"{name}: stored behind number {last[lane]}"))
         places[lane][number] = read.offset
-        last[lane] = number
-    for (producer, queue), numbers in acked.items():
-        stored = places.get((producer, queue), {})
-        for number, offset in numbers.items():
-            name = f"producer {producer} queue {queue} number {number}"
+        last[lane] = max(number, last.get(lane, -1))
+    return found, places
+
+
+def _check_receipts(
+    acked: dict[Lane, dict[int, int]], places: dict[Lane, dict[int, int]]
+) -> list[Fault]:
+    """Each message with a receipt is there, where the receipt says."""
+    found: list[Fault] = []
+    promised: dict[tuple[int, int], str] = {}
+    for lane, numbers in acked.items():
+        stored = places.get(lane, {})
+        for number, offset in sorted(numbers.items()):
+            name = _name(lane, number)
             if number not in stored:
-                found.append(f"{name}: acknowledged at offset {offset} and lost")
+                found.append(Fault("lost", f"{name}: acknowledged at offset {offset} and lost"))
             elif offset not in (-1, stored[number]):
-                found.append(f"{name}: acknowledged at {offset}, stored at {stored[number]}")
+                what = f"{name}: acknowledged at {offset}, stored at {stored[number]}"
+                found.append(Fault("misplaced", what))
+            other = promised.setdefault((lane[1], offset), name)
+            if offset != -1 and other != name:
+                what = f"{name}: acknowledged at {offset}, which is promised to {other}"
+                found.append(Fault("duplicate", what))
     return found
+
+
+def _check_reader(
+    reader: str, got: Sequence[Read], stored: dict[tuple[int, int], bytes]
+) -> list[Fault]:
+    """A reader goes on without a gap, never back, and what it got stays."""
+    found: list[Fault] = []
+    next_offset: dict[int, int] = {}
+    for read in got:
+        expected = next_offset.get(read.queue, 0)
+        if read.offset != expected:
+            what = f"{reader}, queue {read.queue}: offset {read.offset} where {expected} belongs"
+            found.append(Fault("non-monotonic", what))
+        next_offset[read.queue] = read.offset + 1
+        if stored.get((read.queue, read.offset)) != read.body:
+            what = f"{reader}, queue {read.queue}: offset {read.offset} is gone, or another now"
+            found.append(Fault("non-monotonic", what))
+    return found
+
+
+def _name(lane: Lane, number: int) -> str:
+    return f"producer {lane[0]} queue {lane[1]} number {number}"
+
+
+class Reader:
+    """Reads a topic from its start while all goes on, in a thread of its own, and keeps what it got.
+
+    As a context manager from entry to exit, or to `stop`.
+    """
+
+    def __init__(self, cluster: raymq.Cluster, topic: str) -> None:
+        self.got: list[Read] = []
+        self._cluster, self._topic = cluster, topic
+        self._failure: BaseException | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join(30.0)
+
+    def stop(self) -> None:
+        """Read no more. Raises: what failed."""
+        self.__exit__()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            with self._cluster.consumer(self._topic, start="earliest") as consumer:
+                while not self._ended.is_set():
+                    try:
+                        messages = consumer.poll(timeout=0.2)
+                    except Unavailable:
+                        # The shard is away longer than a poll tries; the position stays.
+                        continue
+                    self.got += [Read(m.queue_id, m.offset, m.body) for m in messages]
+        except BaseException as error:
+            self._failure = error
 
 
 class Load:
