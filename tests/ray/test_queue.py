@@ -21,6 +21,7 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected
 from raymq.store.files import Files
+from tests.support.ray_environment import ray_environment
 from tests.support.waiting import until
 
 ITEMS = 120
@@ -33,12 +34,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(data_dir: Path) -> Iterator[raymq.Cluster]:
-    place = data_dir.parent
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("RAY")]:
-            patch.delenv(name)
-        patch.setenv("RAYMQ_HOME", str(place / "home"))
-        patch.setenv("RAY_AUTH_TOKEN_PATH", str(place / "ray-token"))
+    with ray_environment(data_dir.parent):
         try:
             yield raymq.start(
                 data_dir, name="queue", ephemeral=True, segment_size_bytes=16 * 1024 * 1024
