@@ -24,7 +24,7 @@ from raymq.store.errors import RayMQError, Rejected, Unavailable
 
 from . import codecs
 from .message import encode_properties
-from .paths import NAMESPACE
+from .paths import NAMESPACE, actor_name, keeper_name
 from .producer import Producer
 from .queue_keeper import QueueKeeper
 from .queue_link import PATIENCE_S, Link, attach, end_quietly
@@ -39,6 +39,8 @@ _CALLS_MAX = 10_000
 #: a getter or putter that waits asks anew after so long: what one that died leaves behind is gone then
 WAIT_S = 5.0
 RETRY_MS = 100
+#: what an error is about that has no keeper to tell it
+_KEEPER = "keeper"
 
 #: of a batch that is put
 _PART_BYTES = 1 << 20
@@ -162,6 +164,7 @@ class Queue:
             return self._actor
 
     def _start_keeper(self) -> Any:
+        self._check_running()
         options = {
             "num_cpus": 0,
             "max_restarts": -1,
@@ -171,21 +174,41 @@ class Queue:
             **self._actor_options,
             # A call is asked again by its number, here.
             "max_task_retries": 0,
-            "name": f"raymq:{self._cluster.name}:queue:{self.name}",
+            "name": keeper_name(self._cluster.name, self.name),
             "namespace": NAMESPACE,
             "get_if_exists": True,
         }
         keeper = ray.remote(QueueKeeper).options(**options)
         return keeper.remote(self._cluster, self.name, self._shard)
 
+    def _check_running(self) -> None:
+        """A cluster that was stopped gets no keeper, which nobody would end.
+
+        Raises: Unavailable. Of a cluster that was found by raymq:// nobody knows in which Ray it runs.
+        """
+        if self._cluster.data_dir is None and self._cluster.transport != "ray":
+            return
+        leader = actor_name(self._cluster.name, self._shard, 0, "commit_log")
+        try:
+            ray.get_actor(leader, namespace=NAMESPACE)
+        except ValueError as error:
+            raise Unavailable(
+                f"queue {self.name!r}: cluster {self._cluster.name!r} does not run in the Ray that this process is "
+                "connected to: start it again, or call ray.init with its address",
+                field=_KEEPER,
+            ) from error
+
     def _lost_keeper(self, error: Exception, until: float) -> None:
         """It died or cannot be reached: look it up again, or give up."""
+        if isinstance(error, Unavailable) and error.fields.get("field") != _KEEPER:
+            # It answers: its shard does not.
+            raise error
         with self._lock:
             self._actor = None
         if Clock().monotonic() > until:
             raise Unavailable(
                 f"queue {self.name!r}: its keeper does not answer for {PATIENCE_S:g} s: {error}",
-                field="queue",
+                field=_KEEPER,
             ) from error
 
     def _submit(self, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -208,7 +231,7 @@ class Queue:
         while True:
             try:
                 return ray.get(self._submit(method, arguments))
-            except ray.exceptions.RayActorError as error:
+            except (ray.exceptions.RayActorError, Unavailable) as error:
                 self._lost_keeper(error, until)
             Clock().sleep_ms(RETRY_MS)
 
@@ -217,7 +240,7 @@ class Queue:
         while True:
             try:
                 return await self._submit(method, arguments)
-            except ray.exceptions.RayActorError as error:
+            except (ray.exceptions.RayActorError, Unavailable) as error:
                 self._lost_keeper(error, until)
             await asyncio.sleep(RETRY_MS / 1000)
 
