@@ -4,8 +4,8 @@
 
 `ray.util.queue.Queue` holds its items in the memory of one actor: they are gone when that actor, its node or its
 creator ends. `raymq.Queue` has the same methods, and its items are messages of a topic: here the keeper is killed while
-all jobs are in the queue, and the next call starts another that goes on. In both, an item that a worker has taken is out
-of the queue when the worker dies; but the topic still has it, so what was put and not done is found there and put again.
+all jobs are in the queue, and the next call starts another that goes on. In both, an item that a worker has taken is
+out of the queue when the worker dies; but the topic still has it, so what was put and not done is found and put again.
 """
 
 from __future__ import annotations
