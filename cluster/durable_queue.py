@@ -411,8 +411,11 @@ class Queue:
             raise Full(f"{count} items never fit into queue {self.name!r} of {self.maxsize}")
 
     def _release(self, request: int | None, end: int) -> None:
-        if request is not None:
-            # Not waited for: its room comes free by itself at last.
+        if request is None:
+            return
+        # Not waited for, and a failure is not the put's, which may have stored its items: the room comes free by
+        # itself at last.
+        with contextlib.suppress(Exception):
             self._submit("release", (request, end))
 
     # --- get ------------------------------------------------------------------------------------
@@ -537,7 +540,6 @@ class Queue:
         """
         if self._closed:
             return
-        keeper = self.actor
         self._closed = True
         link, self._link_made = self._link_made, None
         try:
@@ -547,10 +549,19 @@ class Queue:
             if not force:
                 raise
         finally:
-            if not force:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    ray.get(keeper.close.remote(), timeout=grace_period_s)
-            ray.kill(keeper, no_restart=True)
+            self._end_keeper(None if force else grace_period_s)
+
+    def _end_keeper(self, grace_s: float | None) -> None:
+        """End it, if it runs: none is started to be ended."""
+        try:
+            attach(self._cluster)
+            keeper = ray.get_actor(keeper_name(self._cluster.name, self.name), namespace=NAMESPACE)
+        except (RayMQError, ValueError):
+            return
+        if grace_s is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(keeper.close.remote(), timeout=grace_s)
+        ray.kill(keeper, no_restart=True)
 
 
 def _waits(block: bool, timeout: float | None) -> Iterator[float]:

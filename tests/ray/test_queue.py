@@ -7,6 +7,7 @@ import os
 import pickle
 import queue
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import raymq
 from raymq.cluster import ray_host
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
-from raymq.store.errors import Rejected
+from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
 from tests.support.ray_environment import ray_environment
 from tests.support.waiting import until
@@ -210,6 +211,45 @@ def test_tasks_and_actors_share_a_queue_while_its_processes_are_killed(
         until(lambda: len(read) == ITEMS, lambda: read.extend(m.value for m in consumer.poll()))
     for worker in range(2):
         assert [n for w, n in read if w == worker] == list(range(ITEMS // 2))
+
+
+@pytest.mark.timeout(120)
+def test_a_cluster_that_stops_in_a_ray_of_others_leaves_no_keeper_and_gets_none(
+    cluster: raymq.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raymq.cluster.durable_queue.PATIENCE_S", 1.0)
+    guest = raymq.start(
+        tmp_path / "guest",
+        name="guest",
+        address=cluster.ray_address,
+        ephemeral=True,
+        segment_size_bytes=16 << 20,
+    )
+    items = raymq.Queue("left", cluster=guest)
+    items.put(1)
+    assert items.get() == 1
+    found: list[BaseException | None] = []
+
+    def wait_for_more() -> None:
+        try:
+            items.get()
+        except Unavailable as error:
+            found.append(error)
+
+    # It asks for a keeper again and again while the cluster stops.
+    getter = threading.Thread(target=wait_for_more)
+    getter.start()
+    until(
+        lambda: ray.get(items.actor.describe.remote())["getters"] == 1,
+        lambda: getter.join(0.02),
+    )
+    assert guest.stop().ray == "left running"
+    getter.join(30)
+    assert len(found) == 1
+    named = ray.util.list_named_actors(all_namespaces=True)
+    assert [actor for actor in named if actor["name"].startswith("raymq:guest:")] == []
+    # A handle of a stopped cluster is shut down without a word.
+    items.shutdown()
 
 
 @pytest.mark.timeout(120)
