@@ -26,7 +26,7 @@ from . import codecs
 from .message import encode_properties
 from .paths import NAMESPACE, actor_name, keeper_name
 from .producer import Producer
-from .queue_keeper import QueueKeeper
+from .queue_keeper import KeeperActor
 from .queue_link import PATIENCE_S, Link, attach, end_quietly
 from .queue_log import make_topics
 
@@ -178,7 +178,7 @@ class Queue:
             "namespace": NAMESPACE,
             "get_if_exists": True,
         }
-        keeper = ray.remote(QueueKeeper).options(**options)
+        keeper = ray.remote(KeeperActor).options(**options)
         return keeper.remote(self._cluster, self.name, self._shard)
 
     def _check_running(self) -> None:
@@ -353,6 +353,10 @@ class Queue:
                 sent = producer.send(self.name, bodies[0], properties=properties, queue_id=0)
                 if not lingers:
                     end = sent.result().offset + 1
+            elif lingers and sum(map(len, bodies)) < _PART_BYTES // 2:
+                # It travels with its neighbours.
+                encoded = encode_properties(None, (), properties)
+                producer.send_together(self.name, bodies, encoded, queue_id=0)
             else:
                 parts = self._send_parts(producer, bodies, properties)
                 if not lingers:

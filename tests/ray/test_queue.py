@@ -174,8 +174,9 @@ def test_codecs_are_the_clients_affair_and_nothing_is_unpickled(cluster: raymq.C
 @pytest.mark.timeout(120)
 def test_lingering_puts_are_sent_by_flush_and_shutdown(cluster: raymq.Cluster) -> None:
     items = raymq.Queue("linger", cluster=cluster, linger_ms=60_000)
-    for number in range(1000):
+    for number in range(0, 1000, 5):
         items.put(number)
+        items.put_nowait_batch(range(number + 1, number + 5))
     items.flush(30)
     assert items.qsize() == 1000
     items.put(1000)
