@@ -244,6 +244,16 @@ def attach(target: RayTarget) -> Any:
     return ray
 
 
+def leave(owned: OwnedRay) -> None:
+    """Disconnects this process from a Ray that is about to end, if it is connected to it.
+
+    It would else wait a minute for that Ray when it ends, and longer in a call.
+    """
+    current = connected_address()
+    if current is not None and _same_address(owned.address, current):
+        sys.modules["ray"].shutdown()
+
+
 def _adopt_authentication(owned: OwnedRay) -> None:
     """Makes this process's Ray authentication that of the owned Ray, and leaves it so.
 

@@ -260,8 +260,9 @@ def test_items_are_there_after_ray_itself_was_started_again(
     items = raymq.Queue("kept", cluster=cluster)
     items.put_nowait_batch([1, 2, 3])
     assert items.get() == 1
-    ray.shutdown()
     raymq.connect(data_dir).stop()
+    # It ended that Ray, so this process has left it.
+    assert not ray.is_initialized()
     raymq.start(data_dir)
     # The old handle finds the new Ray by itself.
     assert items.get() == 2
