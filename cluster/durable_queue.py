@@ -42,7 +42,7 @@ RETRY_MS = 100
 #: what an error is about that has no keeper to tell it
 _KEEPER = "keeper"
 
-#: of a batch that is put
+#: of a batch that is put, about
 _PART_BYTES = 1 << 20
 
 _CODEC_NAME = rf"(?:^|\x02){codecs.CONTENT_TYPE}\x01(?P<v>[^\x02]+)"
@@ -85,7 +85,7 @@ class Queue:
       holds so many, and then `linger_ms` is not used. It may be exceeded by what is on its way while
       the keeper restarts; the room of a putter that died is free after 150 s.
     - `shutdown` ends the keeper, not the data; any handle's next call starts one again.
-    - A batch is stored in parts of 1 MiB: one that fails may be there in part.
+    - A batch is stored in parts of about 1 MiB: one that fails may be there in part.
     """
 
     def __init__(
@@ -374,7 +374,9 @@ class Queue:
         rows = pa.record_batch(
             {"body": pa.array(bodies, pa.binary()), "properties": pa.repeat(encoded, len(bodies))}
         )
-        step = max(1, _PART_BYTES * len(bodies) // rows.nbytes)
+        # Of equal size: a last one of a few rows would be an append and a sync of its own.
+        count = max(1, round(rows.nbytes / _PART_BYTES))
+        step = -(-len(bodies) // count)
         parts: list[Future[BatchReceipt]] = []
         for start in range(0, len(bodies), step):
             parts += producer.send_batch(self.name, rows.slice(start, step), queue_id=0)
