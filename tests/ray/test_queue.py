@@ -90,6 +90,10 @@ def test_methods_and_exceptions_are_those_of_rays_queue(cluster: raymq.Cluster) 
             attempt()
     items.put_nowait_batch(range(5000))
     assert items.get_nowait_batch(5000) == list(range(5000))
+    # Several parts.
+    large = [b"%04d" % number * 300 for number in range(3000)]
+    items.put_nowait_batch(large)
+    assert items.get_nowait_batch(3000) == large
     assert items.empty()
     with pytest.raises(TypeError, match="Iterable"):
         items.put_nowait_batch(1)  # type: ignore[arg-type]
