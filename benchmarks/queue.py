@@ -29,7 +29,7 @@ from benchmarks.put import ROUNDS, Rounds
 ITEM = b"x" * 1024
 #: different objects: of equal ones pickle would send one
 ITEMS = [os.urandom(1024) for _ in range(5000)]
-SMALL, LARGE = 100, len(ITEMS)
+SIZES = (100, 1_000, len(ITEMS))
 TASKS = 4
 THREADS = 16
 
@@ -42,11 +42,13 @@ ROWS = [
     ("get, one at a time", "get", "ray_get", ""),
     *(
         (f"{what} of {size:,}", f"{name}_{size}", f"ray_{of}_{size}", floor)
-        for size in (SMALL, LARGE)
+        for size in SIZES
         for what, name, of, floor in (
             ("put_nowait_batch", "put_batch", "put_batch", ""),
             ("put_nowait_batch with linger", "put_batch_linger", "put_batch", ">= 2"),
             ("get_nowait_batch", "get_batch", "get_batch", ""),
+            ("each put, then got", "both", "both", ""),
+            ("all put with linger, then got", "both_linger", "both", ""),
         )
     ),
 ]
@@ -86,6 +88,20 @@ def get_batches(queue: Any, count: int, size: int) -> None:
     """One after the other."""
     for _ in range(count):
         queue.get_nowait_batch(size)
+
+
+def put_and_get(queue: Any, count: int, size: int) -> None:
+    """Each batch is got before the next is put."""
+    batch = ITEMS[:size]
+    for _ in range(count):
+        queue.put_nowait_batch(batch)
+        queue.get_nowait_batch(size)
+
+
+def put_all_and_get(queue: Any, count: int, size: int) -> None:
+    """A process that puts, behind it one that gets."""
+    put_batches(queue, count, size)
+    get_batches(queue, count, size)
 
 
 def put_by_threads(queue: Any, count: int) -> None:
@@ -130,15 +146,18 @@ def measure(ours: Any, lingering: Any, theirs: Any, rounds: Rounds, quick: bool)
         for queue in (theirs, ours):
             note(name, queue, workers * one, partial(work, queue, one))
             drain(queue)
-    for size, count in ((SMALL, one // 5), (LARGE, 4 * scale)):
+    for size, count in zip(SIZES, (one // 5, one // 10, 4 * scale), strict=True):
+        items = count * size
         for queue in (theirs, ours):
-            items = count * size
             note(f"put_batch_{size}", queue, items, partial(put_batches, queue, count, size))
             note(f"get_batch_{size}", queue, items, partial(get_batches, queue, count, size))
+            note(f"both_{size}", queue, items, partial(put_and_get, queue, count, size))
+        work = partial(put_all_and_get, lingering, count, size)
+        note(f"both_linger_{size}", lingering, items, work)
         # Enough that the last flush does not decide.
-        count = max(count, 40 * scale)
-        work = partial(put_batches, lingering, count, size)
-        note(f"put_batch_linger_{size}", lingering, count * size, work)
+        many = max(count, 40 * scale)
+        work = partial(put_batches, lingering, many, size)
+        note(f"put_batch_linger_{size}", lingering, many * size, work)
         drain(lingering)
 
 

@@ -9,6 +9,7 @@ stay on the machine that has its disk.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable
 
 from . import placement
 from .cluster_record import ClusterRecord
-from .paths import NAMESPACE, ClusterPaths, actor_name
+from .paths import NAMESPACE, ClusterPaths, actor_name, keeper_name
 from .ray_host import HOST_LABEL, Progress
 from .tls import TLS_PREFIX, USE_TLS
 
@@ -328,8 +329,9 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     """Closes every actor in order, ends it, and waits until Ray has forgotten it.
 
     Leaders first (they answer what waits and sync what is left, for which the satellites must still
-    run), then followers, then satellites. Returns: actor name -> "closed" or why it was ended
-    without an orderly close.
+    run), then followers, then satellites. Keepers of durable queues, which have nothing to lose, come
+    last: a getter that waits asks for a new one at once, and is refused only when the shards are gone.
+    Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
     order = {
         "commit_log": 0,
@@ -364,7 +366,22 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
             # restart.
             ray.kill(member.handle, no_restart=True)
     _wait_gone(ray, members, clock)
+    for name in _keepers(ray, record.name):
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        outcomes[name] = "closed"
     return outcomes
+
+
+def _keepers(ray: Any, cluster: str) -> list[str]:
+    """The names of the actors that keep the cluster's durable queues."""
+    prefix = keeper_name(cluster, "")
+    known = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(
+        actor["name"]
+        for actor in known
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)
+    )
 
 
 def _outcome(ray: Any, member: Member, call: Any, timeout_s: float) -> str:

@@ -24,9 +24,9 @@ from raymq.store.errors import RayMQError, Rejected, Unavailable
 
 from . import codecs
 from .message import encode_properties
-from .paths import NAMESPACE
+from .paths import NAMESPACE, actor_name, keeper_name
 from .producer import Producer
-from .queue_keeper import QueueKeeper
+from .queue_keeper import KeeperActor
 from .queue_link import PATIENCE_S, Link, attach, end_quietly
 from .queue_log import make_topics
 
@@ -39,8 +39,10 @@ _CALLS_MAX = 10_000
 #: a getter or putter that waits asks anew after so long: what one that died leaves behind is gone then
 WAIT_S = 5.0
 RETRY_MS = 100
+#: what an error is about that has no keeper to tell it
+_KEEPER = "keeper"
 
-#: of a batch that is put
+#: of a batch that is put, about
 _PART_BYTES = 1 << 20
 
 _CODEC_NAME = rf"(?:^|\x02){codecs.CONTENT_TYPE}\x01(?P<v>[^\x02]+)"
@@ -83,7 +85,7 @@ class Queue:
       holds so many, and then `linger_ms` is not used. It may be exceeded by what is on its way while
       the keeper restarts; the room of a putter that died is free after 150 s.
     - `shutdown` ends the keeper, not the data; any handle's next call starts one again.
-    - A batch is stored in parts of 1 MiB: one that fails may be there in part.
+    - A batch is stored in parts of about 1 MiB: one that fails may be there in part.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class Queue:
             return self._actor
 
     def _start_keeper(self) -> Any:
+        self._check_running()
         options = {
             "num_cpus": 0,
             "max_restarts": -1,
@@ -171,21 +174,41 @@ class Queue:
             **self._actor_options,
             # A call is asked again by its number, here.
             "max_task_retries": 0,
-            "name": f"raymq:{self._cluster.name}:queue:{self.name}",
+            "name": keeper_name(self._cluster.name, self.name),
             "namespace": NAMESPACE,
             "get_if_exists": True,
         }
-        keeper = ray.remote(QueueKeeper).options(**options)
+        keeper = ray.remote(KeeperActor).options(**options)
         return keeper.remote(self._cluster, self.name, self._shard)
+
+    def _check_running(self) -> None:
+        """A cluster that was stopped gets no keeper, which nobody would end.
+
+        Raises: Unavailable. Of a cluster that was found by raymq:// nobody knows in which Ray it runs.
+        """
+        if self._cluster.data_dir is None and self._cluster.transport != "ray":
+            return
+        leader = actor_name(self._cluster.name, self._shard, 0, "commit_log")
+        try:
+            ray.get_actor(leader, namespace=NAMESPACE)
+        except ValueError as error:
+            raise Unavailable(
+                f"queue {self.name!r}: cluster {self._cluster.name!r} does not run in the Ray that this process is "
+                "connected to: start it again, or call ray.init with its address",
+                field=_KEEPER,
+            ) from error
 
     def _lost_keeper(self, error: Exception, until: float) -> None:
         """It died or cannot be reached: look it up again, or give up."""
+        if isinstance(error, Unavailable) and error.fields.get("field") != _KEEPER:
+            # It answers: its shard does not.
+            raise error
         with self._lock:
             self._actor = None
         if Clock().monotonic() > until:
             raise Unavailable(
                 f"queue {self.name!r}: its keeper does not answer for {PATIENCE_S:g} s: {error}",
-                field="queue",
+                field=_KEEPER,
             ) from error
 
     def _submit(self, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -208,7 +231,7 @@ class Queue:
         while True:
             try:
                 return ray.get(self._submit(method, arguments))
-            except ray.exceptions.RayActorError as error:
+            except (ray.exceptions.RayActorError, Unavailable) as error:
                 self._lost_keeper(error, until)
             Clock().sleep_ms(RETRY_MS)
 
@@ -217,7 +240,7 @@ class Queue:
         while True:
             try:
                 return await self._submit(method, arguments)
-            except ray.exceptions.RayActorError as error:
+            except (ray.exceptions.RayActorError, Unavailable) as error:
                 self._lost_keeper(error, until)
             await asyncio.sleep(RETRY_MS / 1000)
 
@@ -330,6 +353,10 @@ class Queue:
                 sent = producer.send(self.name, bodies[0], properties=properties, queue_id=0)
                 if not lingers:
                     end = sent.result().offset + 1
+            elif lingers and sum(map(len, bodies)) < _PART_BYTES // 2:
+                # It travels with its neighbours.
+                encoded = encode_properties(None, (), properties)
+                producer.send_together(self.name, bodies, encoded, queue_id=0)
             else:
                 parts = self._send_parts(producer, bodies, properties)
                 if not lingers:
@@ -347,7 +374,9 @@ class Queue:
         rows = pa.record_batch(
             {"body": pa.array(bodies, pa.binary()), "properties": pa.repeat(encoded, len(bodies))}
         )
-        step = max(1, _PART_BYTES * len(bodies) // rows.nbytes)
+        # Of equal size: a last one of a few rows would be an append and a sync of its own.
+        count = max(1, round(rows.nbytes / _PART_BYTES))
+        step = -(-len(bodies) // count)
         parts: list[Future[BatchReceipt]] = []
         for start in range(0, len(bodies), step):
             parts += producer.send_batch(self.name, rows.slice(start, step), queue_id=0)
@@ -388,8 +417,11 @@ class Queue:
             raise Full(f"{count} items never fit into queue {self.name!r} of {self.maxsize}")
 
     def _release(self, request: int | None, end: int) -> None:
-        if request is not None:
-            # Not waited for: its room comes free by itself at last.
+        if request is None:
+            return
+        # Not waited for, and a failure is not the put's, which may have stored its items: the room comes free by
+        # itself at last.
+        with contextlib.suppress(Exception):
             self._submit("release", (request, end))
 
     # --- get ------------------------------------------------------------------------------------
@@ -514,7 +546,6 @@ class Queue:
         """
         if self._closed:
             return
-        keeper = self.actor
         self._closed = True
         link, self._link_made = self._link_made, None
         try:
@@ -524,10 +555,19 @@ class Queue:
             if not force:
                 raise
         finally:
-            if not force:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    ray.get(keeper.close.remote(), timeout=grace_period_s)
-            ray.kill(keeper, no_restart=True)
+            self._end_keeper(None if force else grace_period_s)
+
+    def _end_keeper(self, grace_s: float | None) -> None:
+        """End it, if it runs: none is started to be ended."""
+        try:
+            attach(self._cluster)
+            keeper = ray.get_actor(keeper_name(self._cluster.name, self.name), namespace=NAMESPACE)
+        except (RayMQError, ValueError):
+            return
+        if grace_s is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(keeper.close.remote(), timeout=grace_s)
+        ray.kill(keeper, no_restart=True)
 
 
 def _waits(block: bool, timeout: float | None) -> Iterator[float]:

@@ -78,6 +78,11 @@ def actor_name(cluster: str, shard: int, replica: int, role: str) -> str:
     return f"raymq:{cluster}:shard-{shard}:replica-{replica}:{role}"
 
 
+def keeper_name(cluster: str, queue: str) -> str:
+    """The Ray name, in namespace "raymq", of the actor that keeps a durable queue."""
+    return f"raymq:{cluster}:queue:{queue}"
+
+
 def file_system_of(path: str | os.PathLike[str], files: Files | None = None) -> str:
     """The type of the file system that holds `path`, for example "ext4" or "tmpfs".
 

@@ -265,6 +265,46 @@ class Producer:
                 self._wake_linger()
         return future, ready
 
+    def send_together(
+        self, topic: str, bodies: list[bytes], properties: bytes | None, *, queue_id: int
+    ) -> None:
+        """Add bodies, together smaller than a batch, to the open batch of a queue: columns that linger.
+
+        Args: `properties`, encoded, of each of them. Nobody gets their receipts: `flush` and
+        `raise_failure` tell failures. Raises: as `send`.
+        """
+        self._sender.check_process()
+        self._sender.topic(topic).shard_of(queue_id)
+        rows = len(bodies)
+        each = MESSAGE_BYTES + (0 if properties is None else len(properties))
+        size = sum(map(len, bodies)) + rows * each
+        self._take_room(size)
+        now = self._clock.now_ms()
+        where = (topic, queue_id)
+        ready: set[ShardSender | None] = set()
+        try:
+            with self._changed:
+                self._check_open()
+                pending = self._open.get(where)
+                if pending is not None and pending.acks != self.config.acks:
+                    ready.add(self._seal(pending))
+                    pending = None
+                if pending is None:
+                    pending = self._begin(where, self.config.acks)
+                pending.bodies += bodies
+                pending.tags += [None] * rows
+                pending.properties += [properties] * rows
+                pending.born += [now] * rows
+                pending.size += size
+                if not self._linger_s or pending.size >= self.config.batch_bytes:
+                    ready.add(self._seal(pending))
+        except BaseException:
+            self._room.give(size)
+            raise
+        for sender in ready:
+            if sender is not None:
+                sender.pump()
+
     def _sticky_queue(self, topic: str, queues: int) -> int:
         chosen = self._sticky.get(topic)
         if chosen is None:

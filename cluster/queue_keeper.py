@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -331,6 +332,16 @@ class QueueKeeper:
         if end > self._end:
             self._end = end
             self._wake.set()
+
+
+class KeeperActor(QueueKeeper):
+    """The keeper in a process of its own."""
+
+    def __init__(self, cluster: Cluster, name: str, shard: int) -> None:
+        """As QueueKeeper's."""
+        super().__init__(cluster, name, shard)
+        # The default of 5 ms makes the event loop wait that long for a thread that has an answer for it.
+        sys.setswitchinterval(0.0005)
 
 
 class EndWatch:

@@ -46,6 +46,8 @@ HOST_LABEL = "raymq-host"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _START_TIMEOUT_MS = 60_000
 _STOP_GRACE_MS = 20_000
+#: variable -> value that this process took over from the Ray of a cluster
+_adopted: dict[str, str] = {}
 _PORT_OPTIONS = (
     "--port",
     "--node-manager-port",
@@ -222,6 +224,8 @@ def attach(target: RayTarget) -> Any:
         _adopt_authentication(target.owned)
     import ray
 
+    _read_authentication_anew()
+
     try:
         ray.init(
             address=target.address,
@@ -240,16 +244,27 @@ def attach(target: RayTarget) -> Any:
     return ray
 
 
+def leave(owned: OwnedRay) -> None:
+    """Disconnects this process from a Ray that is about to end, if it is connected to it.
+
+    It would else wait a minute for that Ray when it ends, and longer in a call.
+    """
+    current = connected_address()
+    if current is not None and _same_address(owned.address, current):
+        sys.modules["ray"].shutdown()
+
+
 def _adopt_authentication(owned: OwnedRay) -> None:
     """Makes this process's Ray authentication that of the owned Ray, and leaves it so.
 
-    `ray.init` with an explicit address never turns token mode on by itself, and what the variable
-    says was cached when Ray was imported. It stays set, as Ray itself leaves it after a local
-    start: a later `ray.init(address=cluster.ray_address)` of this process needs it too.
+    `ray.init` with an explicit address never turns token mode on by itself. It stays set, as Ray
+    itself leaves it after a local start: a later `ray.init(address=cluster.ray_address)` of this
+    process needs it too. What was adopted from another cluster's Ray gives way; what the user set
+    does not.
 
     Raises: Rejected when the environment asks for another mode.
     """
-    mode = os.environ.get("RAY_AUTH_MODE")
+    mode = _chosen("RAY_AUTH_MODE")
     if mode is not None and mode.lower() != owned.auth_mode:
         raise Rejected(
             f"the cluster's Ray was started with RAY_AUTH_MODE={owned.auth_mode}, this process has "
@@ -257,13 +272,35 @@ def _adopt_authentication(owned: OwnedRay) -> None:
             field="RAY_AUTH_MODE",
             limit=owned.auth_mode,
         )
-    if owned.auth_token_path and not (
-        os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    ):
-        os.environ["RAY_AUTH_TOKEN_PATH"] = owned.auth_token_path
-    os.environ["RAY_AUTH_MODE"] = owned.auth_mode
-    # An extension module without types; Ray calls the same when it turns token mode on by itself.
-    importlib.import_module("ray._raylet").Config.initialize("")
+    if not (_chosen("RAY_AUTH_TOKEN") or _chosen("RAY_AUTH_TOKEN_PATH")):
+        _adopt("RAY_AUTH_TOKEN_PATH", owned.auth_token_path)
+    _adopt("RAY_AUTH_MODE", owned.auth_mode)
+
+
+def _chosen(name: str) -> str | None:
+    """A variable's value, unless it is there because a cluster's Ray was adopted."""
+    value = os.environ.get(name)
+    return None if value is not None and value == _adopted.get(name) else value
+
+
+def _adopt(name: str, value: str | None) -> None:
+    if value:
+        os.environ[name] = _adopted[name] = value
+    else:
+        os.environ.pop(name, None)
+        _adopted.pop(name, None)
+
+
+def _read_authentication_anew() -> None:
+    """Make Ray look at its variables and its token again.
+
+    It caches the mode when it is imported and the token when it is first used, for the life of the process: a
+    program that goes from one Ray to another would show the second one the first one's token.
+    """
+    # An extension module without types. The mode first: a call of Ray that still ends may read the token anew.
+    raylet = importlib.import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def start_owned(paths: ClusterPaths, *, files: Files, clock: Clock, progress: Progress) -> OwnedRay:

@@ -305,6 +305,7 @@ def _stop_locked(
     ray_outcome = "not running" if running is None else "left running"
     if recorded is not None and recorded.owned is not None:
         tell("stopping Ray")
+        ray_host.leave(recorded.owned)
         ray_host.stop_owned(paths, files=files, clock=clock)
         ray_outcome = "not running" if running is None else "stopped"
     elif recorded is not None:

@@ -12,6 +12,8 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from tests.support.network_namespaces import can_make_namespaces
+
 PARTS = {"store", "actors", "replication", "cluster", "spark"}
 TESTS = Path(__file__).parent
 
@@ -38,14 +40,21 @@ class BareImportGuard(MetaPathFinder):
 sys.meta_path.insert(0, BareImportGuard())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark by folder, so that no test can forget it; what needs Ray or Spark runs last."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark by folder, so that no test can forget it; what needs Ray or Spark runs last.
+
+    What needs network namespaces is left out where none can be made.
+    """
     for item in items:
         if item.path.is_relative_to(TESTS / "ray"):
             item.add_marker(pytest.mark.ray)
         elif item.path.is_relative_to(TESTS / "spark"):
             item.add_marker(pytest.mark.spark)
     items.sort(key=weight)
+    network = [item for item in items if item.get_closest_marker("network")]
+    if network and not can_make_namespaces():
+        config.hook.pytest_deselected(items=network)
+        items[:] = [item for item in items if item not in network]
 
 
 def weight(item: pytest.Item) -> int:

@@ -286,6 +286,18 @@ def test_a_satellite_that_its_commit_log_ended_counts_as_closed(
     assert lifecycle.stop(tmp_path / "data").clean
 
 
+def test_stop_ends_the_keepers_of_its_own_queues_last(ray: FakeRay, tmp_path: Path) -> None:
+    begin(tmp_path)
+    others = "raymq:other:queue:jobs"
+    for name in ("raymq:default:queue:jobs", others):
+        ray.actors[name] = FakeActor(ray, name, "queue", {"shard": 0})
+    report = lifecycle.stop(tmp_path / "data")
+    assert report.clean
+    assert ray.events[-1] == ("kill", "raymq:default:queue:jobs")
+    assert report.actors["raymq:default:queue:jobs"] == "closed"
+    assert list(ray.actors) == [others]
+
+
 def test_stopping_twice_is_no_fault(ray: FakeRay, tmp_path: Path) -> None:
     begin(tmp_path)
     lifecycle.stop(tmp_path / "data")

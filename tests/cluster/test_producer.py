@@ -66,6 +66,25 @@ def test_messages_of_one_key_go_to_kafkas_queue_in_order(make: Make, backend: Fa
     assert all(future.done() for future in futures)
 
 
+def test_bodies_that_are_sent_together_keep_their_place_among_messages(
+    make: Make, backend: FakeBackend
+) -> None:
+    with make(linger_ms=FOREVER_MS, batch_bytes=2000) as producer:
+        producer.send("t", b"0", queue_id=1)
+        for start in (1, 4):
+            bodies = [b"%d" % n for n in range(start, start + 3)]
+            producer.send_together("t", bodies, None, queue_id=1)
+        assert backend.bodies("t", 1) == []
+        # Full: it goes without a flush.
+        producer.send_together("t", [b"7" * 1000], None, queue_id=1)
+        backend.wait_for(lambda: len(backend.bodies("t", 1)) == 8)
+        producer.send("t", b"8", queue_id=1)
+    assert backend.bodies("t", 1) == [b"%d" % n for n in range(7)] + [b"7" * 1000, b"8"]
+    backend.refusals += [Rejected("no", field="body")]
+    with pytest.raises(Rejected), make(linger_ms=FOREVER_MS) as producer:
+        producer.send_together("t", [b"9"], None, queue_id=1)
+
+
 def test_messages_without_a_key_fill_one_batch_then_the_next_queue(
     make: Make, backend: FakeBackend
 ) -> None:

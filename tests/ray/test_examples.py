@@ -57,6 +57,12 @@ def test_a_training_resumes_from_its_offsets(place: Path) -> None:
 
 
 @pytest.mark.slow
+def test_no_job_of_a_durable_queue_is_lost_with_its_worker(place: Path) -> None:
+    answer = run("durable_queue.py", place)
+    assert answer == {"jobs": 400, "done": 400, "died": 1, "again": 1}
+
+
+@pytest.mark.slow
 def test_a_killed_serve_replica_comes_back_with_its_state(place: Path) -> None:
     answer = run("serve_scores.py", place)
     assert answer == {"messages": 2_000, "read": 2_000, "same": True}

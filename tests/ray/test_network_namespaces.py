@@ -1,7 +1,7 @@
 """A mirror with TLS over two nodes that really have a network between them, and the network breaks.
 
-Two network namespaces joined by a pair of virtual cards stand for the machines. Needs root, and
-about a minute: `nox -s network`.
+Two network namespaces joined by a pair of virtual cards stand for the machines. Whoever may make none (it needs root)
+does not collect this test; `nox -s network` runs it alone, and fails then.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import make_certificates
+from tests.support.network_namespaces import ip
 from tests.support.waiting import until
 
 #: a network for tests and documentation
@@ -65,12 +66,6 @@ print(json.dumps({
 """
 
 
-def ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
-
-
 @pytest.fixture
 def namespaces() -> Iterator[dict[str, str]]:
     """Node -> the name of its namespace and of its card in it."""
@@ -78,10 +73,7 @@ def namespaces() -> Iterator[dict[str, str]]:
     names = {node: f"rq{mark}{node}" for node in HOSTS}
     with contextlib.ExitStack() as undo:
         for name in names.values():
-            try:
-                ip("netns", "add", name)
-            except (RuntimeError, FileNotFoundError) as error:
-                pytest.skip(f"this machine makes no network namespaces: {error}")
+            ip("netns", "add", name)
             undo.callback(ip, "netns", "del", name)
         a, b = names["a"], names["b"]
         ip("-n", a, "link", "add", a, "type", "veth", "peer", "name", b, "netns", b)
@@ -138,10 +130,8 @@ def ray_node(
             process.wait()
 
 
+@pytest.mark.network
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "RAYMQ_NETWORK" not in os.environ, reason="a session of its own: nox -s network"
-)
 @pytest.mark.timeout(180)
 def test_a_mirror_over_two_networks_with_tls_survives_a_cut(
     namespaces: dict[str, str], place: Path

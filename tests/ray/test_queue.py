@@ -7,6 +7,7 @@ import os
 import pickle
 import queue
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ import raymq
 from raymq.cluster import ray_host
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
-from raymq.store.errors import Rejected
+from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
+from tests.support.ray_environment import ray_environment
 from tests.support.waiting import until
 
 ITEMS = 120
@@ -33,12 +35,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(data_dir: Path) -> Iterator[raymq.Cluster]:
-    place = data_dir.parent
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("RAY")]:
-            patch.delenv(name)
-        patch.setenv("RAYMQ_HOME", str(place / "home"))
-        patch.setenv("RAY_AUTH_TOKEN_PATH", str(place / "ray-token"))
+    with ray_environment(data_dir.parent):
         try:
             yield raymq.start(
                 data_dir, name="queue", ephemeral=True, segment_size_bytes=16 * 1024 * 1024
@@ -93,6 +90,10 @@ def test_methods_and_exceptions_are_those_of_rays_queue(cluster: raymq.Cluster) 
             attempt()
     items.put_nowait_batch(range(5000))
     assert items.get_nowait_batch(5000) == list(range(5000))
+    # Several parts.
+    large = [b"%04d" % number * 300 for number in range(3000)]
+    items.put_nowait_batch(large)
+    assert items.get_nowait_batch(3000) == large
     assert items.empty()
     with pytest.raises(TypeError, match="Iterable"):
         items.put_nowait_batch(1)  # type: ignore[arg-type]
@@ -177,8 +178,9 @@ def test_codecs_are_the_clients_affair_and_nothing_is_unpickled(cluster: raymq.C
 @pytest.mark.timeout(120)
 def test_lingering_puts_are_sent_by_flush_and_shutdown(cluster: raymq.Cluster) -> None:
     items = raymq.Queue("linger", cluster=cluster, linger_ms=60_000)
-    for number in range(1000):
+    for number in range(0, 1000, 5):
         items.put(number)
+        items.put_nowait_batch(range(number + 1, number + 5))
     items.flush(30)
     assert items.qsize() == 1000
     items.put(1000)
@@ -217,14 +219,54 @@ def test_tasks_and_actors_share_a_queue_while_its_processes_are_killed(
 
 
 @pytest.mark.timeout(120)
+def test_a_cluster_that_stops_in_a_ray_of_others_leaves_no_keeper_and_gets_none(
+    cluster: raymq.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raymq.cluster.durable_queue.PATIENCE_S", 1.0)
+    guest = raymq.start(
+        tmp_path / "guest",
+        name="guest",
+        address=cluster.ray_address,
+        ephemeral=True,
+        segment_size_bytes=16 << 20,
+    )
+    items = raymq.Queue("left", cluster=guest)
+    items.put(1)
+    assert items.get() == 1
+    found: list[BaseException | None] = []
+
+    def wait_for_more() -> None:
+        try:
+            items.get()
+        except Unavailable as error:
+            found.append(error)
+
+    # It asks for a keeper again and again while the cluster stops.
+    getter = threading.Thread(target=wait_for_more)
+    getter.start()
+    until(
+        lambda: ray.get(items.actor.describe.remote())["getters"] == 1,
+        lambda: getter.join(0.02),
+    )
+    assert guest.stop().ray == "left running"
+    getter.join(30)
+    assert len(found) == 1
+    named = ray.util.list_named_actors(all_namespaces=True)
+    assert [actor for actor in named if actor["name"].startswith("raymq:guest:")] == []
+    # A handle of a stopped cluster is shut down without a word.
+    items.shutdown()
+
+
+@pytest.mark.timeout(120)
 def test_items_are_there_after_ray_itself_was_started_again(
     cluster: raymq.Cluster, data_dir: Path
 ) -> None:
     items = raymq.Queue("kept", cluster=cluster)
     items.put_nowait_batch([1, 2, 3])
     assert items.get() == 1
-    ray.shutdown()
     raymq.connect(data_dir).stop()
+    # It ended that Ray, so this process has left it.
+    assert not ray.is_initialized()
     raymq.start(data_dir)
     # The old handle finds the new Ray by itself.
     assert items.get() == 2

@@ -32,6 +32,7 @@ from raymq.store.errors import RayMQError
 from raymq.store.files import Files
 from tests.support.batches import batch
 from tests.support.history import History, Load, Read, faults
+from tests.support.ray_environment import ray_environment
 from tests.support.waiting import until
 
 NAME = "through-ray"
@@ -142,21 +143,17 @@ def world() -> Iterator[World]:
 
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
     place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
-    before = dict(os.environ)
-    for name in [name for name in os.environ if name.startswith("RAY")]:
-        del os.environ[name]
-    os.environ["RAYMQ_HOME"] = str(place / "home")
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(place / "ray-token")
     paths = ClusterPaths(place / "data")
     try:
-        flight = raymq.start(place / "data", name=NAME, segment_size_bytes=16 << 20)
-        ray.init(flight.ray_address, log_to_driver=False, logging_level="ERROR")
-        yield World(flight, paths)
+        with ray_environment(place):
+            try:
+                flight = raymq.start(place / "data", name=NAME, segment_size_bytes=16 << 20)
+                ray.init(flight.ray_address, log_to_driver=False, logging_level="ERROR")
+                yield World(flight, paths)
+            finally:
+                ray.shutdown()
+                ray_host.stop_owned(paths, files=Files(), clock=Clock())
     finally:
-        ray.shutdown()
-        ray_host.stop_owned(paths, files=Files(), clock=Clock())
-        os.environ.clear()
-        os.environ.update(before)
         shutil.rmtree(place)
 
 

@@ -1,8 +1,9 @@
 """Spark on Ray writes to a topic and reads it back: exactly once, whatever happens to its tasks."""
 
 import os
+import shutil
 import signal
-import uuid
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from raymq.spark.session import raydp_session, use_java
 from raymq.spark.sink import write
 from raymq.spark.source import read
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
+from tests.support.ray_environment import ray_environment
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -21,27 +23,25 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 @pytest.fixture(scope="module")
 def place():
     """One cluster and one Spark session: both take long to start."""
-    import shutil
-
     import ray
     import raydp
 
-    use_java()
-    directory = Path.home() / ".raymq" / f"test-{uuid.uuid4().hex[:8]}"
-    cluster = raymq.start(directory, name=directory.name, shards=2)
-    mode, os.environ["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE"), "token"
-    ray.init(address=cluster.ray_address, namespace="test", log_to_driver=False)
+    # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
+    directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
     try:
-        yield cluster, raydp_session("raymq-test", configs={"spark.default.parallelism": "4"})
+        with ray_environment(directory):
+            use_java()
+            cluster = raymq.start(directory / "data", name="spark-io", shards=2)
+            ray.init(address=cluster.ray_address, namespace="test", log_to_driver=False)
+            try:
+                session = raydp_session("raymq-test", configs={"spark.default.parallelism": "4"})
+                yield cluster, session
+            finally:
+                raydp.stop_spark()
+                ray.shutdown()
+                cluster.stop()
     finally:
-        raydp.stop_spark()
-        ray.shutdown()
-        cluster.stop()
         shutil.rmtree(directory, ignore_errors=True)
-        if mode is None:
-            del os.environ["RAY_AUTH_MODE"]
-        else:
-            os.environ["RAY_AUTH_MODE"] = mode
 
 
 def numbers(spark, count, parts=4):

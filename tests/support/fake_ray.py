@@ -127,6 +127,12 @@ class FakeRay:
         self.events.append(("kill", actor.name))
         del self.actors[actor.name]
 
+    @property
+    def util(self) -> Any:
+        """ray.util"""
+        names = [{"name": name, "namespace": "raymq"} for name in self.actors]
+        return SimpleNamespace(list_named_actors=lambda all_namespaces: names)
+
     def nodes(self) -> list[dict[str, Any]]:
         facts = {"n1": self.labels, "n2": {}, **self.others}
         return [

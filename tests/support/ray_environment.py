@@ -1,0 +1,26 @@
+"""An environment in which a test's own Ray is the only one that is known."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def ray_environment(place: Path) -> Iterator[None]:
+    """No variable of Ray or RayMQ but a home and a token below `place`; all is as before at the end.
+
+    Also what a connection to the cluster's Ray leaves behind (RAY_AUTH_MODE) goes at the end.
+    """
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith("RAY")]:
+        del os.environ[name]
+    os.environ["RAYMQ_HOME"] = str(place / "home")
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(place / "ray-token")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
