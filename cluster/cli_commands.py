@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -449,10 +450,9 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     from .bench_run import Bench
 
     plan = plan_of(vars(options))
-    for path in (options.json, options.html):
-        # Found now, not after the run.
-        if path is not None and not Files().exists(Path(path).expanduser().parent):
-            raise Rejected(f"there is no directory for {path}: make it first", field="FILE")
+    for option, path in (("--json", options.json), ("--html", options.html)):
+        if path is not None and path != "-":
+            _check_writable(option, Path(path).expanduser())
     with _cluster(options, console) as cluster:
         run = Bench(cluster, plan, runner=options.runner, watcher=watcher(console.stderr))
         outcome = run.run(
@@ -469,6 +469,16 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     if options.html is not None:
         _write(options.html, page(report), "--html")
     return EXIT_OK if outcome.sound else EXIT_FAULT
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Raises: Rejected now, not after the run."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise Rejected(
+            f"{option} {path}: name a file in a directory that is there and can be written",
+            field=option,
+            path=str(path),
+        )
 
 
 def _write(path: str, text: str, option: str) -> None:
