@@ -219,7 +219,8 @@ def page_is_whole(text: str) -> None:
     tree = ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
     namespace = "{http://www.w3.org/2000/svg}"
     pictures = list(tree.iter(f"{namespace}svg"))
-    assert len(pictures) == 12  # three a channel, each for wide and narrow windows
+    # Three a channel, each for wide and narrow windows; a channel may have had nothing within the time.
+    assert len(pictures) in (6, 12)
     for picture in pictures:
         _, _, width, height = map(float, str(picture.get("viewBox")).split())
         curves = list(picture.iter(f"{namespace}polyline"))
