@@ -23,7 +23,7 @@ from raymq.store.errors import (
 )
 from raymq.store.files import Files
 
-from .tls import url_of
+from .tls import TLS_PREFIX, is_loopback, url_of
 
 EXIT_OK = 0
 EXIT_FAULT = 1
@@ -150,6 +150,8 @@ def status(options: argparse.Namespace, console: Console) -> int:
         console.line(f"{facts['name']} {facts['cluster_id'][:8]}: {facts['state']}")
         for shard in facts["shards"]:
             console.line(_shard_line(shard))
+            if shard.get("replication") == "mirror":
+                console.line(f"    {_mirror_words(shard)}")
             for line in _role_lines(shard):
                 console.line(line)
     codes = {"RUNNING": EXIT_OK, "DOWN": EXIT_UNAVAILABLE}
@@ -167,6 +169,19 @@ def _shard_line(shard: dict[str, Any]) -> str:
     if shard.get("error"):
         words.append(f"({shard['error']})")
     return " ".join(words)
+
+
+def _mirror_words(shard: dict[str, Any]) -> str:
+    """What a second replica protects against depends on where it is."""
+    nodes = shard.get("nodes")
+    if nodes:
+        return f"mirror on the nodes {', '.join(nodes)}: what is confirmed outlives either machine"
+    host = str(shard.get("endpoint") or "").removeprefix(TLS_PREFIX).rpartition(":")[0].strip("[]")
+    if is_loopback(host):
+        return (
+            "mirror on one machine: what is confirmed outlives a process or one copy, not the disk"
+        )
+    return "mirror"
 
 
 def _role_lines(shard: dict[str, Any]) -> Iterator[str]:
