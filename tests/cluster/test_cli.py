@@ -572,6 +572,9 @@ def test_the_top_level_names_are_exactly_these_and_lazy() -> None:
         "Receipt",
         "Producer",
         "Consumer",
+        "AsyncProducer",
+        "AsyncConsumer",
+        "Queue",
         "errors",
         "__version__",
     }
