@@ -74,7 +74,11 @@ class RowMaker:
         plan, turn = self._plan, self._turn
         self._turn += 1
         if self._keys is None:
-            return [self._rows(turn % plan.lanes, due_us, pa.nulls(len(due_us), pa.binary()))]
+            return [
+                self._rows(
+                    plan.lanes[turn % len(plan.lanes)], due_us, pa.nulls(len(due_us), pa.binary())
+                )
+            ]
         first_lane = turn % plan.topics * plan.queues
         queues, properties = self._keys.draw(self._rng, len(due_us))
         made = []

@@ -10,33 +10,43 @@ from typing import Any
 
 from .bench_report import FAULTS
 
-WIDTH, HEIGHT = 860, 300
+HEIGHT = 300
+#: every picture is there for a wide and for a narrow window: letters do not shrink with the picture
+WIDTHS = {"wide": 860, "narrow": 400}
+_NARROW_PX = 640
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 28, 44
 
 #: (x, y) in the units of the axes
 Points = Sequence[tuple[float, float]]
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2433; --soft: #667085; --line: #e3e6ec; --paper: #ffffff;
-  --card: #f7f8fa; --a: #2563eb; --b: #d97706; --c: #be123c; --good: #15803d; --bad: #be123c; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e8ee; --soft: #98a2b3; --line: #2c3342;
+#: at least; and between the labels of an axis
+_LETTER, _GAP = 7.0, 8.0
+
+_STYLE = f"""
+:root {{ color-scheme: light dark; --ink: #1d2433; --soft: #667085; --line: #e3e6ec; --paper: #ffffff;
+  --card: #f7f8fa; --a: #2563eb; --b: #d97706; --c: #be123c; --good: #15803d; --bad: #be123c; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --ink: #e6e8ee; --soft: #98a2b3; --line: #2c3342;
   --paper: #12161f; --card: #1a202c; --a: #60a5fa; --b: #fbbf24; --c: #fb7185; --good: #4ade80;
-  --bad: #fb7185; } }
-body { font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; color: var(--ink);
-  background: var(--paper); max-width: 900px; margin: 32px auto; padding: 0 20px; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 36px 0 8px; }
-h3 { font-size: 14px; margin: 22px 0 2px; } p.soft { color: var(--soft); margin: 0 0 20px; }
-.cards { display: grid; grid-template-columns: repeat(3, 1fr); gap: 10px; }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  padding: 10px 14px; } .card b { display: block; font-size: 20px; font-weight: 600; }
-.card span { color: var(--soft); font-size: 13px; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-td, th { text-align: right; padding: 4px 10px; border-bottom: 1px solid var(--line); }
-td:first-child, th:first-child { text-align: left; } th { color: var(--soft); font-weight: 500; }
-svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 12px; }
-.grid { stroke: var(--line); } .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
-.a { stroke: var(--a); } .b { stroke: var(--b); } .c { stroke: var(--c); }
-.legend text { fill: var(--ink); } .good { color: var(--good); } .bad { color: var(--bad); }
+  --bad: #fb7185; }} }}
+body {{ font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; color: var(--ink);
+  background: var(--paper); max-width: 900px; margin: 32px auto; padding: 0 20px; }}
+h1 {{ font-size: 24px; margin: 0 0 4px; }} h2 {{ font-size: 18px; margin: 36px 0 8px; }}
+h3 {{ font-size: 14px; margin: 22px 0 2px; }} p.soft {{ color: var(--soft); margin: 0 0 20px; }}
+.cards {{ display: grid; grid-template-columns: repeat(3, 1fr); gap: 10px; }}
+.card {{ white-space: nowrap; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
+  padding: 10px 14px; }} .card b {{ display: block; font-size: 20px; font-weight: 600; }}
+.card span {{ color: var(--soft); font-size: 13px; }}
+table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
+td, th {{ text-align: right; padding: 4px 10px; border-bottom: 1px solid var(--line); }}
+td:first-child, th:first-child {{ text-align: left; }} th {{ color: var(--soft); font-weight: 500; }}
+svg {{ width: 100%; height: auto; display: block; }} svg text {{ fill: var(--soft); font-size: 12px; }}
+.grid {{ stroke: var(--line); }} .curve {{ fill: none; stroke-width: 2; stroke-linejoin: round; }}
+.a {{ stroke: var(--a); }} .b {{ stroke: var(--b); }} .c {{ stroke: var(--c); }}
+.legend text {{ fill: var(--ink); }} .good {{ color: var(--good); }} .bad {{ color: var(--bad); }}
+.scroll {{ overflow-x: auto; }} .narrow {{ display: none; }}
+@media (max-width: {_NARROW_PX}px) {{ .wide {{ display: none; }} .narrow {{ display: block; }}
+  body {{ margin: 20px auto; padding: 0 12px; }} .cards {{ grid-template-columns: repeat(2, 1fr); }}
+  td, th {{ padding: 4px 7px; white-space: nowrap; }} }}
 """
 
 
@@ -99,8 +109,23 @@ def _number(value: float) -> str:
 def chart(
     curves: Sequence[tuple[str, str, Points]], x: Axis, y: Axis, *, x_name: str, y_name: str
 ) -> str:
-    """An SVG picture of curves: (legend, CSS class, points). Axes carry their names."""
-    right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    """A picture of curves: (legend, CSS class, points), once for each width. Axes carry their names."""
+    return "".join(
+        f'<div class="{name}">{_svg(curves, x, y, width, x_name=x_name, y_name=y_name)}</div>'
+        for name, width in WIDTHS.items()
+    )
+
+
+def _svg(
+    curves: Sequence[tuple[str, str, Points]],
+    x: Axis,
+    y: Axis,
+    width: int,
+    *,
+    x_name: str,
+    y_name: str,
+) -> str:
+    right, bottom = width - _RIGHT, HEIGHT - _BOTTOM
 
     def across(value: float) -> float:
         return _LEFT + x.place(value) * (right - _LEFT)
@@ -109,9 +134,9 @@ def chart(
         return bottom - y.place(value) * (bottom - _TOP)
 
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" xmlns="http://www.w3.org/2000/svg">',
+        f'<svg viewBox="0 0 {width} {HEIGHT}" role="img" xmlns="http://www.w3.org/2000/svg">',
         f"<title>{escape(y_name)} by {escape(x_name)}</title>",
-        *_grid(x, y, across, down),
+        *_grid(x, y, across, down, width),
     ]
     for name, style, points in curves:
         text = " ".join(f"{across(a):.1f},{down(b):.1f}" for a, b in points)
@@ -135,9 +160,13 @@ def _exact(value: float) -> str:
 
 
 def _grid(
-    x: Axis, y: Axis, across: Callable[[float], float], down: Callable[[float], float]
+    x: Axis,
+    y: Axis,
+    across: Callable[[float], float],
+    down: Callable[[float], float],
+    width: int,
 ) -> list[str]:
-    right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    right, bottom = width - _RIGHT, HEIGHT - _BOTTOM
     parts = []
     for value, name in y.marks:
         at = down(value)
@@ -145,14 +174,20 @@ def _grid(
             f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>'
             f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{name}</text>'
         )
-    for value, name in x.marks:
+    # From the right: the last label is always there, and those that would touch their neighbour are not.
+    free = float(width)
+    for value, name in reversed(x.marks):
         at = across(value)
-        # The last one would stick out.
-        anchor = "end" if at > right - 20 else "middle"
         parts.append(
             f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom}" y2="{bottom + 5}"/>'
-            f'<text x="{at:.1f}" y="{bottom + 19}" text-anchor="{anchor}">{name}</text>'
         )
+        half = len(name) * _LETTER / 2
+        middle = min(at, width - half)
+        if middle + half <= free:
+            free = middle - half - _GAP
+            parts.append(
+                f'<text x="{middle:.1f}" y="{bottom + 19}" text-anchor="middle">{name}</text>'
+            )
     return parts
 
 
@@ -173,11 +208,17 @@ def page(report: dict[str, Any]) -> str:
     """The whole page of bench_report.as_dict's data."""
     plan, cluster = report["plan"], report["cluster"]
     loop = "closed loop" if plan["rate"] is None else f"{plan['rate']:,.0f} messages/s offered"
+    extent = f"{plan['duration_s']:g} s after {plan['warmup_s']:g} s warm-up"
+    if report["mode"] == "consume":
+        loop, extent = "a backlog", f"{plan['messages']:,} messages"
+    where = f"{cluster['shards']} shard(s)"
+    if plan["shards"] is not None:
+        where = f"shard {', '.join(map(str, plan['shards']))} of {cluster['shards']}"
     facts = (
         f"{plan['workers']} workers ({report['runner']}), {loop}, {plan['topics']} topic(s) of "
-        f"{plan['queues']} queues on {cluster['shards']} shard(s), replication "
+        f"{plan['queues']} queues on {where}, replication "
         f"{cluster['replication']}, flush {cluster['flush']}, acks {plan['acks']}, batches of up "
-        f"to {plan['batch']:,}, {plan['duration_s']:g} s after {plan['warmup_s']:g} s warm-up; "
+        f"to {plan['batch']:,}, {extent}; "
         f"RayMQ {report['version']}, {report['machine']['cores']} cores"
     )
     title = f"raymq bench {report['mode']}"
@@ -282,7 +323,12 @@ def _percentile_table(latency: dict[str, Any]) -> str:
     names = [name for name in latency if name.endswith("_ms")]
     head = "".join(f"<th>{name.removesuffix('_ms')}</th>" for name in names)
     cells = "".join(f"<td>{latency[name]:,.2f}</td>" for name in names)
-    return f"<table><tr><th>ms</th>{head}</tr><tr><td></td>{cells}</tr></table>"
+    return _scroll(f"<table><tr><th></th>{head}</tr><tr><td>ms</td>{cells}</tr></table>")
+
+
+def _scroll(table: str) -> str:
+    """A table that is scrolled where the window is too narrow, instead of the page."""
+    return f'<div class="scroll">{table}</div>'
 
 
 def _search(search: dict[str, Any]) -> str:
@@ -291,10 +337,9 @@ def _search(search: dict[str, Any]) -> str:
         f"<td>{each['p99_ms']:,.2f}</td><td>{'yes' if each['kept_up'] else 'no'}</td></tr>"
         for each in search["rounds"]
     )
-    return (
-        f"<h2>Highest rate with p99 up to {search['p99_limit_ms']:g} ms</h2><table><tr>"
-        "<th>offered, messages/s</th><th>achieved</th><th>p99 ms</th><th>kept up</th></tr>"
-        f"{rows}</table>"
+    return f"<h2>Highest rate with p99 up to {search['p99_limit_ms']:g} ms</h2>" + _scroll(
+        "<table><tr><th>offered, messages/s</th><th>achieved</th><th>p99 ms</th>"
+        f"<th>kept up</th></tr>{rows}</table>"
     )
 
 
@@ -312,6 +357,7 @@ def _verification(verification: dict[str, Any]) -> str:
     head = "".join(f"<th>{word}</th>" for _, word in FAULTS)
     listed = f"<ul>{''.join(examples)}</ul>" if examples else ""
     return (
-        f"<h2>Verification</h2><table><tr><th></th><th>acknowledged</th>{head}</tr>"
-        f"{''.join(rows)}</table>{listed}"
+        "<h2>Verification</h2>"
+        + _scroll(f"<table><tr><th></th><th>acknowledged</th>{head}</tr>{''.join(rows)}</table>")
+        + listed
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
@@ -20,12 +20,21 @@ BODY_BYTES_MIN = 48
 #: the default limit of a shard
 BODY_BYTES_MAX = 4 << 20
 KEYS_MAX = 1_000_000
+#: a batch's bodies are one Arrow column with 32-bit offsets, and are copied more than once on their way
+BATCH_BYTES_MAX = 128 << 20
+RATE_MAX = 10_000_000
+#: a week
+SECONDS_MAX = 604_800
 #: points in time of a report at most
 TICKS_MAX = 600
 
 
 class Sizes(Protocol):
     """A distribution of body sizes."""
+
+    @property
+    def mean(self) -> float:
+        """The mean size in bytes, or a little more."""
 
     def draw(self, rng: Rng, count: int) -> Int64s:
         """`count` sizes in bytes."""
@@ -36,6 +45,11 @@ class FixedSize:
     """Every body has so many bytes."""
 
     size: int
+
+    @property
+    def mean(self) -> float:
+        """The size."""
+        return float(self.size)
 
     def draw(self, rng: Rng, count: int) -> Int64s:
         """The size, `count` times."""
@@ -49,6 +63,11 @@ class UniformSize:
     low: int
     high: int
 
+    @property
+    def mean(self) -> float:
+        """Half way."""
+        return (self.low + self.high) / 2
+
     def draw(self, rng: Rng, count: int) -> Int64s:
         """Sizes in bytes."""
         return rng.integers(self.low, self.high, size=count, endpoint=True, dtype=np.int64)
@@ -60,6 +79,11 @@ class LognormalSize:
 
     median: int
     sigma: float
+
+    @property
+    def mean(self) -> float:
+        """Of the distribution before it is cut, or the longest body where that is less."""
+        return min(self.median * math.exp(self.sigma**2 / 2), float(BODY_BYTES_MAX))
 
     def draw(self, rng: Rng, count: int) -> Int64s:
         """Sizes in bytes, cut to what a body may have."""
@@ -91,6 +115,8 @@ class BenchPlan:
     topic: str = "bench"
     topics: int = 1
     queues: int = 4
+    #: only the queues on these shards are used; None: all
+    shards: tuple[int, ...] | None = None
     #: processes that send (in mode consume: that read)
     workers: int = 2
     #: processes that read in mode e2e
@@ -113,27 +139,41 @@ class BenchPlan:
     messages: int = 200_000
     #: number of the first worker, so that several rounds of one run stay apart
     first_worker: int = 0
+    #: the lanes that are used, found out at the start of a run; None: all
+    used_lanes: tuple[int, ...] | None = None
     #: tells the messages of this run from all others; 0 < run < 2**63
     run: int = 1
 
     def __post_init__(self) -> None:
         """Raises: Rejected naming the option, its limit and what to do."""
-        for name in ("topics", "queues", "workers", "consumers", "in_flight", "batch", "messages"):
-            _at_least(name, getattr(self, name), 1)
-        if self.rate is not None and not 0 < self.rate < math.inf:
-            raise Rejected(f"rate is {self.rate:g}", field="rate", limit="more than 0 messages/s")
+        for name, most in _COUNTS_MAX.items():
+            _between(name, getattr(self, name), 1, most)
+        if self.rate is not None:
+            _between("rate", self.rate, 0, RATE_MAX, above=True)
+        _between("duration_s", self.duration_s, 0, SECONDS_MAX, above=True)
+        _between("warmup_s", self.warmup_s, 0, SECONDS_MAX)
+        _between("linger_ms", self.linger_ms, 0, SECONDS_MAX * 1000)
         if self.rate is not None and self.mode == "consume":
             raise Rejected(
-                "consume reads a backlog as fast as it comes: leave --rate away, or use e2e",
+                "rate with consume, which reads a backlog as fast as it comes: leave --rate away, "
+                "or use e2e",
                 field="rate",
                 limit="produce, e2e",
             )
-        if self.duration_s <= 0 or self.warmup_s < 0 or self.linger_ms < 0:
+        if self.shards is not None and self.keys is not None:
             raise Rejected(
-                f"duration {self.duration_s:g} s, warm-up {self.warmup_s:g} s, linger "
-                f"{self.linger_ms:g} ms: a duration is above 0, the others not below",
-                field="duration",
-                limit="> 0",
+                "shards together with keys: a key chooses its queue, and so its shard; leave one "
+                "of both away",
+                field="shards",
+                limit="no keys",
+            )
+        rows = int(BATCH_BYTES_MAX / self.size.mean)
+        if self.batch > rows:
+            raise Rejected(
+                f"batch is {self.batch} rows of {self.size.mean:,.0f} bytes: a batch has up to "
+                f"{BATCH_BYTES_MAX >> 20} MiB, which is {rows} of these",
+                field="batch",
+                limit=rows,
             )
 
     @property
@@ -159,14 +199,48 @@ class BenchPlan:
         return self.topic_names[number // self.queues], number % self.queues
 
     @property
-    def lanes(self) -> int:
-        """Queues of all topics."""
-        return self.topics * self.queues
+    def lanes(self) -> Sequence[int]:
+        """The numbers of the queues of all topics that are used."""
+        return range(self.topics * self.queues) if self.used_lanes is None else self.used_lanes
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise Rejected(f"{name} is {value}", field=name, limit=f"at least {least}")
+#: option -> how many there may be
+_COUNTS_MAX = {
+    "topics": 10_000,
+    "queues": 65_536,
+    "workers": 1024,
+    "consumers": 1024,
+    "in_flight": 100_000,
+    "batch": 1_000_000,
+    "messages": 10**10,
+}
+
+
+def _between(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
+    """Raises: Rejected for a value outside [low, high] (`above`: low itself too) or no number."""
+    if not (low < value <= high if above else low <= value <= high):
+        limit = f"{f'more than {low:,}' if above else f'{low:,}'} to {high:,}"
+        raise Rejected(f"{name} is {value}: use {limit}", field=name, limit=limit)
+
+
+def check_limit_ms(limit_ms: float) -> None:
+    """Of the search for the highest rate. Raises: Rejected."""
+    _between("find_max", limit_ms, 0, SECONDS_MAX * 1000, above=True)
+
+
+def parse_shards(text: str) -> tuple[int, ...]:
+    """`0,2`: shard numbers. Raises: Rejected."""
+    try:
+        numbers = tuple(sorted({int(word) for word in text.split(",")}))
+        if numbers[0] < 0:
+            raise ValueError
+    except ValueError as error:
+        raise Rejected(
+            f"shards is {text!r}: use numbers from 0 on, as in 0,2",
+            field="shards",
+            limit="0,1,...",
+        ) from error
+    return numbers
 
 
 def parse_size(text: str) -> Sizes:
@@ -239,4 +313,6 @@ def plan_of(options: Mapping[str, Any]) -> BenchPlan:
         given["size"] = parse_size(given["size"])
     if "keys" in given:
         given["keys"] = parse_keys(given["keys"])
+    if "shards" in given:
+        given["shards"] = parse_shards(given["shards"])
     return BenchPlan(**given)

@@ -17,6 +17,8 @@ def as_dict(outcome: Outcome, clock: Clock | None = None) -> dict[str, Any]:
     """Everything that was asked for, found and verified; JSON holds it."""
     plan, round_ = outcome.plan, outcome.round
     options = asdict(plan)
+    # What `shards` came to; it may be thousands of numbers.
+    del options["used_lanes"]
     options["size"] = {"kind": type(plan.size).__name__, **options["size"]}
     return {
         "version": __version__,

@@ -16,7 +16,7 @@ from . import ray_host
 from .bench_check import LaneRange, Ledger, Verdict
 from .bench_crew import LEAD_S, Crew, LocalCrew, RayCrew
 from .bench_job import READY, Job, Received, Sent, Snapshot
-from .bench_plan import BenchPlan
+from .bench_plan import BenchPlan, check_limit_ms
 from .bench_series import Series
 from .paths import ClusterPaths
 from .ray_host import RayTarget
@@ -156,6 +156,8 @@ class Bench:
 
         Raises: Rejected for a plan that cannot be run here; what ended a worker.
         """
+        if find_max_ms is not None:
+            check_limit_ms(find_max_ms)
         if find_max_ms is not None and (self._plan.rate or self._plan.mode == "consume"):
             raise Rejected(
                 "the search finds the rate itself, of produce or e2e: leave --rate away",
@@ -168,6 +170,7 @@ class Bench:
             for name in self._plan.topic_names:
                 self._cluster.create_topic(name, queues=self._plan.queues)
             self._begin = {lane: (shard, last) for lane, shard, last in self._ends()}
+            self._choose_lanes()
             search: list[dict[str, Any]] = []
             if find_max_ms is None:
                 best = self._round(self._plan)
@@ -184,6 +187,28 @@ class Bench:
                 search=search,
                 limit_ms=find_max_ms,
             )
+
+    def _choose_lanes(self) -> None:
+        """Raises: Rejected for a shard that there is not, or that has no queue of the topics."""
+        shards = self._plan.shards
+        if shards is None:
+            return
+        for shard in shards:
+            if shard >= self._cluster.shards:
+                raise Rejected(
+                    f"shards names {shard}: the cluster has 0 to {self._cluster.shards - 1}",
+                    field="shards",
+                    limit=self._cluster.shards - 1,
+                )
+            if all(shard != place for place, _ in self._begin.values()):
+                raise Rejected(
+                    f"shards names {shard}, which has none of the {self._plan.queues} queues of a "
+                    f"topic: use at least --queues {self._cluster.shards}, or another --topic",
+                    field="shards",
+                    limit=self._plan.queues,
+                )
+        used = tuple(lane for lane, (place, _) in self._begin.items() if place in shards)
+        self._plan = replace(self._plan, used_lanes=used)
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[None]:

@@ -289,6 +289,9 @@ def _bench_load(verb: argparse.ArgumentParser, mode: str) -> None:
         "--topics", type=_count(1), metavar="N", help="topics NAME-0 ... (default: 1)"
     )
     verb.add_argument("--queues", type=_count(1), metavar="N", help="of each topic (default: 4)")
+    verb.add_argument(
+        "--shards", metavar="N,...", help="only the queues on these shards (default: all)"
+    )
     verb.add_argument("--workers", type=_count(1), metavar="N", help="default: 2")
     verb.add_argument("--batch", type=_count(1), metavar="N", help="rows at most (default: 1000)")
     verb.add_argument(

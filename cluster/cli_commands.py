@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -22,7 +23,7 @@ from raymq.store.errors import (
 )
 from raymq.store.files import Files
 
-from .tls import url_of
+from .tls import TLS_PREFIX, is_loopback, url_of
 
 EXIT_OK = 0
 EXIT_FAULT = 1
@@ -149,6 +150,8 @@ def status(options: argparse.Namespace, console: Console) -> int:
         console.line(f"{facts['name']} {facts['cluster_id'][:8]}: {facts['state']}")
         for shard in facts["shards"]:
             console.line(_shard_line(shard))
+            if shard.get("replication") == "mirror":
+                console.line(f"    {_mirror_words(shard)}")
             for line in _role_lines(shard):
                 console.line(line)
     codes = {"RUNNING": EXIT_OK, "DOWN": EXIT_UNAVAILABLE}
@@ -166,6 +169,19 @@ def _shard_line(shard: dict[str, Any]) -> str:
     if shard.get("error"):
         words.append(f"({shard['error']})")
     return " ".join(words)
+
+
+def _mirror_words(shard: dict[str, Any]) -> str:
+    """What a second replica protects against depends on where it is."""
+    nodes = shard.get("nodes")
+    if nodes:
+        return f"mirror on the nodes {', '.join(nodes)}: what is confirmed outlives either machine"
+    host = str(shard.get("endpoint") or "").removeprefix(TLS_PREFIX).rpartition(":")[0].strip("[]")
+    if is_loopback(host):
+        return (
+            "mirror on one machine: what is confirmed outlives a process or one copy, not the disk"
+        )
+    return "mirror"
 
 
 def _role_lines(shard: dict[str, Any]) -> Iterator[str]:
@@ -449,10 +465,9 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     from .bench_run import Bench
 
     plan = plan_of(vars(options))
-    for path in (options.json, options.html):
-        # Found now, not after the run.
-        if path is not None and not Files().exists(Path(path).expanduser().parent):
-            raise Rejected(f"there is no directory for {path}: make it first", field="FILE")
+    for option, path in (("--json", options.json), ("--html", options.html)):
+        if path is not None and path != "-":
+            _check_writable(option, Path(path).expanduser())
     with _cluster(options, console) as cluster:
         run = Bench(cluster, plan, runner=options.runner, watcher=watcher(console.stderr))
         outcome = run.run(
@@ -469,6 +484,16 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     if options.html is not None:
         _write(options.html, page(report), "--html")
     return EXIT_OK if outcome.sound else EXIT_FAULT
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Raises: Rejected now, not after the run."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise Rejected(
+            f"{option} {path}: name a file in a directory that is there and can be written",
+            field=option,
+            path=str(path),
+        )
 
 
 def _write(path: str, text: str, option: str) -> None:

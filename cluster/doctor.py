@@ -20,13 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.files import Files
 
+from . import tls
 from .cluster_record import load_record
 from .paths import ClusterPaths, file_system_of, load_token, volatile_reason
 from .ray_host import find_java
 from .start import connect
+from .tls_check import NotTaken, validity
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -48,6 +51,7 @@ _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"}
 )
 _JAVA_TIMEOUT_S = 20
+_CERTIFICATE_WARN_DAYS = 30
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ def examine(data_dir: str | None = None) -> list[Check]:
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
         check_shared_memory(*_room_of("/dev/shm")),
         check_auth(os.environ),
+        check_tls(os.environ, files, Clock().now_ms() / 1000),
         check_disk(place, _free_bytes(place, files)),
     ]
     if data_dir is not None:
@@ -198,7 +203,8 @@ def check_shared_memory(size: int | None, free: int | None) -> Check:
             "/dev/shm",
             "fail",
             found,
-            "Ray cannot start: delete what processes that are gone have left there, or make it larger",
+            "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete what "
+            "processes that are gone have left there, or make it larger (a container: --shm-size)",
         )
     if size < _SHM_WARN_BYTES:
         return Check(
@@ -224,6 +230,42 @@ def check_auth(environment: Mapping[str, str]) -> Check:
             "ray token", "fail", f"RAY_AUTH_MODE={mode}", "use token or disabled, or unset it"
         )
     return Check("ray token", "ok", "RAY_AUTH_MODE=token")
+
+
+def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Check:
+    """The certificates in Ray's variables, as a shard on this machine would use them.
+
+    Args: now_s: the wall clock. Loopback needs none of them.
+    """
+    where = "set the variables where Ray's node and `raymq start` are started"
+    try:
+        if not tls.wanted(environment):
+            return Check("tls", "ok", f"{tls.USE_TLS} is not on: shards serve 127.0.0.1 in clear")
+        tls.server_identity(environment, files)
+        ca = tls.trusted(environment, files)
+    except Rejected as error:
+        return Check("tls", "fail", str(error), where)
+    if ca is None:
+        found = f"{tls.CA_CERT} is not set: replicas cannot check each other's certificate"
+        return Check("tls", "fail", found, f"name the authority's PEM file there: {where}")
+    certificate = environment[tls.SERVER_CERT]
+    try:
+        valid = validity(certificate, environment[tls.SERVER_KEY], ca)
+    except NotTaken as error:
+        return Check(
+            "tls",
+            "fail",
+            f"{certificate} is refused by who trusts {environment[tls.CA_CERT]}: {error}",
+            f"make a certificate that this authority signed for this node's address, and name it "
+            f"in {tls.SERVER_CERT}",
+        )
+    days = int((valid.end_s - now_s) // 86_400)
+    found = f"{certificate} for {', '.join(valid.names) or 'no address'}, {days} days left"
+    if not valid.names:
+        return Check("tls", "fail", found, "give it a subjectAltName with this node's address")
+    if days < _CERTIFICATE_WARN_DAYS:
+        return Check("tls", "warn", found, "renew it: clients refuse it from then on")
+    return Check("tls", "ok", found)
 
 
 def check_disk(place: str, free: int | None) -> Check:
@@ -293,6 +335,8 @@ def _check_rights(place: Path, files: Files) -> Check:
             f"{parent} is mounted read-only",
             "mount it writable (the kernel makes a disk with errors read-only: see dmesg), or choose another disk",
         )
+    if not parent.is_dir():
+        return Check("writable", "fail", f"{parent} is a file", "name a directory")
     if not os.access(parent, os.W_OK | os.X_OK):
         return Check(
             "writable", "fail", f"{parent} cannot be written by this user", f"chown {parent}"
@@ -310,7 +354,7 @@ def _check_cluster(paths: ClusterPaths, files: Files) -> Check:
         record = load_record(paths, files)
         load_token(paths, files)
     except RayMQError as error:
-        return Check("cluster", "fail", str(error), "see the message")
+        return Check("cluster", "fail", str(error), "mend it as the message says, and look again")
     name = "unknown" if record is None else record.name
     found = f"{name!r}, token readable by this user only"
     try:

@@ -155,6 +155,13 @@ def failure(words: str, endpoint: str) -> RayMQError:
     belong to somebody else until the endpoint is looked up again.
     """
     if endpoint.startswith(TLS_PREFIX):
+        if "certificate has expired" in words or "certificate is not yet valid" in words:
+            return Rejected(
+                f"{endpoint}: the shard's certificate, or its authority's, is out of its time "
+                f"({words.rpartition(': ')[2]}): renew it where {SERVER_CERT} names it and start "
+                "the shard again, or set the clock of this machine",
+                field=SERVER_CERT,
+            )
         if "certificate verify failed" in words:
             return Rejected(
                 f"{endpoint}: the shard's certificate was not signed by an authority that this "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,6 +17,7 @@ from raymq.cluster.bench_plan import (
     Keys,
     LognormalSize,
     UniformSize,
+    check_limit_ms,
     parse_keys,
     parse_size,
     plan_of,
@@ -128,15 +132,46 @@ def test_options_that_were_not_given_are_the_plans_own() -> None:
     ("options", "field"),
     [
         ({"rate": -1.0}, "rate"),
+        ({"rate": math.nan}, "rate"),
+        ({"rate": 1e12}, "rate"),
         ({"rate": 5.0, "mode": "consume"}, "rate"),
-        ({"duration_s": 0.0}, "duration"),
+        ({"duration_s": 0.0}, "duration_s"),
+        ({"duration_s": math.nan}, "duration_s"),
+        ({"duration_s": math.inf}, "duration_s"),
+        ({"warmup_s": -1.0}, "warmup_s"),
+        ({"warmup_s": math.nan}, "warmup_s"),
+        ({"linger_ms": -1.0}, "linger_ms"),
         ({"batch": 0}, "batch"),
+        ({"batch": 4000, "size": "1000000"}, "batch"),
+        ({"workers": 5000}, "workers"),
+        ({"queues": 65_537}, "queues"),
+        ({"shards": "1,x"}, "shards"),
+        ({"shards": "-1"}, "shards"),
+        ({"shards": "1", "keys": "uniform:5"}, "shards"),
+        ({"size": "47"}, "size"),
+        ({"keys": "zipf:0"}, "keys"),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused(options: dict[str, object], field: str) -> None:
+def test_a_plan_that_makes_no_sense_is_refused_with_the_option_and_its_limit(
+    options: dict[str, object], field: str
+) -> None:
     with pytest.raises(Rejected) as refused:
         plan_of(options)
     assert refused.value.field == field
+    assert str(refused.value).startswith(f"{field} ")
+    assert re.search("use|leave|up to", str(refused.value))
+    assert refused.value.fields["limit"] is not None
+
+
+@pytest.mark.parametrize("limit_ms", [0.0, -1.0, math.nan, math.inf])
+def test_a_latency_that_cannot_be_kept_is_refused(limit_ms: float) -> None:
+    with pytest.raises(Rejected, match="find_max is .*: use more than 0"):
+        check_limit_ms(limit_ms)
+
+
+def test_rows_go_only_to_the_lanes_that_are_used() -> None:
+    maker = RowMaker(BenchPlan(queues=4, topics=2, used_lanes=(1, 6), run=7), worker=0)
+    assert [maker.make(due(5))[0][0] for _ in range(4)] == [1, 6, 1, 6]
 
 
 @pytest.mark.parametrize("duration_s", [0.3, 2.0, 2.5, 59.9, 600.0, 86_400.0])

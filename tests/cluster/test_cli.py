@@ -85,6 +85,7 @@ class FakeCluster:
         self.ranges = {0: (0, 3), 1: (0, 3)}
         self.consumer_options: dict[str, Any] = {}
         self.closed = 0
+        self.shard_facts: dict[str, Any] = {}
 
     def close(self) -> None:
         self.closed += 1
@@ -97,6 +98,7 @@ class FakeCluster:
 
     def status(self) -> dict[str, Any]:
         shard = {"shard": 0, "state": self.state, "appended": 5, "endpoint": "127.0.0.1:7000"}
+        shard |= self.shard_facts
         return {
             "name": self.name,
             "cluster_id": self.cluster_id,
@@ -363,6 +365,25 @@ def test_status_exits_by_the_clusters_state(state: str, code: int, terminal: Ter
     assert b"appended 5 at 127.0.0.1:7000" in terminal.lines()[1]
     assert terminal.run("status", "--json") == code
     assert terminal.json()["state"] == state
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"replication": "mirror"}, b"mirror on one machine: what is confirmed outlives a process"),
+        (
+            {"replication": "mirror", "nodes": ["a", "b"], "endpoint": "tls://192.0.2.1:7"},
+            b"mirror on the nodes a, b: what is confirmed outlives either machine",
+        ),
+        ({"replication": "mirror", "endpoint": "192.0.2.1:7"}, b"    mirror\n"),
+    ],
+)
+def test_status_says_what_a_mirror_protects_against(
+    facts: dict[str, Any], words: bytes, terminal: Terminal
+) -> None:
+    terminal.cluster.shard_facts = facts
+    terminal.run("status")
+    assert words in b"\n".join(terminal.lines()) + b"\n"
 
 
 def test_a_cluster_elsewhere_is_reached_by_url_and_token_file(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import resource
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
-from raymq.cluster import doctor, paths
+from raymq.cluster import doctor, paths, tls
 from raymq.cluster.doctor import GIB, MIB, Check
 from raymq.store.files import Files
+from tests.support.certificates import Certificates, make_certificates
 
 
 @pytest.mark.parametrize(
@@ -113,3 +117,65 @@ def test_this_machine_can_be_examined(tmp_path: Path) -> None:
     for expected in ("python", "ray", "java", "disk room", "/dev/shm", "ray token", "data dir"):
         assert expected in names
     assert len(names) == len(set(names))
+
+
+def test_a_file_is_no_data_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    checks = {c.name: c for c in doctor.check_data_dir(str(tmp_path / "file"), Files())}
+    assert (checks["writable"].verdict, checks["writable"].advice) == ("fail", "name a directory")
+
+
+# --- TLS ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("authority"))
+
+
+def tls_check(environment: Mapping[str, str]) -> Check:
+    return doctor.check_tls(environment, Files(), time.time())
+
+
+def test_a_certificate_that_clients_take_is_told_with_its_names_and_days(
+    certificates: Certificates,
+) -> None:
+    check = tls_check(certificates.environment())
+    assert check.verdict == "ok"
+    assert "IP Address:127.0.0.1, DNS:localhost, 89 days left" in check.found
+    later = doctor.check_tls(certificates.environment(), Files(), time.time() + 80 * 86_400)
+    assert (later.verdict, "renew" in later.advice) == ("warn", True)
+    assert tls_check({}).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        (tls.USE_TLS, "maybe", "use 1"),
+        (tls.SERVER_CERT, "", "RAY_TLS_SERVER_CERT, which is not set"),
+        (tls.SERVER_KEY, "/nowhere/key.pem", "RAY_TLS_SERVER_KEY=/nowhere/key.pem cannot be read"),
+        (tls.CA_CERT, "", "RAY_TLS_CA_CERT is not set"),
+        (tls.CA_CERT, "/nowhere/ca.pem", "RAY_TLS_CA_CERT=/nowhere/ca.pem cannot be read"),
+    ],
+)
+def test_a_tls_variable_that_is_missing_or_names_nothing_is_a_failure(
+    certificates: Certificates, name: str, value: str, words: str
+) -> None:
+    check = tls_check({**certificates.environment(), name: value})
+    assert check.verdict == "fail"
+    assert words in check.found
+    assert "start" in check.advice
+
+
+def test_a_certificate_that_is_expired_or_of_another_authority_is_a_failure(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    past = datetime.now(timezone.utc) - timedelta(days=3)
+    expired = make_certificates(tmp_path / "expired", end=past)
+    check = tls_check(expired.environment())
+    assert check.verdict == "fail"
+    assert "has expired" in check.found
+    check = tls_check({**expired.environment(), tls.CA_CERT: str(certificates.ca)})
+    assert check.verdict == "fail"
+    assert "refused by who trusts" in check.found
+    assert tls.SERVER_CERT in check.advice

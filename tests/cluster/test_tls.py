@@ -7,6 +7,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,21 @@ def test_a_certificate_for_another_address_is_refused(
         pytest.raises(Rejected, match="subjectAltName"),
     ):
         ask(f"tls://127.0.0.1:{server.port}", stranger.ca)
+
+
+def test_a_certificate_out_of_its_time_is_to_be_renewed(
+    backend: FakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past = datetime.now(timezone.utc) - timedelta(days=1)
+    expired = make_certificates(tmp_path, end=past)
+    for name, value in expired.environment().items():
+        monkeypatch.setenv(name, value)
+    with (
+        closing(serve(backend, host="127.0.0.1", port=0, token=TOKEN, tls=True)) as server,
+        pytest.raises(Rejected, match="out of its time .*expired.*renew it") as caught,
+    ):
+        ask(f"tls://127.0.0.1:{server.port}", expired.ca)
+    assert caught.value.field == tls.SERVER_CERT
 
 
 def test_a_client_in_the_clear_is_told_of_the_scheme_with_tls(server: Server) -> None:

@@ -58,7 +58,7 @@ def test_an_end_to_end_run_of_two_workers_as_ray_tasks_is_sound(tmp_path: Path) 
         for channel in ("send", "receive"):
             assert report["channels"][channel]["latency"]["count"] >= 4000
         assert "6,000 acknowledged, 0 lost, 0 repeated, 0 out of order" in told
-        assert (tmp_path / "r.html").read_text().count("<polyline") == 10
+        assert (tmp_path / "r.html").read_text().count("<polyline") == 20
         raymq("stop")
     finally:
         ray_host.stop_owned(paths, files=Files(), clock=Clock())

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from raymq.cluster.placement import NODE_LABEL
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -68,13 +70,23 @@ def test_a_killed_serve_replica_comes_back_with_its_state(place: Path) -> None:
     assert answer == {"messages": 2_000, "read": 2_000, "same": True}
 
 
-def test_the_kubernetes_example_keeps_the_data_on_a_volume() -> None:
-    claim, cluster = yaml.safe_load_all((EXAMPLES / "kuberay.yaml").read_text())
-    assert (claim["kind"], cluster["kind"]) == ("PersistentVolumeClaim", "RayCluster")
-    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
-    volumes = {volume["name"]: volume for volume in head["volumes"]}
-    assert volumes["data"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    container = head["containers"][0]
-    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert container["lifecycle"]["preStop"]["exec"]["command"][-1].startswith(mounts["data"])
-    assert mounts["shm"] == "/dev/shm"
+def test_the_kubernetes_example_keeps_the_data_on_volumes_of_labelled_pods() -> None:
+    *claims, cluster = yaml.safe_load_all((EXAMPLES / "kuberay.yaml").read_text())
+    assert {claim["kind"] for claim in claims} == {"PersistentVolumeClaim"}
+    assert cluster["kind"] == "RayCluster"
+    assert cluster["spec"]["authOptions"] == {"mode": "token"}
+    workers = cluster["spec"]["workerGroupSpecs"]
+    stores = [cluster["spec"]["headGroupSpec"], *(w for w in workers if "labels" in w)]
+    used = []
+    for group in stores:
+        pod = group["template"]["spec"]
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        used.append(volumes["data"]["persistentVolumeClaim"]["claimName"])
+        mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+        assert mounts == {"data": "/data", "shm": "/dev/shm"}
+    assert used == [claim["metadata"]["name"] for claim in claims]
+    assert [group["labels"][NODE_LABEL] for group in stores] == ["a", "b"]
+    # One volume has one user.
+    assert all(group["maxReplicas"] == 1 for group in stores[1:])
+    command = stores[0]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]
+    assert command["exec"]["command"] == ["raymq", "stop", "/data/raymq"]

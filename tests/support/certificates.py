@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from raymq.cluster import tls
 
+#: `openssl x509` knows no end in the past
+_CA_RULES = """[ca]
+default_ca = rules
+[rules]
+database = {place}/index
+new_certs_dir = {place}
+default_md = sha256
+rand_serial = yes
+policy = any
+[any]
+commonName = supplied
+"""
 _EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
@@ -29,26 +42,36 @@ class Certificates:
         }
 
 
-def make_certificates(place: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> Certificates:
-    """A new authority and a server's certificate for `names` (a subjectAltName)."""
+def make_certificates(
+    place: Path, names: str = "IP:127.0.0.1,DNS:localhost", end: datetime | None = None
+) -> Certificates:
+    """A new authority and a server's certificate for `names` (a subjectAltName), good until `end` (UTC)."""
     place.mkdir(parents=True, exist_ok=True)
     made = Certificates(place / "ca.pem", place / "server.pem", place / "server.key")
     ca_key, request, extension = place / "ca.key", place / "server.csr", place / "names"
     extension.write_text(f"subjectAltName={names}\n")
     _openssl(
-        *("req", "-x509", *_EC, "-days", "2", "-subj", "/CN=raymq test authority"),
+        *("req", "-x509", *_EC, "-days", "90", "-subj", "/CN=raymq test authority"),
         *("-keyout", str(ca_key), "-out", str(made.ca)),
     )
     _openssl(
         *("req", *_EC, "-subj", "/CN=raymq test shard"),
         *("-keyout", str(made.key), "-out", str(request)),
     )
+    until = end or datetime.now(timezone.utc) + timedelta(days=90)
+    (place / "index").touch()
+    (place / "ca.cnf").write_text(_CA_RULES.format(place=place))
     _openssl(
-        *("x509", "-req", "-in", str(request), "-days", "2", "-CAcreateserial"),
-        *("-CA", str(made.ca), "-CAkey", str(ca_key), "-extfile", str(extension)),
-        *("-out", str(made.certificate)),
+        *("ca", "-batch", "-notext", "-config", str(place / "ca.cnf")),
+        *("-cert", str(made.ca), "-keyfile", str(ca_key), "-in", str(request)),
+        *("-extfile", str(extension), "-out", str(made.certificate)),
+        *("-startdate", _date(until - timedelta(days=365)), "-enddate", _date(until)),
     )
     return made
+
+
+def _date(at: datetime) -> str:
+    return at.strftime("%Y%m%d%H%M%SZ")
 
 
 def _openssl(*words: str) -> None:

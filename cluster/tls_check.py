@@ -1,0 +1,61 @@
+"""What a certificate is worth, found out by the handshake that a client and a shard would have."""
+
+from __future__ import annotations
+
+import ssl
+from typing import NamedTuple
+
+#: OpenSSL's numbers for what is wrong with a certificate
+_EXPIRED, _NOT_YET = 10, 9
+
+
+class Validity(NamedTuple):
+    """A certificate that a client takes."""
+
+    #: seconds since 1970
+    end_s: float
+    #: "IP Address:127.0.0.1", "DNS:localhost"
+    names: tuple[str, ...]
+
+
+class NotTaken(Exception):
+    """A client that trusts only this authority does not take the certificate."""
+
+
+def validity(certificate: str, key: str, ca: bytes) -> Validity:
+    """The validity of a certificate for clients that trust `ca`, whatever their address for it is.
+
+    Args: paths of PEM files that are a pair; the authority's PEM bytes. Raises: NotTaken, in words.
+    """
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(cadata=ca.decode("ascii"))
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    there = server.wrap_bio(to_server, to_client, server_side=True)
+    here = client.wrap_bio(to_client, to_server)
+    try:
+        while not (_step(here) & _step(there)):
+            continue
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code == _EXPIRED:
+            raise NotTaken("it (or its authority's) has expired") from error
+        if error.verify_code == _NOT_YET:
+            raise NotTaken("it is not valid yet: is the clock right?") from error
+        raise NotTaken(f"{error.verify_message}") from error
+    facts = here.getpeercert() or {}
+    names = facts.get("subjectAltName", ())
+    end = facts.get("notAfter", "")
+    return Validity(
+        float(ssl.cert_time_to_seconds(str(end))), tuple(":".join(map(str, each)) for each in names)
+    )
+
+
+def _step(side: ssl.SSLObject) -> bool:
+    """Go on with a handshake. Returns: whether this side is through."""
+    try:
+        side.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
