@@ -5,6 +5,7 @@ Success is told by watermark (committed, synced, confirmed), exceptions by entry
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -124,7 +125,8 @@ class PutAcks:
     def publish_early(self) -> None:
         """Let the flusher begin, where nobody else waits, before `hand_over`. Callers: whoever appends."""
         if not self.waiting:
-            with self._submit_lock:
+            # Trouble comes again in `hand_over`, which tells of it.
+            with contextlib.suppress(Exception), self._submit_lock:
                 self._supervisor.publish_appended(self._log.end)
 
     def _await(self, made: list[Made]) -> list[PutTicket]:

@@ -385,9 +385,7 @@ class Producer:
             self._sticky[topic] = (queue_id + 1) % self._sender.topic(topic).queues
         batch: pa.RecordBatch | Row
         if len(pending.bodies) == 1 and pending.size <= BATCH_BYTES_MAX:
-            batch = Row(
-                pending.bodies[0], pending.tags[0], pending.properties[0], pending.born[0]
-            )
+            batch = Row(pending.bodies[0], pending.tags[0], pending.properties[0], pending.born[0])
         else:
             columns = pending.bodies, pending.tags, pending.properties, pending.born
             arrays = [pa.array(*column) for column in zip(columns, PUT_SCHEMA.types, strict=True)]

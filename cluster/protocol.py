@@ -101,9 +101,20 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
     if data[:1] != _ROW_KIND:
         return None
     try:
-        (_, flags, queue, number, read, pid, epoch, sequence, born, topic_bytes, tag_bytes, rest) = (
-            _ROW.unpack_from(data)
-        )
+        (
+            _,
+            flags,
+            queue,
+            number,
+            read,
+            pid,
+            epoch,
+            sequence,
+            born,
+            topic_bytes,
+            tag_bytes,
+            rest,
+        ) = _ROW.unpack_from(data)
         tag_at = _ROW.size + topic_bytes
         properties_at = tag_at + tag_bytes
         body_at = properties_at + rest

@@ -254,7 +254,9 @@ def _put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row | None) -> Pu
 
 
 #: as `protocol.pack` makes it, at a third of the time
-_KEPT = b'{"id":%d,' + b",".join(b'"%b":%%d' % field.encode() for field in PutOutcome._fields) + b"}"
+_KEPT = (
+    b'{"id":%d,' + b",".join(b'"%b":%%d' % field.encode() for field in PutOutcome._fields) + b"}"
+)
 
 
 def _ack(answer: _Answer) -> bytes:

@@ -199,9 +199,7 @@ class ShardSender:
 
     # --- sending --------------------------------------------------------------------------------
 
-    def add(
-        self, lane: Lane, batch: pa.RecordBatch | Row, size: int, acks: str
-    ) -> BatchFuture:
+    def add(self, lane: Lane, batch: pa.RecordBatch | Row, size: int, acks: str) -> BatchFuture:
         """Take a batch and give it its sequence; `pump` writes it.
 
         Raises: what ended the lane; Unavailable when the sender is closed.
@@ -471,11 +469,15 @@ class ShardSender:
         with self._changed:
             self._last_error = error
             self._failures += 1
+            # Nobody writes to it from here on: what is written later would not count as uncertain.
+            self._stream = None
             for out in self._unacked:
                 out.uncertain = True
             if isinstance(error, Rejected) and error.fields.get("field") not in _MOVED:
                 # A wrong token stays wrong.
                 done = self._give_up(error)
+                # Whoever is told sends again, perhaps at once.
+                self._settle(done)
                 self._failures = 0
         _complete(done)
 

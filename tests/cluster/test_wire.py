@@ -13,6 +13,7 @@ import pytest
 from raymq.cluster import protocol
 from raymq.cluster.flight_client import ReplicaTransport, ShardConnection
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
+from raymq.store.record import Row
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
 
@@ -286,3 +287,49 @@ def test_replica_frames_go_both_ways(cluster: FakeCluster) -> None:
             stream.receive(10_000)
     stream.close()
     stopper.join()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row(b"body", "tag", b"k\x01v\x02", 7),
+        Row(b"", None, None, 0),
+        Row(bytes(range(256)), "", b"", -1),
+    ],
+)
+@pytest.mark.parametrize("words", [{}, {"pid": None, "acks": "leader"}, {"pid": 2**64 - 1}])
+def test_a_row_comes_as_it_went(row: Row, words: dict[str, object]) -> None:
+    want = {**meta(3), "acks": "quorum", "read": 2, **words}
+    assert protocol.unpack_row(protocol.pack_row(want, row)) == (want, row)
+
+
+def test_a_cut_row_is_refused_in_band(connection: ShardConnection) -> None:
+    words = {**meta(1), "acks": "quorum", "read": 0}
+    whole = protocol.pack_row(words, Row(b"", "tag", b"k\x01v\x02", 7))
+    stream = connection.put_stream()
+    for length in range(2, len(whole)):
+        stream._write(whole[:length])
+        error = from_wire(stream.receive()[0]["error"])
+        assert isinstance(error, Rejected)
+        assert error.field == "metadata"
+    stream._write(whole)
+    assert stream.receive()[0]["first_offset"] == 0
+    stream.close()
+
+
+def test_a_row_is_checked_as_a_batch_is(cluster: FakeCluster, connection: ShardConnection) -> None:
+    cluster.backends[0].max_message_bytes = 10
+    stream = connection.put_stream()
+    words = {**meta(1), "acks": "quorum", "read": 0}
+    for number, (row, field) in enumerate(
+        [
+            (Row(b"y" * 11, None, None, 1), "body"),
+            (Row(b"y", "a\x01b", None, 1), "tag"),
+            (Row(b"y", None, b"no end", 1), "properties"),
+            (Row(b"y", None, b"TAGS\x01own\x02", 1), "properties"),
+        ]
+    ):
+        stream.send({**words, "id": number + 1}, row)
+        assert from_wire(stream.receive()[0]["error"]).field == field
+    stream.close()
+    assert cluster.backends[0].bodies("t") == []

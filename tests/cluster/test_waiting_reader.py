@@ -1,0 +1,180 @@
+"""Who waits for one batch at a time reads its answer himself; nothing else changes by it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raymq.cluster import shard_sender
+from raymq.cluster.batch_sender import BatchSender
+from raymq.cluster.routes import Routes
+from raymq.cluster.shard_sender import ShardSender
+from raymq.store.errors import DeliveryUnknown, Rejected
+from tests.support.batches import batch
+from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
+from tests.support.tcp_proxy import TcpProxy
+from tests.support.waiting import until
+
+Make = Callable[..., BatchSender]
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster()
+    cluster.create_topic("t", queues=2)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def backend(cluster: FakeCluster) -> FakeBackend:
+    return cluster.backends[0]
+
+
+@pytest.fixture
+def make(cluster: FakeCluster) -> Iterator[Make]:
+    made: list[BatchSender] = []
+
+    def sender(**options: Any) -> BatchSender:
+        made.append(BatchSender(options.pop("routes", None) or cluster.routes(), **options))
+        return made[-1]
+
+    yield sender
+    for each in made:
+        each.close()
+
+
+def inside(sender: BatchSender) -> ShardSender:
+    return sender._senders[0]
+
+
+def send_until_helped(sender: BatchSender) -> int:
+    """Send one row at a time until somebody who waited has read an answer. Returns: rows sent."""
+    sent = [0]
+
+    def step() -> None:
+        assert sender.send("t", 0, batch([b"%d" % sent[0]])).result(30).first_offset == sent[0]
+        sent[0] += 1
+
+    step()
+    until(lambda: inside(sender)._helped > 0, step)
+    return sent[0]
+
+
+def hold_and_help(sender: BatchSender, backend: FakeBackend, sent: int) -> Waiter:
+    """Make somebody wait for an answer that is held, and read it himself."""
+    while True:
+        backend.hold()
+        waiter = Waiter(sender, b"%d" % sent)
+        backend.wait_for(lambda stored=sent: len(backend.puts) > stored)
+        passed = waiter.passed
+        until(lambda passed=passed: inside(sender)._helping or passed.is_set(), lambda: None)
+        if inside(sender)._helping:
+            return waiter
+        # The receiving thread was at the stream: once more.
+        backend.release()
+        waiter.join()
+        sent += 1
+
+
+class Waiter(threading.Thread):
+    """Sends one row and waits for its receipt."""
+
+    def __init__(self, sender: BatchSender, body: bytes) -> None:
+        super().__init__(daemon=True)
+        #: the wait has come to where another thread reads
+        self.passed = threading.Event()
+        self.outcome: Any = None
+        self._sender, self._body = sender, body
+        self.start()
+
+    def run(self) -> None:
+        try:
+            future = self._sender.send("t", 0, batch([self._body]))
+            future.help(30)
+            self.passed.set()
+            self.outcome = future.result(30)
+        except Exception as error:
+            self.outcome = error
+
+
+def test_who_waits_reads_and_everything_is_stored_once_in_order(
+    make: Make, backend: FakeBackend
+) -> None:
+    sent = send_until_helped(make())
+    assert backend.bodies("t") == [b"%d" % number for number in range(sent)]
+
+
+def test_an_answer_that_nobody_waits_for_is_read_all_the_same(
+    make: Make, backend: FakeBackend
+) -> None:
+    sender = make()
+    send_until_helped(sender)
+    called = threading.Event()
+    sender.send("t", 0, batch([b"last"])).add_done_callback(lambda _: called.set())
+    assert called.wait(10)
+
+
+def test_a_short_timeout_is_kept(make: Make, backend: FakeBackend) -> None:
+    sender = make()
+    send_until_helped(sender)
+    backend.hold()
+    future = sender.send("t", 0, batch([b"held"]))
+    with pytest.raises(TimeoutError):
+        future.result(0.05)
+    backend.release()
+    assert future.result(10).count == 1
+
+
+def test_a_refusal_reaches_who_reads_it(make: Make, backend: FakeBackend) -> None:
+    sender = make()
+    send_until_helped(sender)
+    backend.refusals.append(Rejected("no", field="body", limit=1))
+    with pytest.raises(Rejected):
+        sender.send("t", 0, batch([b"bad"])).result(30)
+    assert sender.send("t", 0, batch([b"good"])).result(30).count == 1
+    assert b"bad" not in backend.bodies("t")
+
+
+def test_a_break_under_somebody_who_reads_loses_and_doubles_nothing(
+    cluster: FakeCluster, make: Make, backend: FakeBackend
+) -> None:
+    proxy = TcpProxy(cluster.servers[0].port)
+    routes = Routes({0: f"127.0.0.1:{proxy.port}"}, TOKEN, cluster_id=CLUSTER_ID, resolver=dict)
+    try:
+        sender = make(routes=routes)
+        waiter = hold_and_help(sender, backend, send_until_helped(sender))
+        proxy.cut()
+        backend.release()
+        waiter.join(30)
+        stored = backend.bodies("t")
+        assert waiter.outcome.last_offset == len(stored) - 1
+        assert stored == [b"%d" % number for number in range(len(stored))]
+    finally:
+        proxy.close()
+
+
+def test_close_under_somebody_who_reads_ends_at_once(make: Make, backend: FakeBackend) -> None:
+    sender = make()
+    waiter = hold_and_help(sender, backend, send_until_helped(sender))
+    sender.close()
+    waiter.join(10)
+    assert isinstance(waiter.outcome, DeliveryUnknown)
+
+
+def test_a_long_read_is_broken_off_and_the_batch_sent_again(
+    make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_sender, "HELP_MS_MAX", 0)
+    sender = make()
+    waiter = hold_and_help(sender, backend, send_until_helped(sender))
+    # The sender's watch looks once a second by itself.
+    until(lambda: not inside(sender)._helping, inside(sender).check)
+    backend.release()
+    waiter.join(30)
+    stored = backend.bodies("t")
+    assert stored == [b"%d" % number for number in range(len(stored))]
+    assert waiter.outcome.last_offset == len(stored) - 1
