@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import struct
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ import pyarrow as pa
 
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.put import FetchRequest, FetchSlice, PutRequest
-from raymq.store.record import PUT_SCHEMA
+from raymq.store.record import PUT_SCHEMA, Row
 
+from .row_message import pack_row, unpack_row
 from .shard_api import PutTicket, ShardBackend
 from .shells import GROUPS
 
@@ -42,6 +44,9 @@ CROWDED_WAIT_MS = 100
 INLINE_BYTES = 64 << 10
 #: where batches begin in a call that carries them
 _ALIGN = 8
+#: a call of a single row: kind (no other call begins with it), stream, number, alone; then the row
+_ROW_CALL = struct.Struct("<B16sQ?")
+_ROW_CALL_KIND = 2
 
 #: rows of a read's answer: raw RocketMQ records
 RECORD_SCHEMA = pa.schema([pa.field("record", pa.binary(), nullable=False)])
@@ -196,14 +201,24 @@ class RayMethods:
 
 
 def pack_call(
-    stream: str, number: int, batches: list[tuple[dict[str, Any], pa.Buffer]], *, alone: bool
+    stream: str,
+    number: int,
+    batches: list[tuple[dict[str, Any], pa.RecordBatch | Row]],
+    *,
+    alone: bool,
 ) -> tuple[bytes] | tuple[bytes, list[pa.Buffer]]:
     """The arguments of `append`: call `number` (from 1 on) of a stream.
 
-    Args: a batch is (metadata as in cluster/protocol.py, buffer of a PUT_SCHEMA batch). `alone`: the producer
-    sends nothing before the answer.
+    Args: a batch is (metadata as in cluster/protocol.py, PUT_SCHEMA batch or row). `alone`: the producer sends nothing
+    before the answer.
     """
-    metas, buffers = [meta for meta, _ in batches], [data for _, data in batches]
+    if len(batches) == 1:
+        meta, row = batches[0]
+        if isinstance(row, Row):
+            words = _ROW_CALL.pack(_ROW_CALL_KIND, stream.encode(), number, alone)
+            return (words + pack_row(meta, row),)
+    # As whole buffers: a pickled slice of a batch would bring all of what it is a slice of.
+    metas, buffers = [meta for meta, _ in batches], [_buffer(data) for _, data in batches]
     sizes = [data.size for data in buffers]
     head: dict[str, Any] = {"stream": stream, "number": number, "alone": alone, "batches": metas}
     if sum(sizes) > INLINE_BYTES:
@@ -219,6 +234,8 @@ def unpack_call(
 ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], Any]]]:
     """Raises: Rejected when it is no call."""
     try:
+        if call[0] == _ROW_CALL_KIND:
+            return _unpack_row_call(call)
         if buffers is not None:
             head = json.loads(call)
         else:
@@ -230,6 +247,18 @@ def unpack_call(
         return head, list(zip(head["batches"], buffers, strict=True))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise Rejected(f"bad call: {error!r}", field="call", limit="pack_call") from error
+
+
+def _unpack_row_call(call: bytes) -> tuple[dict[str, Any], list[tuple[dict[str, Any], Any]]]:
+    single = unpack_row(call[_ROW_CALL.size :])
+    if single is None:
+        raise Rejected("bad call of a row", field="call", limit="pack_call")
+    _, stream, number, alone = _ROW_CALL.unpack_from(call)
+    return {"stream": stream.decode("ascii", "replace"), "number": number, "alone": alone}, [single]
+
+
+def _buffer(batch: pa.RecordBatch | Row) -> pa.Buffer:
+    return (batch.to_batch() if isinstance(batch, Row) else batch).serialize()
 
 
 def unpack_acks(answer: bytes) -> list[dict[str, Any]]:
@@ -249,7 +278,7 @@ def _put_request(meta: dict[str, Any], data: Any) -> PutRequest:
     return PutRequest(
         str(meta["topic"]),
         int(meta["queue"]),
-        pa.ipc.read_record_batch(data, PUT_SCHEMA),
+        data if isinstance(data, Row) else pa.ipc.read_record_batch(data, PUT_SCHEMA),
         meta.get("pid"),
         int(meta.get("epoch", 0)),
         int(meta.get("seq", 0)),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from raymq.actors.row_message import pack_row
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.files import Files
 from raymq.store.record import PUT_SCHEMA, Row
@@ -196,7 +197,7 @@ class PutStream(_Stream):
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
         """Send one batch, or one row. Raises: Unavailable when the stream broke."""
         if isinstance(batch, Row):
-            self._write(protocol.pack_row(meta, batch))
+            self._write(pack_row(meta, batch))
         else:
             self._write(protocol.pack(meta), batch)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from raymq.actors.row_message import unpack_row
 from raymq.actors.shard_api import PutTicket, ShardBackend
 from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
 from raymq.store.put import PutOutcome, PutRequest
@@ -143,7 +144,7 @@ class PutStreamServer:
         result: PutTicket | RayMQError
         try:
             words, batch = bytes(chunk.app_metadata or b""), chunk.data
-            single = protocol.unpack_row(words) if batch is None else None
+            single = unpack_row(words) if batch is None else None
             meta, batch = (protocol.unpack(words), batch) if single is None else single
             number, read = int(meta["id"]), int(meta.get("read", -1))
             request = _put_request(meta, batch)

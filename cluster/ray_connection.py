@@ -20,7 +20,7 @@ import ray.exceptions
 from raymq.actors.ray_methods import READ_WAIT_MS_MAX, RECORD_SCHEMA, pack_call, unpack_acks
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
-from raymq.store.record import Row
+from raymq.store.record import Row, batch_bytes
 
 from .flight_client import CALL_TIMEOUT_S, Fetched
 from .paths import NAMESPACE
@@ -156,7 +156,7 @@ class RayPutStream(_Stream):
         self._stream = ""
         self._number = 0
         self._under_way = 0
-        self._waiting: deque[tuple[dict[str, Any], pa.Buffer]] = deque()
+        self._waiting: deque[tuple[dict[str, Any], pa.RecordBatch | Row]] = deque()
 
     def opened(self) -> None:
         """Wait until the shard has taken the stream. Raises: Unavailable; Rejected when refused."""
@@ -171,24 +171,19 @@ class RayPutStream(_Stream):
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
         """Send one batch, or one row. Raises: Unavailable when the stream broke."""
         self._check()
-        if isinstance(batch, Row):
-            batch = batch.to_batch()
         if not self._stream:
             self.opened()
-        # As a whole buffer: a pickled slice of a batch would bring all of what it is a slice of.
-        data = batch.serialize()
         with self._lock:
-            self._waiting.append((meta, data))
+            self._waiting.append((meta, batch))
             self._submit()
 
     def _submit(self) -> None:
         """Make calls of what waits. Needs the lock."""
         while self._waiting and self._under_way < CALLS_MAX:
             items = [self._waiting.popleft()]
-            size = items[0][1].size
-            while self._waiting and size + self._waiting[0][1].size <= CALL_BYTES:
+            size = batch_bytes(items[0][1])
+            while self._waiting and (size := size + batch_bytes(self._waiting[0][1])) <= CALL_BYTES:
                 items.append(self._waiting.popleft())
-                size += items[-1][1].size
             self._number += 1
             alone = not self._under_way and not self._waiting
             try:

@@ -44,6 +44,7 @@ from raymq.store.errors import (
     Unavailable,
     from_wire,
 )
+from raymq.store.record import PUT_SCHEMA, Row
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
@@ -157,7 +158,7 @@ def meta(number: int, *, sequence: int | None = None, **changes: Any) -> dict[st
 
 
 def packed(body: bytes) -> Any:
-    return batch([body]).serialize()
+    return batch([body])
 
 
 def append(
@@ -235,7 +236,26 @@ def test_a_call_carries_small_batches_itself_and_large_ones_beside_it(size: int)
     head, found = unpack_call(*call)
     assert (head["stream"], head["number"], head["alone"]) == ("s", 7, False)
     assert [each for each, _ in found] == [each for each, _ in batches]
-    assert all(a.equals(b) for (_, a), (_, b) in zip(found, batches, strict=True))
+    assert all(a.equals(b.serialize()) for (_, a), (_, b) in zip(found, batches, strict=True))
+
+
+@pytest.mark.parametrize("cut", [0, 5, 40])
+def test_a_row_that_goes_alone_is_no_batch(backend: FakeBackend, cut: int) -> None:
+    row = Row(b"body", "tag", None, 7)
+    (call,) = pack_call("0" * 16, 7, [(meta(3) | {"read": 2}, row)], alone=True)
+    head, found = unpack_call(call)
+    assert head == {"stream": "0" * 16, "number": 7, "alone": True}
+    assert found == [(meta(3) | {"read": 2}, row)]
+    with pytest.raises(Rejected):
+        RayMethods(backend).append(call[: 1 + cut])
+
+
+def test_rows_that_go_together_are_batches() -> None:
+    rows = [(meta(number), Row(b"%d" % number, None, None, 7)) for number in range(1, 4)]
+    _, found = unpack_call(*pack_call("s", 7, rows, alone=False))
+    assert [
+        pa.ipc.read_record_batch(data, PUT_SCHEMA).column("body").to_pylist() for _, data in found
+    ] == [[b"1"], [b"2"], [b"3"]]
 
 
 @pytest.mark.parametrize("wrong", [(b"",), (b"\x09\0\0\0{}",), (b"{}", []), (b"[]", []), (None,)])

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
+from raymq.actors.row_message import pack_row, unpack_row
 from raymq.cluster import protocol
 from raymq.cluster.flight_client import ReplicaTransport, ShardConnection
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
@@ -300,12 +301,12 @@ def test_replica_frames_go_both_ways(cluster: FakeCluster) -> None:
 @pytest.mark.parametrize("words", [{}, {"pid": None, "acks": "leader"}, {"pid": 2**64 - 1}])
 def test_a_row_comes_as_it_went(row: Row, words: dict[str, object]) -> None:
     want = {**meta(3), "acks": "quorum", "read": 2, **words}
-    assert protocol.unpack_row(protocol.pack_row(want, row)) == (want, row)
+    assert unpack_row(pack_row(want, row)) == (want, row)
 
 
 def test_a_cut_row_is_refused_in_band(connection: ShardConnection) -> None:
     words = {**meta(1), "acks": "quorum", "read": 0}
-    whole = protocol.pack_row(words, Row(b"", "tag", b"k\x01v\x02", 7))
+    whole = pack_row(words, Row(b"", "tag", b"k\x01v\x02", 7))
     stream = connection.put_stream()
     for length in range(2, len(whole)):
         stream._write(whole[:length])
