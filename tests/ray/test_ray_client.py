@@ -369,7 +369,10 @@ def objects() -> int:
     """Objects in the object store of this process's Ray."""
     from ray._private import internal_api
 
-    found = re.search(r"(\d+) objects", internal_api.memory_summary(stats_only=True))
+    # Other tests' Rays may run beside it.
+    address = ray.get_runtime_context().gcs_address
+    summary = internal_api.memory_summary(address=address, stats_only=True)
+    found = re.search(r"(\d+) objects", summary)
     assert found is not None
     return int(found[1])
 
