@@ -367,6 +367,7 @@ def test_a_client_killed_with_large_batches_under_way_leaves_a_prefix_and_no_obj
 
 def objects() -> int:
     """Objects in the object store of this process's Ray."""
+    import ray
     from ray._private import internal_api
 
     # Other tests' Rays may run beside it.
