@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections import deque
@@ -121,6 +122,8 @@ class Producer:
         self._to_pump: set[ShardSender] = set()
         self._closed = False
         self._linger_thread: threading.Thread | None = None
+        #: when it wakes by itself, on the monotonic clock; 0: it is awake
+        self._linger_wakes = math.inf
 
     def __reduce__(self) -> NoReturn:
         raise Rejected(
@@ -317,7 +320,7 @@ class Producer:
         self._open[where] = pending
         if self._linger_s:
             self._due.append(pending)
-            if len(self._due) == 1:
+            if self._linger_wakes > pending.due:
                 self._wake_linger()
         return pending
 
@@ -428,20 +431,30 @@ class Producer:
                 sender.pump()
 
     def _linger(self) -> None:
-        """Send what has waited long enough."""
+        """Send what has waited long enough.
+
+        While messages come it looks by itself once a linger time, so that none of them has to wake it.
+        """
+        busy = False
         while True:
             senders: set[ShardSender | None] = set()
             with self._changed:
-                self._changed.wait_for(lambda: self._due or self._to_pump or self._closed)
                 if self._closed:
                     return
                 senders |= self._to_pump
                 self._to_pump.clear()
                 now = self._clock.monotonic()
                 while self._due and (self._due[0].sealed or self._due[0].due <= now):
+                    busy = True
                     senders.add(self._seal(self._due.popleft()))
-                if not any(senders) and self._due:
-                    self._changed.wait(self._due[0].due - now)
+                if not any(senders):
+                    wait_s = self._linger_s if busy else None
+                    if self._due:
+                        wait_s = self._due[0].due - now
+                    self._linger_wakes = math.inf if wait_s is None else now + wait_s
+                    busy = False
+                    self._changed.wait(wait_s)
+                    self._linger_wakes = 0.0
                     continue
             for sender in senders:
                 if sender is not None:

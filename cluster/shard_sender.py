@@ -346,16 +346,17 @@ class ShardSender:
         return drained
 
     def _park(self, stream: PutStream) -> None:
-        """Leave the stream, on which nothing is under way, to those who wait for their answers, while there are any.
+        """Leave the stream to those who wait for their answers, while there are any.
 
+        Who sent the one batch that is under way may be about to wait for it; if not, it is read a little later.
         Raises: what ended the read of one of them.
         """
         with self._changed:
-            if not self._waited_for or self._unacked or self._draining:
+            if not self._waited_for or len(self._unacked) > 1 or self._draining:
                 return
             self._waited_for = False
             self._parked = True
-            helped, ticks = self._helped, 0
+            helped, ticks, unread = self._helped, 0, 0
             try:
                 while not self._closing and ticks * PARK_TICK_S < PARK_S:
                     self._changed.wait(PARK_TICK_S)
@@ -364,8 +365,12 @@ class ShardSender:
                         raise error
                     if self._helping:
                         continue
-                    if self._unacked or self._draining or self._stream is not stream:
+                    if self._draining or self._stream is not stream:
                         break
+                    if self._unacked:
+                        if unread == self._unacked[0].number:
+                            break
+                        unread = self._unacked[0].number
                     ticks = ticks + 1 if helped == self._helped else 0
                     helped = self._helped
             finally:
