@@ -46,7 +46,7 @@ def unpack(data: Any) -> dict[str, Any]:
     """Metadata from a buffer. Raises: ValueError when it is no JSON object."""
     if data is None:
         raise ValueError("the message has no metadata")
-    value = json.loads(bytes(data))
+    value = json.loads(str(data, "utf-8"))
     if not isinstance(value, dict):
         raise ValueError(f"metadata is a JSON object, not {type(value).__name__}")
     return value

@@ -161,7 +161,10 @@ class ShardSender:
         self._request_timeout_ms = request_timeout_ms
         self._clock = clock
         #: guards everything below
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        #: for the receiving thread while it stands by: most changes are nothing to it
+        self._unpark = threading.Condition(lock)
         self._waiting: deque[Outgoing] = deque()
         #: written to the stream, in order, not answered
         self._unacked: deque[Outgoing] = deque()
@@ -359,7 +362,7 @@ class ShardSender:
             helped, ticks, unread = self._helped, 0, 0
             try:
                 while not self._closing and ticks * PARK_TICK_S < PARK_S:
-                    self._changed.wait(PARK_TICK_S)
+                    self._unpark.wait(PARK_TICK_S)
                     if self._help_error is not None:
                         error, self._help_error = self._help_error, None
                         raise error
@@ -402,6 +405,7 @@ class ShardSender:
                 self._helped += 1
                 self._help_error = error
                 if self._unacked or self._waiting or self._draining or error or self._closing:
+                    self._unpark.notify()
                     self._changed.notify_all()
         if timeout is None:
             return None
