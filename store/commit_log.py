@@ -167,10 +167,10 @@ class CommitLog:
 
     def room(self) -> int:
         """Bytes left for records in the current file, its blank's 8 bytes taken off; negative: no file yet."""
-        size = self.config.segment_size_bytes
-        if not self.queue.files or self.end >= self.queue.files[-1].start + size:
+        size, files = self.config.segment_size_bytes, self.queue.files
+        if not files or self.end >= files[-1].start + size:
             return -1
-        return self._current().start + size - self.end - BLANK_BYTES
+        return size - (self.end - files[0].start) % size - BLANK_BYTES
 
     def view(self, offset: int) -> tuple[memoryview, int]:
         """The read-only view of the segment that holds `offset`, and that segment's start."""
@@ -221,8 +221,8 @@ class CommitLog:
         Durable: nothing; the flush service syncs. Order: bytes, chain, mark; the caller publishes after.
         """
         self._check_writable()
-        length = len(data)
-        require(length <= self.room(), "a unit fits its file", length=length, room=self.room())
+        length, room = len(data), self.room()
+        require(length <= room, "a unit fits its file", length=length, room=room)
         fail_point("log.before_store")
         start = self.end
         self._write(data, ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value))

@@ -364,6 +364,9 @@ class MessageStore:
     def _append(self, prepared: Prepared, request: PutRequest, skip: int) -> Append:
         log, state = self.log, self.state
         self._begin_segment()
+        if isinstance(prepared, record.PreparedRow) and prepared.size <= log.room():
+            now = max(state.store_time_ms, self.clock.now_ms())
+            return self._append_unit(prepared, request, 0, 1, now)
         ends = np.cumsum(prepared.sizes)
         total = int(ends[-1])
         done = int(ends[skip - 1]) if skip else 0
@@ -423,7 +426,7 @@ class MessageStore:
                 request.topic,
                 request.queue_id,
                 offset,
-                start + np.cumsum(sizes) - sizes,
+                start + np.cumsum(sizes) - sizes if len(sizes) > 1 else np.array([start]),
                 sizes,
                 prepared.tags_codes[row:stop],
             )

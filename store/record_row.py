@@ -105,6 +105,7 @@ class PreparedRow:
         "_magic",
         "_queue_id",
         "_tail",
+        "size",
         "sizes",
         "tags_codes",
     )
@@ -123,9 +124,10 @@ class PreparedRow:
             stored += TAG_NAME + tag.encode() + b"\x02"
         stored += properties or b""
         self._tail = topic + len(stored).to_bytes(2, "big") + stored
-        size = _HEADER.size + len(self._body) + len(self._tail)
         #: bytes of the record
-        self.sizes: Int64s = np.array([size], dtype=np.int64)
+        self.size = _HEADER.size + len(self._body) + len(self._tail)
+        #: the same as of a batch
+        self.sizes: Int64s = np.array([self.size], dtype=np.int64)
         #: consume-queue tags code
         self.tags_codes: Int64s = np.array([fmt.tags_code(tag)], dtype=np.int64)
 
@@ -136,7 +138,7 @@ class PreparedRow:
         require((start, stop) == (0, 1), "the row of a batch of one", start=start, stop=stop)
         body = self._body
         header = _HEADER.pack(
-            _HEADER.size + len(body) + len(self._tail),
+            self.size,
             self._magic,
             body_crc(body),
             self._queue_id,
