@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .cluster import Cluster
-    from .shard_sender import BatchReceipt
+    from .lane import BatchReceipt
 
 
 class DeferredSend:

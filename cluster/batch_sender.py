@@ -17,8 +17,9 @@ from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 
+from .lane import BatchReceipt, Lane, new_producer_id
 from .routes import Routes, TopicRoute
-from .shard_sender import BatchFuture, BatchReceipt, Lane, ShardSender, new_producer_id
+from .shard_sender import BatchFuture, ShardSender
 
 MIB = 1 << 20
 

@@ -32,7 +32,7 @@ from .queue_log import make_topics
 
 if TYPE_CHECKING:
     from .cluster import Cluster
-    from .shard_sender import BatchReceipt
+    from .lane import BatchReceipt
 
 #: calls of the keeper at a time: each getter and putter that waits is one
 _CALLS_MAX = 10_000

@@ -22,12 +22,13 @@ from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
 from .batch_sender import IN_FLIGHT_BYTES, MIB, Acks, BatchSender, Room, check_acks
 from .codecs import CONTENT_TYPE, codec
 from .columns import put_batch
+from .lane import BatchReceipt
 from .message import Message, property_bytes
 from .partitioner import queue_of, queues_of
 from .routes import Routes
 from .send_future import Pending, SendFuture
 from .send_statistics import SendStatistics
-from .shard_sender import BatchReceipt, ShardSender
+from .shard_sender import ShardSender
 
 if TYPE_CHECKING:
     from .cluster import Cluster

@@ -21,10 +21,10 @@ from raymq.store.record import PUT_SCHEMA
 
 from .batch_sender import BatchSender
 from .connection import Connection, FetchStream
+from .lane import BatchReceipt, new_producer_id
 from .message import decode_records
 from .range_reader import read_range
 from .routes import Routes
-from .shard_sender import BatchReceipt, new_producer_id
 
 if TYPE_CHECKING:
     from .cluster import Cluster

@@ -13,8 +13,9 @@ from typing import Any
 from raymq.store.errors import DeliveryUnknown, RayMQError
 
 from .batch_sender import Acks
+from .lane import BatchReceipt
 from .message import Receipt
-from .shard_sender import BatchFuture, BatchReceipt
+from .shard_sender import BatchFuture
 
 
 class Pending:

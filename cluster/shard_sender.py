@@ -8,12 +8,11 @@ the order is restored and writing goes on. That is rare, so it may be slow.
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -30,6 +29,7 @@ from raymq.store.errors import (
 from raymq.store.record import Row
 
 from .connection import Connection, PutStream
+from .lane import BatchReceipt, Lane
 from .routes import Routes
 
 #: batches unanswered at most; their bytes are limited too
@@ -50,36 +50,6 @@ BACKOFF_MS_MAX = 1000
 _MOVED = ("cluster_id", "shard")
 
 
-class BatchReceipt(NamedTuple):
-    """A stored batch: its rows have the offsets from `first_offset` to `last_offset`.
-
-    `duplicates` leading rows were stored by an earlier try; they need not be neighbours. An offset is
-    -1 when its row was stored so long ago that the shard's log has it no more.
-    """
-
-    topic: str
-    queue_id: int
-    shard: int
-    first_offset: int
-    count: int  # type: ignore[assignment]  # hides tuple.count
-    duplicates: int
-    store_time_ms: int
-    last_offset: int
-
-    def offset(self, row: int) -> int:
-        """The queue offset of a row; -1 when it is not known.
-
-        Of duplicates that do not stand together only the first and the last row's is known.
-        """
-        if self.first_offset >= 0 and (
-            row == 0 or self.last_offset - self.first_offset == self.count - 1
-        ):
-            return self.first_offset + row
-        behind = self.count - 1 - row
-        new = row >= self.duplicates
-        return self.last_offset - behind if self.last_offset >= 0 and (new or not behind) else -1
-
-
 class BatchFuture(Future[BatchReceipt]):
     """The receipt of a batch. Who waits with `result` may read the stream himself meanwhile."""
 
@@ -94,28 +64,6 @@ class BatchFuture(Future[BatchReceipt]):
     def help(self, timeout: float | None) -> float | None:
         """Read answers until this one is there, if nobody else does. Returns: what is left of `timeout`."""
         return timeout if self.done() else self._sender.help(self, timeout)
-
-
-@dataclass(eq=False)
-class Lane:
-    """The sequences of one producer in one queue."""
-
-    topic: str
-    queue_id: int
-    producer_id: int
-    epoch: int
-    #: the id was made here, so a new one may take its place
-    own_id: bool
-    #: sequence of the next row
-    next_sequence: int = 0
-    #: (sequence, rows) of batches that were certainly not stored: later ones move down
-    holes: list[tuple[int, int]] = field(default_factory=list)
-    #: a batch was not stored since the last restart: gaps behind it are expected
-    disturbed: bool = False
-    #: why nobody can tell any more what the queue has of this producer
-    broken: str | None = None
-    #: nothing can be sent any more
-    dead: RayMQError | None = None
 
 
 @dataclass(eq=False)
@@ -501,7 +449,7 @@ class ShardSender:
             self._touched.add(lane)
             if out.uncertain:
                 lane.broken = lane.broken or error.message
-                done.append((out, _unknown(lane, error.message)))
+                done.append((out, lane.unknown(error.message)))
             else:
                 lane.holes.append((out.sequence, out.batch.num_rows))
                 done.append((out, error))
@@ -548,9 +496,9 @@ class ShardSender:
                 if out.lane.broken is None:
                     out.lane.holes.append((out.sequence, out.batch.num_rows))
         for out in self._waiting:
-            out.sequence -= _rows_below(out.lane.holes, out.sequence)
+            out.sequence -= out.lane.rows_below(out.sequence)
         for lane in lanes:
-            _renew(lane)
+            lane.renew()
 
     def _verdict(self, out: Outgoing, now: int) -> RayMQError | None:
         """Why a batch fails now; None: it is tried again."""
@@ -564,7 +512,7 @@ class ShardSender:
             f"not delivered within {self._delivery_timeout_ms} ms: {self._last_error}"
         )
         if out.uncertain:
-            return _unknown(lane, why)
+            return lane.unknown(why)
         return Unavailable(
             f"queue {lane.queue_id} of {lane.topic}: nothing of the batch was stored: {why}",
             shard=self._shard,
@@ -617,38 +565,3 @@ def _complete(done: Done) -> None:
             out.future.set_exception(result)
         else:
             out.future.set_result(result)
-
-
-def _unknown(lane: Lane, why: str) -> DeliveryUnknown:
-    return DeliveryUnknown(
-        f"queue {lane.queue_id} of {lane.topic}: the batch may or may not be stored: {why}",
-        status="UNKNOWN_ERROR",
-    )
-
-
-def _rows_below(holes: list[tuple[int, int]], sequence: int) -> int:
-    return sum(rows for start, rows in holes if start < sequence)
-
-
-def _renew(lane: Lane) -> None:
-    """Make a lane ready to go on."""
-    lane.next_sequence -= sum(rows for _, rows in lane.holes)
-    lane.holes.clear()
-    lane.disturbed = False
-    if lane.broken is not None:
-        if lane.own_id:
-            # A new producer starts at 0; whatever the old one left behind cannot be repeated by it.
-            lane.producer_id = new_producer_id()
-            lane.next_sequence = 0
-        else:
-            lane.dead = DeliveryUnknown(
-                f"queue {lane.queue_id} of {lane.topic}: {lane.broken}; start again with the same "
-                "producer id and the same rows",
-                status="UNKNOWN_ERROR",
-            )
-        lane.broken = None
-
-
-def new_producer_id() -> int:
-    """A random 64-bit id: nobody hands them out, so nobody must be asked."""
-    return secrets.randbits(64)
