@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
+from raymq.store import producer_stamp
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
@@ -64,7 +65,9 @@ class BatchSender:
         request_timeout_ms: int = 30_000,
         clock: Clock | None = None,
     ) -> None:
+        """Raises: Rejected for a producer id or epoch that no record can carry."""
         check_acks(acks)
+        producer_stamp.check(producer_stamp.Stamp(producer_id or 0, epoch, 0), 1)
         self._routes = routes
         self._own_id = producer_id is None
         self._producer_id = new_producer_id() if producer_id is None else producer_id

@@ -414,6 +414,7 @@ class Producer:
             pending.future.set_exception(error)
         elif isinstance(outcome, Future):
             pending.future.set_result(outcome.result())
+        pending.sent = None
         self._under_way.discard(pending)
         self._room.give(pending.size)
 

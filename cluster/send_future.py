@@ -103,7 +103,8 @@ class SendFuture:
         pending = self._pending
         if not pending.sealed:
             pending.hurry(pending)
-        left = timeout if pending.sent is None else pending.sent.help(timeout)
+        sent = pending.sent
+        left = timeout if sent is None else sent.help(timeout)
         try:
             receipt = pending.future.result(left)
         except FutureTimeoutError:
@@ -131,7 +132,7 @@ class SendFuture:
         return self._pending.future.done()
 
     def add_done_callback(self, callback: Callable[[SendFuture], Any]) -> None:
-        """Call `callback(self)` when it is done, at once or in another thread."""
+        """Call `callback(self)` when it is done, at once, in another thread, or in one that waits for a receipt."""
         self._pending.future.add_done_callback(lambda _: callback(self))
 
     def __await__(self) -> Generator[Any, None, Receipt]:

@@ -8,6 +8,7 @@ the order is restored and writing goes on. That is rare, so it may be slow.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -141,6 +142,8 @@ class ShardSender:
         #: somebody else does, for whom it must go on when he ends with an error or leaves something to read
         self._helping = False
         self._help_error: RayMQError | None = None
+        #: which thread
+        self._helper = 0
         self._help_began_ms = self._help_not_before_ms = 0
         self._helped = 0
         self._last_error: RayMQError = Unavailable("not connected yet")
@@ -201,13 +204,18 @@ class ShardSender:
                     "read": self._read,
                 }
                 stream.send(meta, out.batch)
-        except RayMQError:
+        except BaseException as error:
             # The receiving thread learns why, from the same stream, and connects again.
             with self._changed:
                 self._writing = False
                 if self._stream is stream:
                     self._stream = None
                 self._changed.notify_all()
+            if not isinstance(error, RayMQError):
+                # Ctrl-C: perhaps it was not written, and nothing would ever answer it.
+                if stream is not None:
+                    stream.abort()
+                raise
 
     def _next(self) -> Outgoing | None:
         """The next batch to write, now counted as unanswered. Needs the lock."""
@@ -288,13 +296,14 @@ class ShardSender:
         """Read one message of answers. Returns: whether it was the last one of a drain."""
         acks = stream.receive()
         done: Done = []
-        with self._changed:
-            self._progress_ms = self._clock.monotonic_ms()
-            for ack in acks:
-                self._take(ack, done)
-            drained = self._draining and not self._unacked
-        _complete(done)
-        return drained
+        try:
+            with self._changed:
+                self._progress_ms = self._clock.monotonic_ms()
+                for ack in acks:
+                    self._take(ack, done)
+                return self._draining and not self._unacked
+        finally:
+            _complete(done)
 
     def _park(self, stream: PutStream) -> None:
         """Leave the stream to those who wait for their answers, while there are any.
@@ -309,7 +318,8 @@ class ShardSender:
             self._parked = True
             helped, ticks, unread = self._helped, 0, 0
             try:
-                while not self._closing and ticks * PARK_TICK_S < PARK_S:
+                # There is one reader at a time, also while it is closed.
+                while self._helping or (not self._closing and ticks * PARK_TICK_S < PARK_S):
                     self._unpark.wait(PARK_TICK_S)
                     if self._help_error is not None:
                         error, self._help_error = self._help_error, None
@@ -340,16 +350,25 @@ class ShardSender:
             if self._draining or began < self._help_not_before_ms:
                 return timeout
             self._helping = True
+            self._helper = threading.get_ident()
             self._help_began_ms = began
+        end_ms = math.inf if timeout is None else began + timeout * 1000
         error: RayMQError | None = None
         try:
-            while not future.done() and not self._read_one(stream):
+            while not future.done() and self._clock.monotonic_ms() < end_ms:
+                if self._read_one(stream):
+                    break
                 self.pump()
         except RayMQError as broken:
             error = broken
+        except BaseException:
+            # Ctrl-C: what was read may be gone with it, so that everything unanswered must be asked again.
+            error = Unavailable("who read the answers was interrupted", shard=self._shard)
+            raise
         finally:
             with self._changed:
                 self._helping = False
+                self._helper = 0
                 self._helped += 1
                 self._help_error = error
                 if self._unacked or self._waiting or self._draining or error or self._closing:
@@ -362,9 +381,7 @@ class ShardSender:
     def _take(self, ack: dict[str, Any], done: Done) -> None:
         if not self._unacked or self._unacked[0].number != ack["id"]:
             raise Unavailable(f"shard {self._shard} answered out of order", shard=self._shard)
-        out = self._unacked.popleft()
-        self._read = out.number
-        self._in_flight -= out.size
+        out = self._unacked[0]
         lane = out.lane
         if "error" not in ack:
             self._failures = 0
@@ -379,9 +396,13 @@ class ShardSender:
                 ack["last_offset"],
             )
             done.append((out, receipt))
-            return
-        self._draining = True
-        self._refused(out, from_wire(ack["error"]), done)
+        else:
+            self._draining = True
+            self._refused(out, from_wire(ack["error"]), done)
+        # Last: who helps may be interrupted anywhere, and rather hears twice of a batch than never.
+        self._unacked.popleft()
+        self._read = out.number
+        self._in_flight -= out.size
 
     def _refused(self, out: Outgoing, error: RayMQError, done: Done) -> None:
         lane = out.lane
@@ -555,12 +576,25 @@ class ShardSender:
             if stream is not None:
                 stream.abort()
         _complete(done)
-        self._thread.join()
+        if threading.get_ident() not in (self._helper, self._thread.ident):
+            # A callback may close: it is called by who reads, for whom the thread waits.
+            self._thread.join()
 
 
 def _complete(done: Done) -> None:
     """Tell the futures, outside the lock: their callbacks may send again."""
+    try:
+        _tell(done)
+    except BaseException:
+        # Ctrl-C: the others are told all the same.
+        _tell(done)
+        raise
+
+
+def _tell(done: Done) -> None:
     for out, result in done:
+        if out.future.done():
+            continue
         if isinstance(result, RayMQError):
             out.future.set_exception(result)
         else:

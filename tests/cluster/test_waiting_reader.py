@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from raymq.cluster import shard_sender
 from raymq.cluster.batch_sender import BatchSender
+from raymq.cluster.flight_client import PutStream
 from raymq.cluster.routes import Routes
 from raymq.cluster.shard_sender import ShardSender
 from raymq.store.errors import DeliveryUnknown, Rejected
@@ -178,3 +180,58 @@ def test_a_long_read_is_broken_off_and_the_batch_sent_again(
     stored = backend.bodies("t")
     assert stored == [b"%d" % number for number in range(len(stored))]
     assert waiter.outcome.last_offset == len(stored) - 1
+
+
+def test_an_interrupt_under_somebody_who_reads_loses_no_answer(
+    make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make()
+    sent = send_until_helped(sender)
+    receive = PutStream.receive
+    interrupted: list[int] = []
+
+    def receive_interrupted(stream: PutStream) -> list[dict[str, Any]]:
+        acks = receive(stream)
+        if threading.current_thread() is threading.main_thread() and not interrupted:
+            interrupted.append(acks[0]["id"])
+            raise KeyboardInterrupt
+        return acks
+
+    monkeypatch.setattr(PutStream, "receive", receive_interrupted)
+    futures = []
+
+    def step() -> None:
+        futures.append(sender.send("t", 0, batch([b"%d" % (sent + len(futures))])))
+        with contextlib.suppress(KeyboardInterrupt):
+            futures[-1].result(30)
+
+    until(lambda: bool(interrupted), step)
+    futures.append(sender.send("t", 0, batch([b"%d" % (sent + len(futures))])))
+    assert [future.result(30).last_offset for future in futures] == [
+        sent + number for number in range(len(futures))
+    ]
+    stored = backend.bodies("t")
+    assert stored == [b"%d" % number for number in range(len(stored))]
+
+
+def test_a_callback_may_close_the_sender(make: Make, backend: FakeBackend) -> None:
+    sender = make()
+    closed = threading.Event()
+
+    def close(_: object) -> None:
+        sender.close()
+        closed.set()
+
+    send_until_helped(sender)
+    future = sender.send("t", 0, batch([b"last"]))
+    future.add_done_callback(close)
+    assert future.result(30).count == 1
+    assert closed.wait(10)
+
+
+@pytest.mark.parametrize("numbers", [{"producer_id": -1}, {"producer_id": 1 << 64}, {"epoch": -1}])
+def test_a_producer_that_no_record_can_carry_is_refused(
+    make: Make, numbers: dict[str, int]
+) -> None:
+    with pytest.raises(Rejected):
+        make(**numbers)
