@@ -7,9 +7,6 @@ same bytes again, which is harmless; meanwhile puts wait, and time out as unknow
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 from pathlib import Path
 
 from raymq.store.clock import Clock
@@ -20,7 +17,7 @@ from raymq.store.files import Files
 from raymq.store.transient_pool import PoolReader
 
 from .control_block import COMMIT_REAL_TIME
-from .flush_service import BUSY_WAIT_MS, EXIT_BUG, EXIT_CODES, EXIT_FENCED, EXIT_STOPPED
+from .flush_service import BUSY_WAIT_MS, EXIT_CODES, EXIT_FENCED, end_with
 from .satellite import HEART_PERIOD_MS, IDLE_WAIT_MS, Satellite, Standing
 
 
@@ -56,15 +53,7 @@ class CommitService:
 
     def run(self) -> None:
         """Serve, and end the process with the life, whatever else runs in it. Returns: only after `stop`."""
-        code = EXIT_BUG
-        try:
-            code = self.serve()
-        except Exception:
-            # The host of this thread would only log it, and then limp on without commits.
-            traceback.print_exc()
-            sys.stderr.flush()
-        if code != EXIT_STOPPED:
-            os._exit(code)
+        end_with(self.serve)
 
     def serve(self) -> int:
         """One life: wait for the grant, commit under it. Returns: an EXIT_* code, when it is over."""

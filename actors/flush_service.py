@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from raymq.store.clock import Clock
@@ -73,15 +74,7 @@ class FlushService:
 
     def run(self) -> None:
         """Serve, and end the process with the life, whatever else runs in it. Returns: only after `stop`."""
-        code = EXIT_BUG
-        try:
-            code = self.serve()
-        except Exception:
-            # The host of this thread would only log it, and then limp on without a flusher.
-            traceback.print_exc()
-            sys.stderr.flush()
-        if code != EXIT_STOPPED:
-            os._exit(code)
+        end_with(self.serve)
 
     def serve(self) -> int:
         """One life: wait for the grant, flush under it. Returns: an EXIT_* code, when it is over."""
@@ -173,6 +166,19 @@ class FlushService:
         self._requests += len(waiting)
         satellite.publish_counts(self._syncer.syncs, self._requests)
         return True
+
+
+def end_with(serve: Callable[[], int]) -> None:
+    """Live one life of a satellite and end the process with its EXIT_* code. Returns: only when it was stopped."""
+    code = EXIT_BUG
+    try:
+        code = serve()
+    except Exception:
+        # The host of this thread would only log it, and then limp on without its service.
+        traceback.print_exc()
+        sys.stderr.flush()
+    if code != EXIT_STOPPED:
+        os._exit(code)
 
 
 #: how a life ends, as its process tells

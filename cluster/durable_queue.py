@@ -85,6 +85,8 @@ class Queue:
       holds so many, and then `linger_ms` is not used. It may be exceeded by what is on its way while
       the keeper restarts; the room of a putter that died is free after 150 s.
     - `shutdown` ends the keeper, not the data; any handle's next call starts one again.
+    - Every item is synced to disk: gets, and batches of some thousands, are slower than the original's,
+      which keeps them in memory; benchmarks/queue.py measures both.
     - A batch is stored in parts of about 1 MiB: one that fails may be there in part.
     """
 

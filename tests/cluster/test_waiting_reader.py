@@ -167,6 +167,37 @@ def test_close_under_somebody_who_reads_ends_at_once(make: Make, backend: FakeBa
     assert isinstance(waiter.outcome, DeliveryUnknown)
 
 
+def test_a_stream_has_one_reader_also_while_it_is_closed(
+    make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = PutStream.receive
+    counting = threading.Lock()
+    reading: list[object] = []
+    most: list[int] = []
+
+    def receive_and_linger(stream: PutStream) -> list[dict[str, Any]]:
+        with counting:
+            reading.append(stream)
+            most.append(len(reading))
+        try:
+            return receive(stream)
+        except BaseException:
+            # Longer than the receiving thread waits between two looks.
+            threading.Event().wait(10 * shard_sender.PARK_TICK_S)
+            raise
+        finally:
+            with counting:
+                reading.remove(stream)
+
+    monkeypatch.setattr(PutStream, "receive", receive_and_linger)
+    sender = make()
+    waiter = hold_and_help(sender, backend, send_until_helped(sender))
+    sender.close()
+    waiter.join(10)
+    assert isinstance(waiter.outcome, DeliveryUnknown)
+    assert max(most) == 1
+
+
 def test_a_long_read_is_broken_off_and_the_batch_sent_again(
     make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
