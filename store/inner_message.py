@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from . import format as fmt
 from . import properties as props
 from . import record, rows
@@ -34,7 +32,8 @@ class InnerMessage:
     topic: str
     queue_id: int
     body: bytes
-    properties: Mapping[str, str] = field(default_factory=dict)
+    #: names and values; or the encoded string, which is then stored as it is
+    properties: Mapping[str, str] | bytes = field(default_factory=dict)
     flag: int = 0
     sys_flag: int = 0
     born_time_ms: int = 0
@@ -58,7 +57,8 @@ class PreparedInner:
     def __init__(self, message: InnerMessage, *, store_host: tuple[str, int]) -> None:
         """Raises: Rejected when properties or topic are too long, or a property has a separator in it."""
         self.topic, self.queue_id = message.topic, message.queue_id
-        self._properties = props.encode(message.properties)
+        text = message.properties
+        self._properties = text if isinstance(text, bytes) else props.encode(text)
         #: False: prepared or rolled back; it belongs to no queue and its queue offset is 0
         self.queued = message.sys_flag & _TRANSACTION_MASK not in _NO_QUEUE
         born_host = message.born_host or store_host
@@ -93,10 +93,9 @@ class PreparedInner:
         _LONG.pack_into(self._data, self._store_time_at, store_time_ms)
         return self._data
 
-    def tags_codes(self, store_time_ms: int) -> rows.Int64s:
-        """The tags code of its unit, as an array of one."""
-        code = rows.tags_code_of(self.topic, self._properties, store_time_ms)
-        return np.array([code], dtype=np.int64)
+    def tags_code(self, store_time_ms: int, levels_ms: tuple[int, ...]) -> int:
+        """The tags code of its unit."""
+        return rows.tags_code_of(self.topic, self._properties, store_time_ms, levels_ms)
 
 
 class PreparedProgress(PreparedInner):
