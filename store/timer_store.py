@@ -133,7 +133,11 @@ class TimerMessageStore:
         time = floor if first is None else min(floor, first)
         if time > self._progress.time:
             self._progress = self._progress.at_time(time)
-        return count, None if first is None else first + PRECISION_MS
+        due = None if first is None else first + PRECISION_MS
+        if self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0) > self._progress.queue:
+            # A roll, or a put, that is not confirmed yet.
+            due = now_ms + WAIT_MS if due is None else min(due, now_ms + WAIT_MS)
+        return count, due
 
     # --- the start ------------------------------------------------------------------------------------------
 
@@ -217,6 +221,8 @@ class TimerMessageStore:
     def _take(self, rows: Rows, now_ms: int) -> int:
         """Rows into the wheel; those of seconds that are over are delivered in their order, group by group."""
         late = np.flatnonzero(rows.due.slot_ms < self._progress.time)
+        # A timer and its cancellation are rolled together, and may both be late after that.
+        cancelled = self._cancelled(rows.positions[late], rows.sizes[late], rows.due.magic[late])
         done = count = 0
         while len(late):
             fit = fitting(rows.sizes[late], self._log.config.group_bytes_max)
@@ -228,7 +234,7 @@ class TimerMessageStore:
                 rows.sizes[chosen],
                 rows.due.magic[chosen],
                 rows.due.enqueue_ms[chosen],
-                frozenset(),
+                cancelled,
                 now_ms,
             )
             if messages:
@@ -279,19 +285,22 @@ class TimerMessageStore:
         units, positions = units[left], positions[left]
         sizes = units["record_size"].astype(np.int64)
         magic = units["magic"].astype(np.int64)
-        delete = (magic & MAGIC_DELETE != 0) & (magic & MAGIC_ROLL == 0)
-        keys = (
-            _key(found, DELETE_KEY)
-            for found in waiting(self._log, positions[delete], sizes[delete])
-        )
         return Second(
             time_ms,
             positions,
             sizes,
             magic,
             units["enqueue_time_ms"].astype(np.int64),
-            frozenset(key for key in keys if key),
+            self._cancelled(positions, sizes, magic),
         )
+
+    def _cancelled(
+        self, positions: Int64s, sizes: Int64s, magic: npt.NDArray[Any]
+    ) -> frozenset[str]:
+        """What the cancellations among these records name: real topic + "+" + unique key."""
+        delete = (magic & MAGIC_DELETE != 0) & (magic & MAGIC_ROLL == 0)
+        found = waiting(self._log, positions[delete], sizes[delete])
+        return frozenset(key for each in found if (key := _key(each, DELETE_KEY)))
 
     def _deliver_group(self, second: Second, now_ms: int) -> int:
         """Deliver what fits a group, and note how far it came; the last one ends the second."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.delays import START_MS, DelayWorld, Sent, random_send
+from tests.support.delays import START_MS, DelayWorld, Sent, burst, random_send
 from tests.support.simulated_disk import SimulatedDisk
 
 SEED = 4
@@ -50,11 +50,16 @@ def trace(width: int) -> tuple[SimulatedDisk, dict[bytes, Sent]]:
                 cancelled.add(sent.body)
                 note()
                 world.cancel(sent)
+        if turn % 6 == 1:
+            burst(world, chance, turn)
         note()
         world.confirm()
         confirmed = frozenset(world.sent)
         note()
-        world.run(limit=5)
+        if turn % 3:
+            world.run(limit=5)
+        else:
+            world.delays.run_once(world.clock.now_ms(), limit=1)
         world.clock.advance(chance.choice((300, 1_000, 2_700, 30_000, HOUR_MS)))
         note()
         if turn % 8 == 7:

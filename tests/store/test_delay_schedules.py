@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.delays import DelayWorld, random_send
+from tests.support.delays import DelayWorld, burst, random_send
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -32,6 +32,12 @@ def test_each_message_is_delivered_once_and_none_early_whatever_comes_between(
                 ):
                     world.cancel(sent)
                     cancelled.add(sent.body)
+            if turn % 5 == 0:
+                sure |= {*burst(world, chance, turn)}
+            world.confirm()
+        elif kind < 12:
+            # Not to the end: half a second may be delivered when the next thing happens.
+            world.delays.run_once(world.clock.now_ms(), limit=1)
             world.confirm()
         elif kind < 14:
             world.run(limit=chance.choice((1, 3, 8192)))
@@ -73,6 +79,8 @@ def test_a_wall_clock_that_jumps_to_and_fro_delivers_each_timer_once_and_none_be
             world.send(
                 body, queue=turn % 3, delay_ms=chance.choice((500, 3_000, 70_000, 8_000_000))
             )
+            if turn % 6 == 0:
+                burst(world, chance, turn)
             world.confirm()
         elif kind < 7:
             run()

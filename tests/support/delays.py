@@ -204,6 +204,15 @@ class DelayWorld:
             assert not never_early or each.store_time_ms >= sent.due_ms, "delivered early"
 
 
+def burst(world: DelayWorld, chance: random.Random, number: int) -> list[bytes]:
+    """Many for one second: more than one group."""
+    delay_ms = chance.randrange(1, 4_000)
+    bodies = [b"b%d-%d-" % (number, row) + bytes(200) for row in range(40)]
+    for row, body in enumerate(bodies):
+        world.send(body, queue=row % 3, delay_ms=delay_ms)
+    return bodies
+
+
 def random_send(world: DelayWorld, chance: random.Random, number: int) -> Sent:
     """A level, a timer of seconds, of minutes, or of days, which rolls."""
     body = b"m%d-" % number + chance.randbytes(chance.randrange(1, 200))
