@@ -42,8 +42,8 @@ def transform(
         return message
     if message.topic in (TIMER_TOPIC, SCHEDULE_TOPIC):
         return message
-    found = message.properties
-    properties = decode(found) if isinstance(found, bytes) else dict(found)
+    text = message.properties_text
+    properties = dict(message.properties) if text is None else decode(text)
     level = _number(properties, DELAY, PutStatus.MESSAGE_ILLEGAL)
     if level > 0:
         for name in (DELIVER_MS, DELAY_S, DELAY_MS):
@@ -151,4 +151,6 @@ def _moved(
             limit=limit,
             status=PutStatus.MESSAGE_ILLEGAL.value,
         )
-    return replace(message, topic=topic, queue_id=queue_id, properties=properties)
+    return replace(
+        message, topic=topic, queue_id=queue_id, properties=properties, properties_text=None
+    )

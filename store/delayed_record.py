@@ -19,8 +19,7 @@ from . import record
 from .commit_log import CommitLog
 from .errors import Rejected
 from .inner_message import InnerMessage
-from .producer_stamp import PREFIX as STAMP_PREFIX
-from .producer_stamp import STAMP_BYTES
+from .producer_stamp import without_stamp
 from .state import INTERNAL_TOPIC
 
 Int64s = npt.NDArray[np.int64]
@@ -60,12 +59,12 @@ class Waiting(NamedTuple):
             topic,
             queue_id,
             self.body,
-            properties,
-            self.flag,
-            self.sys_flag & ~_V6_BITS,
-            self.born_time_ms,
-            _host(self.born_host),
-            self.reconsume_times,
+            flag=self.flag,
+            sys_flag=self.sys_flag & ~_V6_BITS,
+            born_time_ms=self.born_time_ms,
+            born_host=_host(self.born_host),
+            reconsume_times=self.reconsume_times,
+            properties_text=properties,
         )
 
     def delivered(self, extra: bytes = b"") -> InnerMessage | None:
@@ -133,13 +132,6 @@ def waiting(log: CommitLog, positions: Int64s, sizes: Int64s) -> list[Waiting]:
 
 _COLUMNS = Waiting._fields
 _PROPERTIES = _COLUMNS.index("properties")
-
-
-def without_stamp(properties: bytes) -> bytes:
-    """The properties behind a producer's stamp."""
-    if properties.startswith(STAMP_PREFIX) and properties[STAMP_BYTES - 1 : STAMP_BYTES] == b"\x02":
-        return properties[STAMP_BYTES:]
-    return properties
 
 
 def by_queue(messages: list[InnerMessage]) -> list[InnerMessage]:

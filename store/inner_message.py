@@ -17,6 +17,7 @@ from . import format as fmt
 from . import properties as props
 from . import record, rows
 from .errors import require
+from .producer_stamp import STAMP_NAME, without_stamp
 from .state import INTERNAL_QUEUE, INTERNAL_TOPIC, PROGRESS
 
 _LONG = struct.Struct(">q")
@@ -32,8 +33,7 @@ class InnerMessage:
     topic: str
     queue_id: int
     body: bytes
-    #: names and values; or the encoded string, which is then stored as it is
-    properties: Mapping[str, str] | bytes = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
     flag: int = 0
     sys_flag: int = 0
     born_time_ms: int = 0
@@ -41,6 +41,8 @@ class InnerMessage:
     born_host: tuple[str, int] | None = None
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
+    #: instead of `properties`: the encoded string, stored as it is but for a producer's stamp
+    properties_text: bytes | None = None
 
 
 class Progress(NamedTuple):
@@ -57,8 +59,13 @@ class PreparedInner:
     def __init__(self, message: InnerMessage, *, store_host: tuple[str, int]) -> None:
         """Raises: Rejected when properties or topic are too long, or a property has a separator in it."""
         self.topic, self.queue_id = message.topic, message.queue_id
-        text = message.properties
-        self._properties = text if isinstance(text, bytes) else props.encode(text)
+        if message.properties_text is not None:
+            self._properties = without_stamp(message.properties_text)
+        else:
+            # A producer's stamp counts where the producer put it: what is moved on is no row of its any more.
+            self._properties = props.encode(
+                {name: value for name, value in message.properties.items() if name != STAMP_NAME}
+            )
         #: False: prepared or rolled back; it belongs to no queue and its queue offset is 0
         self.queued = message.sys_flag & _TRANSACTION_MASK not in _NO_QUEUE
         born_host = message.born_host or store_host
