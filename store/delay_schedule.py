@@ -16,7 +16,7 @@ from .consume_queue import BLANK_SIZE, ConsumeQueue
 from .delay_levels import SCHEDULE_TOPIC
 from .delayed_record import by_queue, fitting, waiting
 from .failpoints import fail_point
-from .inner_message import Progress
+from .inner_message import InnerMessage, Progress
 
 if TYPE_CHECKING:
     from .message_store import MessageStore
@@ -60,7 +60,7 @@ class ScheduleMessageService:
             queue = self._store.consume_queues.find(SCHEDULE_TOPIC, level - 1)
             if queue is None:
                 continue
-            offset = self._corrected(offsets.get(level, 0), queue)
+            offset = self._corrected(level, offsets.get(level, 0), queue)
             due: int | None = now_ms
             while due is not None and due <= now_ms and count < limit:
                 delivered, offset, due = self._deliver_slice(level, queue, offset, now_ms)
@@ -69,11 +69,17 @@ class ScheduleMessageService:
                 next_due = due if next_due is None else min(next_due, due)
         return Delivered(count, next_due)
 
-    def _corrected(self, offset: int, queue: ConsumeQueue) -> int:
-        """Inside the queue. It may be behind for a while after a start; then there is nothing to do."""
-        key = (SCHEDULE_TOPIC, int(queue.directory.name))
-        known = max(queue.max_offset, self._store.state.next_offsets.get(key, 0))
+    def _corrected(self, level: int, offset: int, queue: ConsumeQueue) -> int:
+        """Inside the queue. That may be behind the log for a while after a start; then there is nothing to do."""
+        stored = self._store.state.next_offsets.get((SCHEDULE_TOPIC, level - 1), 0)
+        known = max(queue.max_offset, stored)
+        if offset > known:
+            # Another store's file said so. What is put from now on is not to be taken for delivered.
+            self._note(level, known, [])
         return min(max(offset, queue.min_offset), known)
+
+    def _note(self, level: int, offset: int, messages: list[InnerMessage]) -> None:
+        self._store.put_inner(messages, progress=Progress(SERVICE, {str(level): offset}))
 
     def _deliver_slice(
         self, level: int, queue: ConsumeQueue, offset: int, now_ms: int
@@ -98,9 +104,7 @@ class ScheduleMessageService:
         messages = [message for each in found if (message := each.delivered()) is not None]
         self.skipped += int((~blank[:count]).sum()) - len(messages)
         next_offset = offset + count
-        self._store.put_inner(
-            by_queue(messages), progress=Progress(SERVICE, {str(level): next_offset})
-        )
+        self._note(level, next_offset, by_queue(messages))
         fail_point("delay.group_appended")
         if next_offset >= queue.max_offset:
             return count, next_offset, None

@@ -69,6 +69,7 @@ def send_back(
         store.create_topic(target, 1, [shard])
     level = 0 if dead else delay_level or FIRST_LEVEL + message.reconsume_times
     levels = len(store.config.delay_levels_ms)
+    levels = len(store.config.delay_levels_ms)
     here = _queue_here(store.state.topics[target], shard)
     (append,) = store.put_inner([_copy(message, target, here, min(level, levels))])
     return append

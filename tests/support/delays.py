@@ -145,6 +145,11 @@ class DelayWorld:
             )
         )
 
+    def step(self) -> None:
+        """One run, as the clock stands."""
+        self.delays.run_once(self.clock.now_ms())
+        self.confirm()
+
     def run(self, *, limit: int = 8192) -> int | None:
         """Deliver what is due, all of it, each run confirmed. Returns: when the next is due."""
         while True:
