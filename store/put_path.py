@@ -15,6 +15,8 @@ import pyarrow as pa
 from . import record
 from .commit_log import CommitLog
 from .consume_queues import ConsumeQueues
+from .delay_levels import TIMER_TOPIC
+from .delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
 from .dispatch import Dispatch, Pending
 from .duplicates import Search
 from .errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
@@ -31,6 +33,7 @@ from .state import (
     ShardState,
 )
 from .status import PutStatus
+from .timer_put import check_timer_put
 from .topics import check_target
 
 Prepared = record.Prepared | record.PreparedRow
@@ -82,12 +85,22 @@ class PutPath:
         """
         if self.closed:
             raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
-        check_target(request.topic, request.queue_id, self._state.topics)
+        timer = request.topic == TIMER_TOPIC
+        if not timer:
+            check_target(request.topic, request.queue_id, self._state.topics)
         row = record.check_put(
             request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
         )
         if not request.batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
+        if timer:
+            check_timer_put(
+                request.queue_id,
+                request.batch,
+                topics=self._state.topics,
+                config=self._config,
+                now_ms=self._clock.now_ms(),
+            )
         stamp = None
         if request.producer_id is not None:
             stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
@@ -99,7 +112,7 @@ class PutPath:
             store_host=self._config.store_host,
             row=row,
         )
-        self._check_sizes(prepared)
+        self._check_sizes(prepared, timer=timer)
         # The offsets of duplicates are searched here, where nobody else waits for it.
         return CheckedPut(request, prepared, self._originals(request))
 
@@ -171,9 +184,12 @@ class PutPath:
         first_offset = search.find(first, entry, queue, dispatched)
         return first_offset, search.find(last, entry, queue, dispatched)
 
-    def _check_sizes(self, prepared: Prepared) -> None:
+    def _check_sizes(self, prepared: Prepared, *, timer: bool = False) -> None:
         largest = int(prepared.sizes.max())
         limit = self._config.record_bytes_max
+        if timer:
+            # It is delivered in a group.
+            limit = self._config.group_bytes_max - GROUP_RESERVE_BYTES - ROW_RESERVE_BYTES
         if largest > limit:
             row = int(prepared.sizes.argmax())
             pool = self._config.transient_pool_bytes if self._config.transient_pool else 0

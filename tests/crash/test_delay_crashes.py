@@ -41,7 +41,7 @@ def trace(width: int) -> tuple[SimulatedDisk, dict[bytes, Sent]]:
         now = world.clock.now_ms()
         disk.note(Promise(now, confirmed, frozenset(cancelled)))
 
-    for turn in range(24):
+    for turn in range(14):
         for number in range(4):
             note()
             sent = random_send(world, chance, 10 * turn + number)
@@ -62,18 +62,18 @@ def trace(width: int) -> tuple[SimulatedDisk, dict[bytes, Sent]]:
             world.delays.run_once(world.clock.now_ms(), limit=1)
         world.clock.advance(chance.choice((300, 1_000, 2_700, 30_000, HOUR_MS)))
         note()
-        if turn % 8 == 7:
+        if turn % 5 == 4:
             world.restart()
             note()
     world.close()
     return disk, world.sent
 
 
-@pytest.mark.parametrize(("width", "stride"), [(4096, 13), (512, 53)])
+@pytest.mark.parametrize(("width", "stride"), [(4096, 31), (512, 61)])
 @pytest.mark.parametrize("power", [False, True])
 def test_after_a_crash_anywhere_each_message_is_delivered_once(width, stride, power) -> None:
     disk, sent = trace(width)
-    every = disk.crash_states(limit_per_point=12, seed=SEED) if power else disk.kill_states()
+    every = disk.crash_states(limit_per_point=6, seed=SEED) if power else disk.kill_states()
     tried = 0
     for image in itertools.islice(every, 0, None, stride):
         promise = image.notes[-1] if image.notes else NOTHING
@@ -89,4 +89,4 @@ def test_after_a_crash_anywhere_each_message_is_delivered_once(width, stride, po
         world.check(arrived)
         tried += 1
         world.close()
-    assert tried > 20
+    assert tried >= 10
