@@ -69,9 +69,11 @@ def trace(width: int) -> tuple[SimulatedDisk, dict[bytes, Sent]]:
     return disk, world.sent
 
 
-@pytest.mark.parametrize(("width", "stride"), [(4096, 31), (512, 61)])
-@pytest.mark.parametrize("power", [False, True])
-def test_after_a_crash_anywhere_each_message_is_delivered_once(width, stride, power) -> None:
+@pytest.mark.parametrize(
+    ("width", "power", "stride"),
+    [(4096, False, 31), (512, False, 61), (4096, True, 101), (512, True, 301)],
+)
+def test_after_a_crash_anywhere_each_message_is_delivered_once(width, power, stride) -> None:
     disk, sent = trace(width)
     every = disk.crash_states(limit_per_point=6, seed=SEED) if power else disk.kill_states()
     tried = 0
@@ -83,7 +85,11 @@ def test_after_a_crash_anywhere_each_message_is_delivered_once(width, stride, po
             # It crashes again a little later.
             world.delays.run_once(promise.now_ms, limit=3)
             world.kill()
-        world.run_out()
+        due = world.run()
+        while due is not None:
+            # In long steps: that none comes early the random schedules see to.
+            world.clock.advance(max(due - world.clock.now_ms(), 40 * HOUR_MS))
+            due = world.run()
         arrived = {each.body for each in world.arrived()}
         assert promise.confirmed - promise.cancelled <= arrived, image.crashed_at
         world.check(arrived)
