@@ -46,6 +46,8 @@ class StoreConfig:
     max_message_bytes: int = 4 * MIB
     #: zeros are written this far ahead of the tail: pre-written blocks sync several times faster
     prewrite_window_bytes: int = 64 * MIB
+    #: a snapshot of the state is written so often within a file: recovery reads about twice as much
+    snapshot_interval_bytes: int = 32 * MIB
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 

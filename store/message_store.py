@@ -96,7 +96,9 @@ class MessageStore:
     def _recover(self) -> None:
         log = self.log
         log.restore_pool()
-        self.consume_queues.load(after_crash=log.crashed)
+        # With the page cache intact only the last units can be half written.
+        sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
+        self.consume_queues.load(after_crash=log.crashed, sound_below=sound_below)
         known = self.consume_queues.max_physical_offset
         # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted.
         complete = (
@@ -134,16 +136,19 @@ class MessageStore:
                 self._visit(view, file.start, walk)
 
     def _scan_start(self, low: int) -> int:
-        """Start of the newest segment whose snapshot is complete and ends at or below `low`; else the log's start.
+        """Start of the newest snapshot that is complete and ends at or below `low`; else the log's start.
 
         Below `low` nothing can be cut: no torn tail takes away the snapshot that the state is made from.
         """
-        for file in reversed(self.log.queue.files):
-            if file.start < low:
-                complete_at, _ = read_head(file)
+        log = self.log
+        heads = [file.start for file in log.queue.files]
+        for start in sorted({*heads, *log.marks.snapshots}, reverse=True):
+            file = log.queue.find(start)
+            if file is not None and start < low:
+                complete_at, _ = read_head(file, start)
                 if complete_at is not None and complete_at <= low:
-                    return file.start
-        return self.log.start
+                    return start
+        return log.start
 
     def _visit(self, view: memoryview, base: int, walk: record.Walk) -> None:
         for run in rows.runs(view, base, walk.positions, walk.sizes):

@@ -35,6 +35,9 @@ from .topics import check_target
 
 Prepared = record.Prepared | record.PreparedRow
 
+#: of the log's bytes at most one in so many is a snapshot's
+SNAPSHOT_SHARE = 64
+
 
 class CheckedPut(NamedTuple):
     """A batch that may be appended, as `check` returns it."""
@@ -68,6 +71,8 @@ class PutPath:
         self.closed = False
         #: start of the newest segment that needs no snapshot any more
         self.headed = -1
+        #: the end of the log from which on the next snapshot is due
+        self._snapshot_due = 0
         #: physical start and end of the newest group of messages, see `put_inner`
         self.group = (0, 0)
 
@@ -278,25 +283,43 @@ class PutPath:
         """See to it that a snapshot of the state stands in a segment before anything else does (D6).
 
         A broken-off one, of a crash or of a full disk, is followed by a whole one; where that finds no room any
-        more, the segment ends. A state too large for a file is left out: recovery then begins earlier.
+        more, the segment ends. A state too large for a file is left out: recovery then begins earlier. Within a
+        large segment another one follows now and then, so that recovery reads little however full the segment is.
         """
         log, size = self._log, self._config.segment_size_bytes
         while self.headed != log.end - log.end % size:
-            parts = [
-                self._internal(SNAPSHOT, body)
-                for body in self._state.snapshot(min(1 << 20, size // 8))
-            ]
-            needed = sum(int(part.prepared.sizes[0]) for part in parts)
+            parts, needed = self._snapshot()
             if needed <= self._config.snapshot_bytes_max:
                 log.ensure_room(needed)
                 if log.room() < needed:
                     log.seal(self.epoch)
                     continue
-                now = max(self._state.store_time_ms, self._clock.now_ms())
-                for part in parts:
-                    self._append_unit(part.prepared, part.request, 0, 1, now)
-                fail_point("log.after_snapshot")
+                self._append_snapshot(parts, needed)
             self.headed = log.end - log.end % size
+        if log.end >= self._snapshot_due:
+            parts, needed = self._snapshot()
+            # Else the next segment, which is near, begins with one.
+            if needed <= min(self._config.snapshot_bytes_max, log.room()):
+                self._append_snapshot(parts, needed)
+            else:
+                self._snapshot_due = log.end + self._config.snapshot_interval_bytes
+
+    def _snapshot(self) -> tuple[list[CheckedPut], int]:
+        """The state as records to append, and their bytes."""
+        part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
+        parts = [self._internal(SNAPSHOT, body) for body in self._state.snapshot(part_bytes_max)]
+        return parts, sum(int(part.prepared.sizes[0]) for part in parts)
+
+    def _append_snapshot(self, parts: list[CheckedPut], nbytes: int) -> None:
+        start = self._log.end
+        now = max(self._state.store_time_ms, self._clock.now_ms())
+        for part in parts:
+            self._append_unit(part.prepared, part.request, 0, 1, now)
+        self._log.marks.note_snapshot(start)
+        # A large state is written less often: snapshots stay a small part of the log.
+        interval = max(self._config.snapshot_interval_bytes, SNAPSHOT_SHARE * nbytes)
+        self._snapshot_due = self._log.end + interval
+        fail_point("log.after_snapshot")
 
     def _internal(self, kind: str, body: bytes) -> CheckedPut:
         """One record of the internal topic, ready to be appended."""

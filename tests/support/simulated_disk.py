@@ -279,6 +279,9 @@ class SimulatedDisk(Files):
             self._enter("pread")
             return bytes(self._content(self._node(fd))[offset : offset + nbytes])
 
+    def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
+        return [(start, stop)] if start < stop else []
+
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         with self._mutex:
             view = memoryview(data).cast("B")
