@@ -144,13 +144,16 @@ class MessageStore:
             known if log.same_boot or not log.crashed else min(known, log.marks.dispatched_end)
         )
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
-        log.recover(self._scan_start(low), self._visit)
+        # After a reboot a unit above what was synced may be torn: it is dispatched again.
+        trusted = None if log.same_boot or not log.crashed else max(complete, 0)
+
+        def settle(end: int) -> None:
+            for queue in self._queues.values():
+                queue.truncate(end if trusted is None else min(end, trusted))
+
+        log.recover(self._scan_start(low), self._visit, settle)
         if log.recovered is not None and log.recovered.row == "K" and not log.own:
             log.note_synced(log.end)
-        # After a reboot a unit above what was synced may be torn: it is dispatched again.
-        keep = log.end if log.same_boot or not log.crashed else min(log.end, max(complete, 0))
-        for queue in self._queues.values():
-            queue.truncate(keep)
         self.dispatched = min(max(complete, log.start), log.end)
         tail = log.queue.find(log.end)
         if tail is not None:
