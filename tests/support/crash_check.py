@@ -8,9 +8,19 @@ from typing import Any
 from raymq.store import record, rows
 from raymq.store.inspect import check as inspect_store
 from raymq.store.message_store import MessageStore
+from raymq.store.segment_head import read_head
 from raymq.store.state import INTERNAL_TOPIC
 from tests.support.batches import request
-from tests.support.crash_traces import ROOT, SEED, Owed, Queue, Trace, dispatch_all, open_store, owed_by
+from tests.support.crash_traces import (
+    ROOT,
+    SEED,
+    Owed,
+    Queue,
+    Trace,
+    dispatch_all,
+    open_store,
+    owed_by,
+)
 from tests.support.simulated_disk import SimulatedDisk
 
 #: every how many-th recovered store is looked at whatever it is like
@@ -81,7 +91,15 @@ class Checker:
 def _outcome(store: MessageStore, image: SimulatedDisk) -> Iterator[Any]:
     """All that a look at a recovered store depends on."""
     log = store.log
-    yield log.start, log.end, log.committed, log.synced, store.dispatched, store._headed
+    yield (
+        log.start,
+        log.end,
+        log.committed,
+        log.synced,
+        store.dispatched,
+        store.put_path.headed,
+        store.put_path.group,
+    )
     yield tuple(store.state.snapshot(1 << 20))
     for path, content in image.content("/s/commitlog"):
         yield path, hash(content)
@@ -121,7 +139,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
             store.log.commit_pool()
             for file in store.log.queue.files:
                 if file.start < store.log.end:
-                    assert store._head(file)[0] is not None, "a segment has no whole snapshot"
+                    assert read_head(file)[0] is not None, "a segment has no whole snapshot"
         assert found.keys() <= {(INTERNAL_TOPIC, 0), ("t", 0), ("t", 1)}, (
             "a topic that was never put"
         )
@@ -182,7 +200,7 @@ def _check_queues(store: MessageStore, found: dict[Queue, list[tuple[int, int, i
     dispatch_all(store)
     for key, units in found.items():
         assert store.queue_range(*key) == (0, len(units))
-        have = store._queues[key].read(0, len(units))
+        have = store.consume_queues.get(*key).read(0, len(units))
         seen = [(int(u["position"]), int(u["size"]), int(u["tags_code"])) for u in have]
         assert seen == units, f"the consume queue of {key} differs from the log"
     for key in store.queues():
