@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -482,10 +483,13 @@ class CommitLog:
         self,
         scan_from: int,
         visit: Visit | None = None,
+        settle: Callable[[int], None] | None = None,
     ) -> Recovered:
         """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
-        `visit(view, segment_start, walk)` sees the valid records of each file in order.
+        `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
+        this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill
+        trusts all that it finds.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         self.restore_pool()
@@ -529,6 +533,8 @@ class CommitLog:
             # All of it was read from the disk. Acks do not sync the marks, so this is how far they are durable.
             self.sync()
             self.marks.lower(end)
+        if settle is not None:
+            settle(end)
         left_pool = self.pool.left(self.meta.get("pool"))
         pool_name = self.pool.open(end)
         # Only now: a recovery that fails or dies must find the same facts at its next attempt.

@@ -105,15 +105,19 @@ class MessageStore:
             known if log.same_boot or not log.crashed else min(known, log.marks.dispatched_end)
         )
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
+        # After a reboot a unit above what was synced may be torn: it is dispatched again.
+        trusted = None if log.same_boot or not log.crashed else max(complete, 0)
+
+        def settle(end: int) -> None:
+            self.consume_queues.truncate(end if trusted is None else min(end, trusted))
+
         scan_start = self._scan_start(low)
-        log.recover(scan_start, self._visit)
+        log.recover(scan_start, self._visit, settle)
         if self.put_path.group[1] > log.end:
             self._cut_half_group(scan_start)
+            self.consume_queues.truncate(log.end)
         if log.recovered is not None and log.recovered.row == "K" and not log.own:
             log.note_synced(log.end)
-        # After a reboot a unit above what was synced may be torn: it is dispatched again.
-        keep = log.end if log.same_boot or not log.crashed else min(log.end, max(complete, 0))
-        self.consume_queues.truncate(keep)
         self._dispatch.dispatched = min(max(complete, log.start), log.end)
         tail = log.queue.find(log.end)
         if tail is not None:

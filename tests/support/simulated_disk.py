@@ -36,7 +36,7 @@ class Op(NamedTuple):
     kind: str
     node: int = 0
     #: write: ({block: content}, new length or None); resize: new length; unlink: name;
-    #: link and mkdir: (name, node); rename: (old, new, node)
+    #: link and mkdir: (name, node); rename: (old, new, node); stores: writes through maps
     value: Any = None
 
 
@@ -92,6 +92,8 @@ class SimulatedDisk(Files):
         #: there
         self.crashed_at = 0
         self.notes: tuple[Any, ...] = ()
+        #: of a disk that a crash left: a hash of every name, length and byte
+        self.key = 0
         # Another disk is another machine: it shares no lock with this process's other stores.
         self.held_locks: set[str] = set()  # type: ignore[misc]
         self._trace: list[Op] | None = [] if record else None
@@ -156,6 +158,15 @@ class SimulatedDisk(Files):
                 if number in self._nodes
             }
 
+    def content(self, place: str) -> Iterator[tuple[str, bytes]]:
+        """Path and content of the files in a directory and those below it."""
+        with self._mutex:
+            for directory, names in self._names.items():
+                if directory.startswith(place):
+                    for name, number in names.items():
+                        if number in self._nodes:
+                            yield f"{directory}/{name}", bytes(self._content(self._nodes[number]))
+
     def crash_states(self, limit_per_point: int = 64, seed: int = 0) -> Iterator[SimulatedDisk]:
         """Disks that a power loss may leave, at every place of the trace; see `crash_states.py`."""
         from .crash_states import power_loss_states
@@ -187,12 +198,15 @@ class SimulatedDisk(Files):
 
     def _see_maps(self) -> None:
         """Put into the trace what was stored through shared maps since the last look."""
+        seen = []
         for node in self._mapped:
             now = bytes(node.words or b"")  # bytes compare 50 times faster than views
-            if now != node.words_seen and self._trace is not None:
+            if now != node.words_seen:
                 node.words_seen = now
-                written = self._cut(node, 0, len(node.words_seen))
-                self._trace.append(Op("write", node.number, (written, None)))
+                seen.append(Op("write", node.number, (self._cut(node, 0, len(now)), None)))
+        if seen and self._trace is not None:
+            # One entry: in which order they were stored is not known.
+            self._trace.append(Op("stores", 0, tuple(seen)))
 
     def _cut(self, node: Node, start: int, stop: int) -> Blocks:
         """The blocks that overlap [start, stop), padded with zeros."""
