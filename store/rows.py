@@ -57,14 +57,17 @@ def tags_codes(topic: str, batch: pa.RecordBatch) -> Int64s:
 
     Source: CommitLog#checkMessageAndReturnSize: the hash of TAGS; for delayed records the delivery time.
     """
+    codes = _tag_hashes(batch)
     if topic == SCHEDULE_TOPIC:
-        return np.array(
-            [
-                _deliver_at(row["properties"], row["store_time_ms"])
-                for row in batch.select(["properties", "store_time_ms"]).to_pylist()
-            ],
-            dtype=np.int64,
-        )
+        at = [
+            _deliver_at(row["properties"], row["store_time_ms"])
+            for row in batch.select(["properties", "store_time_ms"]).to_pylist()
+        ]
+        return np.where(at, np.array(at, dtype=np.int64), codes)
+    return codes
+
+
+def _tag_hashes(batch: pa.RecordBatch) -> Int64s:
     encoded = tag_column(batch.column("properties")).dictionary_encode()
     codes = [fmt.tags_code(tag.as_py().decode("utf-8", "replace")) for tag in encoded.dictionary]
     table = np.array([0, *codes], dtype=np.int64)
@@ -75,6 +78,7 @@ def tags_codes(topic: str, batch: pa.RecordBatch) -> Int64s:
 
 
 def _deliver_at(properties: bytes, store_time_ms: int) -> int:
+    """When to deliver a record of the schedule topic; 0 when it names no level."""
     found = _DELAY.search(properties)
     if not found or not int(found[1]):
         return 0

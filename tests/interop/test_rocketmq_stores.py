@@ -1,0 +1,75 @@
+"""We open what RocketMQ wrote, and RocketMQ what both wrote in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raymq.store.config import StoreConfig
+from raymq.store.message_store import MessageStore
+from tests.support import message_kinds as kinds
+from tests.support.oracle import Line, RocketMQ
+from tests.support.put_kinds import dispatch_all, put_all
+from tests.support.store_facts import assert_same, read_copy
+
+
+def every_kind() -> list[kinds.Kind]:
+    return [*kinds.ordinary(), *kinds.special(), *kinds.delayed(), *kinds.rolling()]
+
+
+def put_ours(root: Path, config: StoreConfig, messages: list[kinds.Kind], *, crash: bool) -> None:
+    """We append to the store, whoever wrote it."""
+    store = MessageStore.open(root, config=config)
+    put_all(store, messages)
+    dispatch_all(store)
+    if crash:
+        store.abandon()
+    else:
+        store.close()
+
+
+def stored(lines: list[Line]) -> int:
+    return sum(line["kind"] == "record" for line in lines)
+
+
+@pytest.mark.parametrize("end", ["shut down", "halted"])
+def test_we_read_all_that_rocketmq_wrote_and_rocketmq_what_we_appended(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path, end: str
+) -> None:
+    root = tmp_path / "store"
+    write: Callable[..., list[Line]]
+    write = rocketmq.write if end == "shut down" else rocketmq.write_and_halt
+    answers = write(root, every_kind())
+    assert {answer["status"] for answer in answers} == {"PUT_OK"}
+    assert (root / "abort").exists() == (end == "halted")
+    theirs = rocketmq.read(root)
+    assert_same(read_copy(root, config), theirs, index=True)
+    count = sum(answer["count"] for answer in answers)
+    assert stored(theirs) == count
+    assert len(list((root / "commitlog").iterdir())) >= 3
+
+    more = kinds.ordinary()
+    put_ours(root, config, more, crash=end == "halted")
+    both = rocketmq.read(root)
+    # The index of what we appended is rebuilt after a crash only, as long as we write none.
+    index = end == "halted" or (root / "raymq" / "index").exists()
+    assert_same(read_copy(root, config), both, index=index)
+    assert stored(both) > count + len(more)
+
+
+def test_both_write_in_turn(rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    put_ours(root, config, kinds.ordinary(), crash=False)
+    counts = []
+    for turn in range(2):
+        rocketmq.write(root, [*kinds.special(), *kinds.rolling(12)])
+        both = rocketmq.read(root)
+        assert_same(read_copy(root, config), both, index=False)
+        counts.append(stored(both))
+        put_ours(root, config, [*kinds.ordinary(), *kinds.rolling(9)], crash=turn == 1)
+        both = rocketmq.read(root)
+        assert_same(read_copy(root, config), both, index=turn == 1)
+        counts.append(stored(both))
+    assert counts == sorted(set(counts))

@@ -1,0 +1,122 @@
+"""Puts the kinds of message_kinds into a store of ours, as far as it has a way; else as encoded records."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from raymq.store import record
+from raymq.store.message_store import MessageStore
+from raymq.store.properties import encode as encode_properties
+from raymq.store.put import PutRequest
+from tests.support.message_kinds import BORN_MS, IPV4, Kind
+
+QUEUES = 4
+#: the levels of RocketMQ's messageDelayLevel
+LEVELS = 18
+
+
+def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer: int | None = None) -> None:
+    """Put each kind; a producer's stamps go into those that are ordinary puts."""
+    sequences: dict[tuple[str, int], int] = {}
+    for kind in kinds:
+        if is_ordinary(kind):
+            if kind["topic"] not in store.state.topics:
+                store.create_topic(kind["topic"], QUEUES, [0])
+            put(store, kind, producer, sequences)
+        else:
+            append(store, rewritten(kind))
+
+
+def is_ordinary(kind: Kind) -> bool:
+    """Whether it is what a producer may send to us."""
+    brokers_own = kind.keys() & {"flag", "sysFlag", "reconsume", "prepared"}
+    names = kind["properties"].keys() & {"DELAY", "long"}
+    hosts = (tuple(kind["bornHost"]), tuple(kind["storeHost"]))
+    topic = kind["topic"].startswith(("RMQ_SYS", "%DLQ%"))
+    return not (brokers_own or names or topic) and hosts == (IPV4, IPV4)
+
+
+def put(
+    store: MessageStore, kind: Kind, producer: int | None, sequences: dict[tuple[str, int], int]
+) -> None:
+    """As a producer does."""
+    bodies = [base64.b64decode(body) for body in kind.get("batch", [kind.get("body")])]
+    properties = dict(kind["properties"])
+    tag = properties.pop("TAGS", None)
+    text = encode_properties(properties) if properties else None
+    count = len(bodies)
+    rows = pa.record_batch(
+        [
+            pa.array(bodies, pa.binary()),
+            pa.array([tag] * count, pa.string()),
+            pa.array([text] * count, pa.binary()),
+            pa.array([BORN_MS] * count, pa.int64()),
+        ],
+        schema=record.PUT_SCHEMA,
+    )
+    key = (kind["topic"], kind["queueId"])
+    first = sequences.get(key, 0)
+    store.put(PutRequest(*key, rows, producer, 0, first, "quorum"))
+    sequences[key] = first + count
+
+
+def append(store: MessageStore, kind: Kind) -> None:
+    """As an encoded record, in a file that has room for it."""
+    log, state = store.log, store.state
+    key = (kind["topic"], kind["queueId"])
+    queued = kind.get("sysFlag", 0) & 0xC in (0, 0x8)
+    now = max(state.store_time_ms, store.clock.now_ms())
+    fields: dict[str, Any] = {
+        "topic": kind["topic"],
+        "body": base64.b64decode(kind["body"]),
+        "properties": encode_properties(kind["properties"]) if kind["properties"] else b"",
+        "queue_id": kind["queueId"],
+        "queue_offset": state.next_offsets.get(key, 0) if queued else 0,
+        "flag": kind.get("flag", 0),
+        "sys_flag": kind.get("sysFlag", 0),
+        "born_time_ms": kind["born"],
+        "born_host": tuple(kind["bornHost"]),
+        "store_host": tuple(kind["storeHost"]),
+        "store_time_ms": now,
+        "reconsume_times": kind.get("reconsume", 0),
+        "prepared_transaction_offset": kind.get("prepared", 0),
+    }
+    with store._lock:
+        store._begin_segment()
+        if log.room() < len(record.encode_record(**fields)):
+            log.ensure_room(log.config.record_bytes_max)
+            log.seal(0)
+            store._begin_segment()
+        data = record.encode_record(**fields, physical_offset=log.end)
+        log.append(data, 0)
+        if queued:
+            state.apply_rows(*key, fields["queue_offset"], 1, log.end, now)
+
+
+def rewritten(kind: Kind) -> Kind:
+    """A delayed message as HookUtils rewrites it."""
+    properties = dict(kind["properties"])
+    if "DELAY" not in properties:
+        return kind
+    level = min(int(properties["DELAY"]), LEVELS)
+    properties |= {
+        "DELAY": str(level),
+        "REAL_TOPIC": kind["topic"],
+        "REAL_QID": str(kind["queueId"]),
+    }
+    return {**kind, "topic": "SCHEDULE_TOPIC_XXXX", "queueId": level - 1, "properties": properties}
+
+
+def dispatch_all(store: MessageStore) -> None:
+    """Sync, confirm and dispatch all that is in the log."""
+    log = store.log
+    log.sync()
+    log.note_confirmed(log.end)
+    while store.dispatched < log.end:
+        before = store.dispatched
+        if store.dispatch(log.end) == before:
+            raise ValueError(f"dispatch stays at {before}, the log ends at {log.end}")
