@@ -69,7 +69,7 @@ def test_rocketmq_reads_records_whose_store_host_is_an_ipv6_address(
 ) -> None:
     six = StoreConfig(**{**vars(config), "store_host": kinds.IPV6})
     store = MessageStore.open(tmp_path / "s", config=six)
-    put_all(store, kinds.ordinary(), producer=1)
+    put_all(store, [*kinds.ordinary(), *kinds.special()], producer=1)
     dispatch_all(store)
     store.close()
     theirs = rocketmq.read(tmp_path / "s")

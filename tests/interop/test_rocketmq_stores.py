@@ -16,7 +16,13 @@ from tests.support.store_facts import assert_same, read_copy
 
 
 def every_kind() -> list[kinds.Kind]:
-    return [*kinds.ordinary(), *kinds.special(), *kinds.delayed(), *kinds.rolling()]
+    return [
+        *kinds.ordinary(),
+        *kinds.special(),
+        *kinds.delayed(),
+        *kinds.doubled(),
+        *kinds.rolling(),
+    ]
 
 
 def put_ours(root: Path, config: StoreConfig, messages: list[kinds.Kind], *, crash: bool) -> None:

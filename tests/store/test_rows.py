@@ -15,6 +15,9 @@ STORED_MS = 1_700_000_000_000
     ("topic", "properties", "code"),
     [
         ("t", b"TAGS\x01TagA\x02", fmt.tags_code("TagA")),
+        ("t", b"TAGS\x01in\x02a\x01b\x02TAGS\x01out\x02", fmt.tags_code("out")),
+        ("t", b"TAGS\x01in\x02TAGS\x01\x02", fmt.tags_code("in")),
+        ("t", b"ATAGS\x01in\x02", 0),
         ("t", b"DELAY\x013\x02", 0),
         ("SCHEDULE_TOPIC_XXXX", b"TAGS\x01TagA\x02DELAY\x013\x02", STORED_MS + 10_000),
         ("SCHEDULE_TOPIC_XXXX", b"DELAY\x0199\x02", STORED_MS + 7_200_000),
@@ -29,3 +32,4 @@ def test_the_tags_code_is_the_tags_hash_or_the_time_of_delivery(topic, propertie
     )
     batch = record.decode(raw, np.array([0]), np.array([len(raw)]))
     assert rows.tags_codes(topic, batch).tolist() == [code]
+    assert rows.tags_code_of(topic, properties, STORED_MS) == code

@@ -33,7 +33,7 @@ def kind(
     properties: Mapping[str, str] | None = None,
     **others: Any,
 ) -> Kind:
-    """A message; `others` are flag, sysFlag, bornHost, storeHost, reconsume, prepared."""
+    """A message; `others` are flag, sysFlag, bornHost, storeHost, reconsume, prepared, batchProperties."""
     made = {
         "topic": topic,
         "queueId": queue,
@@ -98,6 +98,12 @@ def special() -> list[Kind]:
         kind(b"0,1,", topic="RMQ_SYS_TRANS_OP_HALF_TOPIC", properties={"TAGS": "d"}),
         kind(b"dead", topic="%DLQ%group", reconsume=16, properties={"RETRY_TOPIC": TOPIC}),
     ]
+
+
+def doubled() -> list[Kind]:
+    """A batch with properties of its own, which RocketMQ writes behind those of each message: the last ones count."""
+    twice = {"TAGS": "outer", "KEYS": "outer"}
+    return [batch([b"1", b"2"], properties={"TAGS": "in", "KEYS": "in"}, batchProperties=twice)]
 
 
 def rolling(count: int = 40) -> list[Kind]:

@@ -1,14 +1,14 @@
-"""Puts the kinds of message_kinds into a store of ours, as far as it has a way; else as encoded records."""
+"""Puts the kinds of message_kinds into a store of ours: as a producer does, else as the store's own services do."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterable
-from typing import Any
 
 import pyarrow as pa
 
 from raymq.store import record
+from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
 from raymq.store.properties import encode as encode_properties
 from raymq.store.put import PutRequest
@@ -28,16 +28,15 @@ def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer: int | None 
                 store.create_topic(kind["topic"], QUEUES, [0])
             put(store, kind, producer, sequences)
         else:
-            append(store, rewritten(kind))
+            put_inner(store, rewritten(kind))
 
 
 def is_ordinary(kind: Kind) -> bool:
     """Whether it is what a producer may send to us."""
     brokers_own = kind.keys() & {"flag", "sysFlag", "reconsume", "prepared"}
     names = kind["properties"].keys() & {"DELAY", "long"}
-    hosts = (tuple(kind["bornHost"]), tuple(kind["storeHost"]))
     topic = kind["topic"].startswith(("RMQ_SYS", "%DLQ%"))
-    return not (brokers_own or names or topic) and hosts == (IPV4, IPV4)
+    return not (brokers_own or names or topic) and kind["bornHost"] == IPV4
 
 
 def put(
@@ -64,37 +63,21 @@ def put(
     sequences[key] = first + count
 
 
-def append(store: MessageStore, kind: Kind) -> None:
-    """As an encoded record, in a file that has room for it."""
-    log, state = store.log, store.state
-    key = (kind["topic"], kind["queueId"])
-    queued = kind.get("sysFlag", 0) & 0xC in (0, 0x8)
-    now = max(state.store_time_ms, store.clock.now_ms())
-    fields: dict[str, Any] = {
-        "topic": kind["topic"],
-        "body": base64.b64decode(kind["body"]),
-        "properties": encode_properties(kind["properties"]) if kind["properties"] else b"",
-        "queue_id": kind["queueId"],
-        "queue_offset": state.next_offsets.get(key, 0) if queued else 0,
-        "flag": kind.get("flag", 0),
-        "sys_flag": kind.get("sysFlag", 0),
-        "born_time_ms": kind["born"],
-        "born_host": tuple(kind["bornHost"]),
-        "store_host": tuple(kind["storeHost"]),
-        "store_time_ms": now,
-        "reconsume_times": kind.get("reconsume", 0),
-        "prepared_transaction_offset": kind.get("prepared", 0),
-    }
-    with store._lock:
-        store._begin_segment()
-        if log.room() < len(record.encode_record(**fields)):
-            log.ensure_room(log.config.record_bytes_max)
-            log.seal(0)
-            store._begin_segment()
-        data = record.encode_record(**fields, physical_offset=log.end)
-        log.append(data, 0)
-        if queued:
-            state.apply_rows(*key, fields["queue_offset"], 1, log.end, now)
+def put_inner(store: MessageStore, kind: Kind) -> None:
+    """As the store's own services do; its store host is the store's."""
+    message = InnerMessage(
+        kind["topic"],
+        kind["queueId"],
+        base64.b64decode(kind["body"]),
+        kind["properties"],
+        flag=kind.get("flag", 0),
+        sys_flag=kind.get("sysFlag", 0),
+        born_time_ms=kind["born"],
+        born_host=tuple(kind["bornHost"]),
+        reconsume_times=kind.get("reconsume", 0),
+        prepared_transaction_offset=kind.get("prepared", 0),
+    )
+    store.put_inner([message])
 
 
 def rewritten(kind: Kind) -> Kind:

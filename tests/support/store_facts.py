@@ -138,7 +138,7 @@ def queues(store: MessageStore) -> Iterable[Line]:
             raws = [] if part.records is None else part.records.to_pylist()
             fetched.update(zip(range(offset, part.next_offset), raws, strict=True))
             offset = part.next_offset
-        units = store._queues[topic, queue_id].read(low, high - low).tolist()
+        units = store.consume_queues.get(topic, queue_id).read(low, high - low).tolist()
         for offset, (position, size, tags_code) in enumerate(units, low):
             raw = fetched[offset]
             row = record.decode(raw, [0], [len(raw)]).to_pylist()[0]

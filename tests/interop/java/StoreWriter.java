@@ -90,6 +90,9 @@ final class StoreWriter {
             properties(message, given.getJSONObject("properties"));
             messages.add(message);
         }
+        if (given.containsKey("batchProperties")) {
+            properties(batch, given.getJSONObject("batchProperties"));
+        }
         batch.setBody(MessageDecoder.encodeMessages(messages));
         return batch;
     }
