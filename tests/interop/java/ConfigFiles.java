@@ -30,7 +30,8 @@ final class ConfigFiles {
         line.put("offsets", plain(broker.getConsumerOffsetManager().getOffsetTable()));
         line.put("groupsLoaded", broker.getSubscriptionGroupManager().load());
         line.put("groups", plain(broker.getSubscriptionGroupManager().getSubscriptionGroupTable()));
-        line.put("levelsLoaded", broker.getScheduleMessageService().load());
+        // Not load(), which moves each offset into what its queue holds: asked is what the file says.
+        line.put("levelsLoaded", broker.getScheduleMessageService().loadWhenSyncDelayOffset());
         line.put("levels", plain(broker.getScheduleMessageService().getOffsetTable()));
         Oracle.say(line);
     }
