@@ -53,6 +53,18 @@ def batch(bodies: Sequence[bytes], **options: Any) -> Kind:
     return {**made, "batch": [base64.b64encode(body).decode() for body in bodies]}
 
 
+def half(body: bytes, *, now_ms: int) -> Kind:
+    """The first half of a transaction, as a producer sends it, to be prepared by a broker."""
+    properties = {
+        "PGROUP": "g",
+        "UNIQ_KEY": f"ID{body.decode()}",
+        "TAGS": "TagA",
+        "TRAN_MSG": "true",
+    }
+    made = kind(body, queue=1, properties=properties, flag=3)
+    return {**made, "action": "prepare", "born": now_ms}
+
+
 def limit_properties(reserved_bytes: int = 0) -> dict[str, str]:
     """Properties whose string is as long as its length field allows, less what the store adds itself."""
     return {"long": "v" * (PROPERTIES_MAX_BYTES - len("long\x01\x02") - reserved_bytes)}

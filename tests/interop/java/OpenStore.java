@@ -1,12 +1,18 @@
 import com.alibaba.fastjson.JSONObject;
 import java.io.File;
+import java.util.function.Function;
 import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.broker.util.HookUtils;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.config.FlushDiskType;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
+import org.apache.rocketmq.store.hook.PutMessageHook;
 
 /** A store of RocketMQ and the broker's parts around it. The broker itself is never started: it serves nobody. */
 final class OpenStore {
@@ -29,7 +35,27 @@ final class OpenStore {
             broker.getBrokerConfig(),
             broker.getTopicConfigManager().getTopicConfigTable());
         broker.setMessageStore(store);
+        hook("check", message -> HookUtils.checkBeforePutMessage(broker, message));
+        hook("inner batch", message -> HookUtils.checkInnerBatch(broker, message));
+        hook("later", message -> message instanceof MessageExtBrokerInner
+            ? HookUtils.handleScheduleMessage(broker, (MessageExtBrokerInner) message)
+            : null);
         loaded = store.load();
+    }
+
+    /** What every put passes in a broker too. */
+    private void hook(String name, Function<MessageExt, PutMessageResult> check) {
+        store.getPutMessageHookList().add(new PutMessageHook() {
+            @Override
+            public String hookName() {
+                return name;
+            }
+
+            @Override
+            public PutMessageResult executeBeforePutMessage(MessageExt message) {
+                return check.apply(message);
+            }
+        });
     }
 
     static MessageStoreConfig config(JSONObject command) {
@@ -53,12 +79,16 @@ final class OpenStore {
         BrokerConfig settings = new BrokerConfig();
         settings.setBrokerName("oracle");
         settings.setBrokerIP1("127.0.0.1");
+        // Op records are written at once, not every three seconds.
+        settings.setTransactionOpBatchInterval(1);
         return new BrokerController(settings, new NettyServerConfig(), new NettyClientConfig(), config);
     }
 
     /** Starts the store and waits until everything it may show is dispatched. */
     void start() throws Exception {
         store.start();
+        // It knows the delay levels, which the hooks ask it for.
+        broker.getScheduleMessageService().parseDelayLevel();
         awaitDispatch();
     }
 

@@ -8,7 +8,6 @@ import java.util.ArrayList;
 import java.util.Base64;
 import java.util.List;
 import java.util.Map;
-import org.apache.rocketmq.broker.util.HookUtils;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
@@ -20,8 +19,8 @@ import org.apache.rocketmq.store.PutMessageResult;
 /**
  * Puts the command's "messages" into a store, new or not, and says what RocketMQ answered to each.
  *
- * <p>A message is what a broker would hand to its store; one with "batch" is a batch of such bodies. HookUtils rewrites
- * delayed ones as in a broker. With "halt" the process ends then; else the store is shut down in order.
+ * <p>A message is what a broker would hand to its store; one with "batch" is a batch of such bodies; one with "action" is
+ * for the broker's services. With "halt" the process ends then; else the store is shut down in order.
  */
 final class StoreWriter {
     private final JSONObject command;
@@ -36,10 +35,10 @@ final class StoreWriter {
             throw new IllegalStateException("RocketMQ refuses " + command.getString("dir"));
         }
         open.start();
-        // It knows the delay levels, which HookUtils asks it for.
-        open.broker.getScheduleMessageService().load();
-        for (Object message : command.getJSONArray("messages")) {
-            Oracle.say(put(open, (JSONObject) message));
+        BrokerServices services = new BrokerServices(open);
+        for (Object given : command.getJSONArray("messages")) {
+            JSONObject message = (JSONObject) given;
+            Oracle.say(message.containsKey("action") ? services.act(message) : put(open, message));
         }
         if (!command.getBooleanValue("undispatched")) {
             open.awaitDispatch();
@@ -57,14 +56,12 @@ final class StoreWriter {
         if (given.containsKey("batch")) {
             result = open.store.putMessages(batch(given));
         } else {
-            MessageExtBrokerInner message = new MessageExtBrokerInner();
-            fill(message, given);
-            message.setBody(Base64.getDecoder().decode(given.getString("body")));
-            properties(message, given.getJSONObject("properties"));
-            message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
-            PutMessageResult refused = HookUtils.handleScheduleMessage(open.broker, message);
-            result = refused == null ? open.store.putMessage(message) : refused;
+            result = open.store.putMessage(message(given));
         }
+        return answer(result);
+    }
+
+    static JSONObject answer(PutMessageResult result) {
         JSONObject line = Oracle.line("put");
         line.put("status", result.getPutMessageStatus().name());
         AppendMessageResult appended = result.getAppendMessageResult();
@@ -76,6 +73,16 @@ final class StoreWriter {
             line.put("count", appended.getMsgNum());
         }
         return line;
+    }
+
+    /** One message, as a broker makes it of a request. */
+    static MessageExtBrokerInner message(JSONObject given) throws Exception {
+        MessageExtBrokerInner message = new MessageExtBrokerInner();
+        fill(message, given);
+        message.setBody(Base64.getDecoder().decode(given.getString("body")));
+        properties(message, given.getJSONObject("properties"));
+        message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
+        return message;
     }
 
     private static MessageExtBatch batch(JSONObject given) throws Exception {
