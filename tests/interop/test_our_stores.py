@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ def write(root: Path, config: StoreConfig, end: str) -> None:
     store = MessageStore.open(root, config=config)
     put_all(store, kinds.ordinary())
     put_all(store, kinds.ordinary(), producer=77)
-    put_all(store, [*kinds.special(), *kinds.delayed()])
+    now_ms = int(time.time() * 1000)
+    put_all(store, [*kinds.special(), *kinds.delayed(), *kinds.timed(now_ms)])
     if end != "crashed before dispatch":
         dispatch_all(store)
     put_all(store, kinds.rolling(), producer=78)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,13 +17,8 @@ from tests.support.store_facts import assert_same, read_copy
 
 
 def every_kind() -> list[kinds.Kind]:
-    return [
-        *kinds.ordinary(),
-        *kinds.special(),
-        *kinds.delayed(),
-        *kinds.doubled(),
-        *kinds.rolling(),
-    ]
+    later = [*kinds.delayed(), *kinds.timed(int(time.time() * 1000))]
+    return [*kinds.ordinary(), *kinds.special(), *later, *kinds.doubled(), *kinds.rolling()]
 
 
 def put_ours(root: Path, config: StoreConfig, messages: list[kinds.Kind], *, crash: bool) -> None:
@@ -47,7 +43,7 @@ def test_we_read_all_that_rocketmq_wrote_and_rocketmq_what_we_appended(
     root = tmp_path / "store"
     write: Callable[..., list[Line]]
     write = rocketmq.write if end == "shut down" else rocketmq.write_and_halt
-    answers = write(root, every_kind())
+    answers = write(root, every_kind(), timers=True)
     assert {answer["status"] for answer in answers} == {"PUT_OK"}
     assert (root / "abort").exists() == (end == "halted")
     theirs = rocketmq.read(root)

@@ -134,3 +134,13 @@ def delayed() -> list[Kind]:
         kind(b"level 18", properties={"DELAY": "18"}),
         kind(b"beyond", properties={"DELAY": "99"}),
     ]
+
+
+def timed(now_ms: int) -> list[Kind]:
+    """Messages for any time: brokers with timers rewrite them. The last one is late and goes to its topic at once."""
+    day = 86_400_000
+    return [
+        kind(b"tomorrow", properties={"TIMER_DELIVER_MS": str(now_ms + day), "KEYS": "timed"}),
+        kind(b"full second", properties={"TIMER_DELIVER_MS": str(now_ms // 1000 * 1000 + day)}),
+        kind(b"yesterday", properties={"TIMER_DELIVER_MS": str(now_ms - day)}),
+    ]

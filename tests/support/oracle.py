@@ -173,18 +173,21 @@ class RocketMQ:
         with copied(store, self._scratch) as copy:
             return self._oracle.ask({"do": "read", "dir": str(copy), **self._sizes})
 
-    def write(self, store: Path, messages: Iterable[Line]) -> list[Line]:
-        """Put messages into a store and shut it down. Returns: RocketMQ's answers."""
-        command = {"do": "write", "dir": str(store), "messages": list(messages), **self._sizes}
-        return self._oracle.ask(command)
+    def write(self, store: Path, messages: Iterable[Line], *, timers: bool = False) -> list[Line]:
+        """Put messages into a store and shut it down; `timers` starts RocketMQ's too. Returns: its answers."""
+        command = {"do": "write", "dir": str(store), "messages": list(messages)}
+        return self._oracle.ask({**command, "timers": timers, **self._sizes})
 
-    def write_and_halt(self, store: Path, messages: Iterable[Line]) -> list[Line]:
+    def write_and_halt(
+        self, store: Path, messages: Iterable[Line], *, timers: bool = False
+    ) -> list[Line]:
         """The same in a process of its own, which is then gone as after a crash."""
         crashing = Oracle(self._program, self._scratch / "home-halt")
-        command = {"do": "write", "dir": str(store), "messages": list(messages), "halt": True}
-        answers = crashing.ask({**command, **self._sizes})
-        crashing.close()
-        return answers
+        command = {"do": "write", "dir": str(store), "messages": list(messages)}
+        try:
+            return crashing.ask({**command, "timers": timers, "halt": True, **self._sizes})
+        finally:
+            crashing.close()
 
     def config(self, store: Path, **tables: Any) -> list[Line]:
         """Read a store's configuration files with the broker's managers, or write them from tables."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterable
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from tests.support.message_kinds import BORN_MS, IPV4, Kind
 QUEUES = 4
 #: the levels of RocketMQ's messageDelayLevel
 LEVELS = 18
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 
 
 def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer: int | None = None) -> None:
@@ -34,7 +36,7 @@ def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer: int | None 
 def is_ordinary(kind: Kind) -> bool:
     """Whether it is what a producer may send to us."""
     brokers_own = kind.keys() & {"flag", "sysFlag", "reconsume", "prepared"}
-    names = kind["properties"].keys() & {"DELAY", "long"}
+    names = kind["properties"].keys() & {"DELAY", "TIMER_DELIVER_MS", "long"}
     topic = kind["topic"].startswith(("RMQ_SYS", "%DLQ%"))
     return not (brokers_own or names or topic) and kind["bornHost"] == IPV4
 
@@ -81,8 +83,17 @@ def put_inner(store: MessageStore, kind: Kind) -> None:
 
 
 def rewritten(kind: Kind) -> Kind:
-    """A delayed message as HookUtils rewrites it."""
+    """A message for later as HookUtils rewrites it."""
     properties = dict(kind["properties"])
+    real = {"REAL_TOPIC": kind["topic"], "REAL_QID": str(kind["queueId"])}
+    if "TIMER_DELIVER_MS" in properties:
+        deliver_ms = int(properties["TIMER_DELIVER_MS"])
+        if deliver_ms <= time.time() * 1000:
+            return kind
+        # Whole seconds, and always before the time that was asked for.
+        out_ms = (deliver_ms - 1) // 1000 * 1000
+        properties |= {"TIMER_OUT_MS": str(out_ms), **real}
+        return {**kind, "topic": TIMER_TOPIC, "queueId": 0, "properties": properties}
     if "DELAY" not in properties:
         return kind
     level = min(int(properties["DELAY"]), LEVELS)

@@ -32,6 +32,7 @@ final class BrokerServices {
     private TransactionalMessageServiceImpl transactions;
     /** the half messages of this session, in order */
     private final List<MessageExt> halves = new ArrayList<>();
+    private boolean delivering;
 
     BrokerServices(OpenStore open) {
         this.open = open;
@@ -128,9 +129,13 @@ final class BrokerServices {
         return done(broker.getSendMessageProcessor().processRequest(context(), request));
     }
 
-    /** Lets the delay levels deliver until a queue has so many messages. */
+    /** Lets the delay levels, and the timers if there are any, deliver until a queue has so many messages. */
     private JSONObject deliver(JSONObject given) throws Exception {
         broker.getScheduleMessageService().start();
+        if (open.timers != null && !delivering) {
+            open.timers.start();
+            delivering = true;
+        }
         await("delivery", () -> open.store.getMaxOffsetInQueue(
             given.getString("topic"), given.getIntValue("queueId")) >= given.getLongValue("count"));
         broker.getScheduleMessageService().shutdown();

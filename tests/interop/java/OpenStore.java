@@ -2,6 +2,7 @@ import com.alibaba.fastjson.JSONObject;
 import java.io.File;
 import java.util.function.Function;
 import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.broker.BrokerPathConfigHelper;
 import org.apache.rocketmq.broker.util.HookUtils;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -13,6 +14,9 @@ import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.config.FlushDiskType;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.hook.PutMessageHook;
+import org.apache.rocketmq.store.timer.TimerCheckpoint;
+import org.apache.rocketmq.store.timer.TimerMessageStore;
+import org.apache.rocketmq.store.timer.TimerMetrics;
 
 /** A store of RocketMQ and the broker's parts around it. The broker itself is never started: it serves nobody. */
 final class OpenStore {
@@ -21,6 +25,9 @@ final class OpenStore {
     /** Whether load() was content: if not, RocketMQ refuses this directory. */
     final boolean loaded;
     final boolean crashed;
+
+    /** Only with the command's "timers": its wheel is a file of 38 MB. */
+    final TimerMessageStore timers;
 
     /** Opens what the command's "dir" holds, with the command's file sizes, and recovers it. */
     OpenStore(JSONObject command) throws Exception {
@@ -40,7 +47,30 @@ final class OpenStore {
         hook("later", message -> message instanceof MessageExtBrokerInner
             ? HookUtils.handleScheduleMessage(broker, (MessageExtBrokerInner) message)
             : null);
-        loaded = store.load();
+        timers = command.getBooleanValue("timers") ? timers(config) : null;
+        loaded = store.load() && (timers == null || timers.load());
+    }
+
+    private TimerMessageStore timers(MessageStoreConfig config) throws Exception {
+        String root = config.getStorePathRootDir();
+        TimerMessageStore made = new TimerMessageStore(
+            store,
+            config,
+            new TimerCheckpoint(BrokerPathConfigHelper.getTimerCheckPath(root)),
+            new TimerMetrics(BrokerPathConfigHelper.getTimerMetricsPath(root)),
+            broker.getBrokerStatsManager());
+        made.registerEscapeBridgeHook(message -> broker.getEscapeBridge().putMessage(message));
+        broker.setTimerMessageStore(made);
+        store.setTimerMessageStore(made);
+        return made;
+    }
+
+    /** Shuts down in order. */
+    void shutdown() {
+        if (timers != null) {
+            timers.shutdown();
+        }
+        store.shutdown();
     }
 
     /** What every put passes in a broker too. */

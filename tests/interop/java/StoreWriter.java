@@ -6,6 +6,7 @@ import java.net.InetSocketAddress;
 import java.net.SocketAddress;
 import java.util.ArrayList;
 import java.util.Base64;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import org.apache.rocketmq.common.message.Message;
@@ -44,7 +45,7 @@ final class StoreWriter {
             open.awaitDispatch();
         }
         if (!command.getBooleanValue("halt")) {
-            open.store.shutdown();
+            open.shutdown();
             if (new File(command.getString("dir"), "abort").exists()) {
                 throw new IllegalStateException("the shutdown was no clean one");
             }
@@ -105,6 +106,8 @@ final class StoreWriter {
     }
 
     private static void fill(MessageExtBrokerInner message, JSONObject given) throws Exception {
+        // A broker's message has them, if none.
+        MessageAccessor.setProperties(message, new HashMap<>());
         message.setTopic(given.getString("topic"));
         message.setQueueId(given.getIntValue("queueId"));
         message.setFlag(given.getIntValue("flag"));
