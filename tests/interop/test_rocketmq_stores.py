@@ -75,3 +75,28 @@ def test_both_write_in_turn(rocketmq: RocketMQ, config: StoreConfig, tmp_path: P
         assert_same(read_copy(root, config), both, index=turn == 1)
         counts.append(stored(both))
     assert counts == sorted(set(counts))
+
+
+def test_rocketmq_brings_back_what_it_cut_away_and_we_read_what_it_reads(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    """Why every cut of ours zeroes what is behind it (test_our_stores.py has the same story with our engine)."""
+    root = tmp_path / "store"
+    answers = rocketmq.write_and_halt(
+        root, [kinds.kind(b) for b in (b"first ", b"second", b"third ")]
+    )
+    second = answers[1]["phy"]
+    with (root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(second + 4)
+        file.write(bytes(4))
+    # Its recovery cuts the log before the second message; the new one is as long as that was.
+    (fourth,) = rocketmq.write_and_halt(root, [kinds.kind(b"fourth")])
+    assert fourth["phy"] == second
+    lines = rocketmq.read(root)
+    # What came back is older than what stands before it.
+    assert_same(read_copy(root, config), lines, index=True, times=False)
+    assert [line["position"] for line in lines if line["kind"] == "unit"] == [
+        answers[0]["phy"],
+        second,
+        answers[2]["phy"],
+    ]

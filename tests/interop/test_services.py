@@ -1,4 +1,4 @@
-"""Transactions and send-back: our services write what a broker writes, and each goes on where the other stopped."""
+"""Transactions, send-back, messages for later: each side writes the same, and goes on where the other stopped."""
 
 from __future__ import annotations
 
@@ -141,3 +141,18 @@ def test_a_message_that_is_sent_back_is_the_same(
         assert shapes[0]["properties"].pop("ORIGIN_MESSAGE_ID") == origin["msgId"]
     assert found[0] == found[1]
     assert len(found[0]) == 1
+
+
+def test_messages_for_later_are_rewritten_alike(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    later = [*kinds.delayed(), *kinds.timed(int(time.time() * 1000))]
+    rocketmq.write_and_halt(tmp_path / "theirs", later, timers=True)
+    theirs = rocketmq.read(tmp_path / "theirs")
+    ours = Ours(tmp_path / "ours", config)
+    put_all(ours.store, later)
+    ours.close()
+    mine = rocketmq.read(tmp_path / "ours")
+    topics = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", kinds.TOPIC)
+    assert shape(mine, *topics) == shape(theirs, *topics)
+    assert len(shape(mine, *topics[:2])) == len(later) - 1

@@ -60,12 +60,18 @@ def differences(
     return found
 
 
-def assert_same(ours: Iterable[Line], theirs: Iterable[Line], *, index: bool) -> None:
-    """Zero differences in records, queues, units and offsets by time; in the index where it must be complete."""
+def assert_same(
+    ours: Iterable[Line], theirs: Iterable[Line], *, index: bool, times: bool = True
+) -> None:
+    """Zero differences in records, queues and units; in the index where it must be complete.
+
+    And in offsets by time, where store times never go back: RocketMQ searches by halves.
+    """
     mine, other = list(ours), list(theirs)
     read = ("record", "queue", "unit")
     found = differences(table(mine, *read), table(other, *read))
-    found += differences(expected_times(mine), table(other, "time"))
+    if times:
+        found += differences(expected_times(mine), table(other, "time"))
     if index:
         found += differences(expected_keys(mine), table(other, "key"))
     assert not found, "\n".join([f"{len(found)} differences", *found[:20]])
