@@ -133,11 +133,14 @@ final class BrokerServices {
     private JSONObject deliver(JSONObject given) throws Exception {
         broker.getScheduleMessageService().start();
         if (open.timers != null && !delivering) {
+            open.timers.setShouldRunningDequeue(true);
             open.timers.start();
             delivering = true;
         }
         await("delivery", () -> open.store.getMaxOffsetInQueue(
             given.getString("topic"), given.getIntValue("queueId")) >= given.getLongValue("count"));
+        // A message too many would come within this time.
+        Thread.sleep(given.getIntValue("settleMs"));
         broker.getScheduleMessageService().shutdown();
         JSONObject line = Oracle.line("put");
         line.put("status", "PUT_OK");
