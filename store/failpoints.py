@@ -18,6 +18,8 @@ NAMES: dict[str, str] = {
     "log.roll": "the blank record is written, the next file may not exist",
     "log.after_snapshot": "a new file begins with its snapshot, the batch is not in it yet",
     "log.cut_after_zero": "the tail was cut and zeroed, the chain still has its units",
+    "config.imported": "what a RocketMQ configuration file says is in the log, the note that it is not yet",
+    "config.backed_up": "a configuration file's old content is in its .bak, the new one is not written",
     "files.allocated": "a new file has its blocks, its directory entry is not synced",
     "pool.stored": "a unit's bytes are in the transient pool, its chain unit is not written",
     "pool.restored": "the pool of the process before was written into the files, nothing is recovered",

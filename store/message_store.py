@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import record, rows
+from . import config_json, record, rows
 from .clock import Clock
 from .commit_log import CommitLog
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch
-from .errors import RayMQError
 from .files import Files
 from .inner_message import InnerMessage, Progress
 from .put import Append, FetchSlice, PutRequest
@@ -86,6 +85,7 @@ class MessageStore:
             if on_locked is not None:
                 on_locked()
             store._recover()
+            config_json.import_changed(store)
         except BaseException:
             store.abandon()
             raise
@@ -271,19 +271,18 @@ class MessageStore:
             return
         self._closed = self.put_path.closed = True
         log = self.log
+        complete = False
         try:
             while self.dispatched < log.confirmed:
                 before = self.dispatched
                 if self.dispatch(log.confirmed) == before:
                     break
             self.sync_queues()
+            config_json.write_back(self)
             log.checkpoint.physic_ms = self.state.store_time_ms
             log.checkpoint.logics_ms = self.state.store_time_ms
             log.checkpoint.sync()
             complete = self.dispatched >= log.end
-        except (OSError, RayMQError):
-            complete = False
-            raise
         finally:
             self.consume_queues.close()
             log.close(clean=complete)
