@@ -191,6 +191,10 @@ class Files:
         """Whether a path exists."""
         return os.path.lexists(path)
 
+    def is_dir(self, path: PathLike) -> bool:
+        """Whether a path is a directory."""
+        return os.path.isdir(path)
+
     def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
         """Create a directory and its parents. Durable: their names.
 

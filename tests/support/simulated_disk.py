@@ -408,7 +408,18 @@ class SimulatedDisk(Files):
             if old not in names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
             names[new] = names.pop(old)
+            self._move_dirs(_normal(source), _normal(target))
             self._log(Op("rename", self._dirs[directory], (old, new, names[new])))
+
+    def _move_dirs(self, source: str, target: str) -> None:
+        """A renamed directory takes all in it along."""
+        for table in (self._dirs, self._names):
+            for path in [p for p in table if p == source or p.startswith(source + "/")]:
+                table[target + path.removeprefix(source)] = table.pop(path)  # type: ignore[attr-defined]
+
+    def is_dir(self, path: PathLike) -> bool:
+        with self._mutex:
+            return _normal(path) in self._dirs
 
     def unlink(self, path: PathLike) -> None:
         with self._mutex:
