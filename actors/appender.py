@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from raymq.store.errors import Bug, RayMQError, Unavailable
-from raymq.store.message_store import CheckedPut
 from raymq.store.put import Append
+from raymq.store.put_path import CheckedPut
 from raymq.store.record import batch_bytes
 
 from .shard_api import PutTicket, tell_all

@@ -24,8 +24,9 @@ from raymq.store.errors import (
 )
 from raymq.store.files import Files
 from raymq.store.flush import PAGE_BYTES
-from raymq.store.message_store import CheckedPut, MessageStore
+from raymq.store.message_store import MessageStore
 from raymq.store.put import Append, FetchRequest, FetchSlice, PutRequest
+from raymq.store.put_path import CheckedPut
 
 from .admin_calls import AdminCalls
 from .appender import Appender, Made

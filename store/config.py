@@ -109,6 +109,11 @@ class StoreConfig:
         return min(4 * MIB + 64 * 1024, self.segment_size_bytes // 4)
 
     @property
+    def group_bytes_max(self) -> int:
+        """Most bytes of messages that the store appends together: one append unit."""
+        return self.append_unit_bytes
+
+    @property
     def snapshot_bytes_max(self) -> int:
         """A larger snapshot is left out: with the largest record, half a file, it must fit one file."""
         return self.segment_size_bytes * 3 // 8

@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 from . import format as fmt
 from . import record
 from .producer_stamp import STAMP_BYTES, read_column
+from .properties import TAGS
+from .properties import decode as decode_properties
 
 Int64s = npt.NDArray[np.int64]
 
@@ -79,6 +81,14 @@ def _deliver_at(properties: bytes, store_time_ms: int) -> int:
     if not found or not int(found[1]):
         return 0
     return store_time_ms + 1000 * _LEVELS_S[min(int(found[1]), len(_LEVELS_S)) - 1]
+
+
+def tags_code_of(topic: str, properties: bytes, store_time_ms: int) -> int:
+    """`tags_codes` of one record."""
+    if topic == SCHEDULE_TOPIC:
+        return _deliver_at(properties, store_time_ms)
+    tag = decode_properties(properties).get(TAGS)
+    return fmt.tags_code(tag)
 
 
 def runs(view: memoryview, base_offset: int, positions: Int64s, sizes: Int64s) -> Iterator[RowRun]:

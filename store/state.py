@@ -23,6 +23,8 @@ INTERNAL_QUEUE = 0
 
 #: kinds of internal records (their TAGS property)
 TOPIC, OFFSETS, PRODUCER, SNAPSHOT = "TOPIC", "OFFSETS", "PRODUCER", "SNAPSHOT"
+#: how far a service of the store came; the record that a group begins with (inner_message.py)
+PROGRESS = "PROGRESS"
 
 #: (producer, topic, queue) entries kept; the least recently written are forgotten first
 PRODUCER_ENTRIES_MAX = 20_000
@@ -149,6 +151,10 @@ class ShardState:
     """Topics, counters, sequences and offsets of one shard. Not thread-safe: the put lock guards it."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
         self.topics: dict[str, TopicInfo] = {}
         #: next queue offset of every queue that has records, over the full local log
         self.next_offsets: dict[tuple[str, int], int] = {}
@@ -156,6 +162,8 @@ class ShardState:
         self.producers: OrderedDict[tuple[int, str, int], ProducerQueue] = OrderedDict()
         #: (group, topic) -> queue -> next offset to consume
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
+        #: service -> key -> JSON value: how far delay levels, timers, transactions and the like came
+        self.progress: dict[str, dict[str, Any]] = {}
         self.store_time_ms = 0
         self._parts = SnapshotParts()
 
@@ -250,10 +258,17 @@ class ShardState:
                 value["name"], int(value["queues"]), tuple(value["shards"])
             )
         elif kind == OFFSETS:
-            table = self.offsets.setdefault((value["group"], value["topic"]), {})
-            table.update({int(queue): int(offset) for queue, offset in value["offsets"].items()})
+            offsets = self.offsets.setdefault((value["group"], value["topic"]), {})
+            offsets.update({int(queue): int(offset) for queue, offset in value["offsets"].items()})
         elif kind == PRODUCER:
             self.raise_epoch(int(value["producer"]), int(value["epoch"]))
+        elif kind == PROGRESS:
+            table = self.progress.setdefault(value["service"], {})
+            for key, found in value["set"].items():
+                if found is None:
+                    table.pop(key, None)
+                else:
+                    table[key] = found
 
     # --- snapshots ------------------------------------------------------------------------------------------
 
@@ -289,6 +304,9 @@ class ShardState:
                 "n": name,
                 "o": {str(q): o for q, o in table.items()},
             }
+        for service, values in self.progress.items():
+            for key, value in values.items():
+                yield {"t": "progress", "s": service, "k": key, "v": value}
         for producer, epoch in self.producer_epochs.items():
             yield {"t": "epoch", "p": producer, "e": epoch}
         for (producer, name, queue_id), entry in self.producers.items():
@@ -304,7 +322,7 @@ class ShardState:
 
     def _restore(self, parts: list[list[dict[str, Any]]]) -> None:
         """Forget what was known, and know what a complete snapshot says."""
-        self.__init__()  # type: ignore[misc]
+        self.clear()
         for row in itertools.chain.from_iterable(parts):
             kind = row["t"]
             if kind == "time":
@@ -315,6 +333,8 @@ class ShardState:
                 self.next_offsets[row["n"], row["q"]] = row["o"]
             elif kind == "offsets":
                 self.offsets[row["g"], row["n"]] = {int(q): o for q, o in row["o"].items()}
+            elif kind == "progress":
+                self.progress.setdefault(row["s"], {})[row["k"]] = row["v"]
             elif kind == "epoch":
                 self.producer_epochs[row["p"]] = row["e"]
             elif kind == "seq":

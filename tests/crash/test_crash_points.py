@@ -23,6 +23,7 @@ from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.inspect import check as inspect_store
 from raymq.store.message_store import MessageStore
 from raymq.store.put import PutRequest
+from raymq.store.segment_head import read_head
 from raymq.store.state import INTERNAL_TOPIC
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
@@ -407,7 +408,7 @@ def check(trace: Trace, image: SimulatedDisk, *, power: bool, verify: bool = Fal
             assert made.first_offset == len(found.get(("t", 0), ()))
             for file in store.log.queue.files:
                 if file.start < store.log.end:
-                    assert store._head(file)[0] is not None, "a segment has no whole snapshot"
+                    assert read_head(file)[0] is not None, "a segment has no whole snapshot"
         assert found.keys() <= {(INTERNAL_TOPIC, 0), ("t", 0), ("t", 1)}, (
             "a topic that was never put"
         )
@@ -452,7 +453,7 @@ def _check_queues(store: MessageStore, found: dict[Queue, list[tuple[int, int, i
     dispatch_all(store)
     for key, units in found.items():
         assert store.queue_range(*key) == (0, len(units))
-        have = store._queues[key].read(0, len(units))
+        have = store.consume_queues.get(*key).read(0, len(units))
         seen = [(int(u["position"]), int(u["size"]), int(u["tags_code"])) for u in have]
         assert seen == units, f"the consume queue of {key} differs from the log"
     for key in store.queues():

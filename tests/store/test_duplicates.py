@@ -170,7 +170,7 @@ def test_an_offset_is_unknown_only_when_the_log_has_the_row_no_more(store, monke
     monkeypatch.setattr(
         log.queue, "find", lambda at: None if at < gone.start + gone.size else find(at)
     )
-    units = store.store._queue("t", 0)
+    units = store.store.consume_queues.get("t", 0)
     first = int((units.read(0, units.max_offset)["position"] < gone.start + gone.size).sum())
     for sequence, offset in enumerate(offsets):
         # Of some that are gone the state itself still knows the place.
@@ -196,7 +196,7 @@ def test_nobody_waits_for_the_put_lock_while_a_row_is_searched(store, monkeypatc
     look = Search._own_units
 
     def watched(self, *args):
-        looks.append(store.store._lock.locked())
+        looks.append(store.store.put_path._lock.locked())
         return look(self, *args)
 
     monkeypatch.setattr(Search, "_own_units", watched)

@@ -13,6 +13,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown, StorageFull
 from raymq.store.inspect import verify
 from raymq.store.message_store import MessageStore
+from raymq.store.segment_head import read_head
 from raymq.store.state import SNAPSHOT, TOPIC, ShardState
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -127,9 +128,9 @@ def test_a_snapshot_that_the_disk_refused_is_written_before_the_next_batch() -> 
         store.put(request([b"y" * 2500]))
     segment = store.log.queue.files[1]
     assert store.log.end > segment.start
-    assert store._head(segment) == (None, store.log.end)
+    assert read_head(segment) == (None, store.log.end)
     assert store.put(request([b"z"])).first_offset == end
-    complete_at, parts_end = store._head(segment)
+    complete_at, parts_end = read_head(segment)
     assert complete_at == parts_end is not None
     assert not verify(ROOT, disk)
 
@@ -163,7 +164,7 @@ def test_a_snapshot_that_a_power_loss_damaged_is_cut_and_the_one_before_it_count
     assert again.log.end == synced
     assert set(again.state.topics) == topics
     assert again.put(request([b"next"])).first_offset == before > 0
-    assert again._head(again.log.queue.files[1])[0] is not None
+    assert read_head(again.log.queue.files[1])[0] is not None
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])

@@ -1,0 +1,110 @@
+"""Dispatch: what stands in the log below C goes into the consume queues.
+
+Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import record, rows
+from .clock import Clock
+from .commit_log import CommitLog
+from .consume_queues import ConsumeQueues
+
+Int64s = npt.NDArray[np.int64]
+
+#: units whose dispatch facts are kept in memory; beyond it dispatch reads them back from the log
+PENDING_MAX = 512
+#: longest time dispatch holds the interpreter at once (D1)
+SLICE_MS = 2.0
+
+
+class Pending(NamedTuple):
+    """Appended records, neighbours in the log and in one queue, that wait for C."""
+
+    start: int
+    end: int
+    topic: str
+    queue_id: int
+    first_offset: int
+    positions: Int64s
+    sizes: Int64s
+    tags_codes: Int64s
+
+
+class Dispatch:
+    """The dispatched end of a store, and the way there. Callers: one thread; `pend` under the put lock."""
+
+    def __init__(
+        self, log: CommitLog, queues: ConsumeQueues, *, put_lock: threading.Lock, clock: Clock
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._clock = clock
+        self._put_lock = put_lock
+        self._pending: deque[Pending] = deque()
+        #: everything below this is in the consume queues
+        self.dispatched = 0
+
+    def pend(self, unit: Pending) -> None:
+        """Remember what was just appended, so that it need not be read back."""
+        if len(self._pending) >= PENDING_MAX:
+            # Dispatch is far behind (a replica is away): it will read these units back from the log.
+            self._pending.clear()
+        self._pending.append(unit)
+
+    def run(self, confirmed: int) -> int:
+        """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end."""
+        deadline = self._clock.monotonic() + SLICE_MS / 1000
+        while self.dispatched < confirmed:
+            with self._put_lock:
+                while self._pending and self._pending[0].start < self.dispatched:
+                    self._pending.popleft()
+                unit = self._pending[0] if self._pending else None
+            if unit is not None and unit.start == self.dispatched:
+                if unit.end > confirmed:
+                    break
+                self._queues.get(unit.topic, unit.queue_id).append(
+                    unit.first_offset, unit.positions, unit.sizes, unit.tags_codes
+                )
+                self.dispatched = unit.end
+            else:
+                upto = confirmed if unit is None else min(confirmed, unit.start)
+                if not self._from_log(upto):
+                    break
+            if self._clock.monotonic() > deadline:
+                break
+        return self.dispatched
+
+    def _from_log(self, upto: int) -> bool:
+        """Dispatch a slice that is read back. Returns: whether there was any."""
+        view, base = self._log.view(self.dispatched)
+        size = self._log.config.segment_size_bytes
+        stop = min(upto, base + size) - base
+        walk = record.walk(
+            view[self.dispatched - base :],
+            self.dispatched,
+            stop=stop - (self.dispatched - base),
+            check_crc=False,
+            limit=rows.SLICE_ROWS,
+        )
+        if len(walk.positions):
+            for run in rows.runs(view, base, walk.positions, walk.sizes):
+                self._queues.get(run.topic, run.queue_id).append(
+                    run.first_offset,
+                    run.positions,
+                    run.sizes,
+                    rows.tags_codes(run.topic, run.batch),
+                )
+        moved = walk.end > self.dispatched
+        self.dispatched = walk.end
+        if walk.reason is record.WalkStop.BLANK or (walk.end >= base + size - 7):
+            self.dispatched = base + size
+            moved = True
+        return moved

@@ -1,0 +1,420 @@
+"""The way of a put into the log: check, encode, lock, number, append (design section 3).
+
+Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from . import record
+from .commit_log import CommitLog
+from .consume_queues import ConsumeQueues
+from .dispatch import Dispatch, Pending
+from .duplicates import Search
+from .errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
+from .failpoints import fail_point
+from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
+from .producer_stamp import Stamp
+from .put import Append, PutRequest
+from .state import (
+    INTERNAL_QUEUE,
+    INTERNAL_TOPIC,
+    PROGRESS,
+    SNAPSHOT,
+    UNKNOWN_OFFSET,
+    ShardState,
+)
+from .status import PutStatus
+from .topics import check_target
+
+Prepared = record.Prepared | record.PreparedRow
+
+
+class CheckedPut(NamedTuple):
+    """A batch that may be appended, as `check` returns it."""
+
+    request: PutRequest
+    prepared: Prepared
+    #: queue offsets of the first and the last row, as far as they are duplicates
+    originals: tuple[int, int] = (UNKNOWN_OFFSET, UNKNOWN_OFFSET)
+
+
+class PutPath:
+    """What puts pass through. Callers: any thread; the put lock orders them."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        state: ShardState,
+        queues: ConsumeQueues,
+        dispatch: Dispatch,
+        *,
+        lock: threading.Lock,
+    ) -> None:
+        self._log = log
+        self._config = log.config
+        self._clock = log.clock
+        self._state = state
+        self._queues = queues
+        self._dispatch = dispatch
+        self._lock = lock
+        self.epoch = 0
+        self.closed = False
+        #: start of the newest segment that needs no snapshot any more
+        self.headed = -1
+        #: physical start and end of the newest group of messages, see `put_inner`
+        self.group = (0, 0)
+
+    def put(self, request: PutRequest) -> Append:
+        """Check and append one batch of one queue; see `check` and `append`."""
+        return self.append(self.check(request))
+
+    def check(self, request: PutRequest) -> CheckedPut:
+        """All of a put that needs no lock: check the whole batch, encode what can be.
+
+        Raises: Rejected, Unavailable; nothing was stored.
+        """
+        if self.closed:
+            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
+        check_target(request.topic, request.queue_id, self._state.topics)
+        row = record.check_put(
+            request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
+        )
+        if not request.batch.num_rows:
+            raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
+        stamp = None
+        if request.producer_id is not None:
+            stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
+        prepared = record.prepare(
+            request.topic,
+            request.queue_id,
+            request.batch,
+            stamp=stamp,
+            store_host=self._config.store_host,
+            row=row,
+        )
+        self._check_sizes(prepared)
+        # The offsets of duplicates are searched here, where nobody else waits for it.
+        return CheckedPut(request, prepared, self._originals(request))
+
+    def append(self, checked: CheckedPut) -> Append:
+        """Append a checked batch. The ack is the caller's: nothing is synced at return.
+
+        Raises: Rejected for a gap in the sequences, Fenced, StorageFull, Unavailable, OSError; nothing was stored.
+        DeliveryUnknown when the first rows are stored and the next ones could not be: `append` says what is.
+        Source: CommitLog#asyncPutMessages; the order of steps is design section 3.
+        """
+        with self._lock:
+            appended = self._append_new(checked)
+        if not appended.duplicates:
+            return appended
+        first, last = checked.originals
+        if first == UNKNOWN_OFFSET or (last == UNKNOWN_OFFSET and appended.last_offset < 0):
+            # It became a duplicate after the check, or the log has it no more.
+            first, last = self._originals(checked.request)
+        return appended._replace(
+            first_offset=first,
+            last_offset=last if appended.last_offset < 0 else appended.last_offset,
+        )
+
+    def _append_new(self, checked: CheckedPut) -> Append:
+        """Append the rows that are not stored yet."""
+        request, prepared = checked.request, checked.prepared
+        count = prepared.count
+        skip = 0
+        if request.producer_id is not None:
+            admission = self._state.admit(
+                request.producer_id,
+                request.epoch,
+                request.topic,
+                request.queue_id,
+                request.first_sequence,
+                count,
+            )
+            skip = admission.duplicates
+            if skip:
+                self._state.raise_epoch(request.producer_id, request.epoch)
+            if skip == count:
+                return Append(
+                    first_offset=admission.first_offset,
+                    count=count,
+                    duplicates=count,
+                    store_time_ms=self._state.store_time_ms,
+                    physical_offset=-1,
+                    end_offset=admission.end_offset,
+                )
+        appended = self._append(prepared, request, skip)
+        last_offset = appended.first_offset + count - skip - 1
+        return appended._replace(count=count, duplicates=skip, last_offset=last_offset)
+
+    def _originals(self, request: PutRequest) -> tuple[int, int]:
+        """Where the batch's first and last rows were stored; UNKNOWN_OFFSET for one that was not, or is gone.
+
+        Callers: any thread, without the put lock.
+        """
+        if request.producer_id is None:
+            return UNKNOWN_OFFSET, UNKNOWN_OFFSET
+        entry = self._state.producers.get((request.producer_id, request.topic, request.queue_id))
+        first = request.first_sequence
+        if entry is None or first >= entry.next_sequence:
+            return UNKNOWN_OFFSET, UNKNOWN_OFFSET
+        last = first + request.batch.num_rows - 1
+        dispatched = self._dispatch.dispatched
+        queue = self._queues.find(request.topic, request.queue_id)
+        search = Search(self._log, request.topic, request.queue_id, request.producer_id)
+        first_offset = search.find(first, entry, queue, dispatched)
+        return first_offset, search.find(last, entry, queue, dispatched)
+
+    def _check_sizes(self, prepared: Prepared) -> None:
+        largest = int(prepared.sizes.max())
+        limit = self._config.record_bytes_max
+        if largest > limit:
+            row = int(prepared.sizes.argmax())
+            pool = self._config.transient_pool_bytes if self._config.transient_pool else 0
+            through = f" and a transient pool of {pool} bytes" if pool else ""
+            raise Rejected(
+                f"row {row} makes a record of {largest} bytes; with commit log files of "
+                f"{self._config.segment_size_bytes} bytes{through} a record may have {limit}",
+                field="record",
+                limit=limit,
+                row=row,
+            )
+
+    def _append(self, prepared: Prepared, request: PutRequest, skip: int) -> Append:
+        log, state = self._log, self._state
+        self._begin_segment()
+        if isinstance(prepared, record.PreparedRow) and prepared.size <= log.room():
+            now = max(state.store_time_ms, self._clock.now_ms())
+            return self._append_unit(prepared, request, 0, 1, now)
+        ends = np.cumsum(prepared.sizes)
+        total = int(ends[-1])
+        done = int(ends[skip - 1]) if skip else 0
+        log.ensure_room(total - done)
+        now = max(state.store_time_ms, self._clock.now_ms())
+        row, count = skip, len(prepared.sizes)
+        first: Append | None = None
+        try:
+            while row < count:
+                room = log.room()
+                limit = min(room, self._config.append_unit_bytes)
+                if total - done <= limit:
+                    stop = count
+                elif limit > 0:
+                    stop = int(np.searchsorted(ends, done + limit, side="right"))
+                else:
+                    stop = row
+                if stop <= row:
+                    if room < int(prepared.sizes[row]):
+                        log.seal(self.epoch)
+                        self._begin_segment()
+                        continue
+                    stop = row + 1
+                appended = self._append_unit(prepared, request, row, stop, now)
+                first = first or appended
+                done = int(ends[stop - 1])
+                row = stop
+        except (OSError, RayMQError) as error:
+            if first is None:
+                raise
+            stored = first._replace(count=row - skip, end_offset=log.end)
+            raise DeliveryUnknown(
+                f"rows {skip} to {row - 1} of {count} are stored, the others are not: {error}; a retry with the "
+                "same sequence is safe",
+                status=PutStatus.UNKNOWN_ERROR.value,
+                append=stored._asdict(),
+            ) from error
+        require(first is not None, "a batch has a row that is new", skip=skip, count=count)
+        return first._replace(count=count, end_offset=log.end)  # type: ignore[union-attr]
+
+    def _append_unit(
+        self, prepared: Prepared, request: PutRequest, row: int, stop: int, now: int
+    ) -> Append:
+        """Append rows [row, stop), which fit the current file."""
+        log, state = self._log, self._state
+        # Looked up for each unit: the snapshot of a new segment takes offsets of the internal queue.
+        offset = state.next_offsets.get((request.topic, request.queue_id), 0)
+        data = prepared.encode(
+            row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=now
+        )
+        start = log.append(data, self.epoch)
+        sizes = prepared.sizes[row:stop]
+        self._dispatch.pend(
+            Pending(
+                start,
+                log.end,
+                request.topic,
+                request.queue_id,
+                offset,
+                start + np.cumsum(sizes) - sizes if len(sizes) > 1 else np.array([start]),
+                sizes,
+                prepared.tags_codes[row:stop],
+            )
+        )
+        state.apply_rows(
+            request.topic,
+            request.queue_id,
+            offset,
+            stop - row,
+            log.end,
+            now,
+            producer=request.producer_id,
+            epoch=request.epoch,
+            first_sequence=request.first_sequence + row,
+        )
+        return Append(offset, stop - row, 0, now, start, log.end)
+
+    def begin_log(self) -> None:
+        """Begin an empty log with its first file and snapshot."""
+        with self._lock:
+            self._begin_segment()
+
+    def _begin_segment(self) -> None:
+        """See to it that a snapshot of the state stands in a segment before anything else does (D6).
+
+        A broken-off one, of a crash or of a full disk, is followed by a whole one; where that finds no room any
+        more, the segment ends. A state too large for a file is left out: recovery then begins earlier.
+        """
+        log, size = self._log, self._config.segment_size_bytes
+        while self.headed != log.end - log.end % size:
+            parts = [
+                self._internal(SNAPSHOT, body)
+                for body in self._state.snapshot(min(1 << 20, size // 8))
+            ]
+            needed = sum(int(part.prepared.sizes[0]) for part in parts)
+            if needed <= self._config.snapshot_bytes_max:
+                log.ensure_room(needed)
+                if log.room() < needed:
+                    log.seal(self.epoch)
+                    continue
+                now = max(self._state.store_time_ms, self._clock.now_ms())
+                for part in parts:
+                    self._append_unit(part.prepared, part.request, 0, 1, now)
+                fail_point("log.after_snapshot")
+            self.headed = log.end - log.end % size
+
+    def _internal(self, kind: str, body: bytes) -> CheckedPut:
+        """One record of the internal topic, ready to be appended."""
+        batch = pa.record_batch(
+            {
+                "body": pa.array([body], pa.binary()),
+                "tag": pa.array([kind], pa.string()),
+                "properties": pa.array([None], pa.binary()),
+                "born_time_ms": pa.array([self._clock.now_ms()], pa.int64()),
+            },
+            schema=record.PUT_SCHEMA,
+        )
+        prepared = record.prepare(
+            INTERNAL_TOPIC,
+            INTERNAL_QUEUE,
+            batch,
+            stamp=None,
+            store_host=self._config.store_host,
+        )
+        self._check_sizes(prepared)
+        request = PutRequest(INTERNAL_TOPIC, INTERNAL_QUEUE, batch, None, 0, 0, "quorum")
+        return CheckedPut(request, prepared)
+
+    def put_internal(self, kind: str, body: bytes) -> Append:
+        """Append one record of the internal topic and apply it to the state."""
+        with self._lock:
+            checked = self._internal(kind, body)
+            appended = self._append(checked.prepared, checked.request, 0)
+            self._state.apply_internal(kind, body)
+            return appended
+
+    def put_inner(
+        self, messages: Sequence[InnerMessage], *, progress: Progress | None = None
+    ) -> list[Append]:
+        """Append messages of the store's own services, in order. Returns: one Append a message.
+
+        With `progress` they and it stand or fall together, across crashes too; several messages need one.
+        Durable: nothing; the flush service syncs.
+        Raises: Rejected when they are too large (`config.group_bytes_max`); as `append`. Nothing was stored then.
+        """
+        require(progress is not None or len(messages) == 1, "a group has a progress")
+        if self.closed:
+            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
+        host = self._config.store_host
+        prepared = [PreparedInner(message, store_host=host) for message in messages]
+        head = None
+        if progress is not None:
+            head = PreparedProgress(progress, now_ms=self._clock.now_ms(), store_host=host)
+        total = sum(each.size for each in prepared) + (0 if head is None else head.size)
+        limit = self._config.group_bytes_max if head else self._config.record_bytes_max
+        if total > limit:
+            raise Rejected(
+                f"{len(messages)} messages make {total} bytes of records; what is appended together may have {limit}",
+                field="record",
+                limit=limit,
+            )
+        with self._lock:
+            return self._append_group(head, prepared, total)
+
+    def _append_group(
+        self, head: PreparedProgress | None, prepared: list[PreparedInner], total: int
+    ) -> list[Append]:
+        log, state = self._log, self._state
+        self._begin_segment()
+        log.ensure_room(total)
+        if log.room() < total:
+            log.seal(self.epoch)
+            self._begin_segment()
+        now = max(state.store_time_ms, self._clock.now_ms())
+        start = log.end
+        body = b""
+        records = list(prepared)
+        if head is not None:
+            first, body = head.ending_at(start + total)
+            records.insert(0, first)
+        appends, parts = [], []
+        offsets: dict[tuple[str, int], int] = {}
+        at = start
+        for each in records:
+            key = (each.topic, each.queue_id)
+            offset = offsets.get(key, state.next_offsets.get(key, 0))
+            parts.append(each.encode(queue_offset=offset, physical_offset=at, store_time_ms=now))
+            if each.queued:
+                offsets[key] = offset + 1
+            end = at + each.size
+            appends.append(Append(offset, 1, 0, now, at, start + total, offset))
+            at = end
+        log.append(b"".join(parts), self.epoch)
+        for each, append in zip(records, appends, strict=True):
+            self._note_inner(each, append)
+        if head is not None:
+            self.group = (start, log.end)
+            state.apply_internal(PROGRESS, body)
+            return appends[1:]
+        return appends
+
+    def _note_inner(self, stored: PreparedInner, append: Append) -> None:
+        """Account for a message that stands in the log now."""
+        if not stored.queued:
+            return
+        at, size = append.physical_offset, stored.size
+        self._dispatch.pend(
+            Pending(
+                at,
+                at + size,
+                stored.topic,
+                stored.queue_id,
+                append.first_offset,
+                np.array([at]),
+                np.array([size]),
+                stored.tags_codes(append.store_time_ms),
+            )
+        )
+        self._state.apply_rows(
+            stored.topic,
+            stored.queue_id,
+            append.first_offset,
+            1,
+            append.end_offset,
+            append.store_time_ms,
+        )

@@ -1,0 +1,69 @@
+"""What a topic may be called, and which topics are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from . import format as fmt
+from .errors import Rejected
+from .state import TopicInfo
+
+#: prefix of RocketMQ's own topics (TopicValidator.SYSTEM_TOPIC_PREFIX), and of ours
+SYSTEM_PREFIX = "rmq_sys_"
+QUEUES_MAX = 65_536
+
+
+def check_new_topic(
+    name: str, queues: int, shards: tuple[int, ...], known: Mapping[str, TopicInfo]
+) -> TopicInfo | None:
+    """The topic to create; None when the same one exists already.
+
+    Raises: Rejected for a bad name or number, or when it exists with other queues.
+    """
+    fmt.check_topic_name(name)
+    _refuse_system_topic(name)
+    if not 1 <= queues <= QUEUES_MAX:
+        raise Rejected(
+            f"{queues} queues: a topic has 1 to {QUEUES_MAX}",
+            field="queues",
+            limit=f"1..{QUEUES_MAX}",
+        )
+    info = TopicInfo(name, queues, shards)
+    have = known.get(name)
+    if have == info:
+        return None
+    if have is not None:
+        raise Rejected(
+            f"topic {name} exists with {have.queues} queues on shards {list(have.shards)}",
+            field="queues",
+            limit=have.queues,
+        )
+    return info
+
+
+def check_target(topic: str, queue_id: int, known: Mapping[str, TopicInfo]) -> None:
+    """Refuse a put to a queue that does not exist, or to a topic that is not for users. Raises: Rejected."""
+    info = known.get(topic)
+    if info is None:
+        _refuse_system_topic(topic)
+        fmt.check_topic_name(topic)
+        raise Rejected(
+            f"topic {topic} does not exist; create it first (`raymq topic create {topic}`)",
+            field="topic",
+            limit="an existing topic",
+        )
+    if not 0 <= queue_id < info.queues:
+        raise Rejected(
+            f"queue {queue_id} of topic {topic} does not exist; it has queues 0 to {info.queues - 1}",
+            field="queue_id",
+            limit=info.queues - 1,
+        )
+
+
+def _refuse_system_topic(name: str) -> None:
+    if name.startswith(SYSTEM_PREFIX) or name in fmt.SYSTEM_TOPICS:
+        raise Rejected(
+            f"topic {name} is a system topic; choose another name",
+            field="topic",
+            limit="not a system topic",
+        )
