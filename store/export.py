@@ -204,8 +204,8 @@ def table_of(batch: pa.RecordBatch, part: Stretch) -> pa.Table:
         ("unique_key", "UNIQ_KEY"),
     ):
         columns[column] = _one(rows, names, values, name, count)
-    keys = pc.split_pattern(_one(rows, names, values, "KEYS", count), " ")
-    columns["index_keys"] = keys
+    words = pc.replace_substring_regex(_one(rows, names, values, "KEYS", count), " +", " ")
+    columns["index_keys"] = pc.split_pattern(pc.utf8_trim(words, " "), " ")
     columns["message_id"] = _message_ids(batch.column("store_host"), part.positions)
     columns["record_bytes"] = pa.array(part.sizes.astype(np.int32))
     return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
@@ -276,6 +276,9 @@ class _PartWriter:
 
     def abandon(self) -> None:
         """Let go of the file after a failure."""
+        # pyarrow writes the footer when the writer goes; it must not complain then.
+        self._sink.discarding = True
+        self._writer.close()
         self._sink.close()
 
 
@@ -287,11 +290,14 @@ class _Sink:
         self._fd = files.open_file(path, create=True)
         self._at = 0
         self.closed = False
+        #: after a failure: what comes is dropped
+        self.discarding = False
 
     def write(self, data: Any) -> int:
         """Append."""
-        self._files.pwrite(self._fd, data, self._at)
-        self._at += len(data)
+        if not self.discarding:
+            self._files.pwrite(self._fd, data, self._at)
+            self._at += len(data)
         return len(data)
 
     def tell(self) -> int:

@@ -24,6 +24,12 @@ NAMES: dict[str, str] = {
     "commit.before_write": "CommitRealTime is about to write pool bytes into the files",
     "commit.after_write_before_report": "pool bytes are in the files, the watermark is not published",
     "meta.slot_written_unsynced": "a meta slot is written and not synced",
+    "repair.planned": "a repair has written its plan beside the copies, nothing is changed",
+    "repair.kept": "what a cut takes is copied aside, nothing is cut",
+    "repair.cut_after_zero": "a repair cut and zeroed the log's tail, the chain still has its units",
+    "repair.between_renames": "the old files are moved away, those made again are not in their place",
+    "repair.done": "everything of a repair is in its place",
+    "export.before_rename": "all Parquet files are written and synced, under a temporary name",
     "flush.before_sync": "a flush service is about to fdatasync",
     "flush.after_sync_before_report": "fdatasync returned, the watermark is not published",
 }

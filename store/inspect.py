@@ -39,20 +39,20 @@ def check(root: Path, files: Files | None = None, progress: Progress | None = No
     return Report(store.faults.all(), store.verdict)
 
 
-def check_derived(store: ReadOnlyStore) -> tuple[set[tuple[str, int]], set[str]]:
+def check_derived(store: ReadOnlyStore) -> int:
     """Everything that can be made from the log again, against the log. Callers: after `scan`.
 
-    Returns: the damaged consume queues and index files.
+    Returns: the end of the last record that any consume queue knows, -1 without one.
     """
-    queues, index = QueueCheck(store), IndexCheck(store)
+    queues = QueueCheck(store)
     queues.run()
     check_chain(store)
-    index.run()
+    IndexCheck(store).run()
     check_checkpoint(store)
     check_marks(store)
     check_config(store)
     check_timer(store)
-    return queues.bad, index.bad
+    return queues.known
 
 
 def verify(root: Path, files: Files | None = None) -> list[Fault]:

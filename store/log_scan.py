@@ -165,7 +165,9 @@ def _has_bytes(files: Files, file: MappedFile, offset: int, top: int | None) -> 
 
 def _valid_record_from(view: memoryview, base: int, offset: int, top: int | None) -> bool:
     """Whether a record with a right magic, length, position and body CRC starts at `offset` or behind it."""
-    return _first_valid(view if top is None else view[: max(0, top - base)], base, offset) is not None
+    return (
+        _first_valid(view if top is None else view[: max(0, top - base)], base, offset) is not None
+    )
 
 
 def _first_valid(view: memoryview, base: int, offset: int) -> int | None:

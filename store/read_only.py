@@ -5,15 +5,18 @@ Sizes are taken from the files, nothing is locked or changed: a store of RocketM
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 
 from . import record
 from .chain import Chain, ChainUnit
 from .checksum import crc32c
+from .config import StoreConfig
 from .consume_queue import ConsumeQueue
 from .errors import Rejected
 from .faults import Faults, Progress, Verdict
@@ -24,7 +27,9 @@ from .mapped_file_queue import MappedFileQueue
 from .marks import read_marks
 from .meta import read_meta
 from .recovery import Decision
+from .rows import tag_column
 from .slices import Stretch
+from .state import INTERNAL_TOPIC, PROGRESS
 
 
 class ReadOnlyStore:
@@ -93,17 +98,18 @@ class ReadOnlyStore:
 
     # --- the log --------------------------------------------------------------------------------------------
 
-    def scan(self) -> None:
+    def scan(self, *, trust_chain: bool = True) -> None:
         """Walk the whole log in memory as recovery does; what recovery would report becomes a fault.
 
-        Where that is damage, what is readable behind it is looked for too.
+        Where that is damage, what is readable behind it is looked for too. Without `trust_chain` the records alone
+        say where the log ends.
         """
         poisoned = self.meta.get("poisoned")
         if poisoned:
             self.faults.add(self.root / "raymq" / "meta", 0, "poisoned", str(poisoned))
         if self.log is None:
             return
-        chain = self.chain()
+        chain = self.chain() if trust_chain else None
         try:
             found = self._scan(self.log, chain)
             self.end, row = found.end, found.row
@@ -111,9 +117,42 @@ class ReadOnlyStore:
             if row.decision is Decision.CORRUPT:
                 self._fault_at(found.end, f"recovery row {row.name}", f"{found.fault}: {row.cause}")
                 self._look_behind(self.log, chain)
+            elif self.own:
+                self._leave_out_half_group()
         finally:
             if chain is not None:
                 chain.close()
+
+    def forget(self) -> None:
+        """As before the scan."""
+        self.faults = Faults(self.root)
+        self.verdict, self.end = None, self.start
+        self.records, self.behind, self.damaged = [], [], []
+
+    def _leave_out_half_group(self) -> None:
+        """What a start cuts off as a whole: a crash left the first messages of a group only."""
+        if not self.records:
+            return
+        last = self.records[-1]
+        # A group is one append unit, so its first record is no further away than that.
+        reach = StoreConfig(segment_size_bytes=self.segment_size_bytes).group_bytes_max
+        first = int(np.searchsorted(last.positions, self.end - reach))
+        tail = last._replace(positions=last.positions[first:], sizes=last.sizes[first:])
+        batch = tail.decode()
+        begins = pc.and_(
+            pc.equal(batch.column("topic"), INTERNAL_TOPIC),
+            pc.equal(tag_column(batch.column("properties")), PROGRESS.encode()),
+        )
+        rows = np.flatnonzero(begins.fill_null(False).to_numpy(zero_copy_only=False))
+        if not len(rows):
+            return
+        row = int(rows[-1])
+        if int(json.loads(batch.column("body")[row].as_py())["end"]) > self.end:
+            self.end = int(tail.positions[row])
+            kept = first + row
+            self.records[-1] = last._replace(
+                positions=last.positions[:kept], sizes=last.sizes[:kept]
+            )
 
     def _scan(self, log: MappedFileQueue, chain: Chain | None) -> Scan:
         marks = self.marks

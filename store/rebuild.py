@@ -40,22 +40,30 @@ def swap(target: Path, *, files: Files) -> None:
     files.remove_tree(old)
 
 
-def _begin(target: Path, *, files: Files) -> Path:
+def begin(target: Path, *, files: Files) -> Path:
+    """The empty directory `<target>.new`."""
     new = target.with_name(f"{target.name}.new")
     files.remove_tree(new)
     files.make_dirs(new)
     return new
 
 
-def consume_queues(store: ReadOnlyStore, wanted: Iterable[Queue], upto: int) -> None:
-    """The consume queues of these topics and queues, of the records that end at or below `upto`."""
+def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> None:
+    """Consume queues of the records that end at or below `upto`.
+
+    Args: names of directories as `consumequeue/<topic>/<queue id>`; `consumequeue` stands for all of the log.
+    """
     files = store.files
     size = store.usual_size([directory for _, _, directory in store.queue_directories()])
     size = size or StoreConfig().consume_queue_file_size_bytes
+    wanted: set[Queue] = set()
+    for name in names:
+        topic, _, number = name.removeprefix("consumequeue").lstrip("/").rpartition("/")
+        wanted |= {(topic, int(number))} if topic else _queues_of_log(store)
     new: dict[Queue, ConsumeQueue] = {}
-    for topic, queue_id in sorted(set(wanted)):
+    for topic, queue_id in sorted(wanted):
         directory = store.root / "consumequeue" / topic / str(queue_id)
-        new[topic, queue_id] = ConsumeQueue(_begin(directory, files=files), size, files=files)
+        new[topic, queue_id] = ConsumeQueue(begin(directory, files=files), size, files=files)
     try:
         for part in store.slices():
             kept = part.positions + part.sizes <= upto
@@ -64,10 +72,10 @@ def consume_queues(store: ReadOnlyStore, wanted: Iterable[Queue], upto: int) -> 
                 break
             for group in by_queue(part.decode(), part.positions, part.sizes):
                 queue = new.get((group.topic, group.queue_id))
-                for run in group.runs() if queue is not None else ():
-                    queue.append(  # type: ignore[union-attr]
-                        int(run.offsets[0]), run.positions, run.sizes, run.tags_codes
-                    )
+                if queue is None:
+                    continue
+                for run in group.runs():
+                    queue.append(int(run.offsets[0]), run.positions, run.sizes, run.tags_codes)
             store.progress(
                 "consume queues", int(part.positions[-1]) - store.start, max(1, upto - store.start)
             )
@@ -80,12 +88,20 @@ def consume_queues(store: ReadOnlyStore, wanted: Iterable[Queue], upto: int) -> 
         swap(store.root / "consumequeue" / topic / str(queue_id), files=files)
 
 
+def _queues_of_log(store: ReadOnlyStore) -> set[Queue]:
+    return {
+        (rows_.topic, rows_.queue_id)
+        for part in store.slices()
+        for rows_ in by_queue(part.decode(), part.positions, part.sizes)
+    }
+
+
 def chain(store: ReadOnlyStore) -> None:
     """The whole chain, in units as large as an append may be, of epoch 0 as recovery makes them."""
     files, target = store.files, store.root / "raymq" / "chain"
     size = store.segment_size_bytes
     unit_bytes = StoreConfig(segment_size_bytes=size).append_unit_bytes
-    made = Chain(_begin(target, files=files), size, files=files)
+    made = Chain(begin(target, files=files), size, files=files)
     made.load()
     position = store.start
     while position < store.end and store.log is not None:

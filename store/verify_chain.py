@@ -6,14 +6,40 @@ believed. After a crash the chain may be old, torn or gone: the next start mends
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from pathlib import Path
 
 from .chain import UNIT_BYTES, ChainUnit, unpack_units
+from .checksum import crc32c
 from .read_only import ReadOnlyStore
 
 FOLLOWS = "a chain unit continues the one before"
 WHOLE = "chain files hold whole units"
 COVERS = "the chain covers the log"
+
+
+def crc_is_wrong(store: ReadOnlyStore, offset: int) -> bool:
+    """Whether the unit that starts at `offset` is damaged, not the log's bytes.
+
+    So it is when with the CRC that the bytes have the unit leads to the chain value that the next unit continues.
+    """
+    if store.log is None or not store.segment_size_bytes:
+        return False
+    directory = store.root / "raymq" / "chain"
+    names = [n for n in store.files.list(directory) if len(n) == 20 and n.isdigit()]
+    at = bisect.bisect_right([int(name) for name in names], offset) - 1
+    units = []
+    for name in names[max(at, 0) : at + 2]:
+        data = store.files.read_file(directory / name)
+        units += unpack_units(data[: len(data) - len(data) % UNIT_BYTES])
+    for unit, following in itertools.pairwise(units):
+        file = store.log.find(unit.start)
+        if unit.start == offset and file is not None and unit.end <= file.start + file.size:
+            crc = crc32c(file.read_view()[unit.start - file.start : unit.end - file.start])
+            mended = unit._replace(crc=crc)
+            return following.start == unit.end and following.previous == mended.value
+    return False
 
 
 def check_chain(store: ReadOnlyStore) -> None:

@@ -34,7 +34,7 @@ ENTRY_DTYPE = np.dtype(
 )
 #: entries a slot, in RocketMQ's default sizes and in ours
 ENTRIES_PER_SLOT = 4
-_PER_SLOT_BYTES = 4 + ENTRIES_PER_SLOT * ENTRY_DTYPE.itemsize
+PER_SLOT_BYTES = 4 + ENTRIES_PER_SLOT * ENTRY_DTYPE.itemsize
 _MAX_INT = 0x7FFFFFFF
 _ROLLBACK = 0xC
 
@@ -87,7 +87,7 @@ def java_hashes(texts: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def key_hashes(batch: pa.RecordBatch) -> tuple[Int64s, Int64s]:
-    """The row and the index hash of each key of a decoded slice, UNIQ_KEY and every token of KEYS."""
+    """The row and the index hash of each key of a decoded slice, by row: UNIQ_KEY, then the words of KEYS."""
     found_rows: list[Int64s] = []
     hashes: list[Int64s] = []
     kept = (batch.column("sys_flag").to_numpy() & _ROLLBACK) != _ROLLBACK
@@ -105,7 +105,9 @@ def key_hashes(batch: pa.RecordBatch) -> tuple[Int64s, Int64s]:
         topics = batch.column("topic").take(pa.array(rows))
         found_rows.append(rows)
         hashes.append(_index_hash(java_hashes(pc.binary_join_element_wise(topics, values, "#"))))
-    return np.concatenate(found_rows), np.concatenate(hashes)
+    rows = np.concatenate(found_rows)
+    order = np.argsort(rows, kind="stable")
+    return rows[order], np.concatenate(hashes)[order]
 
 
 def _index_hash(hashes: npt.NDArray[np.int32]) -> Int64s:
@@ -143,8 +145,6 @@ class IndexCheck:
 
     def __init__(self, store: ReadOnlyStore) -> None:
         self._store = store
-        #: names of the damaged files, for repair
-        self.bad: set[str] = set()
 
     def run(self) -> None:
         """Find every fault of `index/`. After a crash files that a start deletes and makes anew are left out."""
@@ -184,20 +184,19 @@ class IndexCheck:
 
     def _add(self, file: Path, offset: int, rule: str, detail: str) -> None:
         self._store.faults.add(file, offset, rule, detail)
-        self.bad.add(file.name)
 
     def _open(self, path: Path, held: list[tuple[int, memoryview]]) -> _File | None:
         files = self._store.files
         fd = files.open_file(path, writable=False)
         size = files.size(fd)
-        count, odd = divmod(size - HEADER_STRUCT.size, _PER_SLOT_BYTES)
+        count, odd = divmod(size - HEADER_STRUCT.size, PER_SLOT_BYTES)
         if count < 1 or odd:
             files.close(fd)
             self._add(path, size, LENGTH, f"{size} bytes")
             return None
         view = files.map_read(fd, size)
         held.append((fd, view))
-        *header, used, entry_count = HEADER_STRUCT.unpack_from(view)
+        begin_ms, end_ms, begin, end, used, entry_count = HEADER_STRUCT.unpack_from(view)
         at = HEADER_STRUCT.size + 4 * count
         room = ENTRIES_PER_SLOT * count
         if not 0 <= entry_count <= room:
@@ -205,7 +204,7 @@ class IndexCheck:
             return None
         entries = np.frombuffer(view, ENTRY_DTYPE, max(entry_count, 1), at)[1:]
         slots = np.frombuffer(view, ">i4", count, HEADER_STRUCT.size)
-        return _File(path, slots, entries, *header, used)
+        return _File(path, slots, entries, begin_ms, end_ms, begin, end, used)
 
     def _check_header(self, file: _File) -> None:
         if not len(file.entries):

@@ -64,9 +64,9 @@ class QueueCheck:
         self._store = store
         self._faults = store.faults
         self._queues: dict[tuple[str, int], _Queue] = {}
-        self._known = -1
-        #: the damaged queues, for repair
-        self.bad: set[tuple[str, int]] = set()
+        #: end of the last record that any of them knows
+        self.known = -1
+        self._unreadable: set[tuple[str, int]] = set()
 
     def run(self) -> None:
         """Find every fault of the consume queues."""
@@ -77,7 +77,7 @@ class QueueCheck:
             for topic, queue_id, directory in directories:
                 self._open(topic, queue_id, directory, size)
             #: a start dispatches what stands above
-            self._believed = min(store.queues_end, self._known)
+            self._believed = min(store.queues_end, self.known)
             for part in store.slices():
                 for rows in by_queue(part.decode(), part.positions, part.sizes):
                     self._compare(rows)
@@ -102,9 +102,9 @@ class QueueCheck:
         except Corrupt as error:
             queue.close()
             self._faults.error(error)
-            self.bad.add((topic, queue_id))
+            self._unreadable.add((topic, queue_id))
             return
-        self._known = max(self._known, queue.max_physical_offset)
+        self.known = max(self.known, queue.max_physical_offset)
         self._queues[topic, queue_id] = _Queue(directory, queue)
         if not self._store.crashed:
             self._check_behind(topic, queue_id, queue)
@@ -113,11 +113,10 @@ class QueueCheck:
         at = queue.bytes_behind()
         if at is not None:
             self._faults.add(*queue.place(at), ENDS_IN_ZEROS, "bytes that no dispatch wrote")
-            self.bad.add((topic, queue_id))
 
     def _compare(self, rows: QueueRows) -> None:
         key = (rows.topic, rows.queue_id)
-        if key in self.bad and key not in self._queues:
+        if key in self._unreadable:
             return
         queue = self._queues.get(key)
         if queue is None:
@@ -164,7 +163,6 @@ class QueueCheck:
         found = np.flatnonzero(wrong)
         if not len(found):
             return
-        self.bad.add(key)
         queue = self._queues[key]
         for row in found[:NAMED_MAX].tolist():
             offset = int(offsets[row])
@@ -181,7 +179,7 @@ class QueueCheck:
                 else f"the record is at {int(positions[row])}"
             )
             self._faults.add(*queue.place(offset), rule, "; ".join(words))
-        self._faults.more(queue.place(int(offsets[found[-1]]))[0], rule, len(found) - NAMED_MAX)
+        self._faults.more(queue.place(int(offsets[found[0]]))[0], rule, len(found) - NAMED_MAX)
 
     def _check_unseen(self, topic: str, queue_id: int, queue: _Queue) -> None:
         """Units that no record claims."""
