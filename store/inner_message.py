@@ -19,6 +19,7 @@ from . import format as fmt
 from . import properties as props
 from . import record, rows
 from .errors import require
+from .producer_stamp import STAMP_NAME
 from .state import INTERNAL_QUEUE, INTERNAL_TOPIC, PROGRESS
 
 _LONG = struct.Struct(">q")
@@ -58,7 +59,10 @@ class PreparedInner:
     def __init__(self, message: InnerMessage, *, store_host: tuple[str, int]) -> None:
         """Raises: Rejected when properties or topic are too long, or a property has a separator in it."""
         self.topic, self.queue_id = message.topic, message.queue_id
-        self._properties = props.encode(message.properties)
+        # A producer's stamp counts where the producer put it: what is moved on is no row of its any more.
+        self._properties = props.encode(
+            {name: value for name, value in message.properties.items() if name != STAMP_NAME}
+        )
         #: False: prepared or rolled back; it belongs to no queue and its queue offset is 0
         self.queued = message.sys_flag & _TRANSACTION_MASK not in _NO_QUEUE
         born_host = message.born_host or store_host

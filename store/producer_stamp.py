@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from .errors import Rejected
 
-PREFIX = b"_P\x01"
+STAMP_NAME = "_P"
+PREFIX = STAMP_NAME.encode() + b"\x01"
 SUFFIX = b"\x02"
 STAMP_BYTES = 24
 PRODUCER_MAX = (1 << 64) - 1
