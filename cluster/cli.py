@@ -241,6 +241,17 @@ def _store(commands: Any, json_option: argparse.ArgumentParser) -> None:
     dump = verbs.add_parser("dump", parents=[json_option], help="every message as a line of JSON")
     dump.add_argument("directory", metavar="DIR")
     dump.set_defaults(run=store_commands.dump)
+    scrub = verbs.add_parser(
+        "scrub", parents=[json_option], help="read what is synced against its CRCs, at a pace"
+    )
+    scrub.add_argument("directory", metavar="DIR", help="a store, or a cluster's data directory")
+    scrub.add_argument(
+        "--mib-per-s", type=_count(0), default=64, metavar="N", help="0: unpaced (default: 64)"
+    )
+    scrub.add_argument(
+        "--again", action="store_true", help="from the start, not from where the last one was"
+    )
+    scrub.set_defaults(run=store_commands.scrub)
     _store_repair(verbs, json_option)
     _store_export(verbs, json_option)
 

@@ -135,6 +135,31 @@ def _show_done(root: Path, done: Repaired, as_json: bool, console: Console) -> N
     console.line(f"{root}: {len(done.faults)} faults left" if done.faults else f"{root}: sound")
 
 
+def scrub(options: argparse.Namespace, console: Console) -> int:
+    """raymq store scrub DIR: one pass, of a running store or of one at rest."""
+    from raymq.store.scrub import scrub_of
+
+    clean = True
+    for root in stores(options.directory):
+        job = scrub_of(root, bytes_per_s=options.mib_per_s << 20)
+        if options.again:
+            job.restart()
+        with StoreProgress(console.stderr) as progress:
+            try:
+                faults = job.one_pass(progress.tell)
+            finally:
+                job.close()
+        clean &= not faults
+        if options.json:
+            console.json({"store": str(root), **job.status()})
+            continue
+        for fault in faults:
+            console.line(str(fault))
+        done = f"{job.counters.bytes} bytes in {job.counters.units} append units"
+        console.line(f"{root}: {done}: {f'{len(faults)} faults' if faults else 'sound'}")
+    return EXIT_OK if clean else EXIT_FAULT
+
+
 def export(options: argparse.Namespace, console: Console) -> int:
     """raymq store export DIR TARGET: Parquet files."""
     from raymq.store.export import Choice, export

@@ -46,6 +46,10 @@ class StoreConfig:
     max_message_bytes: int = 4 * MIB
     #: zeros are written this far ahead of the tail: pre-written blocks sync several times faster
     prewrite_window_bytes: int = 64 * MIB
+    #: stored bytes are read and compared with the chain's CRCs at this pace (scrub); 0: never
+    scrub_bytes_per_s: int = 8 * MIB
+    #: from the end of one such pass to the beginning of the next
+    scrub_pause_ms: int = 7 * 24 * 3600 * 1000
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 

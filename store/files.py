@@ -64,6 +64,10 @@ class Files:
         """Read at a position; shorter at the end of the file."""
         return os.pread(fd, nbytes, offset)
 
+    def drop_cached(self, fd: int, offset: int, length: int) -> None:
+        """Ask the kernel to forget clean pages, so that the next read comes from the disk. A hint."""
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         """Write all of `data` at a position. Raises: StorageFull, OSError."""
         view = memoryview(data).cast("B")

@@ -104,6 +104,23 @@ def test_an_open_store_is_not_available_for_repair(own: Path, tmp_path: Path) ->
     assert Ran("repair", root, "--yes", "--rebuild", "chain").code == 0
 
 
+def test_scrub_reads_a_running_store_and_names_what_rots(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    store = EmbeddedStore(root, config=CONFIG)
+    ran = Ran("scrub", root)
+    store.close()
+    assert ran.code == 0
+    assert ran.out.endswith(": sound\n")
+    start = unpack_units((root / CHAIN).read_bytes())[20].start
+    flip(root / FIRST_LOG, start + 40)
+    ran = Ran("scrub", root, "--mib-per-s", 0)
+    assert ran.code == 1
+    assert f"{root}/{FIRST_LOG} at {start}: " in ran.out
+    ran = Ran("scrub", root, "--json", "--again")
+    assert ran.json()["found"][0]["offset"] == start
+    assert Ran("scrub", tmp_path).code == 2
+
+
 def test_export_writes_parquet(own: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
     ran = Ran("export", own, target, "--topic", "t", "--queue", 0, "--from", 10, "--to", 20)

@@ -279,6 +279,9 @@ class SimulatedDisk(Files):
             self._enter("pread")
             return bytes(self._content(self._node(fd))[offset : offset + nbytes])
 
+    def drop_cached(self, fd: int, offset: int, length: int) -> None:
+        self._node(fd)
+
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         with self._mutex:
             view = memoryview(data).cast("B")
