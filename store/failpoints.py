@@ -30,6 +30,9 @@ NAMES: dict[str, str] = {
     "repair.between_renames": "the old files are moved away, those made again are not in their place",
     "repair.done": "everything of a repair is in its place",
     "export.before_rename": "all Parquet files are written and synced, under a temporary name",
+    "compaction.built": "compacted files are complete and synced, the old ones count",
+    "compaction.committed": "the swap is noted, no file is moved",
+    "compaction.moved": "the files of one directory of a compacted queue are moved, its names are not synced",
     "flush.before_sync": "a flush service is about to fdatasync",
     "flush.after_sync_before_report": "fdatasync returned, the watermark is not published",
 }
