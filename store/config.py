@@ -48,6 +48,16 @@ class StoreConfig:
     prewrite_window_bytes: int = 64 * MIB
     #: a snapshot of the state is written so often within a file: recovery reads about twice as much
     snapshot_interval_bytes: int = 32 * MIB
+    #: stored bytes are read and compared with the chain's CRCs at this pace (scrub); 0: never
+    scrub_bytes_per_s: int = 8 * MIB
+    #: from the end of one such pass to the beginning of the next
+    scrub_pause_ms: int = 7 * 24 * 3600 * 1000
+    #: bytes of one file of a compacted queue (compactionMappedFileSize)
+    compaction_file_size_bytes: int = 100 * MIB
+    #: bytes of the file of its units, rounded down to whole units of 46 (compactionCqMappedFileSize)
+    compaction_queue_file_size_bytes: int = 10 * MIB
+    #: compacted queues are compacted so often (compactionScheduleInternal)
+    compaction_interval_ms: int = 15 * 60 * 1000
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 

@@ -251,6 +251,18 @@ class ConsumeQueue:
             self._queue.sync_range(start * fmt.UNIT_BYTES, stop * fmt.UNIT_BYTES)
             self._dirty_from = stop
 
+    def place(self, queue_offset: int) -> tuple[Path, int]:
+        """The file that holds a unit and the unit's position in it; the directory where no file does."""
+        at = queue_offset * fmt.UNIT_BYTES
+        file = self._queue.find(at)
+        return (self.directory, at) if file is None else (file.path, at - file.start)
+
+    def bytes_behind(self) -> int | None:
+        """The queue offset behind the last unit when bytes that are not zero stand there, else None."""
+        if not self._queue.files or not self._anything_behind():
+            return None
+        return self.max_offset
+
     def verify(self) -> None:
         """Walk all units. Raises: Corrupt where one is invalid or records do not ascend."""
         units = self._span(self.min_offset, self.max_offset)

@@ -86,6 +86,10 @@ class Files:
             position = end
         return found
 
+    def drop_cached(self, fd: int, offset: int, length: int) -> None:
+        """Ask the kernel to forget clean pages, so that the next read comes from the disk. A hint."""
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         """Write all of `data` at a position. Raises: StorageFull, OSError."""
         view = memoryview(data).cast("B")
@@ -212,6 +216,10 @@ class Files:
     def exists(self, path: PathLike) -> bool:
         """Whether a path exists."""
         return os.path.lexists(path)
+
+    def is_dir(self, path: PathLike) -> bool:
+        """Whether a path is a directory."""
+        return os.path.isdir(path)
 
     def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
         """Create a directory and its parents. Durable: their names.

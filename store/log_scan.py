@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from . import format as fmt
 from . import record
 from .chain import Chain
 from .checksum import crc32c
@@ -12,6 +13,9 @@ from .files import Files
 from .mapped_file import CLEAR_CHUNK_BYTES, MappedFile
 from .mapped_file_queue import MappedFileQueue
 from .recovery import Facts, Row, decide, written_until
+
+#: bytes searched at a time for a record's magic
+SEARCH_BYTES = 8 << 20
 
 #: sees a segment's view, its start, and the valid records of it
 Visit = Callable[[memoryview, int, record.Walk], None]
@@ -174,13 +178,35 @@ def _has_bytes(files: Files, file: MappedFile, offset: int, top: int | None) -> 
 
 def _valid_record_from(view: memoryview, base: int, offset: int, top: int | None) -> bool:
     """Whether a record with a right magic, length, position and body CRC starts at `offset` or behind it."""
-    view = view if top is None else view[: max(0, top - base)]
-    tail = view[offset - base :].tobytes()
-    for magic in record.MAGICS:
-        at = tail.find(magic, 4)
-        while at >= 0:
-            start = offset - base + at - 4
-            if len(record.walk(view[start:], base + start, limit=1).positions):
-                return True
-            at = tail.find(magic, at + 1)
-    return False
+    return (
+        _first_valid(view if top is None else view[: max(0, top - base)], base, offset) is not None
+    )
+
+
+def _first_valid(view: memoryview, base: int, offset: int) -> int | None:
+    """Where the first such record starts."""
+    for low in range(offset - base, len(view), SEARCH_BYTES):
+        # The last candidate's magic may stand in the next piece.
+        piece = bytes(view[low : low + SEARCH_BYTES + fmt.BLANK_BYTES - 1])
+        found = [at - 4 for magic in record.MAGICS for at in _places(piece, magic) if at >= 4]
+        for start in sorted(found):
+            if len(record.walk(view[low + start :], base + low + start, limit=1).positions):
+                return base + low + start
+    return None
+
+
+def _places(data: bytes, wanted: bytes) -> Iterator[int]:
+    at = data.find(wanted)
+    while at >= 0:
+        yield at
+        at = data.find(wanted, at + 1)
+
+
+def next_record(queue: MappedFileQueue, offset: int) -> int | None:
+    """The first record with a right magic, length, position and body CRC from `offset` on, in any file."""
+    for file in queue.files:
+        if file.start + file.size > offset:
+            found = _first_valid(file.read_view(), file.start, max(offset, file.start))
+            if found is not None:
+                return found
+    return None

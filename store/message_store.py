@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import config_json, record, rows
 from .clock import Clock
 from .commit_log import CommitLog
+from .compaction.compaction_store import CompactionStore
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch
@@ -51,6 +52,7 @@ class MessageStore:
         self.state = ShardState()
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)
+        self.compaction = CompactionStore(log, self.consume_queues, self.state)
         lock = threading.Lock()
         self._dispatch = Dispatch(log, self.consume_queues, put_lock=lock, clock=log.clock)
         self.put_path = PutPath(log, self.state, self.consume_queues, self._dispatch, lock=lock)
@@ -126,6 +128,7 @@ class MessageStore:
                 self.put_path.headed = tail.start
         if not log.queue.files:
             self.put_path.begin_log()
+        self.compaction.load()
 
     def _cut_half_group(self, scan_start: int) -> None:
         """A crash left the first messages of a group only: it was never told to be stored, all of it goes."""
@@ -235,22 +238,29 @@ class MessageStore:
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """See `Reader.fetch`."""
-        return self.reader.fetch(
-            topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records
-        )
+        """See `Reader.fetch`; of a compaction topic `CompactionStore.fetch`."""
+        reader = self.compaction if self.compaction.owns(topic) else self.reader
+        return reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
 
     # --- administration -------------------------------------------------------------------------------------
 
-    def create_topic(self, name: str, queues: int, shards: Iterable[int]) -> Append | None:
+    def create_topic(
+        self,
+        name: str,
+        queues: int,
+        shards: Iterable[int],
+        attributes: Mapping[str, str] | None = None,
+    ) -> Append | None:
         """Create a topic; None when the same one exists already.
 
-        Raises: Rejected for a bad name or number, or when it exists with other queues.
+        Raises: Rejected for a bad name, number or attribute, or when it exists with others.
         """
-        info = check_new_topic(name, queues, tuple(shards), self.state.topics)
+        info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
         if info is None:
             return None
-        value = {"name": name, "queues": queues, "shards": list(info.shards)}
+        value: dict[str, Any] = {"name": name, "queues": queues, "shards": list(info.shards)}
+        if info.attributes:
+            value["attributes"] = dict(info.attributes)
         return self.put_internal(TOPIC, _json(value))
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> Append:
@@ -279,17 +289,20 @@ class MessageStore:
                     break
             self.sync_queues()
             config_json.write_back(self)
+            self.compaction.close()
             log.checkpoint.physic_ms = self.state.store_time_ms
             log.checkpoint.logics_ms = self.state.store_time_ms
             log.checkpoint.sync()
             complete = self.dispatched >= log.end
         finally:
+            self.compaction.abandon()
             self.consume_queues.close()
             log.close(clean=complete)
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: nothing is synced, `abort` stays."""
         self._closed = self.put_path.closed = True
+        self.compaction.abandon()
         self.consume_queues.close()
         self.log.abandon()
 

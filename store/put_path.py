@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from . import record
 from .commit_log import CommitLog
+from .compaction.units import check_keys
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch, Pending
 from .duplicates import Search
@@ -93,6 +94,8 @@ class PutPath:
         )
         if not request.batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
+        if self._state.topics[request.topic].compacted:
+            check_keys(request.topic, request.batch)
         stamp = None
         if request.producer_id is not None:
             stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
