@@ -19,6 +19,7 @@ from . import format as fmt
 from . import properties as props
 from . import record, rows
 from .errors import require
+from .index_keys import keyed_row
 from .state import INTERNAL_QUEUE, INTERNAL_TOPIC, PROGRESS
 
 _LONG = struct.Struct(">q")
@@ -59,6 +60,7 @@ class PreparedInner:
         """Raises: Rejected when properties or topic are too long, or a property has a separator in it."""
         self.topic, self.queue_id = message.topic, message.queue_id
         self._properties = props.encode(message.properties)
+        self.keyed = keyed_row(self._properties)
         #: False: prepared or rolled back; it belongs to no queue and its queue offset is 0
         self.queued = message.sys_flag & _TRANSACTION_MASK not in _NO_QUEUE
         born_host = message.born_host or store_host
