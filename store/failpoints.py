@@ -24,6 +24,10 @@ NAMES: dict[str, str] = {
     "commit.before_write": "CommitRealTime is about to write pool bytes into the files",
     "commit.after_write_before_report": "pool bytes are in the files, the watermark is not published",
     "meta.slot_written_unsynced": "a meta slot is written and not synced",
+    "index.file_created": "a new index file has its name, no entry",
+    "index.entries_written": "index entries are written, no slot points at them",
+    "index.slots_written": "index entries and slots are written, the header does not count them",
+    "index.synced": "index files are synced, the mark does not tell of it",
     "flush.before_sync": "a flush service is about to fdatasync",
     "flush.after_sync_before_report": "fdatasync returned, the watermark is not published",
 }

@@ -37,6 +37,8 @@ CONFIG = StoreConfig(
     consume_queue_file_size_bytes=400,
     max_message_bytes=2000,
     prewrite_window_bytes=8 * 1024,
+    max_hash_slot_num=16,
+    max_index_num=40,
 )
 #: combinations tried at each place of a trace
 LIMIT = 40
@@ -365,6 +367,28 @@ def broken_snapshots(width: int) -> Trace:
     return trace
 
 
+#: of the trace with keys: of every record
+KEYS = ("k1", "k2", "k3")
+
+
+def indexed(width: int) -> Trace:
+    """Keyed records over several index files, which are synced now and then; a start in the middle."""
+    trace = Trace(width, salt=12)
+    trace.properties = b"KEYS\x01" + " ".join(KEYS).encode() + b"\x02"
+    trace.open()
+    for turn in range(24):
+        trace.put(turn % 2, 1 + turn % 3, 150)
+        if turn % 3 == 2:
+            trace.ack()
+        if turn % 7 == 6:
+            trace.store.sync_queues()
+        if turn == 15:
+            trace.ack()
+            trace.store.close()
+            trace.open()
+    return trace
+
+
 # --- checks -------------------------------------------------------------------------------------
 
 
@@ -403,6 +427,8 @@ def check(trace: Trace, image: SimulatedDisk, *, power: bool, verify: bool = Fal
             assert again.duplicates == len(batch.bodies)
         assert store.log.end == log_end, "a repeated batch was stored again"
         _check_queues(store, found)
+        if trace.properties is not None and trace.properties.startswith(b"KEYS"):
+            _check_index(store, found)
         if "t" in store.state.topics:
             made = store.put(request([b"next"]))
             assert made.first_offset == len(found.get(("t", 0), ()))
@@ -460,6 +486,16 @@ def _check_queues(store: MessageStore, found: dict[Queue, list[tuple[int, int, i
         assert key in found or store.queue_range(*key) == (0, 0)
 
 
+def _check_index(store: MessageStore, found: dict[Queue, list[tuple[int, int, int]]]) -> None:
+    while store.index_behind:
+        store.dispatch(store.log.confirmed)
+    positions = [at for (topic, _), units in found.items() if topic == "t" for at, _, _ in units]
+    for key in KEYS:
+        parts = store.index.find("t", key, 0, 1 << 62)
+        have = [at for part in parts for at in part.physical_offsets.tolist()]
+        assert have == sorted(positions, reverse=True), "the index differs from the log"
+
+
 def image_key(image: SimulatedDisk) -> int:
     """A hash of every name, length and block of a disk."""
     names = frozenset(
@@ -501,6 +537,7 @@ TRACES: list[tuple[Callable[[int], Trace], int, int]] = [
     (clean_closes, 3000, 3000),
     (large_snapshots, 1000, 1000),
     (broken_snapshots, 1000, 1000),
+    (indexed, 3000, 3000),
 ]
 CASES = [
     pytest.param(make, width, least, id=f"{make.__name__}-{width}")
@@ -541,7 +578,9 @@ def test_every_crash_keeps_what_was_promised(
 
 
 @pytest.mark.parametrize(
-    "make", [rolls, snapshots, truncations, broken_snapshots], ids=lambda make: make.__name__
+    "make",
+    [rolls, snapshots, truncations, broken_snapshots, indexed],
+    ids=lambda make: make.__name__,
 )
 def test_a_second_crash_during_recovery_keeps_what_was_promised(
     make: Callable[[int], Trace],
