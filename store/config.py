@@ -8,6 +8,8 @@ from typing import Literal
 from .errors import Rejected
 
 MIB = 1024 * 1024
+#: entries are numbered by int32, and RocketMQ maps a file whole: at most 2 GiB
+INDEX_NUMBER_MAX = 80_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,14 @@ class StoreConfig:
     segment_size_bytes: int = 1024 * MIB
     #: bytes of one consume queue file, a multiple of 20 (mappedFileSizeConsumeQueue)
     consume_queue_file_size_bytes: int = 6_000_000
+    #: records are indexed by their keys (messageIndexEnable)
+    message_index: bool = True
+    #: hash slots of one index file (maxHashSlotNum)
+    max_hash_slot_num: int = 5_000_000
+    #: entries of one index file, one of which is never used (maxIndexNum)
+    max_index_num: int = 20_000_000
+    #: most messages that a query by key returns (maxMsgsNumBatch)
+    max_msgs_num_batch: int = 64
     #: "sync": acknowledged after fdatasync (SYNC_FLUSH); "async": flushed in the background (ASYNC_FLUSH)
     flush: Literal["sync", "async"] = "sync"
     #: a sync flush that takes longer answers FLUSH_DISK_TIMEOUT (syncFlushTimeout)
@@ -74,6 +84,14 @@ class StoreConfig:
                 field="segment_size_bytes",
                 limit=4096,
             )
+        for field, least in (("max_hash_slot_num", 1), ("max_index_num", 2)):
+            value = getattr(self, field)
+            if not least <= value <= INDEX_NUMBER_MAX:
+                raise Rejected(
+                    f"{field} is {value}; it must be {least} to {INDEX_NUMBER_MAX}",
+                    field=field,
+                    limit=f"{least}..{INDEX_NUMBER_MAX}",
+                )
         if self.flush not in ("sync", "async"):
             raise Rejected(
                 f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"

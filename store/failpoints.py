@@ -35,6 +35,10 @@ NAMES: dict[str, str] = {
     "compaction.built": "compacted files are complete and synced, the old ones count",
     "compaction.committed": "the swap is noted, no file is moved",
     "compaction.moved": "the files of one directory of a compacted queue are moved, its names are not synced",
+    "index.file_created": "a new index file has its name, no entry",
+    "index.entries_written": "index entries are written, no slot points at them",
+    "index.slots_written": "index entries and slots are written, the header does not count them",
+    "index.synced": "index files are synced, the mark does not tell of it",
     "flush.before_sync": "a flush service is about to fdatasync",
     "flush.after_sync_before_report": "fdatasync returned, the watermark is not published",
 }

@@ -19,6 +19,7 @@ from . import format as fmt
 from . import properties as props
 from . import record, rows
 from .errors import require
+from .index_keys import keyed_row
 from .producer_stamp import STAMP_NAME
 from .state import INTERNAL_QUEUE, INTERNAL_TOPIC, PROGRESS
 
@@ -63,6 +64,8 @@ class PreparedInner:
         self._properties = props.encode(
             {name: value for name, value in message.properties.items() if name != STAMP_NAME}
         )
+
+        self.keyed = keyed_row(self._properties)
         #: False: prepared or rolled back; it belongs to no queue and its queue offset is 0
         self.queued = message.sys_flag & _TRANSACTION_MASK not in _NO_QUEUE
         born_host = message.born_host or store_host

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from . import config_json, record, rows
 from .clock import Clock
 from .commit_log import CommitLog
@@ -20,9 +22,12 @@ from .config import StoreConfig
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch
 from .files import Files
+from .index_builder import IndexBuilder
+from .index_service import IndexService
 from .inner_message import InnerMessage, Progress
 from .put import Append, FetchSlice, PutRequest
 from .put_path import CheckedPut, PutPath
+from .query import TIME_MAX_MS, Boundary, Query, QueryResult
 from .reader import Reader
 from .segment_head import read_head
 from .state import (
@@ -36,6 +41,9 @@ from .state import (
 from .topics import check_new_topic
 
 Prepared = record.Prepared | record.PreparedRow
+
+#: an orderly stop waits this long for an index that is behind; later `abort` stays (reference 7, step 7)
+INDEX_WAIT_MS = 5_000
 
 
 class MessageStore:
@@ -53,6 +61,14 @@ class MessageStore:
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)
         self.compaction = CompactionStore(log, self.consume_queues, self.state)
+        self.index = IndexService(
+            log.root / "index",
+            log.root / "raymq" / "index",
+            log.config,
+            files=log.files,
+            clock=log.clock,
+        )
+        self.query = Query(log, self.consume_queues, self.index)
         lock = threading.Lock()
         self._dispatch = Dispatch(log, self.consume_queues, put_lock=lock, clock=log.clock)
         self.put_path = PutPath(log, self.state, self.consume_queues, self._dispatch, lock=lock)
@@ -126,9 +142,23 @@ class MessageStore:
             complete_at, parts_end = read_head(tail)
             if complete_at is not None or parts_end < log.end:
                 self.put_path.headed = tail.start
+        self._recover_index()
         if not log.queue.files:
             self.put_path.begin_log()
         self.compaction.load()
+
+    def _recover_index(self) -> None:
+        log = self.log
+        if not self.config.message_index:
+            return
+        self.index.load(
+            log_start=log.start,
+            log_end=log.end,
+            uncut=log.marks.dispatched_end,
+            crashed=log.crashed,
+            time_ms=log.checkpoint.index_ms,
+        )
+        self._dispatch.index = IndexBuilder(log, self.index, self.clock)
 
     def _cut_half_group(self, scan_start: int) -> None:
         """A crash left the first messages of a group only: it was never told to be stored, all of it goes."""
@@ -219,10 +249,18 @@ class MessageStore:
         """
         return self._dispatch.run(confirmed)
 
+    @property
+    def index_behind(self) -> bool:
+        """Whether `dispatch` has records to index that are in the consume queues already."""
+        return self._dispatch.index_behind
+
     def sync_queues(self) -> None:
-        """fdatasync every consume queue and remember how far they are complete."""
+        """fdatasync every consume queue and the index, and remember how far they are complete."""
         upto = self.dispatched
         self.consume_queues.sync()
+        if self.config.message_index:
+            checkpoint = self.log.checkpoint
+            checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync())
         self.log.marks.dispatched_end = upto
 
     # --- reads ----------------------------------------------------------------------------------------------
@@ -241,6 +279,41 @@ class MessageStore:
         """See `Reader.fetch`; of a compaction topic `CompactionStore.fetch`."""
         reader = self.compaction if self.compaction.owns(topic) else self.reader
         return reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+
+    # --- queries --------------------------------------------------------------------------------------------
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_num: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = TIME_MAX_MS,
+        exact: bool = False,
+    ) -> QueryResult:
+        """See `Query.by_key`."""
+        return self.query.by_key(
+            topic, key, max_num=max_num, begin_ms=begin_ms, end_ms=end_ms, exact=exact
+        )
+
+    def look_message_by_offset(self, offset: int) -> pa.RecordBatch:
+        """See `Query.by_offset`."""
+        return self.query.by_offset(offset)
+
+    def look_message_by_id(self, message_id: str) -> pa.RecordBatch:
+        """See `Query.by_id`."""
+        return self.query.by_id(message_id)
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """See `Query.offset_by_time`."""
+        return self.query.offset_by_time(topic, queue_id, time_ms, boundary)
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int | None:
+        """See `Query.earliest_store_time`."""
+        return self.query.earliest_store_time(topic, queue_id)
 
     # --- administration -------------------------------------------------------------------------------------
 
@@ -287,6 +360,9 @@ class MessageStore:
                 before = self.dispatched
                 if self.dispatch(log.confirmed) == before:
                     break
+            until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
+            while self.index_behind and self.clock.monotonic_ms() < until_ms:
+                self.dispatch(log.confirmed)
             self.sync_queues()
             config_json.write_back(self)
             self.compaction.close()
@@ -294,9 +370,12 @@ class MessageStore:
             log.checkpoint.logics_ms = self.state.store_time_ms
             log.checkpoint.sync()
             complete = self.dispatched >= log.end
+            if self.config.message_index:
+                complete = complete and self.index.indexed >= log.end
         finally:
             self.compaction.abandon()
             self.consume_queues.close()
+            self.index.close()
             log.close(clean=complete)
 
     def abandon(self) -> None:
@@ -304,6 +383,7 @@ class MessageStore:
         self._closed = self.put_path.closed = True
         self.compaction.abandon()
         self.consume_queues.close()
+        self.index.close()
         self.log.abandon()
 
 

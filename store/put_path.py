@@ -262,6 +262,8 @@ class PutPath:
                 start + np.cumsum(sizes) - sizes if len(sizes) > 1 else np.array([start]),
                 sizes,
                 prepared.tags_codes[row:stop],
+                now,
+                None if prepared.keyed is None else prepared.keyed.rows(row, stop),
             )
         )
         state.apply_rows(
@@ -434,6 +436,8 @@ class PutPath:
                 np.array([at]),
                 np.array([size]),
                 stored.tags_codes(append.store_time_ms),
+                append.store_time_ms,
+                stored.keyed,
             )
         )
         self._state.apply_rows(

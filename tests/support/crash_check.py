@@ -12,6 +12,7 @@ from raymq.store.segment_head import read_head
 from raymq.store.state import INTERNAL_TOPIC
 from tests.support.batches import request
 from tests.support.crash_traces import (
+    KEYS,
     ROOT,
     SEED,
     Owed,
@@ -103,8 +104,10 @@ def _outcome(store: MessageStore, image: SimulatedDisk) -> Iterator[Any]:
     yield tuple(store.state.snapshot(1 << 20))
     for path, content in image.content("/s/commitlog"):
         yield path, hash(content)
-    for path, content in image.content("/s/consumequeue"):
-        yield path, hash(content)
+    for place in ("/s/consumequeue", "/s/index"):
+        for path, content in image.content(place):
+            yield path, hash(content)
+    yield store.index.indexed
 
 
 def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
@@ -133,6 +136,12 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
             assert again.duplicates == len(batch.bodies)
         assert store.log.end == log_end, "a repeated batch was stored again"
         _check_queues(store, found)
+        if trace.properties is not None and trace.properties.startswith(b"KEYS"):
+            _check_index(store, found)
+        if trace.groups:
+            rows_found = sum(len(found.get(("t", queue), ())) for queue in (0, 1))
+            noted = store.state.progress.get("groups", {}).get("rows", 0)
+            assert noted == rows_found, "half a group is there"
         if "t" in store.state.topics:
             made = store.put(request([b"next"]))
             assert made.first_offset == len(found.get(("t", 0), ()))
@@ -192,6 +201,16 @@ def _read_log(
             units += zip(run.positions.tolist(), run.sizes.tolist(), codes, strict=True)
     assert end == store.log.end, "valid records stand behind the end"
     return found
+
+
+def _check_index(store: MessageStore, found: dict[Queue, list[tuple[int, int, int]]]) -> None:
+    while store.index_behind:
+        store.dispatch(store.log.confirmed)
+    positions = [at for (topic, _), units in found.items() if topic == "t" for at, _, _ in units]
+    for key in KEYS:
+        parts = store.index.find("t", key, 0, 1 << 62)
+        have = [at for part in parts for at in part.physical_offsets.tolist()]
+        assert have == sorted(positions, reverse=True), "the index differs from the log"
 
 
 def _check_queues(store: MessageStore, found: dict[Queue, list[tuple[int, int, int]]]) -> None:
