@@ -24,9 +24,12 @@ from raymq.store.errors import (
 )
 from raymq.store.files import Files
 from raymq.store.flush import PAGE_BYTES
+from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
 from raymq.store.put import Append, FetchRequest, FetchSlice, PutRequest
+from raymq.store.put_message import MessagePut, PutResult
 from raymq.store.put_path import CheckedPut
+from raymq.store.status import PutStatus
 
 from .admin_calls import AdminCalls
 from .appender import Appender, Made
@@ -115,6 +118,7 @@ class LeaderHost:
         self.store.log.pool.on_full = self._await_room
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
+        self._messages = MessagePut(self.store, self.await_promise)
         self._ahead = self.store.log.allocate_ahead()
         stopping = self._is_stopping
         self._threads = [
@@ -191,6 +195,14 @@ class LeaderHost:
         if alone and appended and self._sync and not self._mirror:
             self.acks.await_sync(ticket, self._appender)
         return ticket
+
+    def put_message(self, message: InnerMessage) -> PutResult:
+        """Store one message with any fields; see `MessagePut.put_message`."""
+        try:
+            self.check_serving()
+        except Unavailable as error:
+            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, None, error)
+        return self._messages.put_message(message)
 
     def _append(self, checked: CheckedPut) -> Append:
         try:
@@ -333,6 +345,8 @@ class LeaderHost:
             else {"row": log_.recovered.row, "end": log_.recovered.end},
             "counters": vars(self.counters),
             "metrics": as_status(read_leader(self)),
+            "flags": self.store.flags.names(),
+            "store_stats": self.store.stats.as_status(),
             "roles": self.supervisor.describe(),
         }
 

@@ -18,6 +18,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable
 from raymq.store.files import Files
 from raymq.store.put import FetchRequest, FetchSlice, PutRequest
+from raymq.store.status import PutStatus
 
 from .follower import FollowerSession
 from .shard_api import PutTicket
@@ -177,7 +178,11 @@ class FollowerHost:
         self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
     ) -> PutTicket:
         """A follower takes no puts."""
-        raise Unavailable("this replica is a follower; send to the leader", field="mode")
+        raise Unavailable(
+            "this replica is a follower; send to the leader",
+            field="mode",
+            status=PutStatus.SERVICE_NOT_AVAILABLE.value,
+        )
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """A mirror's follower serves no reads."""

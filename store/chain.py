@@ -158,6 +158,19 @@ class Chain:
         if old and self._writable:
             self._files.sync_dir(self.directory)
 
+    def delete_before(self, segment: int) -> None:
+        """Delete the files of older segments, whose log is deleted.
+
+        Durable: nothing; what is left after a crash is deleted at the next start. Callers: beside an appender.
+        """
+        for name in self._files.list(self.directory):
+            if len(name) == 20 and name.isdigit() and int(name) < segment:
+                self._used.pop(int(name), None)
+                fd = self._fds.pop(int(name), None)
+                if fd is not None:
+                    self._files.close(fd)
+                self._files.unlink(self.directory / name)
+
     def units(self, start: int, stop: int) -> list[ChainUnit]:
         """Units with start <= unit.start < stop, in order."""
         found: list[ChainUnit] = []
@@ -174,7 +187,9 @@ class Chain:
             return 0, 0
         segment = (offset - 1) // self._size * self._size
         if segment not in self._used:
-            return None
+            # The log may begin here.
+            units = self._read_file(offset) if offset in self._used else []
+            return (units[0].previous, units[0].epoch) if units else None
         units = self._read_file(segment)
         at = bisect.bisect_left(units, offset, key=lambda unit: unit.end)
         if at < len(units) and units[at].end == offset:

@@ -5,7 +5,6 @@ Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import NamedTuple
 
@@ -16,6 +15,8 @@ from . import record, rows
 from .clock import Clock
 from .commit_log import CommitLog
 from .consume_queues import ConsumeQueues
+from .put_lock import PutLock
+from .running_flags import WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 
 Int64s = npt.NDArray[np.int64]
 
@@ -42,12 +43,19 @@ class Dispatch:
     """The dispatched end of a store, and the way there. Callers: one thread; `pend` under the put lock."""
 
     def __init__(
-        self, log: CommitLog, queues: ConsumeQueues, *, put_lock: threading.Lock, clock: Clock
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        *,
+        put_lock: PutLock,
+        clock: Clock,
+        flags: RunningFlags,
     ) -> None:
         self._log = log
         self._queues = queues
         self._clock = clock
         self._put_lock = put_lock
+        self._flags = flags
         self._pending: deque[Pending] = deque()
         #: everything below this is in the consume queues
         self.dispatched = 0
@@ -60,7 +68,19 @@ class Dispatch:
         self._pending.append(unit)
 
     def run(self, confirmed: int) -> int:
-        """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end."""
+        """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
+
+        Raises: StorageFull, to be tried again; OSError, after which the store takes no puts any more.
+        """
+        if not self._flags.queue_writable:
+            return self.dispatched
+        try:
+            return self._run(confirmed)
+        except OSError:
+            self._flags.set(WRITE_LOGICS_QUEUE_ERROR)
+            raise
+
+    def _run(self, confirmed: int) -> int:
         deadline = self._clock.monotonic() + SLICE_MS / 1000
         while self.dispatched < confirmed:
             with self._put_lock:

@@ -30,6 +30,7 @@ from .marks import read_marks
 from .meta import read_meta
 from .properties import decode as decode_properties
 from .recovery import Decision
+from .segment_paths import other_directories
 
 Int64s = npt.NDArray[np.int64]
 _NO_QUEUE = (0x4, 0xC)
@@ -83,12 +84,17 @@ class ReadOnlyStore:
                 field="DIR",
                 limit="a store directory",
             )
-        self.segment_size_bytes = self._usual_size([root / "commitlog"])
+        others = other_directories(root, files=self.files)
+        self.segment_size_bytes = self._usual_size([root / "commitlog", *others])
         self.faults: list[Fault] = []
         self.log: MappedFileQueue | None = None
         if self.segment_size_bytes:
             self.log = MappedFileQueue(
-                root / "commitlog", self.segment_size_bytes, files=self.files, writable=False
+                root / "commitlog",
+                self.segment_size_bytes,
+                files=self.files,
+                writable=False,
+                read_from=others,
             )
             self.log.load()
         self._meta = read_meta(root / "raymq" / "meta", files=self.files)

@@ -7,23 +7,27 @@ builds consume queues from log[0, C); `fetch` reads them. The engine is usable a
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import record, rows
+from .clean import CleanService, Derived
 from .clock import Clock
 from .commit_log import CommitLog
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch
 from .errors import RayMQError
+from .failpoints import fail_point
 from .files import Files
 from .inner_message import InnerMessage, Progress
 from .put import Append, FetchSlice, PutRequest
+from .put_hooks import PutHook
+from .put_lock import PutLock
 from .put_path import CheckedPut, PutPath
 from .reader import Reader
+from .running_flags import RunningFlags
 from .segment_head import read_head
 from .state import (
     INTERNAL_TOPIC,
@@ -33,6 +37,7 @@ from .state import (
     TOPIC,
     ShardState,
 )
+from .stats import StoreStats
 from .topics import check_new_topic
 
 Prepared = record.Prepared | record.PreparedRow
@@ -52,9 +57,29 @@ class MessageStore:
         self.state = ShardState()
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)
-        lock = threading.Lock()
-        self._dispatch = Dispatch(log, self.consume_queues, put_lock=lock, clock=log.clock)
-        self.put_path = PutPath(log, self.state, self.consume_queues, self._dispatch, lock=lock)
+        #: what is allowed at present
+        self.flags = RunningFlags()
+        self.stats = StoreStats()
+        #: see `put_message.MessagePut`
+        self.hooks: list[PutHook] = []
+        lock = PutLock(log.clock)
+        self._dispatch = Dispatch(
+            log, self.consume_queues, put_lock=lock, clock=log.clock, flags=self.flags
+        )
+        self.put_path = PutPath(
+            log,
+            self.state,
+            self.consume_queues,
+            self._dispatch,
+            lock=lock,
+            flags=self.flags,
+            stats=self.stats,
+        )
+        self._put_lock = lock
+        #: stores made from the log, which forget what is deleted there
+        self.derived: list[Derived] = []
+        #: deletes old files; its `run_once` is called by whoever owns this store
+        self.cleaner = CleanService(log, self, flags=self.flags)
         self._closed = False
 
     @classmethod
@@ -112,6 +137,7 @@ class MessageStore:
         # After a reboot a unit above what was synced may be torn: it is dispatched again.
         keep = log.end if log.same_boot or not log.crashed else min(log.end, max(complete, 0))
         self.consume_queues.truncate(keep)
+        self.consume_queues.correct_min_offsets(log.start)
         self._dispatch.dispatched = min(max(complete, log.start), log.end)
         tail = log.queue.find(log.end)
         if tail is not None:
@@ -213,6 +239,27 @@ class MessageStore:
         self.consume_queues.sync()
         self.log.marks.dispatched_end = upto
 
+    # --- deletion: what `cleaner` asks ------------------------------------------------------------------------
+
+    def deletable_end(self) -> int:
+        """What is in the consume queues, durably: a power loss must not bring them back behind the log's start."""
+        self.sync_queues()
+        return self.log.marks.dispatched_end
+
+    def forget_before(self, start: int) -> None:
+        """Messages below physical offset `start` are out of range from now on."""
+        self.consume_queues.correct_min_offsets(start)
+
+    def delete_derived(self, start: int) -> None:
+        """Delete chain, consume queue files and indexes of what stood below `start`."""
+        with self._put_lock:
+            self.log.chain.delete_before(start)
+        fail_point("clean.after_chain")
+        self.consume_queues.delete_expired()
+        fail_point("clean.after_queues")
+        for derived in self.derived:
+            derived.delete_expired(start)
+
     # --- reads ----------------------------------------------------------------------------------------------
 
     def queues(self) -> list[tuple[str, int]]:
@@ -226,10 +273,13 @@ class MessageStore:
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """See `Reader.fetch`."""
-        return self.reader.fetch(
+        """See `Reader.fetch`. Raises: Unavailable, too, when the store is not readable."""
+        self.flags.check_readable()
+        found = self.reader.fetch(
             topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records
         )
+        self.stats.note_get(0 if found.records is None else len(found.records))
+        return found
 
     # --- administration -------------------------------------------------------------------------------------
 
