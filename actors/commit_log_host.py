@@ -35,6 +35,7 @@ from .admin_calls import AdminCalls
 from .appender import Appender, Made
 from .control_block import COMMIT_REAL_TIME
 from .dispatcher import Dispatcher
+from .housekeeper import Housekeeper
 from .put_acks import Counters, PutAcks
 from .readings import as_status, read_leader
 from .shard_api import PutTicket, tell_all
@@ -59,8 +60,8 @@ class LeaderHost:
     """The leader of a shard: implements `shard_api.ShardBackend` over a MessageStore and a Supervisor.
 
     A put goes `put` -> Appender -> MessageStore -> PutAcks; reads are the Dispatcher's, administration AdminCalls'.
-    Threads: server threads call put, fetch and call; appends of large batches, acks, dispatch and allocation ahead
-    have a thread each.
+    Threads: server threads call put, fetch and call; appends of large batches, acks, dispatch, allocation ahead and
+    housekeeping have a thread each.
     """
 
     def __init__(
@@ -120,6 +121,12 @@ class LeaderHost:
         self._admin = AdminCalls(self)
         self._messages = MessagePut(self.store, self.await_promise)
         self._ahead = self.store.log.allocate_ahead()
+        self.housekeeper = Housekeeper(
+            self.store.cleaner,
+            clock=self.clock,
+            interval_ms=config.clean_resource_interval_ms,
+            sample=self.store.stats.sample,
+        )
         stopping = self._is_stopping
         self._threads = [
             threading.Thread(target=self._guard(name, body), name=f"raymq-{name}", daemon=True)
@@ -128,6 +135,7 @@ class LeaderHost:
                 ("acks", lambda: self.acks.run(stopping)),
                 ("dispatch", self._dispatcher.run),
                 ("allocate", lambda: self._ahead.run(stopping)),
+                ("house", lambda: self.housekeeper.run(stopping)),
             )
         ]
         for thread in self._threads:
@@ -346,6 +354,7 @@ class LeaderHost:
             "counters": vars(self.counters),
             "metrics": as_status(read_leader(self)),
             "flags": self.store.flags.names(),
+            "clean": {**self.store.cleaner.as_status(), "error": self.housekeeper.failed},
             "store_stats": self.store.stats.as_status(),
             "roles": self.supervisor.describe(),
         }
@@ -365,6 +374,7 @@ class LeaderHost:
         self._stopping = True
         self._appender.wake()
         self._ahead.wake()
+        self.housekeeper.wake()
         self._dispatcher.stop()
         for thread in self._threads:
             thread.join(2.0)

@@ -203,6 +203,8 @@ class ReadOnlyStore:
             queue = ConsumeQueue(directory, size, files=self.files, writable=False)
             queue.load()
             queue.recover()
+            # Units of deleted log files may stay until their queue's file is only about such.
+            queue.correct_min_offset(self.start)
             yield topic, queue_id, queue
 
     def check_queues(self) -> None:

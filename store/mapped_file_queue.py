@@ -158,12 +158,14 @@ class MappedFileQueue:
         """
         with self._grow:
             require(len(self.files) > 1, "the last file stays", files=len(self.files))
-            # A new list: readers look files up in the one they took.
-            first, self.files = self.files[0], self.files[1:]
-            first.retire()
+            first = self.files[0]
+            # Where one of these fails the file stays in the list, and is unlinked again before any younger one.
             self._fs.unlink(first.path)
             fail_point("files.unlinked")
             self._fs.sync_dir(first.path.parent)
+            # A new list: readers look files up in the one they took.
+            self.files = self.files[1:]
+            first.retire()
 
     def truncate_to(self, offset: int) -> None:
         """Cut at `offset`: later files are destroyed, the rest of its file is made zero.

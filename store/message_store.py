@@ -134,8 +134,11 @@ class MessageStore:
             self._cut_half_group(scan_start)
         if log.recovered is not None and log.recovered.row == "K" and not log.own:
             log.note_synced(log.end)
-        # After a reboot a unit above what was synced may be torn: it is dispatched again.
-        keep = log.end if log.same_boot or not log.crashed else min(log.end, max(complete, 0))
+        # After a reboot a unit above what was synced may be torn: it is dispatched again. What is below the log's
+        # start cannot be, and was synced before that was deleted.
+        keep = log.end
+        if log.crashed and not log.same_boot:
+            keep = min(log.end, max(complete, log.start))
         self.consume_queues.truncate(keep)
         self.consume_queues.correct_min_offsets(log.start)
         self._dispatch.dispatched = min(max(complete, log.start), log.end)
