@@ -16,7 +16,7 @@ from .clock import Clock
 from .commit_log import CommitLog
 from .consume_queues import ConsumeQueues
 from .put_lock import PutLock
-from .running_flags import WRITE_LOGICS_QUEUE_ERROR, RunningFlags
+from .running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 
 Int64s = npt.NDArray[np.int64]
 
@@ -70,17 +70,23 @@ class Dispatch:
     def run(self, confirmed: int) -> int:
         """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
-        Raises: StorageFull, to be tried again; OSError, after which the store takes no puts any more.
+        Raises: StorageFull, to be tried again; OSError, after which puts are refused until a dispatch succeeds
+        (in RocketMQ until a restart, but after 30 tries).
         """
-        if not self._flags.queue_writable:
+        failed = self._flags.bits & WRITE_LOGICS_QUEUE_ERROR
+        if self._flags.bits & BLOCKS_DISPATCH & ~WRITE_LOGICS_QUEUE_ERROR:
             return self.dispatched
+        before = self.dispatched
         try:
-            return self._run(confirmed)
+            self._run(confirmed)
         except OSError:
             self._flags.set(WRITE_LOGICS_QUEUE_ERROR)
             raise
+        if failed and self.dispatched > before:
+            self._flags.clear(WRITE_LOGICS_QUEUE_ERROR)
+        return self.dispatched
 
-    def _run(self, confirmed: int) -> int:
+    def _run(self, confirmed: int) -> None:
         deadline = self._clock.monotonic() + SLICE_MS / 1000
         while self.dispatched < confirmed:
             with self._put_lock:
@@ -100,7 +106,6 @@ class Dispatch:
                     break
             if self._clock.monotonic() > deadline:
                 break
-        return self.dispatched
 
     def _from_log(self, upto: int) -> bool:
         """Dispatch a slice that is read back. Returns: whether there was any."""

@@ -416,7 +416,7 @@ class PutPath:
         head = None
         if progress is not None:
             head = PreparedProgress(progress, now_ms=self._clock.now_ms(), store_host=host)
-        largest = max(each.size for each in prepared)
+        largest = max((each.size for each in prepared), default=0)
         if record_bytes_max is not None and largest > record_bytes_max:
             raise Rejected(
                 f"a record has {largest} bytes, the limit is {record_bytes_max}: less body or fewer properties",

@@ -37,7 +37,7 @@ from tests.support.simulated_disk import SimulatedDisk
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = StoreConfig(
-    segment_size_bytes=64 * 1024, consume_queue_file_size_bytes=2000, max_message_bytes=8000
+    segment_size_bytes=128 * 1024, consume_queue_file_size_bytes=2000, max_message_bytes=8000
 )
 HELLO = InnerMessage("t", 0, b"hello", {"TAGS": "a"}, born_time_ms=5)
 
@@ -337,7 +337,7 @@ def test_a_batch_stands_together_in_one_file_with_offsets_in_a_row(door: Door) -
     size = CONFIG.segment_size_bytes
     messages = [replace(HELLO, body=b"%d" % i + b"x" * 600) for i in range(10)]
     seen = set()
-    for turn in range(20):
+    for turn in range(40):
         stored = door.puts.put_messages(messages).append
         assert stored is not None
         assert (stored.logics_offset, stored.message_count) == (turn * 10, 10)
@@ -448,8 +448,8 @@ def test_the_door_stores_what_recovery_finds(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path, config=CONFIG)
     assert store.put_message(replace(HELLO, reconsume_times=3)).status is PutStatus.PUT_OK
     assert store.put_messages([HELLO] * 4).status is PutStatus.PUT_OK
-    store.store.abandon()
-    store._stopping = True
+    assert store.put_message(replace(HELLO, topic="")).status is PutStatus.MESSAGE_ILLEGAL
+    store.close()
     again = MessageStore.open(tmp_path, config=CONFIG, files=Files())
     assert again.state.next_offsets["t", 0] == 5
     again.close()

@@ -85,7 +85,7 @@ def test_queues_are_built_over_a_full_log_disk_but_not_over_a_full_queue_disk() 
     assert store.queue_range("t", 0) == (0, 3)
 
 
-def test_a_queue_that_cannot_be_written_stops_puts() -> None:
+def test_a_queue_that_cannot_be_written_stops_puts_until_it_can() -> None:
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
     disk.fail("pwrite", forever=True)
@@ -95,3 +95,6 @@ def test_a_queue_that_cannot_be_written_stops_puts() -> None:
     assert store.flags.names() == ["WRITE_LOGICS_QUEUE_ERROR"]
     with pytest.raises(Unavailable, match="WRITE_LOGICS_QUEUE_ERROR"):
         store.put(request([b"y"]))
+    store.dispatch(store.log.confirmed)
+    assert store.queue_range("t", 0) == (0, 3)
+    assert store.put(request([b"y"])).first_offset == 3
