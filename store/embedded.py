@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .async_put import AsyncPut
 from .errors import DeliveryUnknown, Rejected, Unavailable
 from .flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from .inner_message import InnerMessage
@@ -96,6 +97,10 @@ class EmbeddedStore:
     def put(self, request: PutRequest) -> Append:
         """Append and wait."""
         return self.wait(self.append(request))
+
+    def async_put(self) -> AsyncPut:
+        """For single messages that do not wait for each other; close it before the store."""
+        return AsyncPut(self)
 
     def put_message(self, message: InnerMessage) -> PutResult:
         """See `MessagePut.put_message`."""
