@@ -347,7 +347,10 @@ class MessageStore:
             )
 
     def _check_sizes(self, prepared: Prepared) -> None:
-        largest = int(prepared.sizes.max())
+        if isinstance(prepared, record.PreparedRow):
+            largest = prepared.size
+        else:
+            largest = int(prepared.sizes.max())
         limit = self.config.record_bytes_max
         if largest > limit:
             row = int(prepared.sizes.argmax())
