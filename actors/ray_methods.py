@@ -111,7 +111,7 @@ class RayMethods:
             with self._changed:
                 turn.next += 1
                 self._changed.notify_all()
-        return pack_acks([_ack(meta, result) for meta, result in results])
+        return pack_acks([(meta.get("id", 0), _outcome(result)) for meta, result in results])
 
     def _take_turn(self, stream: str, number: int) -> _Stream:
         with self._changed:
@@ -266,13 +266,13 @@ def _buffer(batch: pa.RecordBatch | Row) -> pa.Buffer:
     return (batch.to_batch() if isinstance(batch, Row) else batch).serialize()
 
 
-def pack_acks(acks: list[dict[str, Any]]) -> bytes:
-    """The answer of `append`, from acks with the fields of _ACK_FIELDS, or `id` and `error`."""
-    if len(acks) == 1 and "error" not in acks[0]:
+def pack_acks(results: list[tuple[Any, PutOutcome | RayMQError]]) -> bytes:
+    """The answer of `append`: what came of the batches with these ids."""
+    if len(results) == 1 and isinstance(results[0][1], PutOutcome):
         # Ids are the client's.
         with contextlib.suppress(struct.error):
-            return _ONE_ACK.pack(_ONE_ACK_KIND, *map(acks[0].__getitem__, _ACK_FIELDS))
-    return json.dumps(acks).encode()
+            return _ONE_ACK.pack(_ONE_ACK_KIND, results[0][0], *results[0][1])
+    return json.dumps([_ack(number, outcome) for number, outcome in results]).encode()
 
 
 def unpack_acks(answer: bytes) -> list[dict[str, Any]]:
@@ -302,14 +302,19 @@ def _put_request(meta: dict[str, Any], data: Any) -> PutRequest:
     )
 
 
-def _ack(meta: dict[str, Any], result: PutTicket | RayMQError) -> dict[str, Any]:
-    number = meta.get("id", 0)
+def _outcome(result: PutTicket | RayMQError) -> PutOutcome | RayMQError:
+    if isinstance(result, RayMQError):
+        return result
     try:
-        if isinstance(result, RayMQError):
-            raise result
-        return {"id": number, **result.wait()._asdict()}
+        return result.wait()
     except RayMQError as error:
-        return {"id": number, "error": to_wire(error)}
+        return error
+
+
+def _ack(number: Any, result: PutOutcome | RayMQError) -> dict[str, Any]:
+    if isinstance(result, RayMQError):
+        return {"id": number, "error": to_wire(result)}
+    return {"id": number, **result._asdict()}
 
 
 def _slice(part: FetchSlice) -> tuple[int, int, int, int, int, Any, dict[str, Any] | None]:
