@@ -118,6 +118,9 @@ class LeaderHost:
             fail=self._fail,
         )
         self.store.log.pool.on_full = self._await_room
+        #: the put that is appended just now is small
+        self._small = False
+        self.store.log.on_appended = self._on_appended
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
         self._messages = MessagePut(self.store, self.await_promise)
@@ -236,7 +239,13 @@ class LeaderHost:
             return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, None, error)
         return self._messages.put_message(message)
 
+    def _on_appended(self) -> None:
+        """The flusher that was told of a small put is awake: it syncs while the put is counted and handed over."""
+        if self._small and self._sync:
+            self.acks.publish_early()
+
     def _append(self, checked: CheckedPut) -> Append:
+        self._small = checked.request.batch.num_rows <= ANNOUNCED_ROWS_MAX
         try:
             appended = self.store.append(checked)
         except DeliveryUnknown:
@@ -248,9 +257,6 @@ class LeaderHost:
         except OSError as error:
             self.counters.rejected += 1
             raise Unavailable(f"the log could not be written: {error}", field="store") from error
-        if self._sync and checked.request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
-            # The flusher that was told of it is awake: it syncs while the put is counted and handed over.
-            self.acks.publish_early()
         self.counters.puts += 1
         self.counters.rows += appended.count
         self.counters.bytes += int(checked.prepared.sizes[appended.duplicates :].sum())

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from raymq.actors import appender, supervisor
-from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.commit_log_host import ANNOUNCED_ROWS_MAX, LeaderHost
 from raymq.actors.doorbell import doorbell_directory
 from raymq.actors.shard_api import PutTicket
 from raymq.store.config import StoreConfig
@@ -267,6 +267,22 @@ def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
 
     # The flusher may be done before the watch begins; then the ack loop answers.
     until(lambda: threading.get_ident() in answering, put)
+
+
+def test_the_flusher_hears_of_a_small_put_before_it_is_accounted_for(
+    serving: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, heard = serving.host, []
+    apply_rows = host.store.state.apply_rows
+
+    def spy(*args: Any, **kwargs: Any) -> None:
+        heard.append(host.supervisor.describe()["appended"] == host.store.log.end)
+        apply_rows(*args, **kwargs)
+
+    monkeypatch.setattr(host.store.state, "apply_rows", spy)
+    host.put(request([b"small"])).wait(30)
+    host.put(request([b"large"] * (ANNOUNCED_ROWS_MAX + 1))).wait(30)
+    assert heard == [True, False]
 
 
 def test_large_batches_wait_for_room_before_they_are_appended(
