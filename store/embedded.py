@@ -19,6 +19,7 @@ from .message_store import MessageStore
 from .put import Append, FetchSlice, PutRequest
 from .put_message import MessagePut, PutResult
 from .status import PutStatus
+from .transaction import Half, TransactionService
 
 
 class EmbeddedStore:
@@ -57,6 +58,8 @@ class EmbeddedStore:
         self._wake = threading.Event()
         self._stopping = False
         self._failed: str | None = None
+        #: see TransactionService; its `check` is for the owner of the store to call
+        self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
         self._thread.start()
@@ -113,6 +116,21 @@ class EmbeddedStore:
     def _await(self, appended: Append) -> Append:
         self._wake.set()
         return self.wait(appended)
+
+    def prepare(self, message: InnerMessage) -> Half:
+        """Store a half message; see `TransactionService.prepare`."""
+        half = self.transactions.prepare(message)
+        self._await(half.append)
+        self._advance()
+        return half
+
+    def commit(self, offset: int) -> Append:
+        """Deliver a half message; see `TransactionService.commit`."""
+        return self._await(self.transactions.commit(offset))
+
+    def rollback(self, offset: int) -> Append:
+        """Drop a half message; see `TransactionService.rollback`."""
+        return self._await(self.transactions.rollback(offset))
 
     def create_topic(self, name: str, queues: int) -> None:
         """Create a topic and wait for it."""
