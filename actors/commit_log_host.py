@@ -35,6 +35,7 @@ from raymq.store.status import PutStatus
 from .admin_calls import AdminCalls
 from .appender import Appender, Made
 from .control_block import COMMIT_REAL_TIME
+from .delays import Delays
 from .dispatcher import Dispatcher
 from .housekeeper import Housekeeper
 from .put_acks import Counters, PutAcks
@@ -61,8 +62,8 @@ class LeaderHost:
     """The leader of a shard: implements `shard_api.ShardBackend` over a MessageStore and a Supervisor.
 
     A put goes `put` -> Appender -> MessageStore -> PutAcks; reads are the Dispatcher's, administration AdminCalls'.
-    Threads: server threads call put, fetch and call; appends of large batches, acks, dispatch, allocation ahead and
-    housekeeping have a thread each.
+    Threads: server threads call put, fetch and call; appends of large batches, acks, dispatch, delayed deliveries,
+    allocation ahead and housekeeping have a thread each.
     """
 
     def __init__(
@@ -106,7 +107,13 @@ class LeaderHost:
         except BaseException:
             self.supervisor.close()
             raise
-        self._dispatcher = Dispatcher(self.store, clock=self.clock)
+        self._delays = Delays(
+            self.store,
+            clock=self.clock,
+            check_serving=self.check_serving,
+            await_promise=self.await_promise,
+        )
+        self._dispatcher = Dispatcher(self.store, clock=self.clock, on_dispatched=self._delays.note)
         self.acks = PutAcks(
             self.store.log,
             self.supervisor,
@@ -139,6 +146,7 @@ class LeaderHost:
                 ("append", lambda: self._appender.run(stopping)),
                 ("acks", lambda: self.acks.run(stopping)),
                 ("dispatch", self._dispatcher.run),
+                ("delays", self._delays.run),
                 ("allocate", lambda: self._ahead.run(stopping)),
                 ("house", lambda: self.housekeeper.run(stopping)),
             )
@@ -408,6 +416,7 @@ class LeaderHost:
         self.scrub.wake()
         self.housekeeper.wake()
         self._dispatcher.stop()
+        self._delays.stop()
         for thread in self._threads:
             thread.join(2.0)
         self._settle_left()
@@ -417,6 +426,7 @@ class LeaderHost:
                 self.store.log.commit_pool()
                 self.store.log.sync()
                 self.store.log.note_confirmed(self.store.log.end)
+            self._delays.close()
             self.store.close()
         except (OSError, RayMQError) as error:
             # As a crash leaves it: the next start finds the pool and recovers.

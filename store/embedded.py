@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .async_put import AsyncPut
+from .delay_service import DelayService
 from .errors import DeliveryUnknown, Rejected, Unavailable
 from .flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from .inner_message import InnerMessage
@@ -41,6 +42,7 @@ class EmbeddedStore:
         config = self.store.config
         log.sync()
         log.note_confirmed(log.end)
+        self._delays = DelayService(self.store)
         self._syncer = SegmentSyncer(log.queue.directory, config.segment_size_bytes, log.files)
         self._sync = config.flush == "sync"
         self._commit = GroupCommit(
@@ -156,6 +158,22 @@ class EmbeddedStore:
             topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records
         )
 
+    def deliver_due(self) -> int | None:
+        """Deliver what waited for a delay level or a timer, and is due. Callers: one thread.
+
+        Returns: when to call again, ms since 1970, for what is put meanwhile earlier; None: nothing waits.
+        """
+        log = self.store.log
+        while True:
+            self._advance()
+            now = log.clock.now_ms()
+            ran = self._delays.run_once(now)
+            if ran.messages:
+                self._wake.set()
+                self.wait(Append(-1, ran.messages, 0, now, -1, log.end))
+            elif ran.next_due_ms is None or ran.next_due_ms > now:
+                return ran.next_due_ms
+
     def _advance(self) -> None:
         log = self.store.log
         log.note_confirmed(log.synced if self._sync else log.end)
@@ -212,4 +230,7 @@ class EmbeddedStore:
             log.sync()
             log.note_confirmed(log.end)
         self._syncer.close()
-        self.store.close()
+        try:
+            self._delays.close(log.clock.now_ms())
+        finally:
+            self.store.close()

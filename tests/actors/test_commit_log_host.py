@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,17 @@ from raymq.actors import appender, supervisor
 from raymq.actors.commit_log_host import ANNOUNCED_ROWS_MAX, LeaderHost
 from raymq.actors.doorbell import doorbell_directory
 from raymq.actors.shard_api import PutTicket
+from raymq.store import record
 from raymq.store.config import StoreConfig
+from raymq.store.delay_hook import transform
+from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, DeliveryUnknown, Fenced, Rejected, Unavailable
+from raymq.store.files import Files
+from raymq.store.inner_message import InnerMessage
 from raymq.store.put import FetchRequest
+from raymq.store.timer_check import read_check
 from tests.support.batches import request
+from tests.support.clock import ManualClock
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -346,3 +354,34 @@ def test_what_is_acknowledged_is_seen_by_the_next_read(serving: Shard) -> None:
         serving.host.put(request([b"%d" % number], producer=13, sequence=number)).wait(30)
         parts = serving.host.fetch(FetchRequest("t", {0: number}, 1 << 20, 1, 0))
         assert [len(part.records) for part in parts if part.records is not None] == [1]
+
+
+def test_what_is_to_be_delivered_later_arrives_and_what_waits_outlives_the_host(
+    serving: Shard,
+) -> None:
+    def put(body: bytes, properties: dict[str, str]) -> None:
+        host = serving.host
+        message = InnerMessage("t", 0, body, properties, born_time_ms=host.clock.now_ms())
+        (appended,) = host.store.put_inner([transform(message, host.clock.now_ms(), host.config)])
+        host.await_promise(appended)
+
+    put(b"level", {"DELAY": "1"})
+    put(b"soon", {"TIMER_DELAY_MS": "1"})
+    put(b"later", {"TIMER_DELAY_SEC": "60"})
+    assert sorted(body_of(raw) for raw in serving.records(0, 2)) == [b"level", b"soon"]
+    serving.close()
+    check = read_check(serving.root / "config" / "timercheck", files=Files())
+    assert check is not None
+    assert check.queue_offset == 2
+    clock = ManualClock(check.read_time_ms + 70_000)
+    with closing(EmbeddedStore(serving.root, config=CONFIG, clock=clock)) as store:
+        assert store.deliver_due() is None
+        found = store.fetch("t", 0, 2).records
+        assert found is not None
+        assert [body_of(raw) for raw in found.to_pylist()] == [b"later"]
+
+
+def body_of(raw: bytes) -> bytes:
+    row = record.decode(raw, [0], [len(raw)])
+    body: bytes = row.column("body")[0].as_py()
+    return body
