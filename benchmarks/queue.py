@@ -182,7 +182,7 @@ def measure(
         work = partial(put_all_and_get, lingering, count, size)
         note(f"both_linger_{size}", lingering, items, work)
         # Enough that the last flush does not decide.
-        many = max(count, 40_000 * scale // size)
+        many = max(count, 80_000 * scale // size)
         for name, work in (
             ("put_batch_linger", partial(put_batches, lingering, many, size)),
             ("arrow", partial(send_arrow, producer, many, size)),

@@ -81,7 +81,7 @@ class Queue:
     - `shutdown` ends the keeper, not the data; any handle's next call starts one again.
     - Every item is synced to disk: gets, and batches of some thousands, are slower than the original's,
       which keeps them in memory; benchmarks/queue.py measures both.
-    - A batch is stored in parts of about 1 MiB: one that fails may be there in part.
+    - A batch is stored in parts, of about 1 MiB, or 4 MiB with `linger_ms`: one that fails may be there in part.
     """
 
     def __init__(
