@@ -110,7 +110,8 @@ def dispatch_all(store: MessageStore) -> None:
     log = store.log
     log.sync()
     log.note_confirmed(log.end)
-    while store.dispatched < log.end:
-        before = store.dispatched
-        if store.dispatch(log.end) == before:
+    while store.dispatched < log.end or store.index_behind:
+        before = (store.dispatched, store.index.indexed)
+        store.dispatch(log.end)
+        if (store.dispatched, store.index.indexed) == before:
             raise ValueError(f"dispatch stays at {before}, the log ends at {log.end}")
