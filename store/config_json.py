@@ -2,7 +2,7 @@
 
 What counts for us stands in the log. A file that somebody else wrote since we last looked (RocketMQ, that had the
 store open) is taken over at the start, once; at the end the files say what the state says, so that RocketMQ finds its
-topics and offsets. What we have no place for (permissions, attributes, groups' settings) stays in the files as it is.
+topics and offsets. What we have no place for (permissions, groups' settings) stays in the files as it is.
 Source: ConfigManager, TopicConfigManager, ConsumerOffsetManager, SubscriptionGroupManager, ScheduleMessageService of
 RocketMQ 5.3.3 (reference 5.4). Theirs overwrite in place; here a crash leaves the old or the new file.
 """
@@ -20,7 +20,7 @@ from .checksum import crc32c
 from .errors import Corrupt, RayMQError
 from .failpoints import fail_point
 from .inner_message import Progress
-from .state import INTERNAL_TOPIC, OFFSETS, TOPIC
+from .state import INTERNAL_TOPIC, OFFSETS, TOPIC, TopicInfo
 from .topics import QUEUES_MAX, SYSTEM_PREFIX
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ WRITTEN = "config"
 _PERM_READ_WRITE, _PERM_NONE = 6, 0
 #: a topic with this bit is a pattern for new ones (TBW102, the cluster's, the broker's)
 _PERM_INHERIT = 1
+#: topics with this attribute have queues of inner batches, which we have not
+_QUEUE_TYPE, _BATCH_QUEUE = "queue.type", "BatchCQ"
 
 Table = dict[Any, Any]
 
@@ -149,16 +151,19 @@ def _import_topics(store: MessageStore, table: Table) -> None:
         queues = max(int(config.get("readQueueNums", 0)), int(config.get("writeQueueNums", 0)))
         if _is_brokers_own(name) or int(config.get("perm", 6)) & _PERM_INHERIT:
             continue
-        known = store.state.topics.get(name)
-        if not 1 <= queues <= QUEUES_MAX or (known is not None and known.queues >= queues):
+        attributes = {str(key): str(value) for key, value in config.get("attributes", {}).items()}
+        known = store.state.topics.get(name, TopicInfo(name, 0, (shard,)))
+        queues = max(queues, known.queues)
+        if not 1 <= queues <= QUEUES_MAX or attributes.get(_QUEUE_TYPE) == _BATCH_QUEUE:
             continue
         try:
             fmt.check_topic_name(name)
         except RayMQError as error:
             raise _unlike(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
-        shards = [shard] if known is None else list(known.shards)
-        value = {"name": name, "queues": queues, "shards": shards}
-        store.put_internal(TOPIC, json.dumps(value, separators=(",", ":")).encode())
+        if (queues, attributes) != (known.queues, dict(known.attributes)):
+            value = {"name": name, "queues": queues, "shards": list(known.shards)}
+            value.update({"attributes": attributes} if attributes else {})
+            store.put_internal(TOPIC, json.dumps(value, separators=(",", ":")).encode())
 
 
 def _export_topics(store: MessageStore, table: Table) -> None:
@@ -176,6 +181,9 @@ def _export_topics(store: MessageStore, table: Table) -> None:
         config = topics.setdefault(name, _new_topic(name, perms[name]))
         for field in ("readQueueNums", "writeQueueNums"):
             config[field] = max(int(config.get(field, 0)), count)
+        info = store.state.topics.get(name)
+        if info is not None and info.attributes:
+            config["attributes"] = {**config.get("attributes", {}), **dict(info.attributes)}
 
 
 def _new_topic(name: str, perm: int) -> Table:
