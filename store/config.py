@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .delay_levels import DEFAULT_LEVELS, parse_levels
 from .errors import Rejected
 
 MIB = 1024 * 1024
@@ -68,6 +69,16 @@ class StoreConfig:
     compaction_queue_file_size_bytes: int = 10 * MIB
     #: compacted queues are compacted so often (compactionScheduleInternal)
     compaction_interval_ms: int = 15 * 60 * 1000
+    #: the delays of levels 1, 2, ... in s, m, h or d (messageDelayLevel)
+    message_delay_level: str = DEFAULT_LEVELS
+    #: False refuses messages that name a time to be delivered at (timerWheelEnable)
+    timer_wheel_enabled: bool = True
+    #: the latest time a message may be delivered at, from its put on (timerMaxDelaySec)
+    timer_max_delay_s: int = 3 * 86_400
+    #: a second that this many messages wait for takes no more of them (timerCongestNumEachSlot)
+    timer_congest_num_each_slot: int = 0x7FFFFFFF
+    #: bytes of one timer log file (mappedFileSizeTimerLog)
+    timer_log_file_size_bytes: int = 100 * MIB
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 
@@ -96,6 +107,13 @@ class StoreConfig:
             raise Rejected(
                 f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"
             )
+        parse_levels(self.message_delay_level)
+        if self.timer_log_file_size_bytes < 4096:
+            raise Rejected(
+                f"timer_log_file_size_bytes is {self.timer_log_file_size_bytes}; it must be 4096 or more",
+                field="timer_log_file_size_bytes",
+                limit=4096,
+            )
         if self.transient_pool:
             self._check_pool()
 
@@ -121,6 +139,11 @@ class StoreConfig:
                 field="transient_pool_slice_bytes",
                 limit=self.append_unit_bytes,
             )
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """The delays of levels 1, 2, ..., ms."""
+        return parse_levels(self.message_delay_level)
 
     @property
     def transient_pool_bytes(self) -> int:

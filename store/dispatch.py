@@ -127,7 +127,7 @@ class Dispatch:
                     run.first_offset,
                     run.positions,
                     run.sizes,
-                    rows.tags_codes(run.topic, run.batch),
+                    rows.tags_codes(run.topic, run.batch, self._log.config.delay_levels_ms),
                 )
         moved = walk.end > self.dispatched
         self.dispatched = walk.end

@@ -25,6 +25,8 @@ NAMES: dict[str, str] = {
     "pool.restored": "the pool of the process before was written into the files, nothing is recovered",
     "commit.before_write": "CommitRealTime is about to write pool bytes into the files",
     "commit.after_write_before_report": "pool bytes are in the files, the watermark is not published",
+    "delay.group_appended": "delayed messages and the progress of their service are appended",
+    "timer.files_synced": "timer log and wheel are synced, timercheck is not written",
     "meta.slot_written_unsynced": "a meta slot is written and not synced",
     "repair.planned": "a repair has written its plan beside the copies, nothing is changed",
     "repair.kept": "what a cut takes is copied aside, nothing is cut",

@@ -20,6 +20,7 @@ from .dispatch import Dispatch, Pending
 from .duplicates import Search
 from .errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from .failpoints import fail_point
+from .index_keys import keyed_rows
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
 from .producer_stamp import Stamp
 from .put import Append, PutRequest
@@ -413,38 +414,48 @@ class PutPath:
             appends.append(Append(offset, 1, 0, now, at, start + total, offset))
             at = end
         log.append(b"".join(parts), self.epoch)
-        for each, append in zip(records, appends, strict=True):
-            self._note_inner(each, append)
+        self._note_inner(records, appends)
         if head is not None:
             self.group = (start, log.end)
             state.apply_internal(PROGRESS, body)
             return appends[1:]
         return appends
 
-    def _note_inner(self, stored: PreparedInner, append: Append) -> None:
-        """Account for a message that stands in the log now."""
-        if not stored.queued:
-            return
-        at, size = append.physical_offset, stored.size
+    def _note_inner(self, stored: list[PreparedInner], appends: list[Append]) -> None:
+        """Account for messages that stand in the log now: neighbours of one queue together."""
+        keys = [(each.topic, each.queue_id, each.queued) for each in stored]
+        first = 0
+        for row in range(1, len(keys) + 1):
+            if row < len(keys) and keys[row] == keys[first]:
+                continue
+            if stored[first].queued:
+                self._note_run(stored[first:row], appends[first:row])
+            first = row
+
+    def _note_run(self, stored: list[PreparedInner], appends: list[Append]) -> None:
+        first, last = appends[0], appends[-1]
+        topic, queue_id = stored[0].topic, stored[0].queue_id
+        levels = self._config.delay_levels_ms
+        codes = [each.tags_code(first.store_time_ms, levels) for each in stored]
         self._dispatch.pend(
             Pending(
-                at,
-                at + size,
-                stored.topic,
-                stored.queue_id,
-                append.first_offset,
-                np.array([at]),
-                np.array([size]),
-                stored.tags_codes(append.store_time_ms),
-                append.store_time_ms,
-                stored.keyed,
+                first.physical_offset,
+                last.physical_offset + stored[-1].size,
+                topic,
+                queue_id,
+                first.first_offset,
+                np.array([each.physical_offset for each in appends], dtype=np.int64),
+                np.array([each.size for each in stored], dtype=np.int64),
+                np.array(codes, dtype=np.int64),
+                first.store_time_ms,
+                keyed_rows([each.properties for each in stored]),
             )
         )
         self._state.apply_rows(
-            stored.topic,
-            stored.queue_id,
-            append.first_offset,
-            1,
-            append.end_offset,
-            append.store_time_ms,
+            topic,
+            queue_id,
+            first.first_offset,
+            len(stored),
+            first.end_offset,
+            first.store_time_ms,
         )

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from . import format as fmt
 from . import record
+from .delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC
 from .producer_stamp import STAMP_BYTES, read_column
 from .properties import TAG_NAME, TAGS
 from .properties import decode as decode_properties
@@ -31,8 +32,6 @@ _LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
 _DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
 _TRANSACTION_MASK = 0xC
 _NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: offset 0, no consume queue entry
-_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 
 class RowRun(NamedTuple):
@@ -62,15 +61,17 @@ def tag_column(properties: pa.Array) -> pa.Array:
     return found
 
 
-def tags_codes(topic: str, batch: pa.RecordBatch) -> Int64s:
-    """The consume-queue tagsCode of each row.
+def tags_codes(
+    topic: str, batch: pa.RecordBatch, levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
+) -> Int64s:
+    """The consume-queue tagsCode of each row. Args: `levels_ms`, the delay of each level.
 
     Source: CommitLog#checkMessageAndReturnSize: the hash of TAGS; for delayed records the delivery time.
     """
     codes = _tag_hashes(batch)
     if topic == SCHEDULE_TOPIC:
         at = [
-            _deliver_at(row["properties"], row["store_time_ms"])
+            _deliver_at(row["properties"], row["store_time_ms"], levels_ms)
             for row in batch.select(["properties", "store_time_ms"]).to_pylist()
         ]
         return np.where(at, np.array(at, dtype=np.int64), codes)
@@ -87,22 +88,28 @@ def _tag_hashes(batch: pa.RecordBatch) -> Int64s:
     return codes_of_rows
 
 
-def _deliver_at(properties: bytes, store_time_ms: int) -> int:
+def _deliver_at(properties: bytes, store_time_ms: int, levels_ms: tuple[int, ...]) -> int:
     """When to deliver a record of the schedule topic; 0 when it names no level."""
     found = _DELAY.match(properties)
     if not found or not int(found[1]):
         return 0
-    return store_time_ms + 1000 * _LEVELS_S[min(int(found[1]), len(_LEVELS_S)) - 1]
+    return store_time_ms + levels_ms[min(int(found[1]), len(levels_ms)) - 1]
 
 
-def tags_code_of(topic: str, properties: bytes, store_time_ms: int) -> int:
+def tags_code_of(
+    topic: str,
+    properties: bytes,
+    store_time_ms: int,
+    levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS,
+) -> int:
     """`tags_codes` of one record."""
     if topic == SCHEDULE_TOPIC:
-        at = _deliver_at(properties, store_time_ms)
+        at = _deliver_at(properties, store_time_ms, levels_ms)
         if at:
             return at
-    tag = decode_properties(properties).get(TAGS)
-    return fmt.tags_code(tag)
+    if TAG_NAME not in properties:
+        return 0
+    return fmt.tags_code(decode_properties(properties).get(TAGS))
 
 
 def runs(view: memoryview, base_offset: int, positions: Int64s, sizes: Int64s) -> Iterator[RowRun]:

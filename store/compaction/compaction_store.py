@@ -248,8 +248,8 @@ class CompactionStore:
     def compact(self, topic: str, queue_id: int, *, roll: bool = False) -> Compacted | None:
         """Keep of a queue's sealed files the latest message of each key; one without a body takes its key away.
 
-        `roll` copies what is dispatched and ends the file that is being written first, so that all is looked at. Readers are held up for
-        the exchange only. Returns: None when there is nothing new in sealed files.
+        `roll` copies what is dispatched and ends the file that is being written first, so that all is looked at.
+        Readers are held up for the exchange only. Returns: None when there is nothing new in sealed files.
         Raises: OSError, StorageFull, with the old files in place.
         """
         while roll and self.advance(topic, queue_id):

@@ -617,7 +617,7 @@ def groups(width: int) -> Trace:
 def fixed_names() -> Iterator[None]:
     """Store ids and names of pools that are the same at every run."""
     with (
-        mock.patch("uuid.uuid4", lambda: uuid.UUID(int=SEED)),
+        mock.patch("uuid.uuid4", return_value=uuid.UUID(int=SEED)),
         mock.patch("os.urandom", bytes),
     ):
         yield
