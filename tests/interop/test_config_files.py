@@ -38,7 +38,7 @@ def test_we_take_over_what_rocketmq_wrote(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    rocketmq.write_and_halt(root, kinds.ordinary())
+    rocketmq.write_and_leave(root, kinds.ordinary())
     rocketmq.config(root, **TABLES)
     store = MessageStore.open(root, config=config)
     expected = {name: TopicInfo(name, queues, (0,)) for name, queues in TABLES["topics"].items()}
@@ -86,7 +86,7 @@ def test_each_finds_what_the_other_changed(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    rocketmq.write_and_halt(root, [kinds.kind(b"x")])
+    rocketmq.write_and_leave(root, [kinds.kind(b"x")])
     rocketmq.config(root, **TABLES)
     store = MessageStore.open(root, config=config)
     store.commit_offsets("g", "TopicTest", {0: 13})

@@ -59,18 +59,18 @@ def test_we_read_all_that_rocketmq_wrote_and_rocketmq_what_we_appended(
     assert stored(both) > count + len(more)
 
 
-@pytest.mark.parametrize("end", ["shut down", "halted"])
+@pytest.mark.parametrize("end", ["shut down", "running"])
 def test_we_find_keys_in_all_of_rocketmqs_index_files(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path, end: str
 ) -> None:
     root = tmp_path / "store"
     small = StoreConfig(**{**vars(config), "max_hash_slot_num": 20, "max_index_num": 60})
     theirs = rocketmq.resized(slots=20, entries=60)
-    write = theirs.write if end == "shut down" else theirs.write_and_halt
+    write = theirs.write if end == "shut down" else theirs.write_and_leave
     write(root, [*kinds.rolling(), *[*kinds.ordinary(), *kinds.special()] * 3])
     assert len(list((root / "index").iterdir())) >= 2
     assert_same(read_copy(root, small), theirs.read(root))
-    put_ours(root, small, [*kinds.ordinary(), *kinds.rolling()], crash=end == "halted")
+    put_ours(root, small, [*kinds.ordinary(), *kinds.rolling()], crash=end == "running")
     assert_same(read_copy(root, small), theirs.read(root))
 
 
@@ -78,8 +78,8 @@ def test_both_write_in_turn(rocketmq: RocketMQ, config: StoreConfig, tmp_path: P
     root = tmp_path / "store"
     put_ours(root, config, kinds.ordinary(), crash=False)
     counts = []
-    for turn in range(2):
-        rocketmq.write(root, [*kinds.special(), *kinds.rolling(12)])
+    for turn, write in enumerate((rocketmq.write, rocketmq.write_and_leave)):
+        write(root, [*kinds.special(), *kinds.rolling(12)])
         both = rocketmq.read(root)
         assert_same(read_copy(root, config), both)
         counts.append(stored(both))
@@ -103,7 +103,7 @@ def test_rocketmq_brings_back_what_it_cut_away_and_we_read_what_it_reads(
         file.seek(second + 4)
         file.write(bytes(4))
     # Its recovery cuts the log before the second message; the new one is as long as that was.
-    (fourth,) = rocketmq.write_and_halt(root, [kinds.kind(b"fourth")])
+    (fourth,) = rocketmq.write_and_leave(root, [kinds.kind(b"fourth")])
     assert fourth["phy"] == second
     lines = rocketmq.read(root)
     # What came back is older than what stands before it.
