@@ -79,6 +79,34 @@ class StoreConfig:
     timer_congest_num_each_slot: int = 0x7FFFFFFF
     #: bytes of one timer log file (mappedFileSizeTimerLog)
     timer_log_file_size_bytes: int = 100 * MIB
+    #: an append that is under way for longer makes further puts answer OS_PAGE_CACHE_BUSY (osPageCacheBusyTimeOutMills)
+    os_page_cache_busy_timeout_ms: int = 1_000
+    #: a put that waits longer for the next file answers CREATE_MAPPED_FILE_FAILED (AllocateMappedFileService, fixed)
+    allocate_timeout_ms: int = 5_000
+    #: how often old files are looked for (cleanResourceInterval)
+    clean_resource_interval_ms: int = 10_000
+    #: hours of the day, local time, in which expired files are deleted: "04" or "04;16" (deleteWhen)
+    delete_when: str = "04"
+    #: a commit log file expires so long after its last message was stored (fileReservedTime)
+    file_reserved_hours: float = 72
+    #: above it expired files are deleted at any hour, percent (diskMaxUsedSpaceRatio)
+    disk_max_used_space_ratio: int = 75
+    #: above it files are deleted before they expire, percent (diskSpaceCleanForciblyRatio)
+    disk_space_clean_forcibly_ratio: int = 85
+    #: above it puts are refused, percent (diskSpaceWarningLevelRatio); not while 8 commit log files would still fit
+    disk_space_warning_level_ratio: int = 90
+    #: whether files are ever deleted before they expire (cleanFileForciblyEnable, there True): whatever fills the disk
+    #: would then take acknowledged messages with it
+    clean_file_forcibly: bool = False
+    #: commit log files that one pass deletes at most (deleteFileBatchMax)
+    delete_file_batch_max: int = 10
+    #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list);
+    #: none: in `commitlog/`, whose files are read in any case
+    commit_log_paths: tuple[str, ...] = ()
+    #: directories whose commit log files are read and deleted, none is made there (readOnlyCommitLogStorePaths)
+    read_only_commit_log_paths: tuple[str, ...] = ()
+    #: pause between two deletions (deleteCommitLogFilesInterval, deleteConsumeQueueFilesInterval)
+    delete_files_interval_ms: int = 100
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 
@@ -114,8 +142,33 @@ class StoreConfig:
                 field="timer_log_file_size_bytes",
                 limit=4096,
             )
+        self._check_retention()
         if self.transient_pool:
             self._check_pool()
+
+    def _check_retention(self) -> None:
+        """RocketMQ clamps what is out of range without a word."""
+        hours = self.delete_when.split(";")
+        if not all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours):
+            raise Rejected(
+                f"delete_when is {self.delete_when!r}; use hours from 00 to 23 such as '04' or '04;16'",
+                field="delete_when",
+                limit="00..23",
+            )
+        for field, low, high in (
+            ("disk_max_used_space_ratio", 10, 95),
+            ("disk_space_clean_forcibly_ratio", 30, 95),
+            ("disk_space_warning_level_ratio", 35, 99),
+            ("delete_file_batch_max", 1, 1_000_000),
+            ("file_reserved_hours", 0, 1_000_000),
+        ):
+            value = getattr(self, field)
+            if not low <= value <= high:
+                raise Rejected(
+                    f"{field} is {value}; it must be {low} to {high}",
+                    field=field,
+                    limit=f"{low}..{high}",
+                )
 
     def _check_pool(self) -> None:
         if self.transient_pool_slices < 2:

@@ -5,7 +5,6 @@ Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import NamedTuple
 
@@ -18,6 +17,8 @@ from .commit_log import CommitLog
 from .consume_queues import ConsumeQueues
 from .index_builder import IndexBuilder, KeyedUnit
 from .index_keys import Keyed
+from .put_lock import PutLock
+from .running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 
 Int64s = npt.NDArray[np.int64]
 
@@ -47,12 +48,19 @@ class Dispatch:
     """The dispatched end of a store, and the way there. Callers: one thread; `pend` under the put lock."""
 
     def __init__(
-        self, log: CommitLog, queues: ConsumeQueues, *, put_lock: threading.Lock, clock: Clock
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        *,
+        put_lock: PutLock,
+        clock: Clock,
+        flags: RunningFlags,
     ) -> None:
         self._log = log
         self._queues = queues
         self._clock = clock
         self._put_lock = put_lock
+        self._flags = flags
         self._pending: deque[Pending] = deque()
         #: everything below this is in the consume queues
         self.dispatched = 0
@@ -67,8 +75,22 @@ class Dispatch:
         self._pending.append(unit)
 
     def run(self, confirmed: int) -> int:
-        """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end."""
-        self._run(confirmed)
+        """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
+
+        Raises: StorageFull, to be tried again; OSError, after which puts are refused until a dispatch succeeds
+        (in RocketMQ until a restart, but after 30 tries).
+        """
+        failed = self._flags.bits & WRITE_LOGICS_QUEUE_ERROR
+        if self._flags.bits & BLOCKS_DISPATCH & ~WRITE_LOGICS_QUEUE_ERROR:
+            return self.dispatched
+        before = self.dispatched
+        try:
+            self._run(confirmed)
+        except OSError:
+            self._flags.set(WRITE_LOGICS_QUEUE_ERROR)
+            raise
+        if failed and self.dispatched > before:
+            self._flags.clear(WRITE_LOGICS_QUEUE_ERROR)
         if self.index is not None:
             self.index.run(self.dispatched)
         return self.dispatched

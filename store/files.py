@@ -13,6 +13,8 @@ import mmap
 import os
 import shutil
 import struct
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -177,6 +179,15 @@ class Files:
             if mapped is not None:
                 mapped.close()
 
+    def forget(self, view: memoryview) -> Callable[[], bool]:
+        """Let go of a view without taking it from who still reads it or a slice of it.
+
+        Returns: tells whether the last of them is gone, and with him the map.
+        """
+        mapped = self._maps.pop(id(view), None)
+        alive = (lambda: None) if mapped is None else weakref.ref(mapped)
+        return lambda: alive() is None
+
     def _check_length(self, fd: int, size: int) -> None:
         have = os.fstat(fd).st_size
         if have < size:
@@ -249,6 +260,19 @@ class Files:
         """Room on the file system of `path` for this user."""
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
+
+    def used_ratio(self, path: PathLike) -> float:
+        """How full the file system of `path` is for this user, percent; 0 when it does not exist.
+
+        Source: UtilAll#getDiskPartitionSpaceUsedPercent: used of used + usable.
+        """
+        try:
+            stat = os.statvfs(path)
+        except FileNotFoundError:
+            return 0.0
+        used = stat.f_blocks - stat.f_bfree
+        whole = used + stat.f_bavail
+        return 100.0 * used / whole if whole else 0.0
 
     def read_file(self, path: PathLike) -> bytes:
         """The whole content of a small file."""

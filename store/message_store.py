@@ -7,7 +7,6 @@ builds consume queues from log[0, C); `fetch` reads them. The engine is usable a
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,25 @@ from typing import Any
 import pyarrow as pa
 
 from . import config_json, record, rows
+from .clean import CleanService, Derived
 from .clock import Clock
 from .commit_log import CommitLog
 from .compaction.compaction_store import CompactionStore
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch
+from .failpoints import fail_point
 from .files import Files
 from .index_builder import IndexBuilder
 from .index_service import IndexService
 from .inner_message import InnerMessage, Progress
 from .put import Append, FetchSlice, PutRequest
+from .put_hooks import PutHook
+from .put_lock import PutLock
 from .put_path import CheckedPut, PutPath
 from .query import TIME_MAX_MS, Boundary, Query, QueryResult
 from .reader import Reader
+from .running_flags import RunningFlags
 from .segment_head import read_head
 from .state import (
     INTERNAL_TOPIC,
@@ -38,6 +42,7 @@ from .state import (
     TOPIC,
     ShardState,
 )
+from .stats import StoreStats
 from .topics import check_new_topic
 
 Prepared = record.Prepared | record.PreparedRow
@@ -69,9 +74,31 @@ class MessageStore:
             clock=log.clock,
         )
         self.query = Query(log, self.consume_queues, self.index)
-        lock = threading.Lock()
-        self._dispatch = Dispatch(log, self.consume_queues, put_lock=lock, clock=log.clock)
-        self.put_path = PutPath(log, self.state, self.consume_queues, self._dispatch, lock=lock)
+        #: what is allowed at present
+        self.flags = RunningFlags()
+        self.stats = StoreStats()
+        #: see `put_message.MessagePut`
+        self.hooks: list[PutHook] = []
+        lock = PutLock(log.clock)
+        self._dispatch = Dispatch(
+            log, self.consume_queues, put_lock=lock, clock=log.clock, flags=self.flags
+        )
+        self.put_path = PutPath(
+            log,
+            self.state,
+            self.consume_queues,
+            self._dispatch,
+            lock=lock,
+            flags=self.flags,
+            stats=self.stats,
+        )
+        self._put_lock = lock
+        #: stores made from the log, which forget what is deleted there
+        self.derived: list[Derived] = [self.index]
+        #: deletes old files; its `run_once` is called by whoever owns this store
+        self.cleaner = CleanService(log, self, flags=self.flags)
+        #: next queue offsets as of the snapshot that recovery began at
+        self._first_snapshot: dict[tuple[str, int], int] | None = None
         self._closed = False
 
     @classmethod
@@ -123,8 +150,9 @@ class MessageStore:
             known if log.same_boot or not log.crashed else min(known, log.marks.dispatched_end)
         )
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
-        # After a reboot a unit above what was synced may be torn: it is dispatched again.
-        trusted = None if log.same_boot or not log.crashed else max(complete, 0)
+        # After a reboot a unit above what was synced may be torn: it is dispatched again. What is below the log's
+        # start cannot be, and was synced before that was deleted.
+        trusted = None if log.same_boot or not log.crashed else max(complete, log.start)
 
         def settle(end: int) -> None:
             self.consume_queues.truncate(end if trusted is None else min(end, trusted))
@@ -136,6 +164,9 @@ class MessageStore:
             self.consume_queues.truncate(log.end)
         if log.recovered is not None and log.recovered.row == "K" and not log.own:
             log.note_synced(log.end)
+        self.consume_queues.correct_min_offsets(log.start)
+        if self._queues_lost():
+            complete = log.start
         self._dispatch.dispatched = min(max(complete, log.start), log.end)
         tail = log.queue.find(log.end)
         if tail is not None:
@@ -146,6 +177,14 @@ class MessageStore:
         if not log.queue.files:
             self.put_path.begin_log()
         self.compaction.load()
+
+    def _queues_lost(self) -> bool:
+        """Whether a consume queue has fewer units than were dispatched when the walk's first snapshot was written."""
+        for (topic, queue_id), offset in (self._first_snapshot or {}).items():
+            queue = self.consume_queues.find(topic, queue_id)
+            if offset and (queue is None or queue.max_offset < offset):
+                return True
+        return False
 
     def _recover_index(self) -> None:
         log = self.log
@@ -198,7 +237,9 @@ class MessageStore:
             for tag, body, at in zip(tags, bodies, run.positions.tolist(), strict=True):
                 if tag == PROGRESS.encode():
                     self.put_path.group = (at, int(json.loads(body)["end"]))
-                self.state.apply_internal((tag or b"").decode(), body)
+                restored = self.state.apply_internal((tag or b"").decode(), body)
+                if restored and self._first_snapshot is None:
+                    self._first_snapshot = dict(self.state.next_offsets)
         self.state.apply_rows(
             run.topic,
             run.queue_id,
@@ -263,6 +304,27 @@ class MessageStore:
             checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync())
         self.log.marks.dispatched_end = upto
 
+    # --- deletion: what `cleaner` asks ------------------------------------------------------------------------
+
+    def deletable_end(self) -> int:
+        """What is in the consume queues, durably: a power loss must not bring them back behind the log's start."""
+        self.sync_queues()
+        return self.log.marks.dispatched_end
+
+    def forget_before(self, start: int) -> None:
+        """Messages below physical offset `start` are out of range from now on."""
+        self.consume_queues.correct_min_offsets(start)
+
+    def delete_derived(self, start: int) -> None:
+        """Delete chain, consume queue files and indexes of what stood below `start`."""
+        with self._put_lock:
+            self.log.chain.delete_before(start)
+        fail_point("clean.after_chain")
+        self.consume_queues.delete_expired()
+        fail_point("clean.after_queues")
+        for derived in self.derived:
+            derived.delete_expired(start)
+
     # --- reads ----------------------------------------------------------------------------------------------
 
     def queues(self) -> list[tuple[str, int]]:
@@ -276,9 +338,15 @@ class MessageStore:
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """See `Reader.fetch`; of a compaction topic `CompactionStore.fetch`."""
+        """See `Reader.fetch`; of a compaction topic `CompactionStore.fetch`.
+
+        Raises: Unavailable, too, when the store is not readable.
+        """
+        self.flags.check_readable()
         reader = self.compaction if self.compaction.owns(topic) else self.reader
-        return reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        self.stats.note_get(0 if found.records is None else len(found.records))
+        return found
 
     # --- queries --------------------------------------------------------------------------------------------
 
