@@ -51,21 +51,26 @@ Table = dict[Any, Any]
 def import_changed(store: MessageStore) -> list[str]:
     """Take over each file that we do not know yet. Returns: their names. Durable: nothing; the next sync does it.
 
+    Of a file that we know only what is missing, and only where RocketMQ deleted the snapshots that said it.
     Callers: a store that was recovered and is not in use yet. A crash on the way imports once more, which is harmless.
     Raises: Corrupt when a file and its `.bak` are no configuration of RocketMQ's.
     """
     changed = []
     for name in NAMES:
         found = _read(store, name)
-        if found is None or _is_known(store, name, found[1]):
+        if found is None:
+            continue
+        new = not _is_known(store, name, found[1])
+        if not new and store.state_is_whole:
             continue
         try:
-            _IMPORTS[name](store, found[0])
+            _IMPORTS[name](store, found[0], new)
         except (AttributeError, TypeError, ValueError) as error:
             raise _unlike(name, str(error)) from error
-        fail_point("config.imported")
-        store.put_inner([], progress=Progress(IMPORT_SERVICE, {name: found[1]}))
-        changed.append(name)
+        if new:
+            fail_point("config.imported")
+            store.put_inner([], progress=Progress(IMPORT_SERVICE, {name: found[1]}))
+            changed.append(name)
     return changed
 
 
@@ -145,7 +150,7 @@ def _remember(store: MessageStore, name: str, crcs: list[int]) -> None:
 # --- topics ---------------------------------------------------------------------------------------------------
 
 
-def _import_topics(store: MessageStore, table: Table) -> None:
+def _import_topics(store: MessageStore, table: Table, new: bool) -> None:
     shard = int(store.log.meta.get("shard") or 0)
     for name, config in _rows(table, "topicConfigTable", TOPICS):
         queues = max(int(config.get("readQueueNums", 0)), int(config.get("writeQueueNums", 0)))
@@ -160,7 +165,8 @@ def _import_topics(store: MessageStore, table: Table) -> None:
             fmt.check_topic_name(name)
         except RayMQError as error:
             raise _unlike(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
-        if (queues, attributes) != (known.queues, dict(known.attributes)):
+        changed = (queues, attributes) != (known.queues, dict(known.attributes))
+        if changed and (new or not known.queues):
             value = {"name": name, "queues": queues, "shards": list(known.shards)}
             value.update({"attributes": attributes} if attributes else {})
             store.put_internal(TOPIC, json.dumps(value, separators=(",", ":")).encode())
@@ -207,15 +213,20 @@ def _is_brokers_own(name: str) -> bool:
 # --- offsets and groups ---------------------------------------------------------------------------------------
 
 
-def _import_offsets(store: MessageStore, table: Table) -> None:
+def _import_offsets(store: MessageStore, table: Table, new: bool) -> None:
     for name, offsets in _rows(table, "offsetTable", CONSUMER_OFFSETS):
         topic, _, group = name.partition("@")
-        found = {int(queue): int(offset) for queue, offset in offsets.items()}
         have = store.state.offsets.get((group, topic), {})
-        if any(have.get(queue) != offset for queue, offset in found.items()):
-            texts = {str(queue): offset for queue, offset in found.items()}
+        found = {int(queue): int(offset) for queue, offset in offsets.items()}
+        texts = {str(queue): found[queue] for queue in _to_take(found, have, new)}
+        if texts:
             value = {"group": group, "topic": topic, "offsets": texts}
             store.put_internal(OFFSETS, json.dumps(value, separators=(",", ":")).encode())
+
+
+def _to_take(found: Table, have: Table, new: bool) -> list[Any]:
+    """The keys whose values a file changes: of a new one those that differ, else those that are missing."""
+    return [key for key in found if (found[key] != have.get(key) if new else key not in have)]
 
 
 def _export_offsets(store: MessageStore, table: Table) -> None:
@@ -229,7 +240,7 @@ def _export_offsets(store: MessageStore, table: Table) -> None:
         offsets[f"{topic}@{group}"] = {int(queue): at for queue, at in theirs.items()} | ours
 
 
-def _import_groups(store: MessageStore, table: Table) -> None:
+def _import_groups(store: MessageStore, table: Table, new: bool) -> None:
     """Groups are who commits offsets; their settings stay in the file."""
 
 
@@ -264,12 +275,12 @@ def _new_group(name: str) -> Table:
 # --- delay levels ---------------------------------------------------------------------------------------------
 
 
-def _import_levels(store: MessageStore, table: Table) -> None:
+def _import_levels(store: MessageStore, table: Table, new: bool) -> None:
     found = {str(level): int(offset) for level, offset in table.get("offsetTable", {}).items()}
-    have = store.state.progress.get(LEVELS_SERVICE, {})
-    new = {level: offset for level, offset in found.items() if have.get(level) != offset}
-    if new:
-        store.put_inner([], progress=Progress(LEVELS_SERVICE, new))
+    taken = _to_take(found, store.state.progress.get(LEVELS_SERVICE, {}), new)
+    if taken:
+        values = {level: found[level] for level in taken}
+        store.put_inner([], progress=Progress(LEVELS_SERVICE, values))
 
 
 def _export_levels(store: MessageStore, table: Table) -> None:
@@ -295,7 +306,7 @@ def _unlike(name: str, reason: str) -> Corrupt:
     )
 
 
-_IMPORTS: dict[str, Callable[[MessageStore, Table], None]] = {
+_IMPORTS: dict[str, Callable[[MessageStore, Table, bool], None]] = {
     TOPICS: _import_topics,
     CONSUMER_OFFSETS: _import_offsets,
     GROUPS: _import_groups,

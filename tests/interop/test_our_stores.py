@@ -99,6 +99,32 @@ def test_rocketmq_finds_keys_in_all_of_our_index_files(
     assert_same(read_copy(tmp_path / "s", small), theirs)
 
 
+@pytest.mark.parametrize("end", ["closed", "crashed"])
+def test_rocketmq_sees_what_is_left_when_we_deleted_old_files(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path, end: str
+) -> None:
+    soon = StoreConfig(**{**vars(config), "file_reserved_hours": 0})
+    store = MessageStore.open(tmp_path / "s", config=soon)
+    put_all(store, [*kinds.ordinary(), *kinds.special(), *kinds.rolling()])
+    dispatch_all(store)
+    store.sync_queues()
+    store.cleaner.delete_now()
+    deleted = store.cleaner.run_once()
+    put_all(store, kinds.ordinary())
+    dispatch_all(store)
+    start = store.log.start
+    assert (deleted > 0, start > 0) == (True, True)
+    if end == "closed":
+        store.close()
+    else:
+        store.abandon()
+    theirs = rocketmq.read(tmp_path / "s")
+    # Before the first message RocketMQ answers with the place where the queue's file begins.
+    assert_same(read_copy(tmp_path / "s", soon), theirs, times=False)
+    assert theirs[0]["min"] == start
+    assert any(line["kind"] == "queue" and line["min"] > 0 for line in theirs)
+
+
 class AfterReboot(Files):
     """The same files, on a machine that was started again."""
 

@@ -74,6 +74,20 @@ def test_we_find_keys_in_all_of_rocketmqs_index_files(
     assert_same(read_copy(root, small), theirs.read(root))
 
 
+def test_we_see_what_is_left_when_rocketmq_deleted_old_files(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    messages = [*kinds.ordinary(), *kinds.special(), *kinds.rolling(), {"action": "delete"}]
+    *_, done = rocketmq.write_and_leave(root, messages)
+    assert done["deleted"] >= 2
+    theirs = rocketmq.read(root)
+    assert_same(read_copy(root, config), theirs, times=False)
+    assert any(line["kind"] == "queue" and line["min"] > 0 for line in theirs)
+    put_ours(root, config, kinds.ordinary(), crash=False)
+    assert_same(read_copy(root, config), rocketmq.read(root), times=False)
+
+
 def test_both_write_in_turn(rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path) -> None:
     root = tmp_path / "store"
     put_ours(root, config, kinds.ordinary(), crash=False)
