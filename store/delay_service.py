@@ -38,13 +38,6 @@ class DelayService:
         levels = range(len(self._store.config.delay_levels_ms))
         return self.timers.active or any(queues.find(SCHEDULE_TOPIC, q) for q in levels)
 
-    @property
-    def stored(self) -> int:
-        """Grows with every confirmed message that waits: a reason to call `run_once` before it is due."""
-        queues = self._store.consume_queues
-        found = (queues.find(SCHEDULE_TOPIC, q) for q in range(len(self.levels.levels_ms)))
-        return self.timers.end + sum(queue.max_offset for queue in found if queue is not None)
-
     def run_once(self, now_ms: int, *, limit: int = RUN_MESSAGES) -> DelayRun:
         """Deliver what is due, at most about `limit` messages; more: the next call is due at once.
 

@@ -295,6 +295,11 @@ class MessageStore:
         """Everything below this is in the consume queues."""
         return self._dispatch.dispatched
 
+    @property
+    def delayed(self) -> int:
+        """Grows when a message is dispatched that is to be delivered later."""
+        return self._dispatch.delayed
+
     def dispatch(self, confirmed: int) -> int:
         """Build consume queues up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
