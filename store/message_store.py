@@ -166,6 +166,7 @@ class MessageStore:
         if log.recovered is not None and log.recovered.row == "K" and not log.own:
             log.note_synced(log.end)
         self.consume_queues.correct_min_offsets(log.start)
+        self._count_on_from_queues()
         if self._queues_lost():
             complete = log.start
         self._dispatch.dispatched = min(max(complete, log.start), log.end)
@@ -178,6 +179,17 @@ class MessageStore:
         if not log.queue.files:
             self.put_path.begin_log()
         self.compaction.load()
+
+    def _count_on_from_queues(self) -> None:
+        """Where RocketMQ deleted all messages of a queue, only the consume queue knows how far they were numbered."""
+        offsets = self.state.next_offsets
+        for key, queue in ((key, self.consume_queues.get(*key)) for key in self.queues()):
+            offsets[key] = max(offsets.get(key, 0), queue.max_offset)
+
+    @property
+    def state_is_whole(self) -> bool:
+        """Whether the log tells all of the state; RocketMQ may have deleted the snapshots that told it."""
+        return self.log.start == 0 or self._first_snapshot is not None
 
     def _queues_lost(self) -> bool:
         """Whether a consume queue has fewer units than were dispatched when the walk's first snapshot was written."""

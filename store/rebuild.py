@@ -187,7 +187,7 @@ def _topics(store: ReadOnlyStore, state: ShardState) -> dict[str, Any]:
             queues[group.topic] = max(queues.get(group.topic, 0), group.queue_id + 1)
     return {
         name: {
-            "attributes": {},
+            "attributes": dict(state.topics[name].attributes) if name in state.topics else {},
             "order": False,
             "perm": 6,
             "readQueueNums": count,
