@@ -25,7 +25,15 @@ from raymq.store.state import ShardState
 from . import swap
 from .compactor import Compacted, write_compacted
 from .sparse_log import Rows, SparseLog
-from .units import DIRECTORY, LOG, keys_of, log_directory, queue_directory
+from .units import (
+    COMPACTING,
+    DIRECTORY,
+    LOG,
+    file_sizes,
+    keys_of,
+    log_directory,
+    queue_directory,
+)
 
 #: messages, and bytes of them, copied in one go
 _COPIED_MAX = 4096
@@ -93,13 +101,19 @@ class CompactionStore:
             self._positions[name] = following - 1
 
     def _make(self, topic: str, queue_id: int) -> SparseLog:
-        root, config = self._log.root, self._config
+        root = self._log.root
         return SparseLog(
             log_directory(root, topic, queue_id),
             queue_directory(root, topic, queue_id),
-            config.compaction_file_size_bytes,
-            config.compaction_queue_file_size_bytes,
+            *self._sizes,
             files=self._files,
+        )
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        config = self._config
+        return file_sizes(
+            config.compaction_file_size_bytes, config.compaction_queue_file_size_bytes
         )
 
     def close(self) -> None:
@@ -248,8 +262,8 @@ class CompactionStore:
     def compact(self, topic: str, queue_id: int, *, roll: bool = False) -> Compacted | None:
         """Keep of a queue's sealed files the latest message of each key; one without a body takes its key away.
 
-        `roll` copies what is dispatched and ends the file that is being written first, so that all is looked at. Readers are held up for
-        the exchange only. Returns: None when there is nothing new in sealed files.
+        `roll` copies what is dispatched and ends the file that is being written first, so that all is looked at.
+        Readers are held up for the exchange only. Returns: None when there is nothing new in sealed files.
         Raises: OSError, StorageFull, with the old files in place.
         """
         while roll and self.advance(topic, queue_id):
@@ -257,7 +271,7 @@ class CompactionStore:
         log = self._logs.get((topic, queue_id))
         if log is None:
             return None
-        root, files, config = self._log.root, self._files, self._config
+        root, files = self._log.root, self._files
         with self._lock, log.lock:
             if roll and log.pairs and log.pairs[-1].count:
                 log.seal()
@@ -269,16 +283,10 @@ class CompactionStore:
         if not filled or int(filled[-1].units()["offset"][-1]) <= done:
             return None
         swap.drop_unfinished(root, topic, queue_id, files=files)
-        names, result = write_compacted(
-            pairs,
-            log,
-            file_bytes=config.compaction_file_size_bytes,
-            queue_file_bytes=config.compaction_queue_file_size_bytes,
-            files=files,
-        )
+        names, result = write_compacted(pairs, log, self._sizes, files=files)
         for directory in (log.log_directory, log.queue_directory):
             if names:
-                files.sync_dir(directory / "compacting")
+                files.sync_dir(directory / COMPACTING)
         old = [pair.log.path.name for pair in pairs]
         plan = swap.Swap(topic, queue_id, old, names, result.last_offset)
         with self._lock, log.lock:
