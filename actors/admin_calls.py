@@ -42,6 +42,11 @@ class AdminCalls:
             for t in list(self._host.store.state.topics.values())
         }
 
+    def _op_delete_expired_files(self) -> dict[str, Any]:
+        """Source: TRIGGER_DELETE_FILES (27)."""
+        self._host.housekeeper.delete_now()
+        return {}
+
     def _op_create_topic(self, name: str, queues: int, shards: list[int]) -> dict[str, Any]:
         self._host.check_serving()
         appended = self._host.store.create_topic(name, queues, shards)

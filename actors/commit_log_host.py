@@ -24,15 +24,19 @@ from raymq.store.errors import (
 )
 from raymq.store.files import Files
 from raymq.store.flush import PAGE_BYTES
+from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
 from raymq.store.put import Append, FetchRequest, FetchSlice, PutRequest
+from raymq.store.put_message import MessagePut, PutResult
 from raymq.store.put_path import CheckedPut
 from raymq.store.scrub import Scrub
+from raymq.store.status import PutStatus
 
 from .admin_calls import AdminCalls
 from .appender import Appender, Made
 from .control_block import COMMIT_REAL_TIME
 from .dispatcher import Dispatcher
+from .housekeeper import Housekeeper
 from .put_acks import Counters, PutAcks
 from .readings import as_status, read_leader
 from .shard_api import PutTicket, tell_all
@@ -57,8 +61,8 @@ class LeaderHost:
     """The leader of a shard: implements `shard_api.ShardBackend` over a MessageStore and a Supervisor.
 
     A put goes `put` -> Appender -> MessageStore -> PutAcks; reads are the Dispatcher's, administration AdminCalls'.
-    Threads: server threads call put, fetch and call; appends of large batches, acks, dispatch and allocation ahead
-    have a thread each.
+    Threads: server threads call put, fetch and call; appends of large batches, acks, dispatch, allocation ahead and
+    housekeeping have a thread each.
     """
 
     def __init__(
@@ -116,8 +120,15 @@ class LeaderHost:
         self.store.log.pool.on_full = self._await_room
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
+        self._messages = MessagePut(self.store, self.await_promise)
         self._ahead = self.store.log.allocate_ahead()
         self.scrub = self._make_scrub(files)
+        self.housekeeper = Housekeeper(
+            self.store.cleaner,
+            clock=self.clock,
+            interval_ms=config.clean_resource_interval_ms,
+            sample=self.store.stats.sample,
+        )
         stopping = self._is_stopping
         self._threads = [
             threading.Thread(target=self._guard(name, body), name=f"raymq-{name}", daemon=True)
@@ -126,6 +137,7 @@ class LeaderHost:
                 ("acks", lambda: self.acks.run(stopping)),
                 ("dispatch", self._dispatcher.run),
                 ("allocate", lambda: self._ahead.run(stopping)),
+                ("house", lambda: self.housekeeper.run(stopping)),
             )
         ]
         if config.scrub_bytes_per_s:
@@ -215,6 +227,14 @@ class LeaderHost:
         if alone and appended and self._sync and not self._mirror:
             self.acks.await_sync(ticket, self._appender)
         return ticket
+
+    def put_message(self, message: InnerMessage) -> PutResult:
+        """Store one message with any fields; see `MessagePut.put_message`."""
+        try:
+            self.check_serving()
+        except Unavailable as error:
+            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, None, error)
+        return self._messages.put_message(message)
 
     def _append(self, checked: CheckedPut) -> Append:
         try:
@@ -358,6 +378,9 @@ class LeaderHost:
             "counters": vars(self.counters),
             "scrub": self.scrub.status(),
             "metrics": as_status(read_leader(self)),
+            "flags": self.store.flags.names(),
+            "clean": {**self.store.cleaner.as_status(), "error": self.housekeeper.failed},
+            "store_stats": self.store.stats.as_status(),
             "roles": self.supervisor.describe(),
         }
 
@@ -377,6 +400,7 @@ class LeaderHost:
         self._appender.wake()
         self._ahead.wake()
         self.scrub.wake()
+        self.housekeeper.wake()
         self._dispatcher.stop()
         for thread in self._threads:
             thread.join(2.0)

@@ -7,13 +7,16 @@ benchmarks measure the actors against it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import DeliveryUnknown, Rejected, Unavailable
 from .flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
+from .inner_message import InnerMessage
 from .message_store import MessageStore
 from .put import Append, FetchSlice, PutRequest
+from .put_message import MessagePut, PutResult
 from .status import PutStatus
 
 
@@ -53,6 +56,7 @@ class EmbeddedStore:
         self._wake = threading.Event()
         self._stopping = False
         self._failed: str | None = None
+        self._messages = MessagePut(self.store, self._await)
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
         self._thread.start()
         self._advance()
@@ -72,7 +76,7 @@ class EmbeddedStore:
 
         Raises: DeliveryUnknown with status FLUSH_DISK_TIMEOUT after the sync flush timeout.
         """
-        if not self._sync:
+        if not self._sync or not appended.waits:
             self._advance()
             return appended
         log = self.store.log
@@ -92,6 +96,18 @@ class EmbeddedStore:
     def put(self, request: PutRequest) -> Append:
         """Append and wait."""
         return self.wait(self.append(request))
+
+    def put_message(self, message: InnerMessage) -> PutResult:
+        """See `MessagePut.put_message`."""
+        return self._messages.put_message(message)
+
+    def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
+        """See `MessagePut.put_messages`."""
+        return self._messages.put_messages(messages)
+
+    def _await(self, appended: Append) -> Append:
+        self._wake.set()
+        return self.wait(appended)
 
     def create_topic(self, name: str, queues: int) -> None:
         """Create a topic and wait for it."""
@@ -125,6 +141,14 @@ class EmbeddedStore:
                 before = self.store.dispatched
                 if self.store.dispatch(log.confirmed) == before:
                     break
+            self.store.dispatch(log.confirmed)
+
+    def await_index(self) -> None:
+        """Index everything that is confirmed; after a start the index may be behind."""
+        self._advance()
+        with self._changed:
+            while self.store.index_behind:
+                self.store.dispatch(self.store.log.confirmed)
 
     # --- the flush thread -----------------------------------------------------------------------------------
 

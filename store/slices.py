@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from . import format as fmt
 from . import record, rows
+from .delay_levels import SCHEDULE_TOPIC
 
 Int64s = npt.NDArray[np.int64]
 
@@ -91,7 +92,7 @@ def by_queue(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterato
     for where in np.split(order, edges):
         topic = names[int(keys[where[0]] >> 32)]
         code = codes[where]
-        if topic == rows.SCHEDULE_TOPIC:
+        if topic == SCHEDULE_TOPIC:
             code = rows.tags_codes(topic, batch.take(pa.array(where)))
         yield QueueRows(
             topic, int(queue_ids[where[0]]), offsets[where], positions[where], sizes[where], code

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from . import format as fmt
 from .consume_queue import BLANK_SIZE, ConsumeQueue
+from .delay_levels import SCHEDULE_TOPIC
 from .errors import Corrupt
 from .faults import NAMED_MAX
 from .read_only import ReadOnlyStore
-from .rows import SCHEDULE_TOPIC
 from .slices import QueueRows, by_queue
 
 Int64s = npt.NDArray[np.int64]

@@ -188,7 +188,7 @@ class SparseLog:
         units["position"], units["size"] = positions, rows.sizes
         units["tags_code"], units["store_time_ms"] = rows.tags_codes, rows.store_times_ms
         units["offset"], units["count"], units["compacted"] = rows.offsets, 1, -1
-        pair.log.pwrite(memoryview(data), pair.log_bytes)
+        pair.log.pwrite(data.data, pair.log_bytes)
         pair.queue.pwrite(units.tobytes(), pair.count * UNIT_BYTES)
         pair.log_bytes += len(data)
         pair.count += len(units)

@@ -117,6 +117,7 @@ def test_config_comes_from_its_backup_or_from_the_log(own: Path, tmp_path: Path)
     store.wait(store.store.commit_offsets("g", "t", {0: 7, 1: 9}))
     store.fetch("t", 0, 0)
     store.close()
+    shutil.rmtree(root / "config")
     (root / "config").mkdir()
     for name in ("topics.json", "consumerOffset.json", "delayOffset.json", "consumerFilter.json"):
         (root / "config" / name).write_text("{broken")
