@@ -20,7 +20,7 @@ from .checksum import crc32c
 from .errors import Corrupt, RayMQError
 from .failpoints import fail_point
 from .inner_message import Progress
-from .state import INTERNAL_TOPIC, OFFSETS, TOPIC
+from .state import CLEANUP_POLICY, COMPACTION, INTERNAL_TOPIC, OFFSETS, TOPIC
 from .topics import QUEUES_MAX, SYSTEM_PREFIX
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ def _import_topics(store: MessageStore, table: Table) -> None:
             raise _unlike(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
         shards = [shard] if known is None else list(known.shards)
         value = {"name": name, "queues": queues, "shards": shards}
+        if (config.get("attributes") or {}).get(CLEANUP_POLICY) == COMPACTION:
+            value["attributes"] = {CLEANUP_POLICY: COMPACTION}
         store.put_internal(TOPIC, json.dumps(value, separators=(",", ":")).encode())
 
 
@@ -176,6 +178,9 @@ def _export_topics(store: MessageStore, table: Table) -> None:
         config = topics.setdefault(name, _new_topic(name, perms[name]))
         for field in ("readQueueNums", "writeQueueNums"):
             config[field] = max(int(config.get(field, 0)), count)
+        info = store.state.topics.get(name)
+        if info is not None and info.attributes:
+            config["attributes"] = {**(config.get("attributes") or {}), **dict(info.attributes)}
 
 
 def _new_topic(name: str, perm: int) -> Table:

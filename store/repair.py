@@ -32,6 +32,7 @@ from .meta import Meta
 from .read_only import ReadOnlyStore
 from .rebuild_index import rebuild_index
 from .recovery import Decision
+from .segment_paths import other_directories
 from .slices import by_queue
 from .verify_chain import crc_is_wrong
 
@@ -277,8 +278,11 @@ class Repair:
     def _do_cut(self, offset: int, aside: KeepAside) -> None:
         """Cut the log as recovery does it: a cut that is interrupted is finished by the next start."""
         root, files = self._root, self._files
-        size = ReadOnlyStore(root, files).segment_size_bytes
-        queue = MappedFileQueue(root / "commitlog", size, files=files)
+        store = ReadOnlyStore(root, files)
+        size = store.segment_size_bytes
+        store.close()
+        others = other_directories(root, files=files)
+        queue = MappedFileQueue(root / "commitlog", size, files=files, read_from=others)
         queue.load()
         try:
             for file in queue.files:

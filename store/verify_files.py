@@ -5,7 +5,6 @@ Source: StoreCheckpoint, ConfigManager, TimerWheel, TimerLog of RocketMQ 5.3.3 (
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from . import fastjson
 from . import format as fmt
 from .errors import Corrupt
 from .files import Files
@@ -47,9 +47,7 @@ TIMER_SLOT_DTYPE = np.dtype(
     [("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("magic", ">i4")]
 )
 _BLANK_MAGIC_AT = 12
-#: fastjson writes integer keys without quotes
-_BARE_KEY = re.compile(r"([{,]\s*)(-?\d+)(\s*:)")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_AT = re.compile(r"at character (\d+)")
 
 
 def check_checkpoint(store: ReadOnlyStore) -> None:
@@ -126,19 +124,11 @@ def why_no_object(data: bytes) -> tuple[int, str] | None:
     except UnicodeDecodeError as error:
         return error.start, "no UTF-8"
     try:
-        value = json.loads(_quote_keys(text))
+        value = fastjson.loads(text)
     except ValueError as error:
-        return getattr(error, "pos", 0), str(error)
+        at = _AT.search(str(error))
+        return int(at[1]) if at else 0, str(error)
     return None if isinstance(value, dict) else (0, "no object")
-
-
-def _quote_keys(text: str) -> str:
-    """Integer keys with quotes, strings as they are."""
-    parts, at = [], 0
-    for found in _STRING.finditer(text):
-        parts += [_BARE_KEY.sub(r'\1"\2"\3', text[at : found.start()]), found.group()]
-        at = found.end()
-    return "".join([*parts, _BARE_KEY.sub(r'\1"\2"\3', text[at:])])
 
 
 def check_timer(store: ReadOnlyStore) -> None:

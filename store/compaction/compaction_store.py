@@ -242,8 +242,9 @@ class CompactionStore:
     def holds_from(self) -> int | None:
         """No record of the commit log at or above this physical offset may be deleted yet; None: any may.
 
-        Callers: retention, behind a `sync`.
+        Syncs what was copied. Callers: retention. Raises: OSError, StorageFull.
         """
+        self.sync()
         lowest: int | None = None
         dispatched = self._queues.keys()
         for topic, queue_id in dispatched:

@@ -24,11 +24,14 @@ from raymq.store.message_store import MessageStore
 from raymq.store.put import PutRequest
 from raymq.store.state import ShardState
 from tests.support.clock import ManualClock
+from tests.support.damaged_store import copy, flip
 
 CONFIG = StoreConfig(
     segment_size_bytes=64 * 1024,
     consume_queue_file_size_bytes=2000,
     compaction_file_size_bytes=4096,
+    max_hash_slot_num=100,
+    max_index_num=400,
     compaction_queue_file_size_bytes=46 * 18,
 )
 COMPACTED = {"cleanup.policy": "COMPACTION"}
@@ -425,3 +428,33 @@ def test_the_service_copies_at_once_and_compacts_at_its_interval(tmp_path: Path)
     service.step(1500)
     assert len(read(store)) == left
     store.close()
+
+
+def test_verify_names_what_is_wrong_with_a_compacted_queue(tmp_path: Path) -> None:
+    store = opened(tmp_path / "s")
+    store.create_topic("c", 1, [0], COMPACTED)
+    fill(store)
+    read(store)
+    store.close()
+    name = sorted(path.name for path in (tmp_path / "s" / LOG).iterdir())[1]
+    log, units = LOG / name, QUEUE / name
+    row = struct.unpack_from(">qi", (tmp_path / "s" / units).read_bytes(), 3 * 46)
+    for n, (file, at, offset) in enumerate(
+        [
+            (units, 3 * 46 + 7, 3 * 46),  # its position
+            (units, 3 * 46 + 11, 3 * 46),  # its size
+            (units, 3 * 46 + 35, row[0]),  # its queue offset
+            (log, row[0] - int(name) + 90, 3 * 46),  # a body
+        ]
+    ):
+        root = copy(tmp_path / "s", tmp_path / str(n))
+        flip(root / file, at)
+        faults = verify(root)
+        named = log if at == 3 * 46 + 35 else units
+        assert (faults[0].file, faults[0].offset) == (str(named), offset)
+        assert {fault.file for fault in faults} <= {str(log), str(units)}
+    root = copy(tmp_path / "s", tmp_path / "lone")
+    (root / units).unlink()
+    assert [(f.file, f.rule) for f in verify(root)] == [
+        (str(log), "a compaction log file has its file of units")
+    ]
