@@ -143,6 +143,8 @@ def rebuild_index(store: ReadOnlyStore) -> None:
         if writer is not None:
             writer.close()
     files.sync_dir(directory)
+    # What it says of the old files counts no more; without it a complete index is taken as it is.
+    files.unlink(store.root / "raymq" / "index")
     swap(target, files=files)
 
 

@@ -48,6 +48,13 @@ _WORDS = {
     "marks": "write the marks again",
     "config": "write config files from their backups, or from the log",
 }
+#: what a part is, where that is not a file or directory of its name
+_FILES = {
+    "chain": {"raymq/chain"},
+    "marks": {"raymq/marks"},
+    "config": {"config/topics.json"},
+    "index": {"index", "raymq/index"},
+}
 
 
 @dataclass(frozen=True)
@@ -352,14 +359,13 @@ def _steps(faults: tuple[Fault, ...], wanted: set[str]) -> list[Step]:
         if names[0] == "consumequeue" and len(names) >= 3:
             damaged["consumequeue"].add("/".join(names[:3]))
         elif names[0] in ("checkpoint", "index"):
-            damaged[names[0]].add(names[0])
+            damaged[names[0]] |= _FILES.get(names[0], {names[0]})
         elif names[0] == "config":
             damaged["config"].add(fault.file)
         elif names[0] == "raymq" and names[1:] and names[1] in ("chain", "marks"):
             damaged[names[1]].add("/".join(names[:2]))
     for part in wanted:
-        whole = {"chain": "raymq/chain", "marks": "raymq/marks", "config": "config/topics.json"}
-        damaged[part].add(whole.get(part, part))
+        damaged[part] |= _FILES.get(part, {part})
     return [
         Step(part, _WORDS[part], tuple(sorted(damaged[part]))) for part in PARTS if damaged[part]
     ]
