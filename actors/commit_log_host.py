@@ -36,6 +36,7 @@ from raymq.store.status import PutStatus
 from .admin_calls import AdminCalls
 from .appender import Appender, Made
 from .control_block import COMMIT_REAL_TIME
+from .delays import Delays
 from .dispatcher import Dispatcher
 from .housekeeper import Housekeeper
 from .put_acks import Counters, PutAcks
@@ -62,8 +63,8 @@ class LeaderHost:
     """The leader of a shard: implements `shard_api.ShardBackend` over a MessageStore and a Supervisor.
 
     A put goes `put` -> Appender -> MessageStore -> PutAcks; reads are the Dispatcher's, administration AdminCalls'.
-    Threads: server threads call put, fetch and call; appends of large batches, acks, dispatch, allocation ahead and
-    housekeeping have a thread each.
+    Threads: server threads call put, fetch and call; appends of large batches, acks, dispatch, delayed deliveries,
+    allocation ahead and housekeeping have a thread each.
     """
 
     def __init__(
@@ -107,7 +108,13 @@ class LeaderHost:
         except BaseException:
             self.supervisor.close()
             raise
-        self._dispatcher = Dispatcher(self.store, clock=self.clock)
+        self._delays = Delays(
+            self.store,
+            clock=self.clock,
+            check_serving=self.check_serving,
+            await_promise=self.await_promise,
+        )
+        self._dispatcher = Dispatcher(self.store, clock=self.clock, on_dispatched=self._delays.note)
         self.acks = PutAcks(
             self.store.log,
             self.supervisor,
@@ -119,6 +126,9 @@ class LeaderHost:
             fail=self._fail,
         )
         self.store.log.pool.on_full = self._await_room
+        #: the put that is appended just now is small
+        self._small = False
+        self.store.log.on_appended = self._on_appended
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
         self._messages = MessagePut(self.store, self.await_promise)
@@ -137,6 +147,7 @@ class LeaderHost:
                 ("append", lambda: self._appender.run(stopping)),
                 ("acks", lambda: self.acks.run(stopping)),
                 ("dispatch", self._dispatcher.run),
+                ("delays", self._delays.run),
                 ("allocate", lambda: self._ahead.run(stopping)),
                 ("house", lambda: self.housekeeper.run(stopping)),
             )
@@ -249,7 +260,13 @@ class LeaderHost:
             return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, None, error)
         return self._messages.put_message(message)
 
+    def _on_appended(self) -> None:
+        """The flusher that was told of a small put is awake: it syncs while the put is counted and handed over."""
+        if self._small and self._sync:
+            self.acks.publish_early()
+
     def _append(self, checked: CheckedPut) -> Append:
+        self._small = checked.request.batch.num_rows <= ANNOUNCED_ROWS_MAX
         try:
             appended = self.store.append(checked)
         except DeliveryUnknown:
@@ -261,9 +278,6 @@ class LeaderHost:
         except OSError as error:
             self.counters.rejected += 1
             raise Unavailable(f"the log could not be written: {error}", field="store") from error
-        if self._sync and checked.request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
-            # The flusher that was told of it is awake: it syncs while the put is counted and handed over.
-            self.acks.publish_early()
         self.counters.puts += 1
         self.counters.rows += appended.count
         self.counters.bytes += int(checked.prepared.sizes[appended.duplicates :].sum())
@@ -417,6 +431,7 @@ class LeaderHost:
         self.compaction.wake()
         self.housekeeper.wake()
         self._dispatcher.stop()
+        self._delays.stop()
         for thread in self._threads:
             thread.join(2.0)
         self._settle_left()
@@ -426,6 +441,7 @@ class LeaderHost:
                 self.store.log.commit_pool()
                 self.store.log.sync()
                 self.store.log.note_confirmed(self.store.log.end)
+            self._delays.close()
             self.store.close()
         except (OSError, RayMQError) as error:
             # As a crash leaves it: the next start finds the pool and recovers.

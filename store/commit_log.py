@@ -82,6 +82,8 @@ class CommitLog:
         self.clock = clock
         self.own = True
         self.poisoned: str | None = None
+        #: called behind each `append`, before anybody accounts for it; must not raise
+        self.on_appended: Callable[[], None] = lambda: None
         self._closed = False
         files.make_dirs(root)
         refuse_foreign_directory(root, files=files)
@@ -278,6 +280,7 @@ class CommitLog:
         start = self.end
         self._write(data, ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value))
         fail_point("log.after_store")
+        self.on_appended()
         return start
 
     def _write(self, data: pa.Buffer | bytes | memoryview, unit: ChainUnit) -> None:

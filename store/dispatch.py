@@ -15,6 +15,7 @@ from . import record, rows
 from .clock import Clock
 from .commit_log import CommitLog
 from .consume_queues import ConsumeQueues
+from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
 from .index_builder import IndexBuilder, KeyedUnit
 from .index_keys import Keyed
 from .put_lock import PutLock
@@ -26,6 +27,7 @@ Int64s = npt.NDArray[np.int64]
 PENDING_MAX = 512
 #: longest time dispatch holds the interpreter at once (D1)
 SLICE_MS = 2.0
+_DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 
 
 class Pending(NamedTuple):
@@ -66,6 +68,8 @@ class Dispatch:
         self.dispatched = 0
         #: None: records are not indexed
         self.index: IndexBuilder | None = None
+        #: grows with what waits for a delay level or a timer
+        self.delayed = 0
 
     def pend(self, unit: Pending) -> None:
         """Remember what was just appended, so that it need not be read back."""
@@ -108,6 +112,8 @@ class Dispatch:
                 self._queues.get(unit.topic, unit.queue_id).append(
                     unit.first_offset, unit.positions, unit.sizes, unit.tags_codes
                 )
+                if unit.topic in _DELAY_TOPICS:
+                    self.delayed += 1
                 self.dispatched = unit.end
                 if self.index is not None:
                     self._index(self.index, unit)
@@ -151,6 +157,8 @@ class Dispatch:
                     run.sizes,
                     rows.tags_codes(run.topic, run.batch, self._log.config.delay_levels_ms),
                 )
+                if run.topic in _DELAY_TOPICS:
+                    self.delayed += 1
         moved = walk.end > self.dispatched
         self.dispatched = walk.end
         if walk.reason is record.WalkStop.BLANK or (walk.end >= base + size - 7):

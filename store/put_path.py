@@ -230,7 +230,10 @@ class PutPath:
         return first_offset, search.find(last, entry, queue, dispatched)
 
     def _check_sizes(self, prepared: Prepared) -> None:
-        largest = int(prepared.sizes.max())
+        if isinstance(prepared, record.PreparedRow):
+            largest = prepared.size
+        else:
+            largest = int(prepared.sizes.max())
         limit = self._config.record_bytes_max
         if largest > limit:
             row = int(prepared.sizes.argmax())

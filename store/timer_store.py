@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .delay_levels import TIMER_TOPIC
 from .delayed_record import Waiting, by_queue, fitting, waiting
 from .failpoints import fail_point
 from .inner_message import InnerMessage, Progress
@@ -27,7 +28,6 @@ from .timer_rule import (
     MAGIC_ROLL,
     PRECISION_MS,
     ROLL_TIMES,
-    TIMER_TOPIC,
     TimerProgress,
 )
 from .timer_topic import Rows, TimerTopic
@@ -309,7 +309,7 @@ class TimerMessageStore:
         messages: list[InnerMessage] = []
         offset = 0
         if low < len(second.positions):
-            sizes = second.sizes[low : low + SLICE_ROWS]
+            sizes = second.sizes[low:]
             high = low + fitting(sizes, self._log.config.group_bytes_max)
             messages, offset = self._messages(
                 second.positions[low:high],
