@@ -63,9 +63,9 @@ class StoreConfig:
     scrub_bytes_per_s: int = 8 * MIB
     #: from the end of one such pass to the beginning of the next
     scrub_pause_ms: int = 7 * 24 * 3600 * 1000
-    #: bytes of one file of a compacted queue (compactionMappedFileSize)
+    #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for what is made of both
     compaction_file_size_bytes: int = 100 * MIB
-    #: bytes of the file of its units, rounded down to whole units of 46 (compactionCqMappedFileSize)
+    #: bytes of the file of its units (compactionCqMappedFileSize)
     compaction_queue_file_size_bytes: int = 10 * MIB
     #: compacted queues are compacted so often (compactionScheduleInternal)
     compaction_interval_ms: int = 15 * 60 * 1000

@@ -189,7 +189,7 @@ def _export_topics(store: MessageStore, table: Table) -> None:
             config[field] = max(int(config.get(field, 0)), count)
         info = store.state.topics.get(name)
         if info is not None and info.attributes:
-            config["attributes"] = {**config.get("attributes", {}), **dict(info.attributes)}
+            config["attributes"] = {**(config.get("attributes") or {}), **dict(info.attributes)}
 
 
 def _new_topic(name: str, perm: int) -> Table:

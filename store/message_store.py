@@ -327,7 +327,9 @@ class MessageStore:
     def deletable_end(self) -> int:
         """What is in the consume queues, durably: a power loss must not bring them back behind the log's start."""
         self.sync_queues()
-        return self.log.marks.dispatched_end
+        held = self.compaction.holds_from()
+        end = self.log.marks.dispatched_end
+        return end if held is None else min(end, held)
 
     def forget_before(self, start: int) -> None:
         """Messages below physical offset `start` are out of range from now on."""

@@ -63,9 +63,9 @@ def check_checkpoint(store: ReadOnlyStore) -> None:
     for index, (name, value) in enumerate(zip(("log", "queues", "index"), times, strict=True)):
         if value < 0:
             store.faults.add(path, 8 * index, CHECKPOINT_TIMES, f"{name}: {value}")
-    newest = _newest_store_time(store)
+    newest = newest_store_time(store)
     cut = store.verdict is None or store.verdict.decision != Decision.KEEP.value
-    if newest is None or cut or store.crashed:
+    if not newest or cut or store.crashed:
         return
     for index, (name, value) in enumerate(zip(("log", "queues"), times, strict=False)):
         if value > newest:
@@ -77,15 +77,14 @@ def check_checkpoint(store: ReadOnlyStore) -> None:
             )
 
 
-def _newest_store_time(store: ReadOnlyStore) -> int | None:
-    """The greatest store time of the last file's records: within a file it may step back."""
-    if not store.records:
-        return None
-    return max(
+def newest_store_time(store: ReadOnlyStore) -> int:
+    """The greatest store time of the last two files' records, 0 without any: within a file it may step back."""
+    times = [
         int(np.max(part.decode().column("store_time_ms").to_numpy()))
         for stretch in store.records[-2:]
         for part in stretch.slices()
-    )
+    ]
+    return max(times, default=0)
 
 
 def check_marks(store: ReadOnlyStore) -> None:
