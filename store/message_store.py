@@ -22,9 +22,11 @@ from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch
 from .errors import RayMQError
 from .files import Files
+from .get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .index_builder import IndexBuilder
 from .index_service import IndexService
 from .inner_message import InnerMessage, Progress
+from .message_filter import MessageFilter
 from .put import Append, FetchSlice, PutRequest
 from .put_path import CheckedPut, PutPath
 from .query import TIME_MAX_MS, Boundary, Query, QueryResult
@@ -67,6 +69,7 @@ class MessageStore:
             files=log.files,
             clock=log.clock,
         )
+        self._get_message = GetMessage(log, self.consume_queues, self.state)
         self.query = Query(log, self.consume_queues, self.index)
         lock = threading.Lock()
         self._dispatch = Dispatch(log, self.consume_queues, put_lock=lock, clock=log.clock)
@@ -267,6 +270,21 @@ class MessageStore:
         """See `Reader.fetch`."""
         return self.reader.fetch(
             topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records
+        )
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_nums: int,
+        *,
+        max_bytes: int = BYTES_MAX,
+        wanted: MessageFilter | None = None,
+    ) -> GetMessageResult:
+        """See `GetMessage.get`."""
+        return self._get_message.get(
+            topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted
         )
 
     # --- queries --------------------------------------------------------------------------------------------
