@@ -245,13 +245,13 @@ class MessageStore:
         """Whether `dispatch` has records to index that are in the consume queues already."""
         return self._dispatch.index_behind
 
-    def sync_queues(self) -> None:
+    def sync_queues(self, *, closing: bool = False) -> None:
         """fdatasync every consume queue and the index, and remember how far they are complete."""
         upto = self.dispatched
         self.consume_queues.sync()
         if self.config.message_index:
             checkpoint = self.log.checkpoint
-            checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync())
+            checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
         self.log.marks.dispatched_end = upto
 
     # --- reads ----------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class MessageStore:
             until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
             while self.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
-            self.sync_queues()
+            self.sync_queues(closing=True)
             log.checkpoint.physic_ms = self.state.store_time_ms
             log.checkpoint.logics_ms = self.state.store_time_ms
             log.checkpoint.sync()
