@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .delay_levels import DEFAULT_LEVELS, parse_levels
 from .errors import Rejected
 
 MIB = 1024 * 1024
@@ -68,6 +69,56 @@ class StoreConfig:
     max_message_bytes: int = 4 * MIB
     #: zeros are written this far ahead of the tail: pre-written blocks sync several times faster
     prewrite_window_bytes: int = 64 * MIB
+    #: a snapshot of the state is written so often within a file: recovery reads about twice as much
+    snapshot_interval_bytes: int = 32 * MIB
+    #: stored bytes are read and compared with the chain's CRCs at this pace (scrub); 0: never
+    scrub_bytes_per_s: int = 8 * MIB
+    #: from the end of one such pass to the beginning of the next
+    scrub_pause_ms: int = 7 * 24 * 3600 * 1000
+    #: bytes of one file of a compacted queue (compactionMappedFileSize)
+    compaction_file_size_bytes: int = 100 * MIB
+    #: bytes of the file of its units, rounded down to whole units of 46 (compactionCqMappedFileSize)
+    compaction_queue_file_size_bytes: int = 10 * MIB
+    #: compacted queues are compacted so often (compactionScheduleInternal)
+    compaction_interval_ms: int = 15 * 60 * 1000
+    #: the delays of levels 1, 2, ... in s, m, h or d (messageDelayLevel)
+    message_delay_level: str = DEFAULT_LEVELS
+    #: False refuses messages that name a time to be delivered at (timerWheelEnable)
+    timer_wheel_enabled: bool = True
+    #: the latest time a message may be delivered at, from its put on (timerMaxDelaySec)
+    timer_max_delay_s: int = 3 * 86_400
+    #: a second that this many messages wait for takes no more of them (timerCongestNumEachSlot)
+    timer_congest_num_each_slot: int = 0x7FFFFFFF
+    #: bytes of one timer log file (mappedFileSizeTimerLog)
+    timer_log_file_size_bytes: int = 100 * MIB
+    #: an append that is under way for longer makes further puts answer OS_PAGE_CACHE_BUSY (osPageCacheBusyTimeOutMills)
+    os_page_cache_busy_timeout_ms: int = 1_000
+    #: a put that waits longer for the next file answers CREATE_MAPPED_FILE_FAILED (AllocateMappedFileService, fixed)
+    allocate_timeout_ms: int = 5_000
+    #: how often old files are looked for (cleanResourceInterval)
+    clean_resource_interval_ms: int = 10_000
+    #: hours of the day, local time, in which expired files are deleted: "04" or "04;16" (deleteWhen)
+    delete_when: str = "04"
+    #: a commit log file expires so long after its last message was stored (fileReservedTime)
+    file_reserved_hours: float = 72
+    #: above it expired files are deleted at any hour, percent (diskMaxUsedSpaceRatio)
+    disk_max_used_space_ratio: int = 75
+    #: above it files are deleted before they expire, percent (diskSpaceCleanForciblyRatio)
+    disk_space_clean_forcibly_ratio: int = 85
+    #: above it puts are refused, percent (diskSpaceWarningLevelRatio); not while 8 commit log files would still fit
+    disk_space_warning_level_ratio: int = 90
+    #: whether files are ever deleted before they expire (cleanFileForciblyEnable, there True): whatever fills the disk
+    #: would then take acknowledged messages with it
+    clean_file_forcibly: bool = False
+    #: commit log files that one pass deletes at most (deleteFileBatchMax)
+    delete_file_batch_max: int = 10
+    #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list);
+    #: none: in `commitlog/`, whose files are read in any case
+    commit_log_paths: tuple[str, ...] = ()
+    #: directories whose commit log files are read and deleted, none is made there (readOnlyCommitLogStorePaths)
+    read_only_commit_log_paths: tuple[str, ...] = ()
+    #: pause between two deletions (deleteCommitLogFilesInterval, deleteConsumeQueueFilesInterval)
+    delete_files_interval_ms: int = 100
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 
@@ -96,8 +147,40 @@ class StoreConfig:
             raise Rejected(
                 f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"
             )
+        parse_levels(self.message_delay_level)
+        if self.timer_log_file_size_bytes < 4096:
+            raise Rejected(
+                f"timer_log_file_size_bytes is {self.timer_log_file_size_bytes}; it must be 4096 or more",
+                field="timer_log_file_size_bytes",
+                limit=4096,
+            )
+        self._check_retention()
         if self.transient_pool:
             self._check_pool()
+
+    def _check_retention(self) -> None:
+        """RocketMQ clamps what is out of range without a word."""
+        hours = self.delete_when.split(";")
+        if not all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours):
+            raise Rejected(
+                f"delete_when is {self.delete_when!r}; use hours from 00 to 23 such as '04' or '04;16'",
+                field="delete_when",
+                limit="00..23",
+            )
+        for field, low, high in (
+            ("disk_max_used_space_ratio", 10, 95),
+            ("disk_space_clean_forcibly_ratio", 30, 95),
+            ("disk_space_warning_level_ratio", 35, 99),
+            ("delete_file_batch_max", 1, 1_000_000),
+            ("file_reserved_hours", 0, 1_000_000),
+        ):
+            value = getattr(self, field)
+            if not low <= value <= high:
+                raise Rejected(
+                    f"{field} is {value}; it must be {low} to {high}",
+                    field=field,
+                    limit=f"{low}..{high}",
+                )
 
     def _check_pool(self) -> None:
         if self.transient_pool_slices < 2:
@@ -121,6 +204,11 @@ class StoreConfig:
                 field="transient_pool_slice_bytes",
                 limit=self.append_unit_bytes,
             )
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """The delays of levels 1, 2, ..., ms."""
+        return parse_levels(self.message_delay_level)
 
     @property
     def transient_pool_bytes(self) -> int:

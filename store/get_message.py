@@ -20,7 +20,7 @@ from . import record
 from .commit_log import CommitLog
 from .consume_queue import BLANK_SIZE, Units
 from .consume_queues import ConsumeQueues
-from .errors import Rejected
+from .errors import OffsetOutOfRange, Rejected
 from .message_filter import Bools, MessageFilter, TagFilter
 from .sql_filter import SqlFilter
 from .state import ShardState
@@ -119,6 +119,22 @@ class GetMessage:
 
         Never raises for an offset: the status tells, and `next_begin_offset` where to go on.
         """
+        while True:
+            try:
+                return self._get(topic, queue_id, offset, max_nums, max_bytes, wanted)
+            except OffsetOutOfRange:
+                # Deleted between a look at the log's start and at its bytes: now it begins later.
+                continue
+
+    def _get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_nums: int,
+        max_bytes: int,
+        wanted: MessageFilter | None,
+    ) -> GetMessageResult:
         queue = self._queues.find(topic, queue_id)
         low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
         refused = self._refuse(topic, queue_id, offset, low, high)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from . import record
 from .clock import Clock
 from .commit_log import CommitLog
-from .errors import StorageFull
+from .errors import OffsetOutOfRange, StorageFull
 from .index_keys import (
     Int64s,
     Keyed,
@@ -92,6 +92,9 @@ class IndexBuilder:
                 self._flush()
             if self._service.indexed < upto:
                 self._from_log(upto)
+        except OffsetOutOfRange:
+            # Deleted between a look at the log's start and at its bytes: the next look finds it so.
+            pass
         except (OSError, StorageFull) as error:
             self._units, self._records = [], 0
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
@@ -160,7 +163,8 @@ class IndexBuilder:
         self._service.append(found.values, positions[rows], times[rows], upto=upto)
 
     def _from_log(self, upto: int) -> None:
-        at = self._service.indexed
+        # What was deleted meanwhile needs no index.
+        at = max(self._service.indexed, self._log.start)
         view, base = self._log.view(at)
         size = self._log.config.segment_size_bytes
         walk = record.walk(

@@ -7,6 +7,7 @@ Source: IndexService#buildIndex, IndexFile#indexKeyHashMethod, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +93,14 @@ def keyed_row(properties: bytes | None) -> Keyed | None:
     if not properties or not has_keys(properties):
         return None
     return Keyed(properties, np.array([0, len(properties)], dtype=np.int64))
+
+
+def keyed_rows(properties: Sequence[bytes]) -> Keyed | None:
+    """The same of several rows."""
+    if not any(has_keys(each) for each in properties):
+        return None
+    ends = np.cumsum([0, *map(len, properties)], dtype=np.int64)
+    return Keyed(b"".join(properties), ends)
 
 
 def key_hash(topic: str, key: str) -> int:
