@@ -29,6 +29,18 @@ class StoreConfig:
     max_index_num: int = 20_000_000
     #: most messages that a query by key returns (maxMsgsNumBatch)
     max_msgs_num_batch: int = 64
+    #: bytes of units that one read looks at, if it may not have more messages (maxFilterMessageSize)
+    max_filter_message_size: int = 16_000
+    #: consume queue files that one read looks at while it finds nothing (travelCqFileNumWhenGetMessage)
+    travel_cq_file_num_when_get_message: int = 1
+    #: percent of this host's memory: records that far behind the log's end are taken for being in the page cache
+    #: (accessMessageInMemoryMaxRatio)
+    access_message_in_memory_max_ratio: int = 40
+    #: most bytes and messages of one read: in the page cache, and on disk (maxTransfer...OnMessageIn...)
+    max_transfer_bytes_on_message_in_memory: int = 262_144
+    max_transfer_count_on_message_in_memory: int = 32
+    max_transfer_bytes_on_message_in_disk: int = 65_536
+    max_transfer_count_on_message_in_disk: int = 8
     #: "sync": acknowledged after fdatasync (SYNC_FLUSH); "async": flushed in the background (ASYNC_FLUSH)
     flush: Literal["sync", "async"] = "sync"
     #: a sync flush that takes longer answers FLUSH_DISK_TIMEOUT (syncFlushTimeout)

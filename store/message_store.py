@@ -21,11 +21,14 @@ from .compaction.compaction_store import CompactionStore
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch
+from .errors import Rejected
 from .failpoints import fail_point
 from .files import Files
+from .get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .index_builder import IndexBuilder
 from .index_service import IndexService
 from .inner_message import InnerMessage, Progress
+from .message_filter import MessageFilter
 from .put import Append, FetchSlice, PutRequest
 from .put_hooks import PutHook
 from .put_lock import PutLock
@@ -74,6 +77,7 @@ class MessageStore:
             files=log.files,
             clock=log.clock,
         )
+        self._get_message = GetMessage(log, self.consume_queues, self.state)
         self.query = Query(log, self.consume_queues, self.index)
         #: what is allowed at present
         self.flags = RunningFlags()
@@ -313,13 +317,13 @@ class MessageStore:
         """Whether `dispatch` has records to index that are in the consume queues already."""
         return self._dispatch.index_behind
 
-    def sync_queues(self) -> None:
+    def sync_queues(self, *, closing: bool = False) -> None:
         """fdatasync every consume queue and the index, and remember how far they are complete."""
         upto = self.dispatched
         self.consume_queues.sync()
         if self.config.message_index:
             checkpoint = self.log.checkpoint
-            checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync())
+            checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
         self.log.marks.dispatched_end = upto
 
     # --- deletion: what `cleaner` asks ------------------------------------------------------------------------
@@ -366,6 +370,33 @@ class MessageStore:
         reader = self.compaction if self.compaction.owns(topic) else self.reader
         found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         self.stats.note_get(0 if found.records is None else len(found.records))
+        return found
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_nums: int,
+        *,
+        max_bytes: int = BYTES_MAX,
+        wanted: MessageFilter | None = None,
+    ) -> GetMessageResult:
+        """See `GetMessage.get`.
+
+        Raises: Unavailable when the store is not readable; Rejected for a compaction topic, which `fetch` reads.
+        """
+        self.flags.check_readable()
+        if self.compaction.owns(topic):
+            raise Rejected(
+                f"topic {topic} is compacted; read it with fetch",
+                field="topic",
+                limit="a topic that is not compacted",
+            )
+        found = self._get_message.get(
+            topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted
+        )
+        self.stats.note_get(len(found.queue_offsets))
         return found
 
     # --- queries --------------------------------------------------------------------------------------------
@@ -473,7 +504,7 @@ class MessageStore:
             until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
             while self.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
-            self.sync_queues()
+            self.sync_queues(closing=True)
             config_json.write_back(self)
             self.compaction.close()
             log.checkpoint.physic_ms = self.state.store_time_ms
