@@ -24,10 +24,10 @@ log = logging.getLogger("raymq.metrics")
 #: Ray hands them to its agent every 10 s
 COLLECT_S = 5.0
 
-#: (topic, group) -> number
-ByGroup = dict[tuple[str, str], int]
+#: values of a metric's own tags -> number
+ByTags = dict[tuple[str, ...], int]
 #: metric -> its number; totals since the process began; None: there is none now
-Readings = Mapping[str, "float | Latencies | ByGroup | None"]
+Readings = Mapping[str, "float | Latencies | ByTags | None"]
 Tags = dict[str, str]
 
 
@@ -68,6 +68,10 @@ METRICS = (
     Metric("raymq_unknown_total", "counter", "Batches answered with DeliveryUnknown."),
     Metric("raymq_fetches_total", "counter", "Read requests."),
     Metric("raymq_role_restarts_total", "counter", "Flush and replication services replaced."),
+    Metric("raymq_scrub_bytes_total", "counter", "Stored bytes read and compared with their CRCs."),
+    Metric(
+        "raymq_scrub_faults", "gauge", "Places of the log that do not read as they were stored."
+    ),
     Metric("raymq_start_time_seconds", "gauge", "When the shard began to serve, since 1970."),
     Metric("raymq_writable", "gauge", "1 while the shard takes messages, 0 after it had to stop."),
     Metric("raymq_waiting_puts", "gauge", "Batches that wait for sync or replica."),
@@ -87,6 +91,7 @@ METRICS = (
         "Messages behind the offsets that a group has committed.",
         ("topic", "group"),
     ),
+    Metric("raymq_topic_messages", "gauge", "Messages that a topic has on the shard.", ("topic",)),
     Metric("raymq_disk_used_bytes", "gauge", "Commit log files and consume queues."),
     Metric("raymq_disk_free_bytes", "gauge", "Room left where the shard's directory is."),
 )

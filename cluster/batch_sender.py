@@ -100,8 +100,8 @@ class BatchSender:
         """A topic's queues. Raises: Rejected when there is none."""
         return self._routes.topic(name)
 
-    def send(self, topic: str, queue_id: int, batch: pa.RecordBatch) -> BatchFuture:
-        """Send one batch of one queue.
+    def send(self, topic: str, queue_id: int, batch: pa.RecordBatch | Row) -> BatchFuture:
+        """Send one batch of one queue, or a row of it.
 
         Returns: a future of the receipt; it fails as design D11 says.
         Raises: Rejected for a batch that cannot be stored (nothing was sent); Unavailable when the

@@ -205,12 +205,7 @@ class Producer:
         if not isinstance(body, bytes):
             body = codec("bytes").encode(body)
         if len(body) > self.config.max_message_bytes:
-            raise Rejected(
-                f"the body has {len(body)} bytes, the limit is {self.config.max_message_bytes}: "
-                "split it, compress it, or raise max_message_bytes here and in the cluster",
-                field="body",
-                limit=self.config.max_message_bytes,
-            )
+            raise self._too_large(len(body))
         if acks is not None:
             check_acks(acks)
         encoded = property_bytes(key, tag, index_keys, properties)
@@ -221,6 +216,20 @@ class Producer:
         size += 0 if later is None else len(later) + len(topic) + REAL_BYTES
         acks = acks or self.config.acks
         return Outgoing(topic, queue_id, key, body, tag, encoded, size, acks, later)
+
+    def check_bodies(self, bodies: list[bytes]) -> None:
+        """Raises: Rejected when one of them is too large."""
+        largest = max(map(len, bodies))
+        if largest > self.config.max_message_bytes:
+            raise self._too_large(largest)
+
+    def _too_large(self, size: int) -> Rejected:
+        return Rejected(
+            f"the body has {size} bytes, the limit is {self.config.max_message_bytes}: "
+            "split it, compress it, or raise max_message_bytes here and in the cluster",
+            field="body",
+            limit=self.config.max_message_bytes,
+        )
 
     def collect(
         self, out: Outgoing, *, may_block: bool = True
@@ -281,7 +290,7 @@ class Producer:
     def send_together(
         self, topic: str, bodies: list[bytes], properties: bytes | None, *, queue_id: int
     ) -> None:
-        """Add bodies, together smaller than a batch, to the open batch of a queue: columns that linger.
+        """Add bodies, together no larger than a batch, to the open batch of a queue: columns that linger.
 
         Args: `properties`, encoded, of each of them. Nobody gets their receipts: `flush` and
         `raise_failure` tell failures. Raises: as `send`.

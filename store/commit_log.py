@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,14 @@ from .checkpoint import Checkpoint
 from .checksum import crc32c, crc32c_padded
 from .clock import Clock
 from .config import StoreConfig
-from .errors import Corrupt, RayMQError, Rejected, Unavailable, require
+from .errors import (
+    Corrupt,
+    OffsetOutOfRange,
+    RayMQError,
+    Rejected,
+    Unavailable,
+    require,
+)
 from .failpoints import fail_point
 from .files import Files
 from .log_pool import LogPool
@@ -32,6 +40,7 @@ from .mapped_file_queue import AllocateAhead, MappedFileQueue
 from .marks import Marks
 from .meta import Meta
 from .recovery import Decision
+from .segment_paths import note_directories, other_directories
 
 #: a record may end no closer than this to the end of its file (reference 1.5)
 BLANK_BYTES = 8
@@ -73,6 +82,8 @@ class CommitLog:
         self.clock = clock
         self.own = True
         self.poisoned: str | None = None
+        #: called behind each `append`, before anybody accounts for it; must not raise
+        self.on_appended: Callable[[], None] = lambda: None
         self._closed = False
         files.make_dirs(root)
         refuse_foreign_directory(root, files=files)
@@ -117,11 +128,12 @@ class CommitLog:
         self._opened.callback(self.chain.close)
         self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
         self._opened.callback(self.checkpoint.close)
-        self.queue = MappedFileQueue(
-            self.root / "commitlog", self.config.segment_size_bytes, files=self.files
-        )
+        self.queue = self._open_queue()
         self._opened.callback(self.queue.close)
         self.queue.load()
+        if self.queue.files:
+            # A deletion that a crash broke off is finished.
+            self.chain.delete_before(self.queue.min_offset)
         cut = self.meta.get("cut")
         if cut is not None:
             self.marks.lower(cut)
@@ -140,7 +152,25 @@ class CommitLog:
             self.same_boot = False
         self.abort.create()
         self.end = 0
+        self._ahead = AllocateAhead(
+            self.queue, lambda: self.end, window_bytes=self.config.prewrite_window_bytes
+        )
         self.recovered: Recovered | None = None
+
+    def _open_queue(self) -> MappedFileQueue:
+        """The files of the log, in all the directories that they are in."""
+        config = self.config
+        directories = [*config.commit_log_paths, *config.read_only_commit_log_paths]
+        note_directories(self.root, [Path(name) for name in directories], files=self.files)
+        for name in config.commit_log_paths:
+            self.files.make_dirs(name)
+        return MappedFileQueue(
+            self.root / "commitlog",
+            config.segment_size_bytes,
+            files=self.files,
+            write_to=[Path(name) for name in config.commit_log_paths],
+            read_from=other_directories(self.root, files=self.files),
+        )
 
     # --- positions ------------------------------------------------------------------------------------------
 
@@ -148,6 +178,12 @@ class CommitLog:
     def start(self) -> int:
         """The first physical offset stored."""
         return self.queue.min_offset if self.queue.files else 0
+
+    @property
+    def end_max(self) -> int:
+        """Nothing is stored at or above this, whatever recovery may find."""
+        files = self.queue.files
+        return files[-1].start + self.config.segment_size_bytes if files else 0
 
     @property
     def committed(self) -> int:
@@ -173,16 +209,30 @@ class CommitLog:
         return size - (self.end - files[0].start) % size - BLANK_BYTES
 
     def view(self, offset: int) -> tuple[memoryview, int]:
-        """The read-only view of the segment that holds `offset`, and that segment's start."""
+        """The read-only view of the segment that holds `offset`, and that segment's start.
+
+        Raises: OffsetOutOfRange below the log's start.
+        """
         file = self.queue.find(offset)
-        if file is None:
-            raise Corrupt(
-                f"no commit log file holds offset {offset}",
-                path=str(self.root / "commitlog"),
+        if file is not None:
+            try:
+                return file.read_view(), file.start
+            except Unavailable:
+                if offset >= self.start:
+                    raise
+        if 0 <= offset < self.start:
+            raise OffsetOutOfRange(
+                f"the log begins at {self.start}; what stood at {offset} was deleted",
+                min=self.start,
+                max=self.end,
                 offset=offset,
-                rule="offset has a file",
             )
-        return file.read_view(), file.start
+        raise Corrupt(
+            f"no commit log file holds offset {offset}",
+            path=str(self.root / "commitlog"),
+            offset=offset,
+            rule="offset has a file",
+        )
 
     def _current(self) -> MappedFile:
         file = self.queue.find(self.end)
@@ -195,7 +245,7 @@ class CommitLog:
     def ensure_room(self, total_bytes: int) -> None:
         """Allocate now what a batch of `total_bytes` will need, so that a full disk refuses before any append.
 
-        Raises: StorageFull, with nothing stored.
+        Raises: StorageFull, Unavailable with CREATE_MAPPED_FILE_FAILED, with nothing stored.
         """
         self._check_writable()
         size = self.config.segment_size_bytes
@@ -207,13 +257,16 @@ class CommitLog:
         last = self.queue.files[-1].start + size if self.queue.files else 0
         want = -(-self.end // size) * size + needed * size
         while last < want:
-            last = self.queue.create_next().start + size
+            self._next_file()
+            last = self.queue.files[-1].start + size
 
     def allocate_ahead(self) -> AllocateAhead:
         """The worker that prepares the next file and pre-writes zeros ahead of the tail."""
-        return AllocateAhead(
-            self.queue, lambda: self.end, window_bytes=self.config.prewrite_window_bytes
-        )
+        return self._ahead
+
+    def _next_file(self) -> None:
+        """Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED."""
+        self._ahead.next_file(self.config.allocate_timeout_ms)
 
     def append(self, data: pa.Buffer | bytes, epoch: int) -> int:
         """Append one unit of records to the current file. Returns: its physical offset.
@@ -227,6 +280,7 @@ class CommitLog:
         start = self.end
         self._write(data, ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value))
         fail_point("log.after_store")
+        self.on_appended()
         return start
 
     def _write(self, data: pa.Buffer | bytes | memoryview, unit: ChainUnit) -> None:
@@ -284,7 +338,7 @@ class CommitLog:
         """End the current file with a blank record and move to the next one."""
         self._check_writable()
         if not self.queue.files:
-            self.queue.create_next()
+            self._next_file()
             return
         size = self.config.segment_size_bytes
         file = self._current()
@@ -303,7 +357,7 @@ class CommitLog:
         self.marks.appended_end = self.end
         fail_point("log.roll")
         if self.queue.files[-1].start < self.end:
-            self.queue.create_next()
+            self._next_file()
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Append replicated units verbatim; `data` is their bytes, contiguous from this log's end.
@@ -323,7 +377,7 @@ class CommitLog:
                 )
             piece = data[unit.start - base : unit.end - base]
             if not self.queue.files or self.end >= self.queue.files[-1].start + size:
-                self.queue.create_next()
+                self._next_file()
             self._write(piece, unit)
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
@@ -341,7 +395,7 @@ class CommitLog:
                     not self.queue.files
                     or self.end >= self.queue.files[-1].start + self.config.segment_size_bytes
                 ):
-                    self.queue.create_next()
+                    self._next_file()
                 self._store(data[self.end - base : unit.end - base])
                 self.end = unit.end
             self.chain.append(unit)
@@ -419,6 +473,23 @@ class CommitLog:
         if self._closed:
             raise Unavailable("the store is closed", field="store", status="closed")
 
+    # --- deletion -------------------------------------------------------------------------------------------
+
+    def delete_first(self) -> None:
+        """Delete the oldest file of the log; what was read of it stays readable.
+
+        Durable: at return. Callers: `clean.CleanService`, which knows what may go.
+        """
+        first = self.queue.files[0]
+        require(
+            first.start + first.size <= min(self.confirmed, self.synced),
+            "only what is confirmed and synced is deleted",
+            start=first.start,
+            confirmed=self.confirmed,
+            synced=self.synced,
+        )
+        self.queue.delete_first()
+
     # --- the transient pool ---------------------------------------------------------------------------------
 
     def note_committed(self, offset: int) -> None:
@@ -476,10 +547,13 @@ class CommitLog:
         self,
         scan_from: int,
         visit: Visit | None = None,
+        settle: Callable[[int], None] | None = None,
     ) -> Recovered:
-        """Walk from the start of the segment of `scan_from`, decide about the stop position, finish the log.
+        """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
-        `visit(view, segment_start, walk)` sees the valid records of each file in order.
+        `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
+        this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill
+        trusts all that it finds.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         self.restore_pool()
@@ -523,6 +597,8 @@ class CommitLog:
             # All of it was read from the disk. Acks do not sync the marks, so this is how far they are durable.
             self.sync()
             self.marks.lower(end)
+        if settle is not None:
+            settle(end)
         left_pool = self.pool.left(self.meta.get("pool"))
         pool_name = self.pool.open(end)
         # Only now: a recovery that fails or dies must find the same facts at its next attempt.

@@ -25,14 +25,14 @@ class ConsumeQueues:
         self._queues: dict[Key, ConsumeQueue] = {}
         self._lock = threading.Lock()
 
-    def load(self, *, after_crash: bool) -> None:
-        """Open and recover what is there. Raises: Corrupt."""
+    def load(self, *, after_crash: bool, sound_below: int) -> None:
+        """Open and recover what is there. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
         for topic in self._files.list(self._directory):
             for name in self._files.list(self._directory / topic):
                 if name.isdigit():
                     queue = self.get(topic, int(name))
                     queue.load()
-                    queue.recover(after_crash=after_crash)
+                    queue.recover(after_crash=after_crash, sound_below=sound_below)
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, made if there is none; its files come with its first unit."""
@@ -68,6 +68,16 @@ class ConsumeQueues:
         """Drop the units of records that end above `physical_offset`."""
         for queue in self.all():
             queue.truncate(physical_offset)
+
+    def correct_min_offsets(self, min_physical: int) -> None:
+        """Begin each queue at its first message at or above `min_physical`, the log's start."""
+        for queue in self.all():
+            queue.correct_min_offset(min_physical)
+
+    def delete_expired(self) -> None:
+        """Delete the files that are only about messages out of range."""
+        for queue in self.all():
+            queue.delete_expired()
 
     def sync(self) -> None:
         """fdatasync what was written since the last sync. Raises: OSError."""

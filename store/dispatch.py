@@ -1,11 +1,10 @@
-"""Dispatch: what stands in the log below C goes into the consume queues.
+"""Dispatch: what stands in the log below C goes into the consume queues and the index.
 
 Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import NamedTuple
 
@@ -17,6 +16,10 @@ from .clock import Clock
 from .commit_log import CommitLog
 from .consume_queues import ConsumeQueues
 from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
+from .index_builder import IndexBuilder, KeyedUnit
+from .index_keys import Keyed
+from .put_lock import PutLock
+from .running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 
 Int64s = npt.NDArray[np.int64]
 
@@ -38,21 +41,33 @@ class Pending(NamedTuple):
     positions: Int64s
     sizes: Int64s
     tags_codes: Int64s
+    store_time_ms: int
+    #: their properties when one of them has a key
+    keyed: Keyed | None
 
 
 class Dispatch:
     """The dispatched end of a store, and the way there. Callers: one thread; `pend` under the put lock."""
 
     def __init__(
-        self, log: CommitLog, queues: ConsumeQueues, *, put_lock: threading.Lock, clock: Clock
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        *,
+        put_lock: PutLock,
+        clock: Clock,
+        flags: RunningFlags,
     ) -> None:
         self._log = log
         self._queues = queues
         self._clock = clock
         self._put_lock = put_lock
+        self._flags = flags
         self._pending: deque[Pending] = deque()
         #: everything below this is in the consume queues
         self.dispatched = 0
+        #: None: records are not indexed
+        self.index: IndexBuilder | None = None
         #: grows with what waits for a delay level or a timer
         self.delayed = 0
 
@@ -64,7 +79,27 @@ class Dispatch:
         self._pending.append(unit)
 
     def run(self, confirmed: int) -> int:
-        """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end."""
+        """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
+
+        Raises: StorageFull, to be tried again; OSError, after which puts are refused until a dispatch succeeds
+        (in RocketMQ until a restart, but after 30 tries).
+        """
+        failed = self._flags.bits & WRITE_LOGICS_QUEUE_ERROR
+        if self._flags.bits & BLOCKS_DISPATCH & ~WRITE_LOGICS_QUEUE_ERROR:
+            return self.dispatched
+        before = self.dispatched
+        try:
+            self._run(confirmed)
+        except OSError:
+            self._flags.set(WRITE_LOGICS_QUEUE_ERROR)
+            raise
+        if failed and self.dispatched > before:
+            self._flags.clear(WRITE_LOGICS_QUEUE_ERROR)
+        if self.index is not None:
+            self.index.run(self.dispatched)
+        return self.dispatched
+
+    def _run(self, confirmed: int) -> None:
         deadline = self._clock.monotonic() + SLICE_MS / 1000
         while self.dispatched < confirmed:
             with self._put_lock:
@@ -80,13 +115,27 @@ class Dispatch:
                 if unit.topic in _DELAY_TOPICS:
                     self.delayed += 1
                 self.dispatched = unit.end
+                if self.index is not None:
+                    self._index(self.index, unit)
             else:
                 upto = confirmed if unit is None else min(confirmed, unit.start)
                 if not self._from_log(upto):
                     break
             if self._clock.monotonic() > deadline:
                 break
-        return self.dispatched
+
+    def _index(self, index: IndexBuilder, unit: Pending) -> None:
+        keyed = None
+        if unit.keyed is not None:
+            keyed = KeyedUnit(unit.topic, unit.positions, unit.store_time_ms, unit.keyed)
+        index.add(unit.start, unit.end, keyed)
+        if index.full:
+            index.run(self.dispatched)
+
+    @property
+    def index_behind(self) -> bool:
+        """Whether the index has something to do at once."""
+        return self.index is not None and self.index.behind(self.dispatched)
 
     def _from_log(self, upto: int) -> bool:
         """Dispatch a slice that is read back. Returns: whether there was any."""

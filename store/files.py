@@ -13,6 +13,8 @@ import mmap
 import os
 import shutil
 import struct
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -63,6 +65,32 @@ class Files:
     def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
         """Read at a position; shorter at the end of the file."""
         return os.pread(fd, nbytes, offset)
+
+    def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """The ranges within [start, stop) that may hold bytes other than zero; the rest are holes.
+
+        Blocks that are reserved and were never written count as holes, until somebody reads them: so look for all
+        ranges before reading any.
+        """
+        found: list[tuple[int, int]] = []
+        position = start
+        while position < stop:
+            try:
+                begin = os.lseek(fd, position, os.SEEK_DATA)
+                end = os.lseek(fd, begin, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    break
+                # A file system that cannot tell.
+                return [(start, stop)]
+            if begin < stop:
+                found.append((begin, min(end, stop)))
+            position = end
+        return found
+
+    def drop_cached(self, fd: int, offset: int, length: int) -> None:
+        """Ask the kernel to forget clean pages, so that the next read comes from the disk. A hint."""
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         """Write all of `data` at a position. Raises: StorageFull, OSError."""
@@ -151,6 +179,15 @@ class Files:
             if mapped is not None:
                 mapped.close()
 
+    def forget(self, view: memoryview) -> Callable[[], bool]:
+        """Let go of a view without taking it from who still reads it or a slice of it.
+
+        Returns: tells whether the last of them is gone, and with him the map.
+        """
+        mapped = self._maps.pop(id(view), None)
+        alive = (lambda: None) if mapped is None else weakref.ref(mapped)
+        return lambda: alive() is None
+
     def _check_length(self, fd: int, size: int) -> None:
         have = os.fstat(fd).st_size
         if have < size:
@@ -191,6 +228,10 @@ class Files:
         """Whether a path exists."""
         return os.path.lexists(path)
 
+    def is_dir(self, path: PathLike) -> bool:
+        """Whether a path is a directory."""
+        return os.path.isdir(path)
+
     def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
         """Create a directory and its parents. Durable: their names.
 
@@ -220,6 +261,19 @@ class Files:
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
 
+    def used_ratio(self, path: PathLike) -> float:
+        """How full the file system of `path` is for this user, percent; 0 when it does not exist.
+
+        Source: UtilAll#getDiskPartitionSpaceUsedPercent: used of used + usable.
+        """
+        try:
+            stat = os.statvfs(path)
+        except FileNotFoundError:
+            return 0.0
+        used = stat.f_blocks - stat.f_bfree
+        whole = used + stat.f_bavail
+        return 100.0 * used / whole if whole else 0.0
+
     def read_file(self, path: PathLike) -> bytes:
         """The whole content of a small file."""
         with open(path, "rb") as file:
@@ -238,6 +292,10 @@ class Files:
             os.close(fd)
         os.replace(temporary, path)
         self.sync_dir(path.parent)
+
+    def memory_bytes(self) -> int:
+        """This host's memory."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def boot_id(self) -> str:
         """Changes with every boot of the machine: page cache written before it may be gone."""

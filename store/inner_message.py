@@ -60,10 +60,10 @@ class PreparedInner:
         """Raises: Rejected when properties or topic are too long, or a property has a separator in it."""
         self.topic, self.queue_id = message.topic, message.queue_id
         if message.properties_text is not None:
-            self._properties = without_stamp(message.properties_text)
+            self.properties = without_stamp(message.properties_text)
         else:
             # A producer's stamp counts where the producer put it: what is moved on is no row of its any more.
-            self._properties = props.encode(
+            self.properties = props.encode(
                 {name: value for name, value in message.properties.items() if name != STAMP_NAME}
             )
         #: False: prepared or rolled back; it belongs to no queue and its queue offset is 0
@@ -73,7 +73,7 @@ class PreparedInner:
             record.encode_record(
                 topic=message.topic,
                 body=message.body,
-                properties=self._properties,
+                properties=self.properties,
                 queue_id=message.queue_id,
                 flag=message.flag,
                 sys_flag=message.sys_flag,
@@ -102,7 +102,7 @@ class PreparedInner:
 
     def tags_code(self, store_time_ms: int, levels_ms: tuple[int, ...]) -> int:
         """The tags code of its unit."""
-        return rows.tags_code_of(self.topic, self._properties, store_time_ms, levels_ms)
+        return rows.tags_code_of(self.topic, self.properties, store_time_ms, levels_ms)
 
 
 class PreparedProgress(PreparedInner):

@@ -7,6 +7,7 @@ pwrite is two to three times faster and reports a full disk as an error instead 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,15 +120,15 @@ class MappedFile:
     def clear(self, start: int) -> None:
         """Make every byte from position `start` on zero.
 
-        Only chunks that hold something are written: the rest of a fresh 1 GiB file costs reads of
-        holes, not a GiB of writes.
+        Only chunks that hold something are written: the rest of a fresh 1 GiB file costs no GiB of writes.
         """
-        while start < self.size:
-            stop = min(start - start % CLEAR_CHUNK_BYTES + CLEAR_CHUNK_BYTES, self.size)
-            chunk = self._files.pread(self._fd, stop - start, start)
-            if chunk.count(0) != len(chunk):
-                self._files.zero(self._fd, start, stop)
-            start = stop
+        for begin, end in self._files.data_ranges(self._fd, start, self.size):
+            while begin < end:
+                stop = min(begin - begin % CLEAR_CHUNK_BYTES + CLEAR_CHUNK_BYTES, end)
+                chunk = self._files.pread(self._fd, stop - begin, begin)
+                if chunk.count(0) != len(chunk):
+                    self._files.zero(self._fd, begin, stop)
+                begin = stop
 
     def prewrite(self, position: int) -> None:
         """Write zeros from `prewritten` up to `position` and sync them. Raises: OSError.
@@ -162,6 +163,20 @@ class MappedFile:
                 self._view = None
             self._files.close(self._fd)
             self._fd = -1
+
+    def retire(self) -> Callable[[], bool]:
+        """Close the descriptor for good, but leave the map to whoever still reads: its pages outlive the name.
+
+        Returns: tells whether the last reader is gone. Callers: whoever has taken the file from its queue.
+        """
+        with self._living:
+            if self._fd >= 0:
+                self._files.close(self._fd)
+                self._fd = -1
+            if self._view is None:
+                return lambda: True
+            # Late readers that found this object still get the view: it goes with the object.
+            return self._files.forget(self._view)
 
     def destroy(self) -> None:
         """Close and delete. Durable: after an fsync of the directory."""

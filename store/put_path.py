@@ -5,7 +5,6 @@ Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 
 from . import record
 from .commit_log import CommitLog
+from .compaction.units import check_keys
 from .consume_queues import ConsumeQueues
 from .delay_levels import TIMER_TOPIC
 from .delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
@@ -21,9 +21,12 @@ from .dispatch import Dispatch, Pending
 from .duplicates import Search
 from .errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from .failpoints import fail_point
+from .index_keys import keyed_rows
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
 from .producer_stamp import Stamp
 from .put import Append, PutRequest
+from .put_lock import PutLock
+from .running_flags import BLOCKS_PUTS, RunningFlags
 from .state import (
     INTERNAL_QUEUE,
     INTERNAL_TOPIC,
@@ -32,11 +35,15 @@ from .state import (
     UNKNOWN_OFFSET,
     ShardState,
 )
+from .stats import StoreStats
 from .status import PutStatus
 from .timer_put import check_timer_put
 from .topics import check_target
 
 Prepared = record.Prepared | record.PreparedRow
+
+#: of the log's bytes at most one in so many is a snapshot's
+SNAPSHOT_SHARE = 64
 
 
 class CheckedPut(NamedTuple):
@@ -46,6 +53,8 @@ class CheckedPut(NamedTuple):
     prepared: Prepared
     #: queue offsets of the first and the last row, as far as they are duplicates
     originals: tuple[int, int] = (UNKNOWN_OFFSET, UNKNOWN_OFFSET)
+    #: see `Append.waits`
+    waits: bool = True
 
 
 class PutPath:
@@ -58,7 +67,9 @@ class PutPath:
         queues: ConsumeQueues,
         dispatch: Dispatch,
         *,
-        lock: threading.Lock,
+        lock: PutLock,
+        flags: RunningFlags,
+        stats: StoreStats,
     ) -> None:
         self._log = log
         self._config = log.config
@@ -67,10 +78,15 @@ class PutPath:
         self._queues = queues
         self._dispatch = dispatch
         self._lock = lock
+        self._flags = flags
+        self._stats = stats
+        self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self.epoch = 0
         self.closed = False
         #: start of the newest segment that needs no snapshot any more
         self.headed = -1
+        #: the end of the log from which on the next snapshot is due
+        self._snapshot_due = 0
         #: physical start and end of the newest group of messages, see `put_inner`
         self.group = (0, 0)
 
@@ -81,10 +97,36 @@ class PutPath:
     def check(self, request: PutRequest) -> CheckedPut:
         """All of a put that needs no lock: check the whole batch, encode what can be.
 
-        Raises: Rejected, Unavailable; nothing was stored.
+        Raises: Rejected, Unavailable, StorageFull; nothing was stored.
+        """
+        try:
+            self.check_serving()
+            return self._check(request)
+        except RayMQError:
+            self._stats.note_failed()
+            raise
+
+    def check_serving(self) -> None:
+        """Whether puts are taken now.
+
+        Raises: Unavailable with SERVICE_NOT_AVAILABLE when the store is closed or a running flag forbids it, with
+        OS_PAGE_CACHE_BUSY when an append is under way for too long; StorageFull where that flag is a full disk's.
+        Source: HookUtils#checkBeforePutMessage; a busy page cache refuses puts so that they do not pile up.
         """
         if self.closed:
             raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
+        if self._flags.bits & BLOCKS_PUTS:
+            self._flags.check_writable()
+        if self._lock.begin_ms and self._lock.busy(self._busy_ms):
+            raise Unavailable(
+                f"an append is under way for {self._lock.held_ms()} ms, the limit is {self._busy_ms} "
+                "(os_page_cache_busy_timeout_ms): the disk does not keep up. Nothing was stored; retry later",
+                field="disk",
+                limit=self._busy_ms,
+                status=PutStatus.OS_PAGE_CACHE_BUSY.value,
+            )
+
+    def _check(self, request: PutRequest) -> CheckedPut:
         timer = request.topic == TIMER_TOPIC
         if not timer:
             check_target(request.topic, request.queue_id, self._state.topics)
@@ -101,6 +143,8 @@ class PutPath:
                 config=self._config,
                 now_ms=self._clock.now_ms(),
             )
+        elif self._state.topics[request.topic].compacted:
+            check_keys(request.topic, request.batch)
         stamp = None
         if request.producer_id is not None:
             stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
@@ -114,7 +158,8 @@ class PutPath:
         )
         self._check_sizes(prepared, timer=timer)
         # The offsets of duplicates are searched here, where nobody else waits for it.
-        return CheckedPut(request, prepared, self._originals(request))
+        waits = record.waits(row or request.batch)
+        return CheckedPut(request, prepared, self._originals(request), waits)
 
     def append(self, checked: CheckedPut) -> Append:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
@@ -123,8 +168,14 @@ class PutPath:
         DeliveryUnknown when the first rows are stored and the next ones could not be: `append` says what is.
         Source: CommitLog#asyncPutMessages; the order of steps is design section 3.
         """
-        with self._lock:
-            appended = self._append_new(checked)
+        try:
+            with self._lock:
+                appended = self._append_new(checked)
+        except (RayMQError, OSError):
+            self._stats.note_failed()
+            raise
+        if not checked.waits:
+            appended = appended._replace(waits=False)
         if not appended.duplicates:
             return appended
         first, last = checked.originals
@@ -163,6 +214,13 @@ class PutPath:
                     end_offset=admission.end_offset,
                 )
         appended = self._append(prepared, request, skip)
+        size = (
+            prepared.size
+            if isinstance(prepared, record.PreparedRow)
+            else int(prepared.sizes[skip:].sum())
+        )
+        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
+        self._stats.note_put(request.topic, count - skip, size, held_ms)
         last_offset = appended.first_offset + count - skip - 1
         return appended._replace(count=count, duplicates=skip, last_offset=last_offset)
 
@@ -185,7 +243,10 @@ class PutPath:
         return first_offset, search.find(last, entry, queue, dispatched)
 
     def _check_sizes(self, prepared: Prepared, *, timer: bool = False) -> None:
-        largest = int(prepared.sizes.max())
+        if isinstance(prepared, record.PreparedRow):
+            largest = prepared.size
+        else:
+            largest = int(prepared.sizes.max())
         limit = self._config.record_bytes_max
         if timer:
             # It is delivered in a group.
@@ -270,6 +331,8 @@ class PutPath:
                 start + np.cumsum(sizes) - sizes if len(sizes) > 1 else np.array([start]),
                 sizes,
                 prepared.tags_codes[row:stop],
+                now,
+                None if prepared.keyed is None else prepared.keyed.rows(row, stop),
             )
         )
         state.apply_rows(
@@ -294,25 +357,43 @@ class PutPath:
         """See to it that a snapshot of the state stands in a segment before anything else does (D6).
 
         A broken-off one, of a crash or of a full disk, is followed by a whole one; where that finds no room any
-        more, the segment ends. A state too large for a file is left out: recovery then begins earlier.
+        more, the segment ends. A state too large for a file is left out: recovery then begins earlier. Within a
+        large segment another one follows now and then, so that recovery reads little however full the segment is.
         """
         log, size = self._log, self._config.segment_size_bytes
         while self.headed != log.end - log.end % size:
-            parts = [
-                self._internal(SNAPSHOT, body)
-                for body in self._state.snapshot(min(1 << 20, size // 8))
-            ]
-            needed = sum(int(part.prepared.sizes[0]) for part in parts)
+            parts, needed = self._snapshot()
             if needed <= self._config.snapshot_bytes_max:
                 log.ensure_room(needed)
                 if log.room() < needed:
                     log.seal(self.epoch)
                     continue
-                now = max(self._state.store_time_ms, self._clock.now_ms())
-                for part in parts:
-                    self._append_unit(part.prepared, part.request, 0, 1, now)
-                fail_point("log.after_snapshot")
+                self._append_snapshot(parts, needed)
             self.headed = log.end - log.end % size
+        if log.end >= self._snapshot_due:
+            parts, needed = self._snapshot()
+            # Else the next segment, which is near, begins with one.
+            if needed <= min(self._config.snapshot_bytes_max, log.room()):
+                self._append_snapshot(parts, needed)
+            else:
+                self._snapshot_due = log.end + self._config.snapshot_interval_bytes
+
+    def _snapshot(self) -> tuple[list[CheckedPut], int]:
+        """The state as records to append, and their bytes."""
+        part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
+        parts = [self._internal(SNAPSHOT, body) for body in self._state.snapshot(part_bytes_max)]
+        return parts, sum(int(part.prepared.sizes[0]) for part in parts)
+
+    def _append_snapshot(self, parts: list[CheckedPut], nbytes: int) -> None:
+        start = self._log.end
+        now = max(self._state.store_time_ms, self._clock.now_ms())
+        for part in parts:
+            self._append_unit(part.prepared, part.request, 0, 1, now)
+        self._log.marks.note_snapshot(start)
+        # A large state is written less often: snapshots stay a small part of the log.
+        interval = max(self._config.snapshot_interval_bytes, SNAPSHOT_SHARE * nbytes)
+        self._snapshot_due = self._log.end + interval
+        fail_point("log.after_snapshot")
 
     def _internal(self, kind: str, body: bytes) -> CheckedPut:
         """One record of the internal topic, ready to be appended."""
@@ -354,15 +435,43 @@ class PutPath:
         Raises: Rejected when they are too large (`config.group_bytes_max`); as `append`. Nothing was stored then.
         """
         require(progress is not None or len(messages) == 1, "a group has a progress")
+        limit = self._config.group_bytes_max if progress else self._config.record_bytes_max
+        return self._put_together(messages, progress, limit)
+
+    def put_batch(self, messages: Sequence[InnerMessage], *, record_bytes_max: int) -> list[Append]:
+        """Append messages that follow each other in one file. Returns: one Append a message.
+
+        A crash may leave the first ones only. Durable, Raises: as `put_inner`; also Rejected for a record of more
+        than `record_bytes_max` bytes.
+        """
+        config = self._config
+        limit = config.record_bytes_max if len(messages) == 1 else config.group_bytes_max
+        return self._put_together(messages, None, limit, record_bytes_max)
+
+    def _put_together(
+        self,
+        messages: Sequence[InnerMessage],
+        progress: Progress | None,
+        limit: int,
+        record_bytes_max: int | None = None,
+    ) -> list[Append]:
         if self.closed:
             raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
+        if self._flags.bits & BLOCKS_PUTS:
+            self._flags.check_writable()
         host = self._config.store_host
         prepared = [PreparedInner(message, store_host=host) for message in messages]
         head = None
         if progress is not None:
             head = PreparedProgress(progress, now_ms=self._clock.now_ms(), store_host=host)
+        largest = max((each.size for each in prepared), default=0)
+        if record_bytes_max is not None and largest > record_bytes_max:
+            raise Rejected(
+                f"a record has {largest} bytes, the limit is {record_bytes_max}: less body or fewer properties",
+                field="record",
+                limit=record_bytes_max,
+            )
         total = sum(each.size for each in prepared) + (0 if head is None else head.size)
-        limit = self._config.group_bytes_max if head else self._config.record_bytes_max
         if total > limit:
             raise Rejected(
                 f"{len(messages)} messages make {total} bytes of records; what is appended together may have {limit}",
@@ -405,7 +514,10 @@ class PutPath:
         if head is not None:
             self.group = (start, log.end)
             state.apply_internal(PROGRESS, body)
-            return appends[1:]
+            del appends[0]
+        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
+        for each in prepared:
+            self._stats.note_put(each.topic, 1, each.size, held_ms)
         return appends
 
     def _note_inner(self, stored: list[PreparedInner], appends: list[Append]) -> None:
@@ -434,6 +546,8 @@ class PutPath:
                 np.array([each.physical_offset for each in appends], dtype=np.int64),
                 np.array([each.size for each in stored], dtype=np.int64),
                 np.array(codes, dtype=np.int64),
+                first.store_time_ms,
+                keyed_rows([each.properties for each in stored]),
             )
         )
         self._state.apply_rows(

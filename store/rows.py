@@ -26,8 +26,10 @@ Int64s = npt.NDArray[np.int64]
 #: rows decoded at a time: bounds memory and the time the GIL is held
 SLICE_ROWS = 8192
 
-_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
-_DELAY = re.compile(rb"(?:^|\x02)DELAY\x01(\d+)")
+# Of a name that stands there twice (RocketMQ puts a batch's properties behind each message's) the last one counts.
+_FIRST_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
+_LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
+_DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
 _TRANSACTION_MASK = 0xC
 _NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: offset 0, no consume queue entry
 
@@ -50,7 +52,13 @@ class RowRun(NamedTuple):
 
 def tag_column(properties: pa.Array) -> pa.Array:
     """TAGS of each row's properties string, null where there is none."""
-    return pc.struct_field(pc.extract_regex(properties, _TAG), 0)
+    found = pc.struct_field(pc.extract_regex(properties, _FIRST_TAG), 0)
+    several = pc.greater(pc.count_substring(properties, TAG_NAME), 1)
+    if pc.any(several).as_py():
+        # The other pattern reads each string to its end; most need no more than the first one.
+        last = pc.struct_field(pc.extract_regex(properties, _LAST_TAG), 0)
+        found = pc.if_else(several, last, found)
+    return found
 
 
 def tags_codes(
@@ -82,7 +90,7 @@ def _tag_hashes(batch: pa.RecordBatch) -> Int64s:
 
 def _deliver_at(properties: bytes, store_time_ms: int, levels_ms: tuple[int, ...]) -> int:
     """When to deliver a record of the schedule topic; 0 when it names no level."""
-    found = _DELAY.search(properties)
+    found = _DELAY.match(properties)
     if not found or not int(found[1]):
         return 0
     return store_time_ms + levels_ms[min(int(found[1]), len(levels_ms)) - 1]

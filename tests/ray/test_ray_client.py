@@ -194,6 +194,29 @@ def test_a_message_for_later_is_read_behind_its_time_and_not_before(world: World
     assert not read[1].properties
 
 
+def test_what_a_group_sends_back_comes_again_or_ends_in_its_dead_letter_queue(
+    world: World,
+) -> None:
+    world.flight.create_topic("work", queues=2)
+    with world.flight.producer() as producer:
+        for number in range(2):
+            producer.send("work", b"%d" % number, queue_id=number).result(20)
+    for cluster in (world.cluster, world.flight):
+        with cluster.consumer("work", group="back", start="earliest") as consumer:
+            got: list[ReceivedMessage] = []
+            while len(got) < 2:
+                got += consumer.poll(timeout=10)
+            by_body = {message.body: message for message in got}
+            assert consumer.send_back(by_body[b"0"], delay_level=1) == "%RETRY%back"
+            assert consumer.send_back(by_body[b"1"], delay_level=-1) == "%DLQ%back"
+    for topic, body in (("%DLQ%back", b"1"), ("%RETRY%back", b"0")):
+        with world.cluster.consumer(topic, start="earliest") as consumer:
+            found: list[bytes] = []
+            while len(found) < 2:
+                found += [message.body for message in consumer.poll(timeout=10)]
+        assert found == [body, body]
+
+
 def test_tasks_and_actors_use_the_handle_that_they_are_given(world: World) -> None:
     import ray
 

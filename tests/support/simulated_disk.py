@@ -19,9 +19,12 @@ import errno
 import os
 import posixpath
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from raymq.store.errors import Corrupt, Unavailable
 from raymq.store.failpoints import fail_point
@@ -36,7 +39,7 @@ class Op(NamedTuple):
     kind: str
     node: int = 0
     #: write: ({block: content}, new length or None); resize: new length; unlink: name;
-    #: link and mkdir: (name, node); rename: (old, new, node)
+    #: link and mkdir: (name, node); rename: (old, new, node); stores: writes through maps
     value: Any = None
 
 
@@ -92,6 +95,8 @@ class SimulatedDisk(Files):
         #: there
         self.crashed_at = 0
         self.notes: tuple[Any, ...] = ()
+        #: of a disk that a crash left: a hash of every name, length and byte
+        self.key = 0
         # Another disk is another machine: it shares no lock with this process's other stores.
         self.held_locks: set[str] = set()  # type: ignore[misc]
         self._trace: list[Op] | None = [] if record else None
@@ -106,6 +111,9 @@ class SimulatedDisk(Files):
         self._locks: dict[int, int] = {}
         self._faults: list[Fault] = []
         self._mapped: list[Node] = []
+        self._arrays: dict[int, weakref.ref[Any]] = {}
+        #: what `used_ratio` answers, percent, by directory; others are at 0
+        self.used: dict[str, float] = {}
         self._mutex = threading.RLock()
 
     def _add_dir(self, path: str, number: int) -> None:
@@ -156,6 +164,15 @@ class SimulatedDisk(Files):
                 if number in self._nodes
             }
 
+    def content(self, place: str) -> Iterator[tuple[str, bytes]]:
+        """Path and content of the files in a directory and those below it."""
+        with self._mutex:
+            for directory, names in self._names.items():
+                if directory.startswith(place):
+                    for name, number in names.items():
+                        if number in self._nodes:
+                            yield f"{directory}/{name}", bytes(self._content(self._nodes[number]))
+
     def crash_states(self, limit_per_point: int = 64, seed: int = 0) -> Iterator[SimulatedDisk]:
         """Disks that a power loss may leave, at every place of the trace; see `crash_states.py`."""
         from .crash_states import power_loss_states
@@ -187,12 +204,15 @@ class SimulatedDisk(Files):
 
     def _see_maps(self) -> None:
         """Put into the trace what was stored through shared maps since the last look."""
+        seen = []
         for node in self._mapped:
             now = bytes(node.words or b"")  # bytes compare 50 times faster than views
-            if now != node.words_seen and self._trace is not None:
+            if now != node.words_seen:
                 node.words_seen = now
-                written = self._cut(node, 0, len(node.words_seen))
-                self._trace.append(Op("write", node.number, (written, None)))
+                seen.append(Op("write", node.number, (self._cut(node, 0, len(now)), None)))
+        if seen and self._trace is not None:
+            # One entry: in which order they were stored is not known.
+            self._trace.append(Op("stores", 0, tuple(seen)))
 
     def _cut(self, node: Node, start: int, stop: int) -> Blocks:
         """The blocks that overlap [start, stop), padded with zeros."""
@@ -279,6 +299,12 @@ class SimulatedDisk(Files):
             self._enter("pread")
             return bytes(self._content(self._node(fd))[offset : offset + nbytes])
 
+    def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
+        return [(start, stop)] if start < stop else []
+
+    def drop_cached(self, fd: int, offset: int, length: int) -> None:
+        self._node(fd)
+
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         with self._mutex:
             view = memoryview(data).cast("B")
@@ -357,19 +383,25 @@ class SimulatedDisk(Files):
 
     def map_read(self, fd: int, size: int) -> memoryview:
         with self._mutex:
-            return self._map(fd, size).toreadonly()
+            return self._map(fd, size)
 
     def map_words(self, fd: int, size: int) -> memoryview:
         with self._mutex:
-            view = self._map(fd, size)
             node = self._node(fd)
+            view = self._whole(node, size)
             node.words, node.words_seen = view, bytes(view)
             if self._trace is not None and node not in self._mapped:
                 self._mapped.append(node)
             return memoryview(view)
 
     def _map(self, fd: int, size: int) -> memoryview:
-        node = self._node(fd)
+        # The array is to the view what the mmap is on a real disk: it lives as long as any slice of the view.
+        array = np.frombuffer(self._whole(self._node(fd), size), dtype=np.uint8)
+        view = memoryview(array).toreadonly()
+        self._arrays[id(view)] = weakref.ref(array)
+        return view
+
+    def _whole(self, node: Node, size: int) -> memoryview:
         if node.size < size:
             raise Corrupt(
                 f"a file has {node.size} bytes, expected {size}",
@@ -379,9 +411,15 @@ class SimulatedDisk(Files):
             )
         return memoryview(self._content(node))[:size]
 
+    def forget(self, view: memoryview) -> Callable[[], bool]:
+        with self._mutex:
+            array = self._arrays.pop(id(view))
+            return lambda: array() is None
+
     def unmap(self, view: memoryview) -> None:
         with self._mutex:
             self._see_maps()
+            self._arrays.pop(id(view), None)
             try:
                 view.release()
             except BufferError:
@@ -408,7 +446,18 @@ class SimulatedDisk(Files):
             if old not in names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
             names[new] = names.pop(old)
+            self._move_dirs(_normal(source), _normal(target))
             self._log(Op("rename", self._dirs[directory], (old, new, names[new])))
+
+    def _move_dirs(self, source: str, target: str) -> None:
+        """A renamed directory takes all in it along."""
+        for table in (self._dirs, self._names):
+            for path in [p for p in table if p == source or p.startswith(source + "/")]:
+                table[target + path.removeprefix(source)] = table.pop(path)  # type: ignore[attr-defined]
+
+    def is_dir(self, path: PathLike) -> bool:
+        with self._mutex:
+            return _normal(path) in self._dirs
 
     def unlink(self, path: PathLike) -> None:
         with self._mutex:
@@ -450,7 +499,10 @@ class SimulatedDisk(Files):
             self._names.pop(normal, None)
 
     def free_bytes(self, path: PathLike) -> int:
-        return 1 << 40
+        return 0 if self.used_ratio(path) > 90 else 1 << 40
+
+    def used_ratio(self, path: PathLike) -> float:
+        return self.used.get(_normal(path), 0.0)
 
     def read_file(self, path: PathLike) -> bytes:
         with self._mutex:
