@@ -18,8 +18,7 @@ from . import format as fmt
 from . import record
 from .delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC
 from .producer_stamp import STAMP_BYTES, read_column
-from .properties import TAG_NAME, TAGS
-from .properties import decode as decode_properties
+from .properties import TAG_NAME
 
 Int64s = npt.NDArray[np.int64]
 
@@ -29,6 +28,7 @@ SLICE_ROWS = 8192
 # Of a name that stands there twice (RocketMQ puts a batch's properties behind each message's) the last one counts.
 _FIRST_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
 _LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
+_TAGS = re.compile(rb"(?:^|(?<=\x02))TAGS\x01([^\x02]+)")
 _DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
 _TRANSACTION_MASK = 0xC
 _NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: offset 0, no consume queue entry
@@ -109,7 +109,9 @@ def tags_code_of(
             return at
     if TAG_NAME not in properties:
         return 0
-    return fmt.tags_code(decode_properties(properties).get(TAGS))
+    # Of several the last counts, as in `properties.decode`.
+    found = _TAGS.findall(properties)
+    return fmt.tags_code(found[-1].decode("utf-8", "replace")) if found else 0
 
 
 def runs(view: memoryview, base_offset: int, positions: Int64s, sizes: Int64s) -> Iterator[RowRun]:
