@@ -90,8 +90,30 @@ class PutPath:
         Raises: Rejected, Unavailable, StorageFull; nothing was stored.
         """
         try:
-            self.check_serving()
-            return self._check(request)
+            if self.closed or self._flags.bits or self._lock.begin_ms:
+                self.check_serving()
+            check_target(request.topic, request.queue_id, self._state.topics)
+            row = record.check_put(
+                request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
+            )
+            if not request.batch.num_rows:
+                raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
+            stamp = None
+            if request.producer_id is not None:
+                stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
+            prepared = record.prepare(
+                request.topic,
+                request.queue_id,
+                request.batch,
+                stamp=stamp,
+                store_host=self._config.store_host,
+                row=row,
+            )
+            self._check_sizes(prepared)
+            # The offsets of duplicates are searched here, where nobody else waits for it.
+            plain = row is not None and not row.properties
+            waits = plain or record.waits(row or request.batch)
+            return CheckedPut(request, prepared, self._originals(request), waits)
         except RayMQError:
             self._stats.note_failed()
             raise
@@ -115,29 +137,6 @@ class PutPath:
                 limit=self._busy_ms,
                 status=PutStatus.OS_PAGE_CACHE_BUSY.value,
             )
-
-    def _check(self, request: PutRequest) -> CheckedPut:
-        check_target(request.topic, request.queue_id, self._state.topics)
-        row = record.check_put(
-            request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
-        )
-        if not request.batch.num_rows:
-            raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
-        stamp = None
-        if request.producer_id is not None:
-            stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
-        prepared = record.prepare(
-            request.topic,
-            request.queue_id,
-            request.batch,
-            stamp=stamp,
-            store_host=self._config.store_host,
-            row=row,
-        )
-        self._check_sizes(prepared)
-        # The offsets of duplicates are searched here, where nobody else waits for it.
-        waits = record.waits(row or request.batch)
-        return CheckedPut(request, prepared, self._originals(request), waits)
 
     def append(self, checked: CheckedPut) -> Append:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
