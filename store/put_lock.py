@@ -18,15 +18,14 @@ class PutLock:
     """Orders puts. Not re-entrant."""
 
     def __init__(self, clock: Clock) -> None:
-        lock = threading.Lock()
-        # Bound once: every put passes here.
-        self._acquire, self._release = lock.acquire, lock.release
+        #: the hot path takes it itself and sets `begin_ms`: two calls of ours cost more than all else here
+        self.mutex = threading.Lock()
         self._now_ms = clock.monotonic_ms
         #: when the holder got it, monotonic; 0: nobody holds it
         self.begin_ms = 0
 
     def __enter__(self) -> None:
-        self._acquire()
+        self.mutex.acquire()
         self.begin_ms = self._now_ms()
 
     def __exit__(
@@ -36,7 +35,7 @@ class PutLock:
         trace: TracebackType | None,
     ) -> None:
         self.begin_ms = 0
-        self._release()
+        self.mutex.release()
 
     def held_ms(self) -> int:
         """For how long the holder has it, as of now; 0 when nobody does. Callers: any thread."""

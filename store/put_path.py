@@ -145,12 +145,16 @@ class PutPath:
         DeliveryUnknown when the first rows are stored and the next ones could not be: `append` says what is.
         Source: CommitLog#asyncPutMessages; the order of steps is design section 3.
         """
-        try:
-            with self._lock:
+        lock = self._lock
+        with lock.mutex:
+            lock.begin_ms = self._clock.monotonic_ms()
+            try:
                 appended = self._append_new(checked)
-        except (RayMQError, OSError):
-            self._stats.note_failed()
-            raise
+            except (RayMQError, OSError):
+                self._stats.note_failed()
+                raise
+            finally:
+                lock.begin_ms = 0
         if not checked.waits:
             appended = appended._replace(waits=False)
         if not appended.duplicates:
