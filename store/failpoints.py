@@ -19,6 +19,8 @@ NAMES: dict[str, str] = {
     "log.after_snapshot": "a new file begins with its snapshot, the batch is not in it yet",
     "log.cut_after_zero": "the tail was cut and zeroed, the chain still has its units",
     "files.allocated": "a new file has its blocks, its directory entry is not synced",
+    "files.moved_to_spares": "an old file is moved to the spares, no directory is synced",
+    "files.spare_zeroed": "a spare is zeroed and synced, it is not used yet",
     "files.unlinked": "an old file has no name any more, its directory is not synced",
     "clean.after_segments": "old segments are deleted, their chain, consume queues and indexes are not",
     "clean.after_chain": "the chain of deleted segments is gone, consume queues still have its units",

@@ -160,7 +160,7 @@ class Replay:
     def apply(self, at: int, op: Op) -> None:
         if op.kind == "note":
             self.notes = (*self.notes, op.value)
-        elif op.kind in ("link", "mkdir", "unlink", "rename"):
+        elif op.kind in ("link", "mkdir", "unlink", "rename", "moved_in"):
             self.dirs[op.node].changes.append(op)
             if op.kind == "mkdir":
                 self.dirs[op.value[1]] = DirState({})
