@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from .clock import Clock
 from .config import StoreConfig
 from .errors import (
     Corrupt,
-    OffsetOutOfRange,
     RayMQError,
     Rejected,
     Unavailable,
@@ -31,30 +29,17 @@ from .errors import (
 )
 from .failpoints import fail_point
 from .files import Files
-from .log_files import open_log_files, same_until
+from .log_files import open_log_files, rewrite, same_until, view_of
 from .log_pool import LogPool
 from .log_scan import Known, Visit, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead
 from .marks import Marks
 from .meta import Meta
-from .recovery import Decision
+from .recovery import Decision, Recovered
 
 #: a record may end no closer than this to the end of its file (reference 1.5)
 BLANK_BYTES = 8
-
-
-@dataclass(frozen=True)
-class Recovered:
-    """What opening found and did."""
-
-    end: int
-    scanned_from: int
-    row: str
-    cause: str
-    own: bool
-    same_boot: bool
-    clean: bool
 
 
 class CommitLog:
@@ -191,26 +176,7 @@ class CommitLog:
 
         Raises: OffsetOutOfRange below the log's start.
         """
-        file = self.queue.find(offset)
-        if file is not None:
-            try:
-                return file.read_view(), file.start
-            except Unavailable:
-                if offset >= self.start:
-                    raise
-        if 0 <= offset < self.start:
-            raise OffsetOutOfRange(
-                f"the log begins at {self.start}; what stood at {offset} was deleted",
-                min=self.start,
-                max=self.end,
-                offset=offset,
-            )
-        raise Corrupt(
-            f"no commit log file holds offset {offset}",
-            path=str(self.root / "commitlog"),
-            offset=offset,
-            rule="offset has a file",
-        )
+        return view_of(self.queue, offset, self.end)
 
     def _current(self) -> MappedFile:
         file = self.queue.find(self.end)
@@ -411,14 +377,7 @@ class CommitLog:
 
         A flusher died inside a sync: had that failed, the error died with it and the pages count as clean.
         """
-        position = max(start, self.synced, self.start)
-        while position < self.end:
-            view, base = self.view(position)
-            file = self.queue.find(position)
-            stop = min(self.end, base + self.config.segment_size_bytes, position + (1 << 20))
-            if file is not None:
-                file.pwrite(bytes(view[position - base : stop - base]), position - base)
-            position = stop
+        rewrite(self.queue, max(start, self.synced, self.start), self.end)
 
     def poison(self, reason: str) -> None:
         """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""

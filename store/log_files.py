@@ -8,7 +8,7 @@ import numpy as np
 
 from .chain import ChainUnit, check_units
 from .config import StoreConfig
-from .errors import require
+from .errors import Corrupt, OffsetOutOfRange, Unavailable
 from .files import Files
 from .mapped_file_queue import MappedFileQueue
 from .segment_paths import note_directories, other_directories
@@ -50,9 +50,7 @@ def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: m
     position = base = units[0].start
     stop = min(units[-1].end, end)
     while position < stop:
-        file = queue.find(position)
-        require(file is not None, "the log holds what it is compared with", position=position)
-        view, start = file.read_view(), file.start  # type: ignore[union-attr]
+        view, start = view_of(queue, position, end)
         upto = min(stop, start + queue.file_size)
         mine = np.frombuffer(view[position - start : upto - start], dtype=np.uint8)
         theirs = np.frombuffer(data[position - base : upto - base], dtype=np.uint8)
@@ -61,3 +59,41 @@ def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: m
             return position + int(np.argmax(different))
         position = upto
     return stop
+
+
+def view_of(queue: MappedFileQueue, offset: int, end: int) -> tuple[memoryview, int]:
+    """The read-only view of the file that holds `offset`, and that file's start.
+
+    Raises: OffsetOutOfRange for what was deleted; Corrupt for what should be there.
+    """
+    file = queue.find(offset)
+    if file is not None:
+        try:
+            return file.read_view(), file.start
+        except Unavailable:
+            if offset >= queue.min_offset:
+                raise
+    if 0 <= offset < queue.min_offset:
+        raise OffsetOutOfRange(
+            f"the log begins at {queue.min_offset}; what stood at {offset} was deleted",
+            min=queue.min_offset,
+            max=end,
+            offset=offset,
+        )
+    raise Corrupt(
+        f"no commit log file holds offset {offset}",
+        path=str(queue.directory),
+        offset=offset,
+        rule="offset has a file",
+    )
+
+
+def rewrite(queue: MappedFileQueue, position: int, end: int) -> None:
+    """Write bytes [position, end) of a log again. Raises: OSError, StorageFull."""
+    while position < end:
+        view, base = view_of(queue, position, end)
+        file = queue.find(position)
+        stop = min(end, base + queue.file_size, position + (1 << 20))
+        if file is not None:
+            file.pwrite(bytes(view[position - base : stop - base]), position - base)
+        position = stop
