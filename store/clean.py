@@ -135,7 +135,13 @@ class CleanService:
             self._log.delete_first()
             self.deleted += 1
             deleted += 1
-        log.info("%d commit log files deleted; the log begins at %d", deleted, start)
+        tell = log.warning if at_once else log.info
+        tell(
+            "%d commit log files deleted%s; the log begins at %d",
+            deleted,
+            ", expired or not, because the disk is nearly full" if at_once else "",
+            start,
+        )
         fail_point("clean.after_segments")
         return deleted
 
