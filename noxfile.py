@@ -39,7 +39,7 @@ def contract(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything that needs no Java."""
     session.install("-e", ".[dev]")
-    session.run("python", "-m", "pytest", "-m", "not spark", *session.posargs)
+    session.run("python", "-m", "pytest", "-m", "not spark and not interop", *session.posargs)
 
 
 @nox.session
@@ -57,6 +57,16 @@ def spark(session: nox.Session) -> None:
 
 
 @nox.session
+def interop(session: nox.Session) -> None:
+    """Apache RocketMQ opens our stores and we open its; needs a JDK (17 or newer) and Maven, else it fails."""
+    session.install("-e", ".[dev]")
+    session.run(
+        *("python", "-m", "pytest", "-m", "interop", "tests/interop", *session.posargs),
+        env={"RAYMQ_INTEROP": "required"},
+    )
+
+
+@nox.session
 def faults(session: nox.Session) -> None:
     """Each mode with every fault five times over, and the mirror with the pool in both flush modes."""
     session.install("-e", ".[dev]")
@@ -67,7 +77,7 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("name", ["put", "modes", "ray", "queue", "idle"])
+@nox.parametrize("name", ["put", "modes", "ray", "queue", "idle", "store"])
 def bench(session: nox.Session, name: str) -> None:
     """Benchmarks with this machine's own limits beside them: all, or `nox -s 'bench(name="ray")'`."""
     session.install("-e", ".[dev]")

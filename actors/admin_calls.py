@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.errors import Rejected
+from raymq.store.retry import send_back
 
 if TYPE_CHECKING:
     from .commit_log_host import LeaderHost
@@ -77,6 +78,23 @@ class AdminCalls:
             )
         )
         return {}
+
+    def _op_send_back(
+        self, group: str, topic: str, queue_id: int, offset: int, delay_level: int
+    ) -> dict[str, Any]:
+        self._host.check_serving()
+        shard = int(self._host.identity()["shard"])
+        target, appended = send_back(
+            self._host.store,
+            group,
+            topic,
+            queue_id,
+            offset,
+            delay_level=delay_level,
+            shard=shard,
+        )
+        self._host.await_promise(appended)
+        return {"topic": target}
 
     def _op_offsets(self, group: str, topic: str) -> dict[str, Any]:
         table = self._host.store.state.offsets.get((group, topic), {})

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import struct
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from . import format as fmt
@@ -28,6 +29,8 @@ log = logging.getLogger("raymq.store")
 
 #: passes after `delete_now` that work at any hour (manualDeleteFileSeveralTimes)
 MANUAL_PASSES = 20
+#: while so many commit log files would still fit, a disk is not full
+FREE_FILES = 8
 _SYS_FLAG, _STORE_TIME = struct.Struct(">36xi"), struct.Struct(">q")
 _STORE_TIME_AT = 56
 _IPV6_EXTRA_BYTES = 12
@@ -36,7 +39,7 @@ _IPV6_EXTRA_BYTES = 12
 class Derived(Protocol):
     """A store made from the log, such as the index: one of `MessageStore.derived`."""
 
-    def delete_expired(self, min_physical_offset: int) -> None:
+    def delete_expired(self, min_physical_offset: int) -> Any:
         """Delete what is only about records below this offset."""
 
 
@@ -111,13 +114,16 @@ class CleanService:
         )
         self.log_ratio = min(ratios.values())
         self.queue_ratio = self._files.used_ratio(self._log.root / "consumequeue")
-        self._flag(DISK_FULL, self.log_ratio, ", ".join(map(str, ratios)))
-        self._flag(LOGIC_DISK_FULL, self.queue_ratio, str(self._log.root / "consumequeue"))
+        self._flag(DISK_FULL, self.log_ratio, list(ratios))
+        self._flag(LOGIC_DISK_FULL, self.queue_ratio, [self._log.root / "consumequeue"])
         return max(self.log_ratio, self.queue_ratio) > config.disk_space_clean_forcibly_ratio
 
-    def _flag(self, flag: int, ratio: float, where: str) -> None:
+    def _flag(self, flag: int, ratio: float, paths: list[Path]) -> None:
         limit = self._config.disk_space_warning_level_ratio
-        if ratio > limit:
+        where = ", ".join(map(str, paths))
+        # RocketMQ refuses whatever is free: a tenth of a large disk is room for days.
+        room = FREE_FILES * self._config.segment_size_bytes
+        if ratio > limit and max(map(self._files.free_bytes, paths)) < room:
             if self._flags.set(flag):
                 log.error("%s: %.0f %% full, above %d %%: puts are refused", where, ratio, limit)
         elif self._flags.clear(flag):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ class CommitLog:
         self.clock = clock
         self.own = True
         self.poisoned: str | None = None
+        #: called behind each `append`, before anybody accounts for it; must not raise
+        self.on_appended: Callable[[], None] = lambda: None
         self._closed = False
         files.make_dirs(root)
         refuse_foreign_directory(root, files=files)
@@ -149,6 +152,12 @@ class CommitLog:
         return self.queue.min_offset if self.queue.files else 0
 
     @property
+    def end_max(self) -> int:
+        """Nothing is stored at or above this, whatever recovery may find."""
+        files = self.queue.files
+        return files[-1].start + self.config.segment_size_bytes if files else 0
+
+    @property
     def committed(self) -> int:
         """Everything below is in the files; what lies above is in the transient pool only."""
         pool = self.pool.active
@@ -224,6 +233,7 @@ class CommitLog:
         start = self.end
         self._write(data, ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value))
         fail_point("log.after_store")
+        self.on_appended()
         return start
 
     def _write(self, data: pa.Buffer | bytes | memoryview, unit: ChainUnit) -> None:
@@ -468,10 +478,13 @@ class CommitLog:
         self,
         scan_from: int,
         visit: Visit | None = None,
+        settle: Callable[[int], None] | None = None,
     ) -> Recovered:
-        """Walk from the start of the segment of `scan_from`, decide about the stop position, finish the log.
+        """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
-        `visit(view, segment_start, walk)` sees the valid records of each file in order.
+        `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
+        this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill
+        trusts all that it finds.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         self.restore_pool()
@@ -515,6 +528,8 @@ class CommitLog:
             # All of it was read from the disk. Acks do not sync the marks, so this is how far they are durable.
             self.sync()
             self.marks.lower(end)
+        if settle is not None:
+            settle(end)
         left_pool = self.pool.left(self.meta.get("pool"))
         pool_name = self.pool.open(end)
         # Only now: a recovery that fails or dies must find the same facts at its next attempt.

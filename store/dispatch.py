@@ -1,4 +1,4 @@
-"""Dispatch: what stands in the log below C goes into the consume queues.
+"""Dispatch: what stands in the log below C goes into the consume queues and the index.
 
 Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 """
@@ -15,6 +15,9 @@ from . import record, rows
 from .clock import Clock
 from .commit_log import CommitLog
 from .consume_queues import ConsumeQueues
+from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
+from .index_builder import IndexBuilder, KeyedUnit
+from .index_keys import Keyed
 from .put_lock import PutLock
 from .running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 
@@ -24,6 +27,7 @@ Int64s = npt.NDArray[np.int64]
 PENDING_MAX = 512
 #: longest time dispatch holds the interpreter at once (D1)
 SLICE_MS = 2.0
+_DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 
 
 class Pending(NamedTuple):
@@ -37,6 +41,9 @@ class Pending(NamedTuple):
     positions: Int64s
     sizes: Int64s
     tags_codes: Int64s
+    store_time_ms: int
+    #: their properties when one of them has a key
+    keyed: Keyed | None
 
 
 class Dispatch:
@@ -59,6 +66,10 @@ class Dispatch:
         self._pending: deque[Pending] = deque()
         #: everything below this is in the consume queues
         self.dispatched = 0
+        #: None: records are not indexed
+        self.index: IndexBuilder | None = None
+        #: grows with what waits for a delay level or a timer
+        self.delayed = 0
 
     def pend(self, unit: Pending) -> None:
         """Remember what was just appended, so that it need not be read back."""
@@ -84,6 +95,8 @@ class Dispatch:
             raise
         if failed and self.dispatched > before:
             self._flags.clear(WRITE_LOGICS_QUEUE_ERROR)
+        if self.index is not None:
+            self.index.run(self.dispatched)
         return self.dispatched
 
     def _run(self, confirmed: int) -> None:
@@ -99,13 +112,30 @@ class Dispatch:
                 self._queues.get(unit.topic, unit.queue_id).append(
                     unit.first_offset, unit.positions, unit.sizes, unit.tags_codes
                 )
+                if unit.topic in _DELAY_TOPICS:
+                    self.delayed += 1
                 self.dispatched = unit.end
+                if self.index is not None:
+                    self._index(self.index, unit)
             else:
                 upto = confirmed if unit is None else min(confirmed, unit.start)
                 if not self._from_log(upto):
                     break
             if self._clock.monotonic() > deadline:
                 break
+
+    def _index(self, index: IndexBuilder, unit: Pending) -> None:
+        keyed = None
+        if unit.keyed is not None:
+            keyed = KeyedUnit(unit.topic, unit.positions, unit.store_time_ms, unit.keyed)
+        index.add(unit.start, unit.end, keyed)
+        if index.full:
+            index.run(self.dispatched)
+
+    @property
+    def index_behind(self) -> bool:
+        """Whether the index has something to do at once."""
+        return self.index is not None and self.index.behind(self.dispatched)
 
     def _from_log(self, upto: int) -> bool:
         """Dispatch a slice that is read back. Returns: whether there was any."""
@@ -125,8 +155,10 @@ class Dispatch:
                     run.first_offset,
                     run.positions,
                     run.sizes,
-                    rows.tags_codes(run.topic, run.batch),
+                    rows.tags_codes(run.topic, run.batch, self._log.config.delay_levels_ms),
                 )
+                if run.topic in _DELAY_TOPICS:
+                    self.delayed += 1
         moved = walk.end > self.dispatched
         self.dispatched = walk.end
         if walk.reason is record.WalkStop.BLANK or (walk.end >= base + size - 7):

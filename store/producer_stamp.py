@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from .errors import Rejected
 
-PREFIX = b"_P\x01"
+STAMP_NAME = "_P"
+PREFIX = STAMP_NAME.encode() + b"\x01"
 SUFFIX = b"\x02"
 STAMP_BYTES = 24
 PRODUCER_MAX = (1 << 64) - 1
@@ -85,6 +86,13 @@ def stamp_bytes(producer_id: int, epoch: int, sequence: int) -> bytes:
     check(Stamp(producer_id, epoch, sequence), 1)
     bits = (producer_id << 56 | epoch << 36 | sequence).to_bytes(15, "big")
     return PREFIX + base64.urlsafe_b64encode(bits) + SUFFIX
+
+
+def without_stamp(properties: bytes) -> bytes:
+    """A properties string behind the stamp that it may begin with."""
+    if properties.startswith(PREFIX) and properties[STAMP_BYTES - 1 : STAMP_BYTES] == SUFFIX:
+        return properties[STAMP_BYTES:]
+    return properties
 
 
 @lru_cache(maxsize=1024)

@@ -24,6 +24,7 @@ import raymq
 from raymq.cluster import ray_host
 from raymq.cluster.batch_sender import BatchSender
 from raymq.cluster.columns import message_batch
+from raymq.cluster.message import ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.range_reader import read_range
 from raymq.cluster.routes import Routes
@@ -175,6 +176,29 @@ def test_a_driver_does_everything_through_actor_calls(world: World) -> None:
     with world.flight.consumer("driver", group="g") as consumer:
         assert consumer.committed() == {0: 10, 1: 10, 2: 10}
     assert cluster.status()["state"] == "RUNNING"
+
+
+def test_what_a_group_sends_back_comes_again_or_ends_in_its_dead_letter_queue(
+    world: World,
+) -> None:
+    world.flight.create_topic("work", queues=2)
+    with world.flight.producer() as producer:
+        for number in range(2):
+            producer.send("work", b"%d" % number, queue_id=number).result(20)
+    for cluster in (world.cluster, world.flight):
+        with cluster.consumer("work", group="back", start="earliest") as consumer:
+            got: list[ReceivedMessage] = []
+            while len(got) < 2:
+                got += consumer.poll(timeout=10)
+            by_body = {message.body: message for message in got}
+            assert consumer.send_back(by_body[b"0"], delay_level=1) == "%RETRY%back"
+            assert consumer.send_back(by_body[b"1"], delay_level=-1) == "%DLQ%back"
+    for topic, body in (("%DLQ%back", b"1"), ("%RETRY%back", b"0")):
+        with world.cluster.consumer(topic, start="earliest") as consumer:
+            found: list[bytes] = []
+            while len(found) < 2:
+                found += [message.body for message in consumer.poll(timeout=10)]
+        assert found == [body, body]
 
 
 def test_tasks_and_actors_use_the_handle_that_they_are_given(world: World) -> None:

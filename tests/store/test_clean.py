@@ -30,6 +30,7 @@ CONFIG = StoreConfig(
     segment_size_bytes=SIZE,
     consume_queue_file_size_bytes=400,
     max_message_bytes=2000,
+    clean_file_forcibly=True,
     # Any hour, unless a test says otherwise.
     delete_when=";".join(f"{hour:02d}" for hour in range(24)),
 )
@@ -277,6 +278,15 @@ def test_above_the_warning_level_puts_are_refused_until_there_is_room(
     shop.disk.used[f"/s/{place}"] = 89
     shop.clean()
     shop.store.put(request([b"x"]))
+
+
+def test_a_large_disk_with_room_for_more_files_is_not_full(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.disk.used["/s/commitlog"] = 95
+    monkeypatch.setattr(shop.disk, "free_bytes", lambda path: 8 * SIZE)
+    shop.clean()
+    assert shop.store.flags.names() == []
 
 
 @pytest.mark.parametrize(

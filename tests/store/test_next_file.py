@@ -29,6 +29,7 @@ from tests.support.waiting import until
 
 SIZE = 64 * 1024
 CONFIG = StoreConfig(
+    clean_file_forcibly=True,
     segment_size_bytes=SIZE,
     consume_queue_file_size_bytes=2000,
     prewrite_window_bytes=4096,

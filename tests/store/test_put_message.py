@@ -6,6 +6,7 @@ import ast
 import errno
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -453,3 +454,49 @@ def test_the_door_stores_what_recovery_finds(tmp_path: Path) -> None:
     again = MessageStore.open(tmp_path, config=CONFIG, files=Files())
     assert again.state.next_offsets["t", 0] == 5
     again.close()
+
+
+# --- delays --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "properties", "status"),
+    [
+        ({}, {"TIMER_DELAY_SEC": "259201"}, PutStatus.WHEEL_TIMER_MSG_ILLEGAL),
+        ({}, {"TIMER_DELIVER_MS": "soon"}, PutStatus.WHEEL_TIMER_MSG_ILLEGAL),
+        (
+            {"timer_wheel_enabled": False},
+            {"TIMER_DELAY_MS": "5000"},
+            PutStatus.WHEEL_TIMER_NOT_ENABLE,
+        ),
+        (
+            {"timer_congest_num_each_slot": 0},
+            {"TIMER_DELAY_MS": "5000"},
+            PutStatus.WHEEL_TIMER_FLOW_CONTROL,
+        ),
+    ],
+)
+def test_a_time_that_cannot_be_kept_is_refused_with_rocketmqs_status(
+    tmp_path: Path, options: dict[str, object], properties: dict[str, str], status: PutStatus
+) -> None:
+    with closing(EmbeddedStore(tmp_path, config=replace(CONFIG, **options))) as store:
+        store.create_topic("t", 1)
+        end = store.store.log.end
+        result = store.put_message(replace(HELLO, topic="t", queue_id=0, properties=properties))
+        assert (result.status, result.append) == (status, None)
+        assert store.store.log.end == end
+
+
+def test_a_delayed_message_waits_in_its_level_and_is_then_delivered(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with closing(EmbeddedStore(tmp_path, config=CONFIG, clock=clock)) as store:
+        store.create_topic("t", 1)
+        message = replace(HELLO, topic="t", queue_id=0, properties={"DELAY": "2"})
+        assert store.put_message(message).status is PutStatus.PUT_OK
+        store.fetch("t", 0, 0)
+        assert store.store.queue_range("SCHEDULE_TOPIC_XXXX", 1) == (0, 1)
+        store.deliver_due()
+        assert store.fetch("t", 0, 0).max_offset == 0
+        clock.advance(5000)
+        store.deliver_due()
+        assert store.fetch("t", 0, 0).max_offset == 1

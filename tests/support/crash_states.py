@@ -8,6 +8,7 @@ limit; else a seeded sample with the extremes in it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import posixpath
 import random
@@ -22,6 +23,29 @@ if TYPE_CHECKING:
 #: (place in the trace, content); None: zeros
 Version = tuple[int, bytes | None]
 
+SECTOR_BYTES = 512
+#: what is there lives in memory: kept by a kill, gone with the machine
+VOLATILE = "/dev/shm"
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def block_key(position: int, content: bytes) -> int:
+    """A hash of a block at a position of a file, the same for whatever block size; zeros have 0."""
+    key = 0
+    for at in range(0, len(content), SECTOR_BYTES):
+        sector = content[at : at + SECTOR_BYTES]
+        if sector.count(0) != len(sector):
+            key ^= hash((position + at, sector))
+    return key
+
+
+def file_key(blocks: Blocks, size: int, width: int) -> int:
+    """A hash of a file's length and content."""
+    key = 0
+    for block, content in blocks.items():
+        key ^= block_key(block * width, content)
+    return hash((size, key))
+
 
 class FileState:
     """What is on disk of one file, and what may be."""
@@ -35,10 +59,10 @@ class FileState:
         self.sizes: list[tuple[int, int]] = []
         #: blocks of a failed sync that were not written since: no sync settles them
         self.stuck: set[int] = set()
-        self._hash: int | None = None
+        self._key: int | None = None
 
     def apply(self, at: int, op: Op) -> None:
-        self._hash = None
+        self._key = None
         if op.kind == "write":
             blocks, size = op.value
             for block, content in blocks.items():
@@ -109,11 +133,11 @@ class FileState:
         self.versions = {b: v for b, v in self.versions.items() if b in self.stuck}
         self.sizes = []
 
-    def hash(self) -> int:
+    def key(self) -> int:
         """Of what is on disk."""
-        if self._hash is None:
-            self._hash = hash((self.size, frozenset(self.blocks.items())))
-        return self._hash
+        if self._key is None:
+            self._key = file_key(self.blocks, self.size, self.width)
+        return self._key
 
 
 class DirState:
@@ -155,17 +179,24 @@ class Replay:
         self.notes: tuple[Any, ...] = disk.notes
         self.files = {n: FileState(b, s, width) for n, (b, s) in disk.base.files.items()}
         self.dirs = {n: DirState(names) for n, names in disk.base.dirs.items()}
+        self._volatile = {n for path, n in disk._dirs.items() if path.startswith(VOLATILE)}
+        self._in_memory = {n for d in self._volatile for n in disk.base.dirs.get(d, {}).values()}
         self._seen: set[tuple[int, int]] = set()
 
     def apply(self, at: int, op: Op) -> None:
         if op.kind == "note":
             self.notes = (*self.notes, op.value)
+        elif op.kind == "stores":
+            for store in op.value:
+                self.apply(at, store)
         elif op.kind in ("link", "mkdir", "unlink", "rename", "moved_in"):
             self.dirs[op.node].changes.append(op)
             if op.kind == "mkdir":
                 self.dirs[op.value[1]] = DirState({})
             elif op.kind == "link":
                 self.files[op.value[1]] = FileState({}, 0, self.disk.block_bytes)
+                if op.node in self._volatile:
+                    self._in_memory.add(op.value[1])
         elif op.kind == "sync_dir":
             self.dirs[op.node].settle()
         else:
@@ -184,10 +215,11 @@ class Replay:
         """Open questions: (node, block or "size" or change), answers beside "not on disk"."""
         found: list[tuple[Any, int]] = []
         for number, file in self.files.items():
-            if file.versions or file.sizes:
+            if (file.versions or file.sizes) and number not in self._in_memory:
                 found += [((number, what), count) for what, count in file.choices()]
         for number, directory in self.dirs.items():
-            found += [((number, index), 1) for index in range(len(directory.changes))]
+            if number not in self._volatile:
+                found += [((number, index), 1) for index in range(len(directory.changes))]
         return found
 
     def image(self, at: int, answers: dict[Any, int], *, boot: int) -> SimulatedDisk | None:
@@ -202,34 +234,37 @@ class Replay:
         files: dict[int, tuple[Blocks, int]] = {}
         dirs: dict[int, dict[str, int]] = {}
         parts: list[Any] = []
-        waiting = [0]
+        waiting = [(0, "/")]
         while waiting:
-            number = waiting.pop()
+            number, path = waiting.pop()
             directory = self.dirs[number]
             chosen = of_dir.get(number, ())
             changes = [directory.changes[index] for index in sorted(chosen)]
-            names = dirs[number] = directory.image(changes)
+            names = directory.image(changes)
+            if number in self._volatile and boot != self.disk.boot:
+                names = {}
+            dirs[number] = names
             for name, child in names.items():
                 if child in self.dirs:
-                    waiting.append(child)
-                    parts.append((number, name))
+                    waiting.append((child, f"{path}{name}/"))
+                    parts.append((path, name))
                     continue
                 file = self.files[child]
                 mine = of_file.get(child)
                 if mine:
                     blocks, size = files[child] = file.image(mine)
-                    parts.append((number, name, hash((size, frozenset(blocks.items())))))
+                    parts.append((path, name, file_key(blocks, size, file.width)))
                 else:
                     files[child] = file.blocks, file.size
-                    parts.append((number, name, file.hash()))
-        key = (hash(frozenset(parts)), len(self.notes))
-        if key in self._seen:
+                    parts.append((path, name, file.key()))
+        key = hash(frozenset(parts))
+        if (key, len(self.notes)) in self._seen:
             return None
-        self._seen.add(key)
+        self._seen.add((key, len(self.notes)))
         made = SimulatedDisk(
             block_bytes=self.disk.block_bytes, record=False, boot=boot, base=Base(files, dirs)
         )
-        made.crashed_at, made.notes = at, self.notes
+        made.crashed_at, made.notes, made.key = at, self.notes, key
         return made
 
 

@@ -39,7 +39,7 @@ class Op(NamedTuple):
     kind: str
     node: int = 0
     #: write: ({block: content}, new length or None); resize: new length; unlink: name;
-    #: link, moved_in and mkdir: (name, node); rename: (old, new, node)
+    #: link, moved_in and mkdir: (name, node); rename: (old, new, node); stores: writes through maps
     value: Any = None
 
 
@@ -95,6 +95,8 @@ class SimulatedDisk(Files):
         #: there
         self.crashed_at = 0
         self.notes: tuple[Any, ...] = ()
+        #: of a disk that a crash left: a hash of every name, length and byte
+        self.key = 0
         # Another disk is another machine: it shares no lock with this process's other stores.
         self.held_locks: set[str] = set()  # type: ignore[misc]
         self._trace: list[Op] | None = [] if record else None
@@ -162,6 +164,15 @@ class SimulatedDisk(Files):
                 if number in self._nodes
             }
 
+    def content(self, place: str) -> Iterator[tuple[str, bytes]]:
+        """Path and content of the files in a directory and those below it."""
+        with self._mutex:
+            for directory, names in self._names.items():
+                if directory.startswith(place):
+                    for name, number in names.items():
+                        if number in self._nodes:
+                            yield f"{directory}/{name}", bytes(self._content(self._nodes[number]))
+
     def crash_states(self, limit_per_point: int = 64, seed: int = 0) -> Iterator[SimulatedDisk]:
         """Disks that a power loss may leave, at every place of the trace; see `crash_states.py`."""
         from .crash_states import power_loss_states
@@ -193,12 +204,15 @@ class SimulatedDisk(Files):
 
     def _see_maps(self) -> None:
         """Put into the trace what was stored through shared maps since the last look."""
+        seen = []
         for node in self._mapped:
             now = bytes(node.words or b"")  # bytes compare 50 times faster than views
-            if now != node.words_seen and self._trace is not None:
+            if now != node.words_seen:
                 node.words_seen = now
-                written = self._cut(node, 0, len(node.words_seen))
-                self._trace.append(Op("write", node.number, (written, None)))
+                seen.append(Op("write", node.number, (self._cut(node, 0, len(now)), None)))
+        if seen and self._trace is not None:
+            # One entry: in which order they were stored is not known.
+            self._trace.append(Op("stores", 0, tuple(seen)))
 
     def _cut(self, node: Node, start: int, stop: int) -> Blocks:
         """The blocks that overlap [start, stop), padded with zeros."""
@@ -284,6 +298,12 @@ class SimulatedDisk(Files):
         with self._mutex:
             self._enter("pread")
             return bytes(self._content(self._node(fd))[offset : offset + nbytes])
+
+    def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
+        return [(start, stop)] if start < stop else []
+
+    def drop_cached(self, fd: int, offset: int, length: int) -> None:
+        self._node(fd)
 
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         with self._mutex:
@@ -432,7 +452,18 @@ class SimulatedDisk(Files):
                 self._log(Op("unlink", self._dirs[directory], old))
                 return
             names[new] = names.pop(old)
+            self._move_dirs(_normal(source), _normal(target))
             self._log(Op("rename", self._dirs[directory], (old, new, names[new])))
+
+    def _move_dirs(self, source: str, target: str) -> None:
+        """A renamed directory takes all in it along."""
+        for table in (self._dirs, self._names):
+            for path in [p for p in table if p == source or p.startswith(source + "/")]:
+                table[target + path.removeprefix(source)] = table.pop(path)  # type: ignore[attr-defined]
+
+    def is_dir(self, path: PathLike) -> bool:
+        with self._mutex:
+            return _normal(path) in self._dirs
 
     def unlink(self, path: PathLike) -> None:
         with self._mutex:
@@ -474,7 +505,7 @@ class SimulatedDisk(Files):
             self._names.pop(normal, None)
 
     def free_bytes(self, path: PathLike) -> int:
-        return 1 << 40
+        return 0 if self.used_ratio(path) > 90 else 1 << 40
 
     def used_ratio(self, path: PathLike) -> float:
         return self.used.get(_normal(path), 0.0)

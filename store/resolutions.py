@@ -1,0 +1,81 @@
+"""Which half messages are resolved, and how: two bits an offset, in blocks, kept in the shard's progress.
+
+A pure view of a progress table (`ShardState.progress`): `resolve` returns what to store, the table changes when that
+stands in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+#: offsets of one block: a value of 128 hex digits
+BLOCK = 256
+#: blocks below the first open half that are kept, so that a repeated call is answered as the first one was
+KEPT_BLOCKS = 4
+_MIN = "min"
+
+
+class Resolution(Enum):
+    """What became of a half message."""
+
+    OPEN = 0
+    COMMIT = 1
+    ROLLBACK = 2
+    #: checked too often, or too old; or resolved by RocketMQ, which does not note how
+    DISCARD = 3
+
+
+class Resolutions:
+    """Reads a table; never changes it."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self._table = table
+
+    @property
+    def min_open(self) -> int:
+        """Every half message below is resolved."""
+        return int(self._table.get(_MIN, 0))
+
+    def of(self, offset: int) -> Resolution | None:
+        """What became of the half message at an offset; None: resolved too long ago to say how."""
+        block, bit = divmod(offset, BLOCK)
+        value = self._table.get(str(block))
+        if value is None:
+            return None if offset < self.min_open else Resolution.OPEN
+        return Resolution(int(value, 16) >> 2 * bit & 3)
+
+    def open_ones(self, end: int) -> Iterator[int]:
+        """Offsets of open half messages below `end`, ascending."""
+        for offset in range(self.min_open, end):
+            if self.of(offset) is Resolution.OPEN:
+                yield offset
+
+    def resolve(self, found: Mapping[int, Resolution]) -> dict[str, Any]:
+        """What to store for half messages that are being resolved: new blocks, and those that go."""
+        blocks: dict[int, int] = {}
+        for offset, resolution in found.items():
+            block, bit = divmod(offset, BLOCK)
+            if block not in blocks:
+                blocks[block] = int(self._table.get(str(block), "0"), 16)
+            blocks[block] |= resolution.value << 2 * bit
+        low = self.min_open
+        while self._resolved(low, blocks):
+            low += 1
+        values: dict[str, Any] = {
+            str(block): f"{value:0{BLOCK // 2}x}" for block, value in blocks.items()
+        }
+        if low != self.min_open:
+            values[_MIN] = low
+        gone = low // BLOCK - KEPT_BLOCKS
+        for key in {*self._table, *values}:
+            if key.isdigit() and int(key) < gone:
+                values[key] = None
+        return values
+
+    def _resolved(self, offset: int, blocks: Mapping[int, int]) -> bool:
+        block, bit = divmod(offset, BLOCK)
+        if block in blocks:
+            return bool(blocks[block] >> 2 * bit & 3)
+        return self.of(offset) not in (Resolution.OPEN, None)

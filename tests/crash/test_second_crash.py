@@ -1,0 +1,34 @@
+"""A process that dies while it recovers from a power loss: the next start sees a machine that did not stop."""
+
+from __future__ import annotations
+
+from tests.support.batches import request
+from tests.support.crash_states import disk_of, kill_states
+from tests.support.crash_traces import dispatch_all, open_store
+from tests.support.simulated_disk import SimulatedDisk
+
+
+def test_a_kill_during_recovery_from_a_power_loss_leaves_no_hole_in_a_consume_queue() -> None:
+    disk = SimulatedDisk(record=False)
+    store = open_store(disk)
+    store.create_topic("t", 2, [0])
+    for queue in (0, 1, 0):
+        store.put(request([b"body"], queue=queue))
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    dispatch_all(store)
+    tree = disk.tree()
+    store.abandon()
+    # Of the consume queues, which nobody synced, only the units of queue 0 reached the disk.
+    lost = {path: bytes(len(data)) for path, data in tree.items() if "/t/1/" in path}
+    assert len(lost) == 1
+    recovering = disk_of({**tree, **lost}, boot=1).recording()
+    open_store(recovering)
+    killed = list(kill_states(recovering))
+    assert len(killed) >= 5
+    for image in killed:
+        again = open_store(image)
+        again.log.note_confirmed(again.log.end)
+        dispatch_all(again)
+        assert again.queue_range("t", 0) == (0, 2)
+        assert again.queue_range("t", 1) == (0, 1), f"killed at {image.crashed_at} of recovery"

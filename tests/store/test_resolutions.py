@@ -1,0 +1,52 @@
+"""Which half messages are resolved: a small table, whatever the order."""
+
+import random
+
+from raymq.store.resolutions import BLOCK, KEPT_BLOCKS, Resolution, Resolutions
+
+
+def apply(table, values):
+    for key, value in values.items():
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value
+
+
+def test_offsets_resolved_in_any_order_are_told_apart_and_the_first_open_one_is_known():
+    chance, table = random.Random(1), {}
+    kinds = (Resolution.COMMIT, Resolution.ROLLBACK, Resolution.DISCARD)
+    want = {offset: chance.choice(kinds) for offset in range(3 * BLOCK)}
+    order = list(want)
+    chance.shuffle(order)
+    for number, offset in enumerate(order):
+        apply(table, Resolutions(table).resolve({offset: want[offset]}))
+        done = order[: number + 1]
+        view = Resolutions(table)
+        open_ones = sorted(set(want) - set(done))
+        assert view.min_open == (open_ones[0] if open_ones else len(want))
+        if number % 50 == 0:
+            assert list(view.open_ones(len(want))) == open_ones
+    assert {offset: Resolutions(table).of(offset) for offset in want} == want
+
+
+def test_what_was_resolved_long_ago_is_forgotten_but_not_that_it_was():
+    table: dict = {}
+    count = (KEPT_BLOCKS + 3) * BLOCK
+    for offset in range(count):
+        apply(table, Resolutions(table).resolve({offset: Resolution.COMMIT}))
+    view = Resolutions(table)
+    assert view.of(0) is None
+    assert view.of(count - 1) is Resolution.COMMIT
+    assert view.of(count) is Resolution.OPEN
+    assert len(table) <= KEPT_BLOCKS + 2
+
+
+def test_nothing_changes_before_the_values_are_stored():
+    table: dict = {}
+    assert Resolutions(table).resolve({0: Resolution.COMMIT}) == {
+        "0": f"{1:0{BLOCK // 2}x}",
+        "min": 1,
+    }
+    assert table == {}
+    assert Resolutions(table).of(0) is Resolution.OPEN

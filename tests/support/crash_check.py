@@ -1,0 +1,226 @@
+"""Recovery of the disks that a crash may leave, and the comparison with what was promised before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from raymq.store import record, rows
+from raymq.store.inspect import check as inspect_store
+from raymq.store.message_store import MessageStore
+from raymq.store.segment_head import read_head
+from raymq.store.state import INTERNAL_TOPIC
+from tests.support.batches import request
+from tests.support.crash_traces import (
+    KEYS,
+    ROOT,
+    SEED,
+    Owed,
+    Queue,
+    Trace,
+    dispatch_all,
+    open_store,
+    owed_by,
+)
+from tests.support.simulated_disk import SimulatedDisk
+
+#: every how many-th recovered store is looked at whatever it is like
+LOOK_STRIDE = 50
+#: every how many-th look `verify` is asked before what recovery will do
+VERIFY_STRIDE = 3
+
+
+def states(trace: Trace, limit: int) -> Iterator[tuple[bool, SimulatedDisk]]:
+    """(power loss, disk), each disk once for each boot and promise."""
+    seen: set[tuple[bool, int, Owed]] = set()
+    for power in (True, False):
+        images = (
+            trace.disk.crash_states(limit_per_point=limit, seed=SEED)
+            if power
+            else trace.disk.kill_states()
+        )
+        for image in images:
+            key = (power, image.key, owed_by(image, power=power))
+            if key not in seen:
+                seen.add(key)
+                yield power, image
+
+
+class Checker:
+    """Recovers disks of one trace. Two that recover to the same store are looked at once.
+
+    The same means: the same promise, and equal log, consume queues, state and positions, byte by byte. What a
+    look finds follows from these alone; every fiftieth is looked at all the same.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.recovered = 0
+        self.looks = 0
+        self._seen: set[Any] = set()
+
+    def check(self, image: SimulatedDisk, *, power: bool) -> None:
+        """Recover one disk. Raises: AssertionError, or what recovery raises."""
+        owed = owed_by(image, power=power)
+        self.recovered += 1
+        always = self.recovered % LOOK_STRIDE == 1
+        foretold = None
+        # Of a store that was killed with a pool in use `verify` tells what would be there without the pool.
+        if (
+            self.recovered % (LOOK_STRIDE * VERIFY_STRIDE) == 1
+            and image.exists(ROOT / "commitlog")
+            and (power or not self.trace.config.transient_pool)
+        ):
+            foretold = inspect_store(ROOT, image)
+        store = open_store(image, self.trace.config)
+        if foretold is not None:
+            assert foretold.faults == [], "verify calls a fault what recovery mends"
+            if foretold.verdict is not None:
+                assert store.log.recovered is not None
+                assert foretold.verdict.end == store.log.recovered.end, "verify finds another end"
+                assert foretold.verdict.row == store.log.recovered.row
+        assert store.log.chain.last is None or store.log.chain.last.end == store.log.end
+        key = (owed, *_outcome(store, image))
+        if key in self._seen and not always:
+            store.abandon()
+            return
+        self._seen.add(key)
+        self.looks += 1
+        look(self.trace, store, owed)
+
+
+def _outcome(store: MessageStore, image: SimulatedDisk) -> Iterator[Any]:
+    """All that a look at a recovered store depends on."""
+    log = store.log
+    yield (
+        log.start,
+        log.end,
+        log.committed,
+        log.synced,
+        store.dispatched,
+        store.put_path.headed,
+        store.put_path.group,
+    )
+    yield tuple(store.state.snapshot(1 << 20))
+    for path, content in image.content("/s/commitlog"):
+        yield path, hash(content)
+    for place in ("/s/consumequeue", "/s/index"):
+        for path, content in image.content(place):
+            yield path, hash(content)
+    yield store.index.indexed
+
+
+def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
+    """Compare a recovered store with what was promised and what was ever put; it goes on, and closes."""
+    ends = dict(owed.ends)
+    try:
+        store.log.commit_pool()
+        assert set(trace.topics) <= store.state.topics.keys(), "a topic is lost"
+        found = _read_log(trace, store, owed)
+        assert not ends or "t" in store.state.topics, "an acknowledged topic is lost"
+        for queue, end in ends.items():
+            assert len(found.get(("t", queue), ())) >= end, f"queue {queue} lost acked records"
+        _check_facts(store, owed)
+        log_end = store.log.end
+        for batch in owed.batches:
+            again = store.put(
+                request(
+                    [*batch.bodies],
+                    queue=batch.queue,
+                    tag="x",
+                    producer=batch.producer,
+                    sequence=batch.sequence,
+                )
+            )
+            assert again.first_offset == batch.first_offset
+            assert again.duplicates == len(batch.bodies)
+        assert store.log.end == log_end, "a repeated batch was stored again"
+        _check_queues(store, found)
+        if trace.properties is not None and trace.properties.startswith(b"KEYS"):
+            _check_index(store, found)
+        if trace.groups:
+            rows_found = sum(len(found.get(("t", queue), ())) for queue in (0, 1))
+            noted = store.state.progress.get("groups", {}).get("rows", 0)
+            assert noted == rows_found, "half a group is there"
+        if "t" in store.state.topics:
+            made = store.put(request([b"next"]))
+            assert made.first_offset == len(found.get(("t", 0), ()))
+            store.log.commit_pool()
+            for file in store.log.queue.files:
+                if file.start < store.log.end:
+                    assert read_head(file)[0] is not None, "a segment has no whole snapshot"
+        assert found.keys() <= {(INTERNAL_TOPIC, 0), ("t", 0), ("t", 1)}, (
+            "a topic that was never put"
+        )
+    finally:
+        store.close()
+
+
+def _check_facts(store: MessageStore, owed: Owed) -> None:
+    state = store.state
+    for what, number in owed.facts:
+        kind, name = what[:2]
+        if kind == "topic":
+            assert state.topics[str(name)].queues == number, "an acknowledged topic is lost"
+        elif kind == "offset":
+            assert state.offsets[str(name), "t"][int(what[2])] >= number, "an offset fell back"
+        else:
+            assert state.producer_epochs[int(name)] >= number, "a producer's epoch fell back"
+
+
+def _read_log(
+    trace: Trace, store: MessageStore, owed: Owed
+) -> dict[Queue, list[tuple[int, int, int]]]:
+    """(position, size, tags code) of every record; bodies and offsets are compared."""
+    found: dict[Queue, list[tuple[int, int, int]]] = {}
+    size = trace.config.segment_size_bytes
+    end = store.log.start
+    for file in store.log.queue.files:
+        view = file.read_view()
+        walk = record.walk(view, file.start, stop=size)
+        if walk.end > file.start:
+            assert end == file.start, "a segment stands behind a hole"
+        if walk.reason is record.WalkStop.BLANK:
+            end = file.start + size
+        elif len(walk.positions):
+            # A file that was made ahead has none.
+            end = walk.end
+        if not len(walk.positions):
+            continue
+        for run in rows.runs(view, file.start, walk.positions, walk.sizes):
+            units = found.setdefault((run.topic, run.queue_id), [])
+            assert run.first_offset == len(units), "queue offsets are not dense"
+            if run.topic != INTERNAL_TOPIC:
+                for written in run.batch.column("properties").to_pylist():
+                    assert written.endswith(trace.properties or b"TAGS\x01x\x02"), "torn properties"
+                for row, body in enumerate(run.batch.column("body").to_pylist()):
+                    known = trace.put_at.get((run.queue_id, run.first_offset + row), set())
+                    assert body in known, "a record that was never put"
+                    assert body not in owed.refused, "a put that was refused"
+            codes = rows.tags_codes(run.topic, run.batch).tolist()
+            units += zip(run.positions.tolist(), run.sizes.tolist(), codes, strict=True)
+    assert end == store.log.end, "valid records stand behind the end"
+    return found
+
+
+def _check_index(store: MessageStore, found: dict[Queue, list[tuple[int, int, int]]]) -> None:
+    while store.index_behind:
+        store.dispatch(store.log.confirmed)
+    positions = [at for (topic, _), units in found.items() if topic == "t" for at, _, _ in units]
+    for key in KEYS:
+        parts = store.index.find("t", key, 0, 1 << 62)
+        have = [at for part in parts for at in part.physical_offsets.tolist()]
+        assert have == sorted(positions, reverse=True), "the index differs from the log"
+
+
+def _check_queues(store: MessageStore, found: dict[Queue, list[tuple[int, int, int]]]) -> None:
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    dispatch_all(store)
+    for key, units in found.items():
+        assert store.queue_range(*key) == (0, len(units))
+        have = store.consume_queues.get(*key).read(0, len(units))
+        seen = [(int(u["position"]), int(u["size"]), int(u["tags_code"])) for u in have]
+        assert seen == units, f"the consume queue of {key} differs from the log"
+    for key in store.queues():
+        assert key in found or store.queue_range(*key) == (0, 0)

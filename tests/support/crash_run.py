@@ -1,0 +1,131 @@
+"""Crash exploration of whole traces, one a task, on every core.
+
+Each worker is a new interpreter that builds its trace itself: nothing but names and results passes between them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import NamedTuple
+
+from tests.support.crash_check import Checker, states
+from tests.support.crash_traces import SEED, TRACES, Trace, fixed_names, make_trace
+from tests.support.simulated_disk import SimulatedDisk
+
+#: combinations tried at each place of a recovery that crashes again
+SECOND_LIMIT = 6
+#: disks of each trace whose recovery crashes again
+SECOND_IMAGES = 5
+
+
+class Task(NamedTuple):
+    """One trace on disks of one block size."""
+
+    trace: str
+    width: int
+    #: how many times as many combinations, and second crashes, as a usual run tries
+    depth: int
+
+
+class Explored(NamedTuple):
+    """What one task did."""
+
+    #: of every disk that was recovered
+    keys: frozenset[int]
+    recoveries: int
+    #: recovered stores that were looked at closely: every one that differs from those before
+    looks: int
+    #: recoveries of disks that a crash during another recovery left
+    second_crashes: int
+    seconds: float
+
+
+def explore(task: Task) -> Explored:
+    """Recover every disk that a crash of a trace may leave, and some that crash again while they recover.
+
+    Raises: AssertionError, with the trace, the kind and the place of the crash.
+    """
+    started = time.perf_counter()
+    trace = make_trace(task.trace, task.width)
+    checker = Checker(trace)
+    keys: set[int] = set()
+    chance = random.Random(f"{SEED}/{task.trace}/{task.width}")
+    sample: list[tuple[bool, SimulatedDisk]] = []
+    for number, (power, image) in enumerate(states(trace, TRACES[task.trace][1] * task.depth)):
+        keys.add(image.key)
+        _check(checker, image, power, f"state {number} of {task}")
+        at = number if len(sample) < SECOND_IMAGES * task.depth else chance.randrange(number + 1)
+        if at < SECOND_IMAGES * task.depth:
+            sample[at : at + 1] = [(power, image)]
+    first = checker.recovered
+    for power, image in sample:
+        kind = "power loss" if power else "kill"
+        recover_and_go_on(trace, image, power=power)
+        for number, (power_again, second) in enumerate(states(trace, SECOND_LIMIT)):
+            keys.add(second.key)
+            where = f"state {number} behind a {kind} at {image.crashed_at} of {task}"
+            _check(checker, second, power_again, where)
+    return Explored(
+        frozenset(keys),
+        checker.recovered,
+        checker.looks,
+        checker.recovered - first,
+        time.perf_counter() - started,
+    )
+
+
+def recover_and_go_on(trace: Trace, image: SimulatedDisk, *, power: bool) -> None:
+    """The next life of a trace, on what a crash left: recovery, a put, an ack, an orderly stop."""
+    trace.begin_with_crash(image, power=power)
+    with fixed_names():
+        trace.go_on()
+    if "t" in trace.store.state.topics:
+        trace.put(0, 1, 50)
+    trace.ack()
+    trace.store.close()
+
+
+def _check(checker: Checker, image: SimulatedDisk, power: bool, where: str) -> None:
+    try:
+        checker.check(image, power=power)
+    except Exception as error:
+        kind = "power loss" if power else "kill"
+        error.args = (f"{kind} at {image.crashed_at}, {where}: {error}",)
+        raise
+
+
+class Explorers:
+    """Worker processes, one a core, and the tasks that they were given."""
+
+    def __init__(self) -> None:
+        # New interpreters, not forks: this process may have threads. They agree on hashes by the fixed seed.
+        self._hash_seed = os.environ.get("PYTHONHASHSEED")
+        os.environ["PYTHONHASHSEED"] = str(SEED)
+        self._pool = ProcessPoolExecutor(
+            len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn")
+        )
+        self._futures: dict[Task, Future[Explored]] = {}
+
+    def start(self, tasks: Iterable[Task]) -> None:
+        """Begin these, in this order."""
+        for task in tasks:
+            if task not in self._futures:
+                self._futures[task] = self._pool.submit(explore, task)
+
+    def result(self, task: Task) -> Explored:
+        """Wait for a task. Raises: what it raised."""
+        self.start([task])
+        return self._futures[task].result()
+
+    def close(self) -> None:
+        """End the workers; what did not begin is left out."""
+        self._pool.shutdown(cancel_futures=True)
+        if self._hash_seed is None:
+            del os.environ["PYTHONHASHSEED"]
+        else:
+            os.environ["PYTHONHASHSEED"] = self._hash_seed

@@ -1,0 +1,59 @@
+"""The engine with a clock by hand, whose records are confirmed when a test says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raymq.store.config import StoreConfig
+from raymq.store.inner_message import InnerMessage
+from raymq.store.message_store import MessageStore
+from raymq.store.stored_message import StoredMessage, read
+from raymq.store.transaction import TransactionService
+from tests.support.clock import ManualClock
+
+CONFIG = StoreConfig(segment_size_bytes=256 * 1024, consume_queue_file_size_bytes=20_000)
+
+
+class Engine:
+    """A store whose records are confirmed at once, and its transactions."""
+
+    def __init__(self, root: Path, **options: int) -> None:
+        self.root = root
+        self.options = options
+        self.clock = ManualClock()
+        self.open()
+        if "t" not in self.store.state.topics:
+            self.store.create_topic("t", 2, [0])
+
+    def open(self) -> None:
+        self.store = MessageStore.open(self.root, config=CONFIG, clock=self.clock)
+        self.service = TransactionService(self.store, **self.options)
+        self.confirm()
+
+    def confirm(self) -> None:
+        store = self.store
+        store.log.sync()
+        store.log.note_confirmed(store.log.end)
+        while store.dispatched < store.log.confirmed:
+            store.dispatch(store.log.confirmed)
+
+    def prepare(self, body: bytes, **properties: str) -> int:
+        message = InnerMessage(
+            "t", 1, body, properties, born_time_ms=self.clock.now_ms(), flag=3, sys_flag=0x1
+        )
+        half = self.service.prepare(message)
+        self.confirm()
+        return half.offset
+
+    def read(self, topic: str = "t", queue_id: int = 1) -> list[StoredMessage]:
+        self.confirm()
+        first, _ = self.store.queue_range(topic, queue_id)
+        return read(self.store, topic, queue_id, first, max_records=1000)[0]
+
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.read()]
+
+    def crash(self) -> None:
+        self.confirm()
+        self.store.abandon()
+        self.open()
