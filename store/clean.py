@@ -135,7 +135,8 @@ class CleanService:
             return 0
         self._store.forget_before(start)
         deleted = 0
-        while self._log.start < start:
+        # A store that is closed meanwhile has no files.
+        while self._log.queue.files and self._log.start < start:
             if deleted:
                 self._clock.sleep_ms(self._config.delete_files_interval_ms)
             self._log.delete_first()
@@ -153,17 +154,21 @@ class CleanService:
 
     def _new_start(self, *, at_once: bool) -> int:
         """Where the log may begin: the start of a file that recovery can begin at."""
-        limit = min(self._store.deletable_end(), self._log.confirmed, self._log.synced)
+        limit = min(self._log.confirmed, self._log.synced)
         expired_ms = self._clock.now_ms() - self._config.file_reserved_hours * 3_600_000
-        found = self._log.start
+        candidates = []
         for file in self._log.queue.files[1 : self._config.delete_file_batch_max + 1]:
             # Everything before was stored before the first message of this file.
             if file.start >= limit or not (at_once or first_store_time(file) <= expired_ms):
                 break
+            candidates.append(file)
+        if candidates:
+            limit = min(limit, self._store.deletable_end())
+        for file in reversed(candidates):
             complete_at, _ = read_head(file)
             if complete_at is not None and complete_at <= limit:
-                found = file.start
-        return found
+                return file.start
+        return self._log.start
 
     def as_status(self) -> dict[str, Any]:
         """For people: JSON-able."""

@@ -190,8 +190,7 @@ class CommitLog:
     def _current(self) -> MappedFile:
         file = self.queue.find(self.end)
         require(file is not None, "the tail has a file", end=self.end)
-        assert_file: MappedFile = file  # type: ignore[assignment]
-        return assert_file
+        return file  # type: ignore[return-value]
 
     # --- appending ------------------------------------------------------------------------------------------
 
