@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import numpy as np
+
 from .clock import Clock
 from .config import StoreConfig
 from .errors import Corrupt
@@ -231,6 +233,29 @@ class IndexService:
             yield from file.find(hashed, begin_ms, end_ms)
             if header.begin_time_ms < begin_ms:
                 break
+
+    def find_many(
+        self, key_hashes: Int64s, wanted: int, begin_ms: int, end_ms: int
+    ) -> tuple[Int64s, Int64s]:
+        """As `find` for many keys at once: rows of `key_hashes`, and physical offsets of records that may match."""
+        left = np.full(len(key_hashes), wanted, dtype=np.int64)
+        rows: list[Int64s] = []
+        offsets: list[Int64s] = []
+        for file in reversed(self._files):
+            header = file.header
+            if file.empty or header.begin_time_ms > end_ms:
+                continue
+            if header.end_time_ms < begin_ms or not (left > 0).any():
+                break
+            some, places = file.find_many(key_hashes, left, begin_ms, end_ms)
+            left -= np.bincount(some, minlength=len(left))
+            rows.append(some)
+            offsets.append(places)
+            if header.begin_time_ms < begin_ms:
+                break
+        if not rows:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate(rows), np.concatenate(offsets)
 
     @property
     def last(self) -> tuple[int, int]:

@@ -31,6 +31,7 @@ from .put_hooks import PutHook
 from .put_lock import PutLock
 from .put_path import CheckedPut, PutPath
 from .query import TIME_MAX_MS, Boundary, Query, QueryResult
+from .query_keys import KeyHits, by_keys
 from .reader import Reader
 from .running_flags import RunningFlags
 from .segment_head import read_head
@@ -368,6 +369,28 @@ class MessageStore:
         """See `Query.by_key`."""
         return self.query.by_key(
             topic, key, max_num=max_num, begin_ms=begin_ms, end_ms=end_ms, exact=exact
+        )
+
+    def query_messages(
+        self,
+        topic: str,
+        keys: Sequence[str],
+        *,
+        max_num: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = TIME_MAX_MS,
+        exact: bool = False,
+    ) -> KeyHits:
+        """Many keys at once; see `query_keys.by_keys`."""
+        return by_keys(
+            self.log,
+            self.index,
+            topic,
+            keys,
+            max_num=max_num,
+            begin_ms=begin_ms,
+            end_ms=end_ms,
+            exact=exact,
         )
 
     def look_message_by_offset(self, offset: int) -> pa.RecordBatch:
