@@ -416,6 +416,14 @@ class SimulatedDisk(Files):
             array = self._arrays.pop(id(view))
             return lambda: array() is None
 
+    def lock_memory(self, view: memoryview) -> None:
+        with self._mutex:
+            self._enter("lock_memory")
+
+    def unlock_memory(self, view: memoryview) -> None:
+        with self._mutex:
+            self._enter("unlock_memory")
+
     def unmap(self, view: memoryview) -> None:
         with self._mutex:
             self._see_maps()
