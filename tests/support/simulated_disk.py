@@ -39,7 +39,7 @@ class Op(NamedTuple):
     kind: str
     node: int = 0
     #: write: ({block: content}, new length or None); resize: new length; unlink: name;
-    #: link and mkdir: (name, node); rename: (old, new, node); stores: writes through maps
+    #: link, moved_in and mkdir: (name, node); rename: (old, new, node); stores: writes through maps
     value: Any = None
 
 
@@ -440,11 +440,17 @@ class SimulatedDisk(Files):
             self._enter("rename")
             directory, old = self._split(source)
             into, new = self._split(target)
-            if directory != into:
-                raise OSError(errno.EXDEV, "renames stay in one directory here")
             names = self._names[directory]
             if old not in names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
+            if directory.split("/")[1] != into.split("/")[1]:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            if directory != into:
+                # Each directory is settled for itself: a crash may leave both names, or none.
+                number = self._names[into][new] = names.pop(old)
+                self._log(Op("moved_in", self._dirs[into], (new, number)))
+                self._log(Op("unlink", self._dirs[directory], old))
+                return
             names[new] = names.pop(old)
             self._move_dirs(_normal(source), _normal(target))
             self._log(Op("rename", self._dirs[directory], (old, new, names[new])))
