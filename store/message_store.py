@@ -6,6 +6,7 @@ builds consume queues from log[0, C); `fetch` reads them. The engine is usable a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -14,11 +15,11 @@ from typing import Any
 
 from . import record, rows
 from .clock import Clock
-from .commit_log import CommitLog
+from .commit_log import QUEUES_DOUBTFUL, CommitLog
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch
-from .errors import RayMQError
+from .errors import RayMQError, Unavailable
 from .files import Files
 from .inner_message import InnerMessage, Progress
 from .put import Append, FetchSlice, PutRequest
@@ -56,6 +57,8 @@ class MessageStore:
         self._dispatch = Dispatch(log, self.consume_queues, put_lock=lock, clock=log.clock)
         self.put_path = PutPath(log, self.state, self.consume_queues, self._dispatch, lock=lock)
         self._closed = False
+        #: a sync of a consume queue failed
+        self._queues_doubtful = False
 
     @classmethod
     def open(
@@ -98,16 +101,15 @@ class MessageStore:
         log.restore_pool()
         self.consume_queues.load(after_crash=log.crashed)
         known = self.consume_queues.max_physical_offset
-        # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted.
-        complete = (
-            known if log.same_boot or not log.crashed else min(known, log.marks.dispatched_end)
-        )
+        # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted. After a
+        # failed sync too: what is in the page cache counts as clean, and nothing but a second write brings it to disk.
+        doubt = log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL))
+        complete = min(known, log.marks.dispatched_end) if doubt else known
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
-        # After a reboot a unit above what was synced may be torn: it is dispatched again.
-        trusted = None if log.same_boot or not log.crashed else max(complete, 0)
 
         def settle(end: int) -> None:
-            self.consume_queues.truncate(end if trusted is None else min(end, trusted))
+            # Above what was synced a unit may be torn: it is dispatched again.
+            self.consume_queues.truncate(min(end, max(complete, 0)) if doubt else end)
 
         scan_start = self._scan_start(low)
         log.recover(scan_start, self._visit, settle)
@@ -212,9 +214,23 @@ class MessageStore:
         return self._dispatch.run(confirmed)
 
     def sync_queues(self) -> None:
-        """fdatasync every consume queue and remember how far they are complete."""
+        """fdatasync every consume queue and remember how far they are complete.
+
+        Raises: OSError; then Unavailable, for no second sync proves anything. The next start writes them again.
+        """
+        if self._queues_doubtful:
+            raise Unavailable(
+                "an fdatasync of a consume queue failed; the next start builds anew what was not synced",
+                field="consumequeue",
+            )
         upto = self.dispatched
-        self.consume_queues.sync()
+        try:
+            self.consume_queues.sync()
+        except OSError:
+            self._queues_doubtful = True
+            with contextlib.suppress(OSError, RayMQError):
+                self.log.meta.update({QUEUES_DOUBTFUL: True})
+            raise
         self.log.marks.dispatched_end = upto
 
     # --- reads ----------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from . import record, rows
+from . import properties, record
 from .mapped_file import MappedFile
+from .record_walk import layout
 from .state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts
 
 
@@ -18,10 +19,11 @@ def read_head(file: MappedFile) -> tuple[int | None, int]:
         walk = record.walk(view[at - file.start :], at, limit=1)
         if not len(walk.positions):
             return None, at
-        batch = record.decode(view, walk.positions - file.start, walk.sizes)
-        tag = rows.tag_column(batch.column("properties"))[0].as_py()
-        if batch.column("topic")[0].as_py() != INTERNAL_TOPIC or tag != SNAPSHOT.encode():
+        places, _ = layout(view, walk.positions - file.start, walk.sizes)
+        body_start, body_end, topic_start, topic_end, start, end = (int(at[0]) for at in places)
+        tag = properties.decode(bytes(view[start:end])).get(properties.TAGS)
+        if view[topic_start:topic_end] != INTERNAL_TOPIC.encode() or tag != SNAPSHOT:
             return None, at
         at = walk.end
-        if parts.add(batch.column("body")[0].as_py()) is not None:
+        if parts.add(bytes(view[body_start:body_end])) is not None:
             return at, at

@@ -12,6 +12,7 @@ from raymq.store.segment_head import read_head
 from raymq.store.state import INTERNAL_TOPIC
 from tests.support.batches import request
 from tests.support.crash_traces import (
+    GROUPED,
     ROOT,
     SEED,
     Owed,
@@ -24,7 +25,7 @@ from tests.support.crash_traces import (
 from tests.support.simulated_disk import SimulatedDisk
 
 #: every how many-th recovered store is looked at whatever it is like
-LOOK_STRIDE = 50
+LOOK_STRIDE = 200
 #: every how many-th look `verify` is asked before what recovery will do
 VERIFY_STRIDE = 3
 
@@ -49,7 +50,7 @@ class Checker:
     """Recovers disks of one trace. Two that recover to the same store are looked at once.
 
     The same means: the same promise, and equal log, consume queues, state and positions, byte by byte. What a
-    look finds follows from these alone; every fiftieth is looked at all the same.
+    look finds follows from these alone; every two-hundredth is looked at all the same.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -155,6 +156,8 @@ def _check_facts(store: MessageStore, owed: Owed) -> None:
             assert state.topics[str(name)].queues == number, "an acknowledged topic is lost"
         elif kind == "offset":
             assert state.offsets[str(name), "t"][int(what[2])] >= number, "an offset fell back"
+        elif kind == "progress":
+            assert state.progress[str(name)]["groups"] >= number, "a group is lost"
         else:
             assert state.producer_epochs[int(name)] >= number, "a producer's epoch fell back"
 
@@ -164,6 +167,7 @@ def _read_log(
 ) -> dict[Queue, list[tuple[int, int, int]]]:
     """(position, size, tags code) of every record; bodies and offsets are compared."""
     found: dict[Queue, list[tuple[int, int, int]]] = {}
+    grouped = 0
     size = trace.config.segment_size_bytes
     end = store.log.start
     for file in store.log.queue.files:
@@ -188,9 +192,12 @@ def _read_log(
                     known = trace.put_at.get((run.queue_id, run.first_offset + row), set())
                     assert body in known, "a record that was never put"
                     assert body not in owed.refused, "a put that was refused"
+                    grouped += body.startswith(GROUPED)
             codes = rows.tags_codes(run.topic, run.batch).tolist()
             units += zip(run.positions.tolist(), run.sizes.tolist(), codes, strict=True)
     assert end == store.log.end, "valid records stand behind the end"
+    moved = store.state.progress.get("moved", {}).get("groups", 0)
+    assert grouped == 2 * moved, "a group is there in part, or its note is not"
     return found
 
 

@@ -21,6 +21,7 @@ from raymq.store.commit_log import CommitLog
 from raymq.store.config import StoreConfig
 from raymq.store.errors import StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
+from raymq.store.inner_message import InnerMessage, Progress
 from raymq.store.message_store import MessageStore
 from raymq.store.put import PutRequest
 from tests.support.batches import batch
@@ -41,6 +42,8 @@ POOLED = replace(CONFIG, flush="async", transient_pool=True, transient_pool_slic
 WITH_MEMORY = Base({}, {0: {"dev": 1}, 1: {"shm": 2}, 2: {}})
 #: topics of a state that needs three SNAPSHOT records
 TOPICS = tuple(f"topic-{number:02d}-{'x' * 60}" for number in range(38))
+#: how the bodies of messages begin that stand or fall together, two at a time
+GROUPED = b"group "
 Queue = tuple[str, int]
 
 
@@ -59,7 +62,8 @@ class Owed(NamedTuple):
 
     ends: tuple[tuple[int, int], ...] = ()
     batches: tuple[Batch, ...] = ()
-    #: what -> a number that only grows: ("topic", name), ("offset", group, queue), ("epoch", producer)
+    #: what -> a number that only grows: ("topic", name), ("offset", group, queue), ("epoch", producer),
+    #: ("progress", service)
     facts: tuple[tuple[tuple[str | int, ...], int], ...] = ()
     #: what must not be there: bodies of puts that were refused
     refused: tuple[bytes, ...] = ()
@@ -542,11 +546,30 @@ def reopened(width: int) -> Trace:
     return trace
 
 
+def groups(width: int) -> Trace:
+    """Messages that stand or fall together with the note that they were put, between other puts."""
+    trace = Trace(width, salt=18)
+    trace.open()
+    for turn in range(14):
+        messages = []
+        for queue in (0, 1):
+            body = GROUPED + trace.chance.randbytes(300 + 50 * turn)
+            trace.put_at.setdefault((queue, trace.ends[queue]), set()).add(body)
+            trace.ends[queue] += 1
+            messages.append(InnerMessage("t", queue, body, {"TAGS": "x"}))
+        trace.store.put_inner(messages, progress=Progress("moved", {"groups": turn + 1}))
+        trace.note_fact(turn + 1, "progress", "moved")
+        trace.put(turn % 2, 1, 200)
+        if turn % 3 == 2:
+            trace.ack()
+    return trace
+
+
 @contextmanager
 def fixed_names() -> Iterator[None]:
     """Store ids and names of pools that are the same at every run."""
     with (
-        mock.patch("uuid.uuid4", lambda: uuid.UUID(int=SEED)),
+        mock.patch("uuid.uuid4", return_value=uuid.UUID(int=SEED)),
         mock.patch("os.urandom", bytes),
     ):
         yield
@@ -556,21 +579,22 @@ def fixed_names() -> Iterator[None]:
 TRACES: dict[str, tuple[Callable[[int], Trace], int]] = {
     make.__name__: (make, limit)
     for make, limit in (
-        (appends, 64),
-        (large_properties, 64),
-        (rolls, 40),
-        (checkpoints, 40),
-        (snapshots, 40),
-        (truncations, 40),
-        (clean_closes, 40),
-        (large_snapshots, 40),
-        (broken_snapshots, 40),
-        (sealed, 64),
-        (administration, 40),
-        (full_disk, 40),
-        (pooled, 64),
-        (foreign, 64),
+        (appends, 48),
+        (large_properties, 48),
+        (rolls, 12),
+        (checkpoints, 24),
+        (snapshots, 12),
+        (truncations, 12),
+        (clean_closes, 16),
+        (large_snapshots, 6),
+        (broken_snapshots, 6),
+        (sealed, 32),
+        (administration, 12),
+        (full_disk, 32),
+        (pooled, 48),
+        (foreign, 48),
         (reopened, 64),
+        (groups, 12),
     )
 }
 
