@@ -39,7 +39,7 @@ def contract(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything that needs no Java."""
     session.install("-e", ".[dev]")
-    session.run("python", "-m", "pytest", "-m", "not spark", *session.posargs)
+    session.run("python", "-m", "pytest", "-m", "not spark and not interop", *session.posargs)
 
 
 @nox.session
@@ -54,6 +54,16 @@ def spark(session: nox.Session) -> None:
     """The tests on Spark; needs Java 17 first on PATH."""
     session.install("-e", ".[dev,demo]")
     session.run("python", "-m", "pytest", "-m", "spark", *session.posargs)
+
+
+@nox.session
+def interop(session: nox.Session) -> None:
+    """Apache RocketMQ opens our stores and we open its; needs a JDK (17 or newer) and Maven, else it fails."""
+    session.install("-e", ".[dev]")
+    session.run(
+        *("python", "-m", "pytest", "-m", "interop", "tests/interop", *session.posargs),
+        env={"RAYMQ_INTEROP": "required"},
+    )
 
 
 @nox.session

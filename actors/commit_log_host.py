@@ -27,6 +27,7 @@ from raymq.store.flush import PAGE_BYTES
 from raymq.store.message_store import MessageStore
 from raymq.store.put import Append, FetchRequest, FetchSlice, PutRequest
 from raymq.store.put_path import CheckedPut
+from raymq.store.scrub import Scrub
 
 from .admin_calls import AdminCalls
 from .appender import Appender, Made
@@ -116,6 +117,7 @@ class LeaderHost:
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
         self._ahead = self.store.log.allocate_ahead()
+        self.scrub = self._make_scrub(files)
         stopping = self._is_stopping
         self._threads = [
             threading.Thread(target=self._guard(name, body), name=f"raymq-{name}", daemon=True)
@@ -126,6 +128,13 @@ class LeaderHost:
                 ("allocate", lambda: self._ahead.run(stopping)),
             )
         ]
+        if config.scrub_bytes_per_s:
+            # Not guarded: a shard serves on without it.
+            self._threads.append(
+                threading.Thread(
+                    target=lambda: self.scrub.run(stopping), name="raymq-scrub", daemon=True
+                )
+            )
         for thread in self._threads:
             thread.start()
         self._dispatcher.wake()
@@ -160,6 +169,21 @@ class LeaderHost:
             store.abandon()
             raise
         return store
+
+    def _make_scrub(self, files: Files) -> Scrub:
+        """The walk that reads what is confirmed against the chain's CRCs; what it finds is told, nothing stops."""
+        log_, config = self.store.log, self.config
+        return Scrub(
+            self._root,
+            config.segment_size_bytes,
+            start=lambda: log_.start,
+            limit=lambda: min(log_.synced, log_.confirmed),
+            files=files,
+            clock=self.clock,
+            bytes_per_s=config.scrub_bytes_per_s,
+            pause_ms=config.scrub_pause_ms,
+            on_fault=lambda fault: log.error("%s", fault),
+        )
 
     # --- ShardBackend: put ----------------------------------------------------------------------------------
 
@@ -332,6 +356,7 @@ class LeaderHost:
             if log_.recovered is None
             else {"row": log_.recovered.row, "end": log_.recovered.end},
             "counters": vars(self.counters),
+            "scrub": self.scrub.status(),
             "metrics": as_status(read_leader(self)),
             "roles": self.supervisor.describe(),
         }
@@ -351,6 +376,7 @@ class LeaderHost:
         self._stopping = True
         self._appender.wake()
         self._ahead.wake()
+        self.scrub.wake()
         self._dispatcher.stop()
         for thread in self._threads:
             thread.join(2.0)

@@ -55,7 +55,7 @@ class Dispatcher:
                     # No room for a consume queue file: readers wait, the log is not touched by it.
                     log.warning("dispatch waits for room: %s", error)
                     break
-                if after == before:
+                if after == before and not self._store.index_behind:
                     break
                 self.tell_readers()
             now = self._clock.monotonic_ms()

@@ -87,7 +87,7 @@ class FollowerHost:
                     rule="poisoned",
                 )
             last = log.queue.files[-1].start if log.queue.files else 0
-            log.recover(min(last, log.synced))
+            log.recover(min(last, log.synced - log.synced % self.config.segment_size_bytes))
             if fenced.unfinished_sync is not None:
                 log.rewrite(fenced.unfinished_sync[0])
             log.sync()

@@ -68,6 +68,10 @@ METRICS = (
     Metric("raymq_unknown_total", "counter", "Batches answered with DeliveryUnknown."),
     Metric("raymq_fetches_total", "counter", "Read requests."),
     Metric("raymq_role_restarts_total", "counter", "Flush and replication services replaced."),
+    Metric("raymq_scrub_bytes_total", "counter", "Stored bytes read and compared with their CRCs."),
+    Metric(
+        "raymq_scrub_faults", "gauge", "Places of the log that do not read as they were stored."
+    ),
     Metric("raymq_start_time_seconds", "gauge", "When the shard began to serve, since 1970."),
     Metric("raymq_writable", "gauge", "1 while the shard takes messages, 0 after it had to stop."),
     Metric("raymq_waiting_puts", "gauge", "Batches that wait for sync or replica."),

@@ -38,6 +38,8 @@ def read_leader(host: LeaderHost) -> Readings:
         "raymq_unknown_total": counters.unknown,
         "raymq_fetches_total": counters.fetches,
         "raymq_role_restarts_total": sum(max(0, role["grants"] - 1) for role in roles.values()),
+        "raymq_scrub_bytes_total": host.scrub.counters.bytes,
+        "raymq_scrub_faults": len(host.scrub.faults),
         "raymq_start_time_seconds": host.started_ms / 1000,
         "raymq_writable": int(host.failed is None),
         "raymq_waiting_puts": host.waiting_puts,

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from raymq import __version__
 from raymq.store.errors import RayMQError
 
-from . import cli_commands
+from . import cli_commands, store_commands
 from .cli_commands import EXIT_USAGE, Console, exit_code
 
 _EPILOG = "exit codes: 0 done, 1 a fault was found, 2 wrong command, 3 cluster not available"
@@ -237,10 +237,76 @@ def _store(commands: Any, json_option: argparse.ArgumentParser) -> None:
         "verify", parents=[json_option], help="check every byte; 1 if damaged"
     )
     verify.add_argument("directory", metavar="DIR", help="a store, or a cluster's data directory")
-    verify.set_defaults(run=cli_commands.store_verify)
+    verify.set_defaults(run=store_commands.verify)
     dump = verbs.add_parser("dump", parents=[json_option], help="every message as a line of JSON")
     dump.add_argument("directory", metavar="DIR")
-    dump.set_defaults(run=cli_commands.store_dump)
+    dump.set_defaults(run=store_commands.dump)
+    scrub = verbs.add_parser(
+        "scrub", parents=[json_option], help="read what is synced against its CRCs, at a pace"
+    )
+    scrub.add_argument("directory", metavar="DIR", help="a store, or a cluster's data directory")
+    scrub.add_argument(
+        "--mib-per-s", type=_count(0), default=64, metavar="N", help="0: unpaced (default: 64)"
+    )
+    scrub.add_argument(
+        "--again", action="store_true", help="from the start, not from where the last one was"
+    )
+    scrub.set_defaults(run=store_commands.scrub)
+    _store_repair(verbs, json_option)
+    _store_export(verbs, json_option)
+
+
+def _store_repair(verbs: Any, json_option: argparse.ArgumentParser) -> None:
+    repair = verbs.add_parser(
+        "repair", parents=[json_option], help="say what would mend a store; --yes does it"
+    )
+    repair.add_argument("directory", metavar="DIR", help="a store, or a cluster's data directory")
+    repair.add_argument("--yes", action="store_true", help="do it; the store must not be open")
+    repair.add_argument(
+        "--keep",
+        metavar="DIR",
+        help="copy what is changed here (default: raymq/repair-<time>/ in the store)",
+    )
+    repair.add_argument(
+        "--cut-at",
+        type=_count(0),
+        metavar="OFFSET",
+        help="cut a damaged log here: everything behind is lost",
+    )
+    repair.add_argument(
+        "--rebuild",
+        action="append",
+        choices=("consumequeue", "chain", "index", "checkpoint", "marks", "config"),
+        help="make this again from the log even if it looks sound (may be repeated)",
+    )
+    repair.set_defaults(run=store_commands.repair)
+
+
+def _store_export(verbs: Any, json_option: argparse.ArgumentParser) -> None:
+    export = verbs.add_parser(
+        "export", parents=[json_option], help="messages as Parquet files in a new directory"
+    )
+    export.add_argument("directory", metavar="DIR", help="a store")
+    export.add_argument("target", metavar="TARGET", help="the new directory")
+    export.add_argument("--topic", metavar="NAME", help="default: all but RayMQ's own")
+    export.add_argument("--queue", type=_count(0), metavar="N", help="only this queue of the topic")
+    export.add_argument(
+        "--from", dest="start", type=_count(0), metavar="OFFSET", help="queue offsets from here on"
+    )
+    export.add_argument(
+        "--to", dest="stop", type=_count(0), metavar="OFFSET", help="queue offsets below this one"
+    )
+    export.add_argument(
+        "--file-mib",
+        type=_count(1),
+        default=256,
+        metavar="N",
+        help="end a file here (default: 256)",
+    )
+    export.add_argument(
+        "--behind-damage", action="store_true", help="of a damaged log also what can be read"
+    )
+    export.set_defaults(run=store_commands.export)
 
 
 def _grafana(commands: Any, json_option: argparse.ArgumentParser) -> None:

@@ -361,64 +361,6 @@ def _text(key: bytes | None) -> str | None:
     return None if key is None else key.decode("utf-8", "backslashreplace")
 
 
-def store_verify(options: argparse.Namespace, console: Console) -> int:
-    """raymq store verify DIR: a store, or every store of a data directory."""
-    from raymq.store.inspect import check
-
-    found = 0
-    for root in _stores(options.directory):
-        report = check(root)
-        faults, verdict = report.faults, report.verdict
-        found += len(faults)
-        if options.json:
-            console.json(
-                {
-                    "store": str(root),
-                    "faults": [fault.as_dict() for fault in faults],
-                    "verdict": None if verdict is None else verdict.as_dict(),
-                }
-            )
-            continue
-        for fault in faults:
-            console.line(f"{root}/{fault.file} at {fault.offset}: {fault.rule}: {fault.detail}")
-        if verdict is not None and verdict.decision == "truncate":
-            console.line(f"{root}: no fault: {verdict}")
-        console.line(f"{root}: {len(faults)} faults" if faults else f"{root}: sound")
-    return EXIT_FAULT if found else EXIT_OK
-
-
-def store_dump(options: argparse.Namespace, console: Console) -> int:
-    """raymq store dump DIR: always JSON, one object a line."""
-    from raymq.store.inspect import dump
-
-    faults = 0
-    for root in _stores(options.directory):
-        for item in dump(root):
-            console.json(item)
-            faults += item.get("errors", 0) if item.get("kind") == "end" else 0
-    if faults:
-        console.note(f"{faults} faults; see raymq store verify {options.directory}")
-    return EXIT_FAULT if faults else EXIT_OK
-
-
-def _stores(directory: str) -> list[Path]:
-    """The store itself, or the stores of a cluster's data directory. Raises: Rejected."""
-    root, files = Path(directory), Files()
-    if files.exists(root / "cluster.json"):
-        found = [
-            root / shard / replica
-            for shard in files.list(root)
-            if shard.startswith("shard-")
-            for replica in files.list(root / shard)
-            if replica.startswith("replica-")
-        ]
-        if found:
-            return found
-    if not files.exists(root):
-        raise Rejected(f"{root} does not exist", field="DIR")
-    return [root]
-
-
 def doctor(options: argparse.Namespace, console: Console) -> int:
     """raymq doctor [DIR]"""
     from .doctor import examine

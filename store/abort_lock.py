@@ -78,7 +78,18 @@ class StoreLock:
 
 
 def refuse_foreign_directory(root: Path, *, files: Files) -> None:
-    """A directory that holds other things and no store is a mistake, not an empty store. Raises: Rejected."""
+    """Refuse a directory that is no store that we can open. Raises: Rejected.
+
+    One that holds other things and no store is a mistake, not an empty store. One with queues of inner batches
+    (BatchCQ) would get queues of the plain form for the same topics, and RocketMQ refuses a store that has both.
+    """
+    if files.list(root / "batchconsumequeue"):
+        raise Rejected(
+            f"{root} has topics of RocketMQ's queue type BatchCQ (batchconsumequeue/), which are not supported; use a "
+            "store without them",
+            field="data_dir",
+            limit="no batchconsumequeue",
+        )
     names = set(files.list(root))
     known = {
         "commitlog",

@@ -8,8 +8,8 @@ the log where it is missing.
 
 from __future__ import annotations
 
-import bisect
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,29 +86,42 @@ class Chain:
         """Chain value at the end; 0 for an empty chain."""
         return 0 if self.last is None else self.last.value
 
-    def load(self) -> None:
-        """Read every file; a unit that does not follow the one before ends the chain there.
+    def load(self, verify_from: int = 0) -> None:
+        """Look at every unit that ends above `verify_from`; of older files only at the first and the last one.
 
-        What stands behind that end is cut off: a reader in another process must never see it.
+        A unit that does not follow the one before ends the chain there. What stands behind that end is cut off: a
+        reader in another process must never see it.
         """
         self.close()
         self._used.clear()
-        last: ChainUnit | None = None
+        self.last = None
         broken = False
         for name in self._files.list(self.directory):
             if len(name) != 20 or not name.isdigit():
                 continue
             segment = int(name)
-            units = [] if broken else self._read_file(segment)
-            good = 0
-            for unit in units:
-                if not self._follows(unit, last, segment):
-                    break
-                last, good = unit, good + 1
-            broken = broken or good < len(units)
+            count = self._files.size(self._fd(segment)) // UNIT_BYTES
+            good = 0 if broken else self._load_file(segment, count, verify_from)
+            broken = broken or good < count
             self._used[segment] = good * UNIT_BYTES
             self._cut_file(segment)
-        self.last = last
+
+    def _load_file(self, segment: int, count: int, verify_from: int) -> int:
+        """How many of a file's units count; the last of them is `last`."""
+        begin = self._first_above(segment, count, verify_from) if segment < verify_from else 0
+        if begin:
+            first, final = self._unit(segment, 0), self._unit(segment, begin - 1)
+            inside = final.start < final.end <= segment + self._size
+            if not inside or not self._follows(first, self.last, segment):
+                begin = 0
+            else:
+                self.last = final
+        good = begin
+        for unit in self._read_units(segment, begin, count):
+            if not self._follows(unit, self.last, segment):
+                break
+            self.last, good = unit, good + 1
+        return good
 
     def _follows(self, unit: ChainUnit, last: ChainUnit | None, segment: int) -> bool:
         if not segment <= unit.start < unit.end <= segment + self._size:
@@ -121,10 +134,28 @@ class Chain:
         if self._writable and self._files.size(fd) > self._used[segment]:
             self._files.truncate(fd, self._used[segment])
 
-    def _read_file(self, segment: int) -> list[ChainUnit]:
-        fd = self._fd(segment)
-        data = self._files.pread(fd, self._used.get(segment, self._files.size(fd)), 0)
-        return unpack_units(data[: len(data) - len(data) % UNIT_BYTES])
+    def _read_units(self, segment: int, begin: int, end: int) -> Iterator[ChainUnit]:
+        """Units [begin, end) of a file."""
+        while begin < end:
+            count = min(end - begin, _READ_UNITS)
+            data = self._files.pread(self._fd(segment), count * UNIT_BYTES, begin * UNIT_BYTES)
+            yield from unpack_units(data)
+            begin += count
+
+    def _unit(self, segment: int, index: int) -> ChainUnit:
+        data = self._files.pread(self._fd(segment), UNIT_BYTES, index * UNIT_BYTES)
+        return ChainUnit.unpack(data)
+
+    def _first_above(self, segment: int, count: int, offset: int) -> int:
+        """Index of the first of a file's `count` units that ends above an offset."""
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            if self._unit(segment, middle).end <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def _fd(self, segment: int) -> int:
         fd = self._fds.get(segment)
@@ -158,13 +189,37 @@ class Chain:
         if old and self._writable:
             self._files.sync_dir(self.directory)
 
+    @property
+    def start(self) -> int:
+        """Where the first unit starts; 0 for an empty chain."""
+        for segment in sorted(self._used):
+            if self._used[segment]:
+                return self._unit(segment, 0).start
+        return 0
+
+    def unit_at(self, offset: int) -> ChainUnit | None:
+        """The unit that holds the byte at `offset`; None where no unit does."""
+        segment = offset // self._size * self._size
+        count = self._used.get(segment, 0) // UNIT_BYTES
+        index = self._first_above(segment, count, offset) if count else 0
+        unit = self._unit(segment, index) if index < count else None
+        return unit if unit is not None and unit.start <= offset else None
+
     def units(self, start: int, stop: int) -> list[ChainUnit]:
         """Units with start <= unit.start < stop, in order."""
-        found: list[ChainUnit] = []
+        return list(self.each(start, stop))
+
+    def each(self, start: int, stop: int) -> Iterator[ChainUnit]:
+        """`units`, read as they are asked for."""
         for segment in sorted(self._used):
             if segment + self._size > start and segment < stop:
-                found += [u for u in self._read_file(segment) if start <= u.start < stop]
-        return found
+                count = self._used[segment] // UNIT_BYTES
+                begin = self._first_above(segment, count, start) if segment < start else 0
+                for unit in self._read_units(segment, begin, count):
+                    if unit.start >= stop:
+                        return
+                    if unit.start >= start:
+                        yield unit
 
     def value_at(self, offset: int) -> tuple[int, int] | None:
         """(chain value, epoch) after the unit that ends at `offset`; None where no unit ends."""
@@ -172,24 +227,19 @@ class Chain:
             return self.last.value, self.last.epoch
         if offset == 0:
             return 0, 0
-        segment = (offset - 1) // self._size * self._size
-        if segment not in self._used:
-            return None
-        units = self._read_file(segment)
-        at = bisect.bisect_left(units, offset, key=lambda unit: unit.end)
-        if at < len(units) and units[at].end == offset:
-            return units[at].value, units[at].epoch
-        return None
+        unit = self.unit_at(offset - 1)
+        return None if unit is None or unit.end != offset else (unit.value, unit.epoch)
 
     def truncate_to(self, offset: int) -> None:
         """Drop every unit that ends above `offset`."""
         self.last = None
         for segment in sorted(self._used, reverse=True):
-            keep = [unit for unit in self._read_file(segment) if unit.end <= offset]
-            self._used[segment] = len(keep) * UNIT_BYTES
+            count = self._used[segment] // UNIT_BYTES
+            kept = self._first_above(segment, count, offset)
+            self._used[segment] = kept * UNIT_BYTES
             self._cut_file(segment)
-            if keep:
-                self.last = keep[-1]
+            if kept:
+                self.last = self._unit(segment, kept - 1)
                 return
 
     def sync(self) -> None:

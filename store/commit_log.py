@@ -153,6 +153,12 @@ class CommitLog:
         return self.queue.min_offset if self.queue.files else 0
 
     @property
+    def end_max(self) -> int:
+        """Nothing is stored at or above this, whatever recovery may find."""
+        files = self.queue.files
+        return files[-1].start + self.config.segment_size_bytes if files else 0
+
+    @property
     def committed(self) -> int:
         """Everything below is in the files; what lies above is in the transient pool only."""
         pool = self.pool.active
@@ -481,7 +487,7 @@ class CommitLog:
         visit: Visit | None = None,
         settle: Callable[[int], None] | None = None,
     ) -> Recovered:
-        """Walk from the start of the segment of `scan_from`, decide about the stop position, finish the log.
+        """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
         `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
         this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill

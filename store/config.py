@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .delay_levels import DEFAULT_LEVELS, parse_levels
 from .errors import Rejected
 
 MIB = 1024 * 1024
+#: entries are numbered by int32, and RocketMQ maps a file whole: at most 2 GiB
+INDEX_NUMBER_MAX = 80_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +21,14 @@ class StoreConfig:
     segment_size_bytes: int = 1024 * MIB
     #: bytes of one consume queue file, a multiple of 20 (mappedFileSizeConsumeQueue)
     consume_queue_file_size_bytes: int = 6_000_000
+    #: records are indexed by their keys (messageIndexEnable)
+    message_index: bool = True
+    #: hash slots of one index file (maxHashSlotNum)
+    max_hash_slot_num: int = 5_000_000
+    #: entries of one index file, one of which is never used (maxIndexNum)
+    max_index_num: int = 20_000_000
+    #: most messages that a query by key returns (maxMsgsNumBatch)
+    max_msgs_num_batch: int = 64
     #: "sync": acknowledged after fdatasync (SYNC_FLUSH); "async": flushed in the background (ASYNC_FLUSH)
     flush: Literal["sync", "async"] = "sync"
     #: a sync flush that takes longer answers FLUSH_DISK_TIMEOUT (syncFlushTimeout)
@@ -46,6 +57,28 @@ class StoreConfig:
     max_message_bytes: int = 4 * MIB
     #: zeros are written this far ahead of the tail: pre-written blocks sync several times faster
     prewrite_window_bytes: int = 64 * MIB
+    #: a snapshot of the state is written so often within a file: recovery reads about twice as much
+    snapshot_interval_bytes: int = 32 * MIB
+    #: stored bytes are read and compared with the chain's CRCs at this pace (scrub); 0: never
+    scrub_bytes_per_s: int = 8 * MIB
+    #: from the end of one such pass to the beginning of the next
+    scrub_pause_ms: int = 7 * 24 * 3600 * 1000
+    #: bytes of one file of a compacted queue (compactionMappedFileSize)
+    compaction_file_size_bytes: int = 100 * MIB
+    #: bytes of the file of its units, rounded down to whole units of 46 (compactionCqMappedFileSize)
+    compaction_queue_file_size_bytes: int = 10 * MIB
+    #: compacted queues are compacted so often (compactionScheduleInternal)
+    compaction_interval_ms: int = 15 * 60 * 1000
+    #: the delays of levels 1, 2, ... in s, m, h or d (messageDelayLevel)
+    message_delay_level: str = DEFAULT_LEVELS
+    #: False refuses messages that name a time to be delivered at (timerWheelEnable)
+    timer_wheel_enabled: bool = True
+    #: the latest time a message may be delivered at, from its put on (timerMaxDelaySec)
+    timer_max_delay_s: int = 3 * 86_400
+    #: a second that this many messages wait for takes no more of them (timerCongestNumEachSlot)
+    timer_congest_num_each_slot: int = 0x7FFFFFFF
+    #: bytes of one timer log file (mappedFileSizeTimerLog)
+    timer_log_file_size_bytes: int = 100 * MIB
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 
@@ -62,9 +95,24 @@ class StoreConfig:
                 field="segment_size_bytes",
                 limit=4096,
             )
+        for field, least in (("max_hash_slot_num", 1), ("max_index_num", 2)):
+            value = getattr(self, field)
+            if not least <= value <= INDEX_NUMBER_MAX:
+                raise Rejected(
+                    f"{field} is {value}; it must be {least} to {INDEX_NUMBER_MAX}",
+                    field=field,
+                    limit=f"{least}..{INDEX_NUMBER_MAX}",
+                )
         if self.flush not in ("sync", "async"):
             raise Rejected(
                 f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"
+            )
+        parse_levels(self.message_delay_level)
+        if self.timer_log_file_size_bytes < 4096:
+            raise Rejected(
+                f"timer_log_file_size_bytes is {self.timer_log_file_size_bytes}; it must be 4096 or more",
+                field="timer_log_file_size_bytes",
+                limit=4096,
             )
         if self.transient_pool:
             self._check_pool()
@@ -91,6 +139,11 @@ class StoreConfig:
                 field="transient_pool_slice_bytes",
                 limit=self.append_unit_bytes,
             )
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """The delays of levels 1, 2, ..., ms."""
+        return parse_levels(self.message_delay_level)
 
     @property
     def transient_pool_bytes(self) -> int:

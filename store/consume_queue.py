@@ -54,12 +54,12 @@ class ConsumeQueue:
         """Open the files. Raises: Corrupt for a wrong name or length or a gap."""
         self._queue.load()
 
-    def recover(self, *, after_crash: bool = True) -> None:
+    def recover(self, *, after_crash: bool = True, sound_below: int = 0) -> None:
         """Find the first unit and the end of the units.
 
-        After a crash all files are looked at, and what stands behind the first invalid unit is
-        erased: pages reach the disk in any order, and those units would come alive again once the
-        hole before them is filled. Otherwise only the last three files are looked at.
+        After a crash every file is looked at that may hold units of records at or above `sound_below` (physical),
+        and what stands behind the first invalid unit is erased: pages reach the disk in any order, and those units
+        would come alive again once the hole before them is filled. Otherwise only the last three files are looked at.
         Source: ConsumeQueue#recover, which always looks at three and erases nothing.
         """
         files = self._queue.files
@@ -67,7 +67,7 @@ class ConsumeQueue:
             return
         first = files[0].start // fmt.UNIT_BYTES
         end = first
-        for file in files if after_crash else files[-CLEAN_FILES:]:
+        for file in self._doubtful(sound_below) if after_crash else files[-CLEAN_FILES:]:
             count = self._count_valid(file)
             end = file.start // fmt.UNIT_BYTES + count
             if count < self._file_units:
@@ -77,6 +77,15 @@ class ConsumeQueue:
         self._set_end(self._without_blank_tail(max(end, self.min_offset)))
         if after_crash and self._writable and self._anything_behind():
             self._queue.truncate_to(self.max_offset * fmt.UNIT_BYTES)
+
+    def _doubtful(self, sound_below: int) -> list[MappedFile]:
+        """The files from the last one on whose first unit, and so everything before it, is sound."""
+        files = self._queue.files
+        for index in range(len(files) - 1, 0, -1):
+            unit = self._units(files[index])[0]
+            if unit["size"] > 0 and 0 <= unit["position"] < sound_below and not _is_blank(unit):
+                return files[index:]
+        return files
 
     def _count_valid(self, file: MappedFile) -> int:
         units = self._units(file)
@@ -241,6 +250,18 @@ class ConsumeQueue:
         if start < stop:
             self._queue.sync_range(start * fmt.UNIT_BYTES, stop * fmt.UNIT_BYTES)
             self._dirty_from = stop
+
+    def place(self, queue_offset: int) -> tuple[Path, int]:
+        """The file that holds a unit and the unit's position in it; the directory where no file does."""
+        at = queue_offset * fmt.UNIT_BYTES
+        file = self._queue.find(at)
+        return (self.directory, at) if file is None else (file.path, at - file.start)
+
+    def bytes_behind(self) -> int | None:
+        """The queue offset behind the last unit when bytes that are not zero stand there, else None."""
+        if not self._queue.files or not self._anything_behind():
+            return None
+        return self.max_offset
 
     def verify(self) -> None:
         """Walk all units. Raises: Corrupt where one is invalid or records do not ascend."""

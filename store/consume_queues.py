@@ -25,14 +25,14 @@ class ConsumeQueues:
         self._queues: dict[Key, ConsumeQueue] = {}
         self._lock = threading.Lock()
 
-    def load(self, *, after_crash: bool) -> None:
-        """Open and recover what is there. Raises: Corrupt."""
+    def load(self, *, after_crash: bool, sound_below: int) -> None:
+        """Open and recover what is there. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
         for topic in self._files.list(self._directory):
             for name in self._files.list(self._directory / topic):
                 if name.isdigit():
                     queue = self.get(topic, int(name))
                     queue.load()
-                    queue.recover(after_crash=after_crash)
+                    queue.recover(after_crash=after_crash, sound_below=sound_below)
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, made if there is none; its files come with its first unit."""

@@ -1,4 +1,4 @@
-"""Dispatch: what stands in the log below C goes into the consume queues.
+"""Dispatch: what stands in the log below C goes into the consume queues and the index.
 
 Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 """
@@ -16,6 +16,8 @@ from . import record, rows
 from .clock import Clock
 from .commit_log import CommitLog
 from .consume_queues import ConsumeQueues
+from .index_builder import IndexBuilder, KeyedUnit
+from .index_keys import Keyed
 
 Int64s = npt.NDArray[np.int64]
 
@@ -36,6 +38,9 @@ class Pending(NamedTuple):
     positions: Int64s
     sizes: Int64s
     tags_codes: Int64s
+    store_time_ms: int
+    #: their properties when one of them has a key
+    keyed: Keyed | None
 
 
 class Dispatch:
@@ -51,6 +56,8 @@ class Dispatch:
         self._pending: deque[Pending] = deque()
         #: everything below this is in the consume queues
         self.dispatched = 0
+        #: None: records are not indexed
+        self.index: IndexBuilder | None = None
 
     def pend(self, unit: Pending) -> None:
         """Remember what was just appended, so that it need not be read back."""
@@ -61,6 +68,12 @@ class Dispatch:
 
     def run(self, confirmed: int) -> int:
         """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end."""
+        self._run(confirmed)
+        if self.index is not None:
+            self.index.run(self.dispatched)
+        return self.dispatched
+
+    def _run(self, confirmed: int) -> None:
         deadline = self._clock.monotonic() + SLICE_MS / 1000
         while self.dispatched < confirmed:
             with self._put_lock:
@@ -74,13 +87,27 @@ class Dispatch:
                     unit.first_offset, unit.positions, unit.sizes, unit.tags_codes
                 )
                 self.dispatched = unit.end
+                if self.index is not None:
+                    self._index(self.index, unit)
             else:
                 upto = confirmed if unit is None else min(confirmed, unit.start)
                 if not self._from_log(upto):
                     break
             if self._clock.monotonic() > deadline:
                 break
-        return self.dispatched
+
+    def _index(self, index: IndexBuilder, unit: Pending) -> None:
+        keyed = None
+        if unit.keyed is not None:
+            keyed = KeyedUnit(unit.topic, unit.positions, unit.store_time_ms, unit.keyed)
+        index.add(unit.start, unit.end, keyed)
+        if index.full:
+            index.run(self.dispatched)
+
+    @property
+    def index_behind(self) -> bool:
+        """Whether the index has something to do at once."""
+        return self.index is not None and self.index.behind(self.dispatched)
 
     def _from_log(self, upto: int) -> bool:
         """Dispatch a slice that is read back. Returns: whether there was any."""
@@ -100,7 +127,7 @@ class Dispatch:
                     run.first_offset,
                     run.positions,
                     run.sizes,
-                    rows.tags_codes(run.topic, run.batch),
+                    rows.tags_codes(run.topic, run.batch, self._log.config.delay_levels_ms),
                 )
         moved = walk.end > self.dispatched
         self.dispatched = walk.end

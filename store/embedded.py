@@ -125,6 +125,14 @@ class EmbeddedStore:
                 before = self.store.dispatched
                 if self.store.dispatch(log.confirmed) == before:
                     break
+            self.store.dispatch(log.confirmed)
+
+    def await_index(self) -> None:
+        """Index everything that is confirmed; after a start the index may be behind."""
+        self._advance()
+        with self._changed:
+            while self.store.index_behind:
+                self.store.dispatch(self.store.log.confirmed)
 
     # --- the flush thread -----------------------------------------------------------------------------------
 

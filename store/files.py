@@ -64,6 +64,32 @@ class Files:
         """Read at a position; shorter at the end of the file."""
         return os.pread(fd, nbytes, offset)
 
+    def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """The ranges within [start, stop) that may hold bytes other than zero; the rest are holes.
+
+        Blocks that are reserved and were never written count as holes, until somebody reads them: so look for all
+        ranges before reading any.
+        """
+        found: list[tuple[int, int]] = []
+        position = start
+        while position < stop:
+            try:
+                begin = os.lseek(fd, position, os.SEEK_DATA)
+                end = os.lseek(fd, begin, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    break
+                # A file system that cannot tell.
+                return [(start, stop)]
+            if begin < stop:
+                found.append((begin, min(end, stop)))
+            position = end
+        return found
+
+    def drop_cached(self, fd: int, offset: int, length: int) -> None:
+        """Ask the kernel to forget clean pages, so that the next read comes from the disk. A hint."""
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         """Write all of `data` at a position. Raises: StorageFull, OSError."""
         view = memoryview(data).cast("B")
@@ -190,6 +216,10 @@ class Files:
     def exists(self, path: PathLike) -> bool:
         """Whether a path exists."""
         return os.path.lexists(path)
+
+    def is_dir(self, path: PathLike) -> bool:
+        """Whether a path is a directory."""
+        return os.path.isdir(path)
 
     def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
         """Create a directory and its parents. Durable: their names.

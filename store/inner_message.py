@@ -13,13 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from . import format as fmt
 from . import properties as props
 from . import record, rows
 from .errors import require
-from .producer_stamp import STAMP_NAME
+from .producer_stamp import STAMP_NAME, without_stamp
 from .state import INTERNAL_QUEUE, INTERNAL_TOPIC, PROGRESS
 
 _LONG = struct.Struct(">q")
@@ -43,6 +41,8 @@ class InnerMessage:
     born_host: tuple[str, int] | None = None
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
+    #: instead of `properties`: the encoded string, stored as it is but for a producer's stamp
+    properties_text: bytes | None = None
 
 
 class Progress(NamedTuple):
@@ -59,10 +59,13 @@ class PreparedInner:
     def __init__(self, message: InnerMessage, *, store_host: tuple[str, int]) -> None:
         """Raises: Rejected when properties or topic are too long, or a property has a separator in it."""
         self.topic, self.queue_id = message.topic, message.queue_id
-        # A producer's stamp counts where the producer put it: what is moved on is no row of its any more.
-        self._properties = props.encode(
-            {name: value for name, value in message.properties.items() if name != STAMP_NAME}
-        )
+        if message.properties_text is not None:
+            self.properties = without_stamp(message.properties_text)
+        else:
+            # A producer's stamp counts where the producer put it: what is moved on is no row of its any more.
+            self.properties = props.encode(
+                {name: value for name, value in message.properties.items() if name != STAMP_NAME}
+            )
         #: False: prepared or rolled back; it belongs to no queue and its queue offset is 0
         self.queued = message.sys_flag & _TRANSACTION_MASK not in _NO_QUEUE
         born_host = message.born_host or store_host
@@ -70,7 +73,7 @@ class PreparedInner:
             record.encode_record(
                 topic=message.topic,
                 body=message.body,
-                properties=self._properties,
+                properties=self.properties,
                 queue_id=message.queue_id,
                 flag=message.flag,
                 sys_flag=message.sys_flag,
@@ -97,10 +100,9 @@ class PreparedInner:
         _LONG.pack_into(self._data, self._store_time_at, store_time_ms)
         return self._data
 
-    def tags_codes(self, store_time_ms: int) -> rows.Int64s:
-        """The tags code of its unit, as an array of one."""
-        code = rows.tags_code_of(self.topic, self._properties, store_time_ms)
-        return np.array([code], dtype=np.int64)
+    def tags_code(self, store_time_ms: int, levels_ms: tuple[int, ...]) -> int:
+        """The tags code of its unit."""
+        return rows.tags_code_of(self.topic, self.properties, store_time_ms, levels_ms)
 
 
 class PreparedProgress(PreparedInner):

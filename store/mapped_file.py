@@ -119,15 +119,15 @@ class MappedFile:
     def clear(self, start: int) -> None:
         """Make every byte from position `start` on zero.
 
-        Only chunks that hold something are written: the rest of a fresh 1 GiB file costs reads of
-        holes, not a GiB of writes.
+        Only chunks that hold something are written: the rest of a fresh 1 GiB file costs no GiB of writes.
         """
-        while start < self.size:
-            stop = min(start - start % CLEAR_CHUNK_BYTES + CLEAR_CHUNK_BYTES, self.size)
-            chunk = self._files.pread(self._fd, stop - start, start)
-            if chunk.count(0) != len(chunk):
-                self._files.zero(self._fd, start, stop)
-            start = stop
+        for begin, end in self._files.data_ranges(self._fd, start, self.size):
+            while begin < end:
+                stop = min(begin - begin % CLEAR_CHUNK_BYTES + CLEAR_CHUNK_BYTES, end)
+                chunk = self._files.pread(self._fd, stop - begin, begin)
+                if chunk.count(0) != len(chunk):
+                    self._files.zero(self._fd, begin, stop)
+                begin = stop
 
     def prewrite(self, position: int) -> None:
         """Write zeros from `prewritten` up to `position` and sync them. Raises: OSError.

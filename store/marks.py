@@ -15,11 +15,12 @@ from .errors import require
 from .files import Files
 
 PAGE_BYTES = 4096
-_APPENDED, _SYNCED, _CONFIRMED, _DISPATCHED = range(4)
+_APPENDED, _SYNCED, _CONFIRMED, _DISPATCHED, _SNAPSHOT, _SNAPSHOT_BEFORE = range(6)
+_WORDS = 6
 
 
 class Marks:
-    """Four offsets. One writing process.
+    """Offsets of the log. One writing process.
 
     Invariant: appended_end, synced_end and confirmed_end move only up, but for `lower`.
     """
@@ -77,6 +78,19 @@ class Marks:
     def dispatched_end(self, offset: int) -> None:
         self._words[_DISPATCHED] = offset
 
+    @property
+    def snapshots(self) -> tuple[int, int]:
+        """Where the newest snapshot of the state and the one before it begin, as far as is known.
+
+        A hint: there may be none, for the page reaches the disk when it likes.
+        """
+        return int(self._words[_SNAPSHOT]), int(self._words[_SNAPSHOT_BEFORE])
+
+    def note_snapshot(self, offset: int) -> None:
+        """A snapshot was appended at `offset`."""
+        self._words[_SNAPSHOT_BEFORE] = self._words[_SNAPSHOT]
+        self._words[_SNAPSHOT] = offset
+
     def _raise(self, index: int, offset: int) -> None:
         words = self._words
         require(offset >= words[index], "a mark moves up", mark=index, is_=words[index], to=offset)
@@ -84,7 +98,7 @@ class Marks:
 
     def lower(self, offset: int) -> None:
         """Before a cut: no mark stays above it. Durable at return."""
-        for index in range(4):
+        for index in range(_WORDS):
             if self._words[index] > offset:
                 self._words[index] = offset
         self._files.sync(self._fd)

@@ -9,21 +9,27 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import record, rows
+import pyarrow as pa
+
+from . import config_json, record, rows
 from .clock import Clock
 from .commit_log import QUEUES_DOUBTFUL, CommitLog
+from .compaction.compaction_store import CompactionStore
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch
 from .errors import RayMQError, Unavailable
 from .files import Files
+from .index_builder import IndexBuilder
+from .index_service import IndexService
 from .inner_message import InnerMessage, Progress
 from .put import Append, FetchSlice, PutRequest
 from .put_path import CheckedPut, PutPath
+from .query import TIME_MAX_MS, Boundary, Query, QueryResult
 from .reader import Reader
 from .segment_head import read_head
 from .state import (
@@ -37,6 +43,9 @@ from .state import (
 from .topics import check_new_topic
 
 Prepared = record.Prepared | record.PreparedRow
+
+#: an orderly stop waits this long for an index that is behind; later `abort` stays (reference 7, step 7)
+INDEX_WAIT_MS = 5_000
 
 
 class MessageStore:
@@ -53,6 +62,15 @@ class MessageStore:
         self.state = ShardState()
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)
+        self.compaction = CompactionStore(log, self.consume_queues, self.state)
+        self.index = IndexService(
+            log.root / "index",
+            log.root / "raymq" / "index",
+            log.config,
+            files=log.files,
+            clock=log.clock,
+        )
+        self.query = Query(log, self.consume_queues, self.index)
         lock = threading.Lock()
         self._dispatch = Dispatch(log, self.consume_queues, put_lock=lock, clock=log.clock)
         self.put_path = PutPath(log, self.state, self.consume_queues, self._dispatch, lock=lock)
@@ -89,6 +107,7 @@ class MessageStore:
             if on_locked is not None:
                 on_locked()
             store._recover()
+            config_json.import_changed(store)
         except BaseException:
             store.abandon()
             raise
@@ -99,7 +118,9 @@ class MessageStore:
     def _recover(self) -> None:
         log = self.log
         log.restore_pool()
-        self.consume_queues.load(after_crash=log.crashed)
+        # With the page cache intact only the last units can be half written.
+        sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
+        self.consume_queues.load(after_crash=log.crashed, sound_below=sound_below)
         known = self.consume_queues.max_physical_offset
         # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted. After a
         # failed sync too: what is in the page cache counts as clean, and nothing but a second write brings it to disk.
@@ -124,8 +145,23 @@ class MessageStore:
             complete_at, parts_end = read_head(tail)
             if complete_at is not None or parts_end < log.end:
                 self.put_path.headed = tail.start
+        self._recover_index()
         if not log.queue.files:
             self.put_path.begin_log()
+        self.compaction.load()
+
+    def _recover_index(self) -> None:
+        log = self.log
+        if not self.config.message_index:
+            return
+        self.index.load(
+            log_start=log.start,
+            log_end=log.end,
+            uncut=log.marks.dispatched_end,
+            crashed=log.crashed,
+            time_ms=log.checkpoint.index_ms,
+        )
+        self._dispatch.index = IndexBuilder(log, self.index, self.clock)
 
     def _cut_half_group(self, scan_start: int) -> None:
         """A crash left the first messages of a group only: it was never told to be stored, all of it goes."""
@@ -140,16 +176,19 @@ class MessageStore:
                 self._visit(view, file.start, walk)
 
     def _scan_start(self, low: int) -> int:
-        """Start of the newest segment whose snapshot is complete and ends at or below `low`; else the log's start.
+        """Start of the newest snapshot that is complete and ends at or below `low`; else the log's start.
 
         Below `low` nothing can be cut: no torn tail takes away the snapshot that the state is made from.
         """
-        for file in reversed(self.log.queue.files):
-            if file.start < low:
-                complete_at, _ = read_head(file)
+        log = self.log
+        heads = [file.start for file in log.queue.files]
+        for start in sorted({*heads, *log.marks.snapshots}, reverse=True):
+            file = log.queue.find(start)
+            if file is not None and start < low:
+                complete_at, _ = read_head(file, start)
                 if complete_at is not None and complete_at <= low:
-                    return file.start
-        return self.log.start
+                    return start
+        return log.start
 
     def _visit(self, view: memoryview, base: int, walk: record.Walk) -> None:
         for run in rows.runs(view, base, walk.positions, walk.sizes):
@@ -213,8 +252,13 @@ class MessageStore:
         """
         return self._dispatch.run(confirmed)
 
+    @property
+    def index_behind(self) -> bool:
+        """Whether `dispatch` has records to index that are in the consume queues already."""
+        return self._dispatch.index_behind
+
     def sync_queues(self) -> None:
-        """fdatasync every consume queue and remember how far they are complete.
+        """fdatasync every consume queue and the index, and remember how far they are complete.
 
         Raises: OSError; then Unavailable, for no second sync proves anything. The next start writes them again.
         """
@@ -226,6 +270,9 @@ class MessageStore:
         upto = self.dispatched
         try:
             self.consume_queues.sync()
+            if self.config.message_index:
+                checkpoint = self.log.checkpoint
+                checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync())
         except OSError:
             self._queues_doubtful = True
             with contextlib.suppress(OSError, RayMQError):
@@ -246,22 +293,64 @@ class MessageStore:
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """See `Reader.fetch`."""
-        return self.reader.fetch(
-            topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records
+        """See `Reader.fetch`; of a compaction topic `CompactionStore.fetch`."""
+        reader = self.compaction if self.compaction.owns(topic) else self.reader
+        return reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+
+    # --- queries --------------------------------------------------------------------------------------------
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_num: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = TIME_MAX_MS,
+        exact: bool = False,
+    ) -> QueryResult:
+        """See `Query.by_key`."""
+        return self.query.by_key(
+            topic, key, max_num=max_num, begin_ms=begin_ms, end_ms=end_ms, exact=exact
         )
+
+    def look_message_by_offset(self, offset: int) -> pa.RecordBatch:
+        """See `Query.by_offset`."""
+        return self.query.by_offset(offset)
+
+    def look_message_by_id(self, message_id: str) -> pa.RecordBatch:
+        """See `Query.by_id`."""
+        return self.query.by_id(message_id)
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """See `Query.offset_by_time`."""
+        return self.query.offset_by_time(topic, queue_id, time_ms, boundary)
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int | None:
+        """See `Query.earliest_store_time`."""
+        return self.query.earliest_store_time(topic, queue_id)
 
     # --- administration -------------------------------------------------------------------------------------
 
-    def create_topic(self, name: str, queues: int, shards: Iterable[int]) -> Append | None:
+    def create_topic(
+        self,
+        name: str,
+        queues: int,
+        shards: Iterable[int],
+        attributes: Mapping[str, str] | None = None,
+    ) -> Append | None:
         """Create a topic; None when the same one exists already.
 
-        Raises: Rejected for a bad name or number, or when it exists with other queues.
+        Raises: Rejected for a bad name, number or attribute, or when it exists with others.
         """
-        info = check_new_topic(name, queues, tuple(shards), self.state.topics)
+        info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
         if info is None:
             return None
-        value = {"name": name, "queues": queues, "shards": list(info.shards)}
+        value: dict[str, Any] = {"name": name, "queues": queues, "shards": list(info.shards)}
+        if info.attributes:
+            value["attributes"] = dict(info.attributes)
         return self.put_internal(TOPIC, _json(value))
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> Append:
@@ -282,27 +371,36 @@ class MessageStore:
             return
         self._closed = self.put_path.closed = True
         log = self.log
+        complete = False
         try:
             while self.dispatched < log.confirmed:
                 before = self.dispatched
                 if self.dispatch(log.confirmed) == before:
                     break
+            until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
+            while self.index_behind and self.clock.monotonic_ms() < until_ms:
+                self.dispatch(log.confirmed)
             self.sync_queues()
+            config_json.write_back(self)
+            self.compaction.close()
             log.checkpoint.physic_ms = self.state.store_time_ms
             log.checkpoint.logics_ms = self.state.store_time_ms
             log.checkpoint.sync()
             complete = self.dispatched >= log.end
-        except (OSError, RayMQError):
-            complete = False
-            raise
+            if self.config.message_index:
+                complete = complete and self.index.indexed >= log.end
         finally:
+            self.compaction.abandon()
             self.consume_queues.close()
+            self.index.close()
             log.close(clean=complete)
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: nothing is synced, `abort` stays."""
         self._closed = self.put_path.closed = True
+        self.compaction.abandon()
         self.consume_queues.close()
+        self.index.close()
         self.log.abandon()
 
 

@@ -88,6 +88,13 @@ def stamp_bytes(producer_id: int, epoch: int, sequence: int) -> bytes:
     return PREFIX + base64.urlsafe_b64encode(bits) + SUFFIX
 
 
+def without_stamp(properties: bytes) -> bytes:
+    """A properties string behind the stamp that it may begin with."""
+    if properties.startswith(PREFIX) and properties[STAMP_BYTES - 1 : STAMP_BYTES] == SUFFIX:
+        return properties[STAMP_BYTES:]
+    return properties
+
+
 @lru_cache(maxsize=1024)
 def _constant_part(producer_id: int, epoch_high: int) -> npt.NDArray[np.uint8]:
     """The 15 bytes that are the same in every stamp of a batch."""

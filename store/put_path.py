@@ -14,11 +14,13 @@ import pyarrow as pa
 
 from . import record
 from .commit_log import CommitLog
+from .compaction.units import check_keys
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch, Pending
 from .duplicates import Search
 from .errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from .failpoints import fail_point
+from .index_keys import keyed_rows
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
 from .producer_stamp import Stamp
 from .put import Append, PutRequest
@@ -34,6 +36,9 @@ from .status import PutStatus
 from .topics import check_target
 
 Prepared = record.Prepared | record.PreparedRow
+
+#: of the log's bytes at most one in so many is a snapshot's
+SNAPSHOT_SHARE = 64
 
 
 class CheckedPut(NamedTuple):
@@ -68,6 +73,8 @@ class PutPath:
         self.closed = False
         #: start of the newest segment that needs no snapshot any more
         self.headed = -1
+        #: the end of the log from which on the next snapshot is due
+        self._snapshot_due = 0
         #: physical start and end of the newest group of messages, see `put_inner`
         self.group = (0, 0)
 
@@ -88,6 +95,8 @@ class PutPath:
         )
         if not request.batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
+        if self._state.topics[request.topic].compacted:
+            check_keys(request.topic, request.batch)
         stamp = None
         if request.producer_id is not None:
             stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
@@ -254,6 +263,8 @@ class PutPath:
                 start + np.cumsum(sizes) - sizes if len(sizes) > 1 else np.array([start]),
                 sizes,
                 prepared.tags_codes[row:stop],
+                now,
+                None if prepared.keyed is None else prepared.keyed.rows(row, stop),
             )
         )
         state.apply_rows(
@@ -278,25 +289,43 @@ class PutPath:
         """See to it that a snapshot of the state stands in a segment before anything else does (D6).
 
         A broken-off one, of a crash or of a full disk, is followed by a whole one; where that finds no room any
-        more, the segment ends. A state too large for a file is left out: recovery then begins earlier.
+        more, the segment ends. A state too large for a file is left out: recovery then begins earlier. Within a
+        large segment another one follows now and then, so that recovery reads little however full the segment is.
         """
         log, size = self._log, self._config.segment_size_bytes
         while self.headed != log.end - log.end % size:
-            parts = [
-                self._internal(SNAPSHOT, body)
-                for body in self._state.snapshot(min(1 << 20, size // 8))
-            ]
-            needed = sum(int(part.prepared.sizes[0]) for part in parts)
+            parts, needed = self._snapshot()
             if needed <= self._config.snapshot_bytes_max:
                 log.ensure_room(needed)
                 if log.room() < needed:
                     log.seal(self.epoch)
                     continue
-                now = max(self._state.store_time_ms, self._clock.now_ms())
-                for part in parts:
-                    self._append_unit(part.prepared, part.request, 0, 1, now)
-                fail_point("log.after_snapshot")
+                self._append_snapshot(parts, needed)
             self.headed = log.end - log.end % size
+        if log.end >= self._snapshot_due:
+            parts, needed = self._snapshot()
+            # Else the next segment, which is near, begins with one.
+            if needed <= min(self._config.snapshot_bytes_max, log.room()):
+                self._append_snapshot(parts, needed)
+            else:
+                self._snapshot_due = log.end + self._config.snapshot_interval_bytes
+
+    def _snapshot(self) -> tuple[list[CheckedPut], int]:
+        """The state as records to append, and their bytes."""
+        part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
+        parts = [self._internal(SNAPSHOT, body) for body in self._state.snapshot(part_bytes_max)]
+        return parts, sum(int(part.prepared.sizes[0]) for part in parts)
+
+    def _append_snapshot(self, parts: list[CheckedPut], nbytes: int) -> None:
+        start = self._log.end
+        now = max(self._state.store_time_ms, self._clock.now_ms())
+        for part in parts:
+            self._append_unit(part.prepared, part.request, 0, 1, now)
+        self._log.marks.note_snapshot(start)
+        # A large state is written less often: snapshots stay a small part of the log.
+        interval = max(self._config.snapshot_interval_bytes, SNAPSHOT_SHARE * nbytes)
+        self._snapshot_due = self._log.end + interval
+        fail_point("log.after_snapshot")
 
     def _internal(self, kind: str, body: bytes) -> CheckedPut:
         """One record of the internal topic, ready to be appended."""
@@ -385,36 +414,48 @@ class PutPath:
             appends.append(Append(offset, 1, 0, now, at, start + total, offset))
             at = end
         log.append(b"".join(parts), self.epoch)
-        for each, append in zip(records, appends, strict=True):
-            self._note_inner(each, append)
+        self._note_inner(records, appends)
         if head is not None:
             self.group = (start, log.end)
             state.apply_internal(PROGRESS, body)
             return appends[1:]
         return appends
 
-    def _note_inner(self, stored: PreparedInner, append: Append) -> None:
-        """Account for a message that stands in the log now."""
-        if not stored.queued:
-            return
-        at, size = append.physical_offset, stored.size
+    def _note_inner(self, stored: list[PreparedInner], appends: list[Append]) -> None:
+        """Account for messages that stand in the log now: neighbours of one queue together."""
+        keys = [(each.topic, each.queue_id, each.queued) for each in stored]
+        first = 0
+        for row in range(1, len(keys) + 1):
+            if row < len(keys) and keys[row] == keys[first]:
+                continue
+            if stored[first].queued:
+                self._note_run(stored[first:row], appends[first:row])
+            first = row
+
+    def _note_run(self, stored: list[PreparedInner], appends: list[Append]) -> None:
+        first, last = appends[0], appends[-1]
+        topic, queue_id = stored[0].topic, stored[0].queue_id
+        levels = self._config.delay_levels_ms
+        codes = [each.tags_code(first.store_time_ms, levels) for each in stored]
         self._dispatch.pend(
             Pending(
-                at,
-                at + size,
-                stored.topic,
-                stored.queue_id,
-                append.first_offset,
-                np.array([at]),
-                np.array([size]),
-                stored.tags_codes(append.store_time_ms),
+                first.physical_offset,
+                last.physical_offset + stored[-1].size,
+                topic,
+                queue_id,
+                first.first_offset,
+                np.array([each.physical_offset for each in appends], dtype=np.int64),
+                np.array([each.size for each in stored], dtype=np.int64),
+                np.array(codes, dtype=np.int64),
+                first.store_time_ms,
+                keyed_rows([each.properties for each in stored]),
             )
         )
         self._state.apply_rows(
-            stored.topic,
-            stored.queue_id,
-            append.first_offset,
-            1,
-            append.end_offset,
-            append.store_time_ms,
+            topic,
+            queue_id,
+            first.first_offset,
+            len(stored),
+            first.end_offset,
+            first.store_time_ms,
         )

@@ -39,31 +39,42 @@ _NUMBERS = [field.name for field in RECORD_SCHEMA if pa.types.is_integer(field.t
 _V6 = fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6
 
 
-def decode(data: Any, starts: npt.ArrayLike, sizes: npt.ArrayLike) -> pa.RecordBatch:
+def decode(
+    data: Any,
+    starts: npt.ArrayLike,
+    sizes: npt.ArrayLike,
+    *,
+    columns: tuple[str, ...] | None = None,
+) -> pa.RecordBatch:
     """The records at `starts` (relative to `data`) as a RecordBatch of RECORD_SCHEMA, in order.
 
     Args: boundaries as `walk` found them, ascending, within 2 GiB. Any mix of V1, V2, IPv4 and IPv6
-    rows.
+    rows. `columns`: only these, in the schema's order.
     Raises: Bug for boundaries that are none. Nothing of the result refers to `data`.
     """
     view = memoryview(data).cast("B")
     where = np.asarray(starts, dtype=np.int64)
     length = np.asarray(sizes, dtype=np.int64)
+    schema = RECORD_SCHEMA
+    if columns is not None:
+        schema = pa.schema([field for field in schema if field.name in columns])
     if not len(where):
-        return pa.RecordBatch.from_pylist([], schema=RECORD_SCHEMA)
+        return pa.RecordBatch.from_pylist([], schema=schema)
     _check_bounds(view, where, length)
     parts, good = layout(view, where, length)
     require(bool(good.all()), "decode is given whole records", row=int(good.argmin()))
 
-    columns: dict[str, Any] = _fields(view, where)
+    made: dict[str, Any] = _fields(view, where, schema.names)
     # Six stretches a record (body, gap, topic, gap, properties, gap) over the bytes as they are;
     # taking every sixth one is the only copy.
     pieces = _pieces(view, np.stack(parts, axis=1).ravel())
     rows = np.arange(0, len(parts) * len(where), len(parts), dtype=np.int64)
     for piece, name in ((0, "body"), (2, "topic"), (4, "properties")):
-        columns[name] = pieces.take(pa.array(rows + piece))
-    columns["topic"] = _text(columns["topic"])
-    return pa.record_batch([columns[name] for name in RECORD_SCHEMA.names], schema=RECORD_SCHEMA)
+        if name in schema.names:
+            made[name] = pieces.take(pa.array(rows + piece))
+    if "topic" in made:
+        made["topic"] = _text(made["topic"])
+    return pa.record_batch([made[name] for name in schema.names], schema=schema)
 
 
 def _check_bounds(view: memoryview, starts: Int64s, sizes: Int64s) -> None:
@@ -81,31 +92,35 @@ def _check_bounds(view: memoryview, starts: Int64s, sizes: Int64s) -> None:
     )
 
 
-def _fields(view: memoryview, starts: Int64s) -> dict[str, Any]:
-    """Every fixed-width column."""
+def _fields(view: memoryview, starts: Int64s, names: list[str]) -> dict[str, Any]:
+    """The fixed-width columns among `names`."""
     kind = gather(view, starts + 36, np.dtype(">i4")) & _V6
     if (kind == kind[0]).all():
-        return _fields_of_kind(view, starts, int(kind[0]))
+        return _fields_of_kind(view, starts, int(kind[0]), names)
     # Rows of several header widths: each kind on its own, then back into the order asked for.
     order: list[npt.NDArray[np.intp]] = []
     parts: list[dict[str, Any]] = []
     for value in np.unique(kind).tolist():
         rows = np.flatnonzero(kind == value)
         order.append(rows)
-        parts.append(_fields_of_kind(view, starts[rows], value))
+        parts.append(_fields_of_kind(view, starts[rows], value, names))
     back = pa.array(np.argsort(np.concatenate(order)))
     return {name: pa.concat_arrays([part[name] for part in parts]).take(back) for name in parts[0]}
 
 
-def _fields_of_kind(view: memoryview, starts: Int64s, kind: int) -> dict[str, Any]:
+def _fields_of_kind(
+    view: memoryview, starts: Int64s, kind: int, names: list[str]
+) -> dict[str, Any]:
     dtype = fmt.header_dtype(bool(kind & fmt.SYS_BORN_HOST_V6), bool(kind & fmt.SYS_STORE_HOST_V6))
     headers = gather(view, starts, dtype)
     columns: dict[str, Any] = {
         name: pa.array(headers[name].astype(headers.dtype[name].newbyteorder("=")))
         for name in _NUMBERS
+        if name in names
     }
     for host in ("born", "store"):
-        columns[f"{host}_host"] = _hosts(headers[f"{host}_ip"], headers[f"{host}_port"])
+        if f"{host}_host" in names:
+            columns[f"{host}_host"] = _hosts(headers[f"{host}_ip"], headers[f"{host}_port"])
     return columns
 
 

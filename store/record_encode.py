@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from . import format as fmt
 from .checksum import body_crc, body_crcs
 from .errors import Rejected, require
+from .index_keys import Keyed, keyed_column
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
 from .properties import TAG_NAME
 from .record_check import value_lengths
@@ -39,6 +40,8 @@ class Prepared:
     #: consume-queue tags code of each row
     tags_codes: Int64s
     _headers: npt.NDArray[Any]
+    #: properties of the rows when one of them has a key
+    keyed: Keyed | None
     #: the columns behind the header: arrays of `count` values or one scalar for all rows
     _pieces: tuple[Any, ...]
 
@@ -138,7 +141,8 @@ def prepare(
     headers["body_crc"] = body_crcs(body)
     headers["born_time_ms"] = born.to_numpy()
     headers["body_length"] = body_lengths
-    return Prepared(count, sizes, tags_codes, headers, tuple(pieces))
+    keyed = keyed_column(properties)
+    return Prepared(count, sizes, tags_codes, headers, keyed, tuple(pieces))
 
 
 def _port(packed: bytes) -> int:

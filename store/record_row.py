@@ -15,6 +15,7 @@ import pyarrow as pa
 from . import format as fmt
 from .checksum import body_crc
 from .errors import require
+from .index_keys import keyed_row
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_bytes
 from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separators_absent
@@ -105,6 +106,7 @@ class PreparedRow:
         "_magic",
         "_queue_id",
         "_tail",
+        "keyed",
         "size",
         "sizes",
         "tags_codes",
@@ -123,6 +125,8 @@ class PreparedRow:
         if tag:
             stored += TAG_NAME + tag.encode() + b"\x02"
         stored += properties or b""
+        #: as of a batch
+        self.keyed = keyed_row(properties)
         self._tail = topic + len(stored).to_bytes(2, "big") + stored
         #: bytes of the record
         self.size = _HEADER.size + len(self._body) + len(self._tail)

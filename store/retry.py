@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import format as fmt
+from .delay_levels import SCHEDULE_TOPIC
 from .errors import Rejected
 from .inner_message import InnerMessage
 from .put import Append
-from .rows import SCHEDULE_TOPIC
 from .state import TopicInfo
 from .stored_message import StoredMessage, read_one
 
@@ -25,7 +25,6 @@ DLQ_PREFIX = "%DLQ%"
 RETRY_MAX_TIMES = 16
 #: level of the first retry; each further one takes the next: 10 s, 30 s, 1 m, ... 2 h
 FIRST_LEVEL = 3
-LEVEL_MAX = 18
 
 
 def retry_topic(group: str) -> str:
@@ -69,8 +68,10 @@ def send_back(
         fmt.check_topic_name(target)
         store.create_topic(target, 1, [shard])
     level = 0 if dead else delay_level or FIRST_LEVEL + message.reconsume_times
+    levels = len(store.config.delay_levels_ms)
+    levels = len(store.config.delay_levels_ms)
     here = _queue_here(store.state.topics[target], shard)
-    (append,) = store.put_inner([_copy(message, target, here, min(level, LEVEL_MAX))])
+    (append,) = store.put_inner([_copy(message, target, here, min(level, levels))])
     return append
 
 

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 
 from . import format as fmt
 from . import record
+from .delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC
 from .producer_stamp import STAMP_BYTES, read_column
-from .properties import TAGS
+from .properties import TAG_NAME, TAGS
 from .properties import decode as decode_properties
 
 Int64s = npt.NDArray[np.int64]
@@ -25,12 +26,12 @@ Int64s = npt.NDArray[np.int64]
 #: rows decoded at a time: bounds memory and the time the GIL is held
 SLICE_ROWS = 8192
 
-_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
-_DELAY = re.compile(rb"(?:^|\x02)DELAY\x01(\d+)")
+# Of a name that stands there twice (RocketMQ puts a batch's properties behind each message's) the last one counts.
+_FIRST_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
+_LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
+_DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
 _TRANSACTION_MASK = 0xC
 _NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: offset 0, no consume queue entry
-_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 
 class RowRun(NamedTuple):
@@ -51,22 +52,33 @@ class RowRun(NamedTuple):
 
 def tag_column(properties: pa.Array) -> pa.Array:
     """TAGS of each row's properties string, null where there is none."""
-    return pc.struct_field(pc.extract_regex(properties, _TAG), 0)
+    found = pc.struct_field(pc.extract_regex(properties, _FIRST_TAG), 0)
+    several = pc.greater(pc.count_substring(properties, TAG_NAME), 1)
+    if pc.any(several).as_py():
+        # The other pattern reads each string to its end; most need no more than the first one.
+        last = pc.struct_field(pc.extract_regex(properties, _LAST_TAG), 0)
+        found = pc.if_else(several, last, found)
+    return found
 
 
-def tags_codes(topic: str, batch: pa.RecordBatch) -> Int64s:
-    """The consume-queue tagsCode of each row.
+def tags_codes(
+    topic: str, batch: pa.RecordBatch, levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
+) -> Int64s:
+    """The consume-queue tagsCode of each row. Args: `levels_ms`, the delay of each level.
 
     Source: CommitLog#checkMessageAndReturnSize: the hash of TAGS; for delayed records the delivery time.
     """
+    codes = _tag_hashes(batch)
     if topic == SCHEDULE_TOPIC:
-        return np.array(
-            [
-                _deliver_at(row["properties"], row["store_time_ms"])
-                for row in batch.select(["properties", "store_time_ms"]).to_pylist()
-            ],
-            dtype=np.int64,
-        )
+        at = [
+            _deliver_at(row["properties"], row["store_time_ms"], levels_ms)
+            for row in batch.select(["properties", "store_time_ms"]).to_pylist()
+        ]
+        return np.where(at, np.array(at, dtype=np.int64), codes)
+    return codes
+
+
+def _tag_hashes(batch: pa.RecordBatch) -> Int64s:
     encoded = tag_column(batch.column("properties")).dictionary_encode()
     codes = [fmt.tags_code(tag.as_py().decode("utf-8", "replace")) for tag in encoded.dictionary]
     table = np.array([0, *codes], dtype=np.int64)
@@ -76,19 +88,28 @@ def tags_codes(topic: str, batch: pa.RecordBatch) -> Int64s:
     return codes_of_rows
 
 
-def _deliver_at(properties: bytes, store_time_ms: int) -> int:
-    found = _DELAY.search(properties)
+def _deliver_at(properties: bytes, store_time_ms: int, levels_ms: tuple[int, ...]) -> int:
+    """When to deliver a record of the schedule topic; 0 when it names no level."""
+    found = _DELAY.match(properties)
     if not found or not int(found[1]):
         return 0
-    return store_time_ms + 1000 * _LEVELS_S[min(int(found[1]), len(_LEVELS_S)) - 1]
+    return store_time_ms + levels_ms[min(int(found[1]), len(levels_ms)) - 1]
 
 
-def tags_code_of(topic: str, properties: bytes, store_time_ms: int) -> int:
+def tags_code_of(
+    topic: str,
+    properties: bytes,
+    store_time_ms: int,
+    levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS,
+) -> int:
     """`tags_codes` of one record."""
     if topic == SCHEDULE_TOPIC:
-        return _deliver_at(properties, store_time_ms)
-    tag = decode_properties(properties).get(TAGS)
-    return fmt.tags_code(tag)
+        at = _deliver_at(properties, store_time_ms, levels_ms)
+        if at:
+            return at
+    if TAG_NAME not in properties:
+        return 0
+    return fmt.tags_code(decode_properties(properties).get(TAGS))
 
 
 def runs(view: memoryview, base_offset: int, positions: Int64s, sizes: Int64s) -> Iterator[RowRun]:

@@ -1,4 +1,4 @@
-"""What a segment begins with: the snapshot of the state, from which recovery goes on (design D6)."""
+"""Snapshots of the state in the log: segments begin with one, recovery goes on from the newest (design D6)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from .record_walk import layout
 from .state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts
 
 
-def read_head(file: MappedFile) -> tuple[int | None, int]:
+def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, int]:
     """Where the snapshot that a segment begins with is complete, and where its SNAPSHOT records end.
 
+    Args: `start`, another physical offset of the segment where a snapshot may begin.
     None: it was broken off, or there is none.
     """
-    view, at = file.read_view(), file.start
+    view, at = file.read_view(), file.start if start is None else start
     parts = SnapshotParts()
     while True:
         walk = record.walk(view[at - file.start :], at, limit=1)

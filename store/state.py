@@ -26,6 +26,9 @@ TOPIC, OFFSETS, PRODUCER, SNAPSHOT = "TOPIC", "OFFSETS", "PRODUCER", "SNAPSHOT"
 #: how far a service of the store came; the record that a group begins with (inner_message.py)
 PROGRESS = "PROGRESS"
 
+#: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
+CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
+
 #: (producer, topic, queue) entries kept; the least recently written are forgotten first
 PRODUCER_ENTRIES_MAX = 20_000
 #: runs of consecutive offsets kept a producer and queue; rows between them are searched (duplicates.py)
@@ -44,6 +47,13 @@ class TopicInfo:
     name: str
     queues: int
     shards: tuple[int, ...]
+    #: RocketMQ's topic attributes, as pairs in the order of their names
+    attributes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def compacted(self) -> bool:
+        """Whether the topic keeps the latest message of each key (store/compaction)."""
+        return (CLEANUP_POLICY, COMPACTION) in self.attributes
 
     def shard_of(self, queue_id: int) -> int:
         """The shard that stores a queue."""
@@ -255,7 +265,10 @@ class ShardState:
         value = json.loads(body)
         if kind == TOPIC:
             self.topics[value["name"]] = TopicInfo(
-                value["name"], int(value["queues"]), tuple(value["shards"])
+                value["name"],
+                int(value["queues"]),
+                tuple(value["shards"]),
+                tuple(sorted(value.get("attributes", {}).items())),
             )
         elif kind == OFFSETS:
             offsets = self.offsets.setdefault((value["group"], value["topic"]), {})
@@ -294,7 +307,9 @@ class ShardState:
     def _rows(self) -> Iterator[dict[str, Any]]:
         yield {"t": "time", "v": self.store_time_ms}
         for topic in self.topics.values():
-            yield {"t": "topic", "n": topic.name, "q": topic.queues, "s": list(topic.shards)}
+            attributes = {"a": dict(topic.attributes)} if topic.attributes else {}
+            shards = list(topic.shards)
+            yield {"t": "topic", "n": topic.name, "q": topic.queues, "s": shards, **attributes}
         for (name, queue_id), offset in self.next_offsets.items():
             yield {"t": "queue", "n": name, "q": queue_id, "o": offset}
         for (group, name), table in self.offsets.items():
@@ -328,7 +343,9 @@ class ShardState:
             if kind == "time":
                 self.store_time_ms = row["v"]
             elif kind == "topic":
-                self.topics[row["n"]] = TopicInfo(row["n"], row["q"], tuple(row["s"]))
+                self.topics[row["n"]] = TopicInfo(
+                    row["n"], row["q"], tuple(row["s"]), tuple(sorted(row.get("a", {}).items()))
+                )
             elif kind == "queue":
                 self.next_offsets[row["n"], row["q"]] = row["o"]
             elif kind == "offsets":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from . import format as fmt
 from .errors import Rejected
-from .state import TopicInfo
+from .state import CLEANUP_POLICY, COMPACTION, DELETE, TopicInfo
 
 #: prefix of RocketMQ's own topics (TopicValidator.SYSTEM_TOPIC_PREFIX), and of ours
 SYSTEM_PREFIX = "rmq_sys_"
@@ -14,11 +14,15 @@ QUEUES_MAX = 65_536
 
 
 def check_new_topic(
-    name: str, queues: int, shards: tuple[int, ...], known: Mapping[str, TopicInfo]
+    name: str,
+    queues: int,
+    shards: tuple[int, ...],
+    known: Mapping[str, TopicInfo],
+    attributes: Mapping[str, str] | None = None,
 ) -> TopicInfo | None:
     """The topic to create; None when the same one exists already.
 
-    Raises: Rejected for a bad name or number, or when it exists with other queues.
+    Raises: Rejected for a bad name, number or attribute, or when it exists with other queues or attributes.
     """
     fmt.check_topic_name(name)
     _refuse_system_topic(name)
@@ -28,17 +32,29 @@ def check_new_topic(
             field="queues",
             limit=f"1..{QUEUES_MAX}",
         )
-    info = TopicInfo(name, queues, shards)
+    info = TopicInfo(name, queues, shards, _checked_attributes(attributes or {}))
     have = known.get(name)
     if have == info:
         return None
     if have is not None:
         raise Rejected(
-            f"topic {name} exists with {have.queues} queues on shards {list(have.shards)}",
+            f"topic {name} exists with {have.queues} queues on shards {list(have.shards)}"
+            + (f" and attributes {dict(have.attributes)}" if have.attributes else ""),
             field="queues",
             limit=have.queues,
         )
     return info
+
+
+def _checked_attributes(attributes: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    for name, value in attributes.items():
+        if name != CLEANUP_POLICY or value not in (COMPACTION, DELETE):
+            raise Rejected(
+                f"topic attribute {name}={value} is not known; {CLEANUP_POLICY} may be {COMPACTION} or {DELETE}",
+                field="attributes",
+                limit=f"{CLEANUP_POLICY}={COMPACTION}|{DELETE}",
+            )
+    return tuple(sorted(attributes.items()))
 
 
 def check_target(topic: str, queue_id: int, known: Mapping[str, TopicInfo]) -> None:

@@ -1,4 +1,4 @@
-"""What every test gets: a guard against bare imports, and a mark by folder for Ray and Spark."""
+"""What every test gets: a guard against bare imports, and a mark by folder for Ray, Spark and RocketMQ."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.ray)
         elif item.path.is_relative_to(TESTS / "spark"):
             item.add_marker(pytest.mark.spark)
+        elif item.path.is_relative_to(TESTS / "interop"):
+            item.add_marker(pytest.mark.interop)
     items.sort(key=weight)
     network = [item for item in items if item.get_closest_marker("network")]
     if network and not can_make_namespaces():

@@ -26,7 +26,7 @@ GROUP = [
         "a", 1, b"third", {"TAGS": "y"}, flag=9, prepared_transaction_offset=77, sys_flag=0x8
     ),
 ]
-PROGRESS = Progress("delay", {"3": 17, "4": [1, "two"]})
+PROGRESS = Progress("service", {"3": 17, "4": [1, "two"]})
 
 
 class Killed(BaseException):
@@ -93,8 +93,8 @@ def test_every_field_of_a_group_is_stored_and_each_queue_counts_its_own(tmp_path
 def test_progress_survives_restarts_snapshots_and_crashes(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.put_inner(GROUP, progress=PROGRESS)
-    store.put_inner([], progress=Progress("delay", {"4": None, "5": 1}))
-    want = {"delay": {"3": 17, "5": 1}}
+    store.put_inner([], progress=Progress("service", {"4": None, "5": 1}))
+    want = {"service": {"3": 17, "5": 1}}
     assert store.state.progress == want
     confirm(store)
     store.abandon()
@@ -135,17 +135,17 @@ def test_a_group_whose_write_was_broken_off_is_gone_whole(tmp_path: Path, whole:
     group_bytes = store.log.end - before
     head = group_bytes - sum(boundaries())
     confirm(store)
-    state = dict(store.state.progress["delay"])
+    state = dict(store.state.progress["service"])
     start = store.log.end
     # Whole records of the second group, and three bytes of the next.
     files.keep = head + sum(boundaries()[:whole]) + (3 if whole < 3 else -1)
     with pytest.raises(Killed):
-        store.put_inner(GROUP, progress=Progress("delay", {"3": 18, "4": [1, "two"]}))
+        store.put_inner(GROUP, progress=Progress("service", {"3": 18, "4": [1, "two"]}))
     files.keep = None
     store.abandon()
     again = open_store(tmp_path)
     assert again.log.end == start
-    assert again.state.progress == {"delay": state}
+    assert again.state.progress == {"service": state}
     assert again.put_inner([GROUP[0]])[0].first_offset == 3
     confirm(again)
     again.close()

@@ -8,7 +8,7 @@ import pytest
 
 from raymq.store.errors import Rejected
 from raymq.store.inner_message import InnerMessage
-from raymq.store.retry import LEVEL_MAX, dlq_topic, retry_topic, send_back
+from raymq.store.retry import dlq_topic, retry_topic, send_back
 from raymq.store.rows import SCHEDULE_TOPIC
 from raymq.store.stored_message import StoredMessage, read
 from tests.support.engine import Engine
@@ -37,7 +37,7 @@ def newest(engine: Engine, topic: str, queue_id: int) -> StoredMessage:
 def test_each_retry_takes_the_next_level_of_the_schedule(engine: Engine, times: int) -> None:
     offset = put(engine, reconsume_times=times)
     send_back(engine.store, "g", "t", 0, offset)
-    level = min(3 + times, LEVEL_MAX)
+    level = min(3 + times, 18)
     found = newest(engine, SCHEDULE_TOPIC, level - 1)
     assert (found.body, found.reconsume_times) == (b"work", times + 1)
     assert found.properties["REAL_TOPIC"] == retry_topic("g") == "%RETRY%g"

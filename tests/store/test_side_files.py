@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.abort_lock import AbortFile, StoreLock
+from raymq.store.abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from raymq.store.checkpoint import Checkpoint
 from raymq.store.errors import Bug, Corrupt, Rejected, Unavailable
 from raymq.store.files import Files
@@ -254,3 +254,22 @@ def test_two_disks_share_no_lock(disk):
         StoreLock(Path("/s"), files=disk).acquire()
     one.release()
     two.release()
+
+
+# --- directories --------------------------------------------------------------------------------
+
+
+def test_a_store_with_queues_of_inner_batches_is_refused(files, tmp_path):
+    for name in ("commitlog", "batchconsumequeue"):
+        (tmp_path / name).mkdir()
+    refuse_foreign_directory(tmp_path, files=files)
+    (tmp_path / "batchconsumequeue" / "topic").mkdir()
+    with pytest.raises(Rejected, match="BatchCQ"):
+        refuse_foreign_directory(tmp_path, files=files)
+
+
+def test_a_directory_of_other_things_is_refused(files, tmp_path):
+    refuse_foreign_directory(tmp_path, files=files)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(Rejected, match="thesis"):
+        refuse_foreign_directory(tmp_path, files=files)

@@ -12,7 +12,7 @@ from raymq.store.segment_head import read_head
 from raymq.store.state import INTERNAL_TOPIC
 from tests.support.batches import request
 from tests.support.crash_traces import (
-    GROUPED,
+    KEYS,
     ROOT,
     SEED,
     Owed,
@@ -104,8 +104,10 @@ def _outcome(store: MessageStore, image: SimulatedDisk) -> Iterator[Any]:
     yield tuple(store.state.snapshot(1 << 20))
     for path, content in image.content("/s/commitlog"):
         yield path, hash(content)
-    for path, content in image.content("/s/consumequeue"):
-        yield path, hash(content)
+    for place in ("/s/consumequeue", "/s/index"):
+        for path, content in image.content(place):
+            yield path, hash(content)
+    yield store.index.indexed
 
 
 def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
@@ -134,6 +136,12 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
             assert again.duplicates == len(batch.bodies)
         assert store.log.end == log_end, "a repeated batch was stored again"
         _check_queues(store, found)
+        if trace.properties is not None and trace.properties.startswith(b"KEYS"):
+            _check_index(store, found)
+        if trace.groups:
+            rows_found = sum(len(found.get(("t", queue), ())) for queue in (0, 1))
+            noted = store.state.progress.get("groups", {}).get("rows", 0)
+            assert noted == rows_found, "half a group is there"
         if "t" in store.state.topics:
             made = store.put(request([b"next"]))
             assert made.first_offset == len(found.get(("t", 0), ()))
@@ -156,8 +164,6 @@ def _check_facts(store: MessageStore, owed: Owed) -> None:
             assert state.topics[str(name)].queues == number, "an acknowledged topic is lost"
         elif kind == "offset":
             assert state.offsets[str(name), "t"][int(what[2])] >= number, "an offset fell back"
-        elif kind == "progress":
-            assert state.progress[str(name)]["groups"] >= number, "a group is lost"
         else:
             assert state.producer_epochs[int(name)] >= number, "a producer's epoch fell back"
 
@@ -167,7 +173,6 @@ def _read_log(
 ) -> dict[Queue, list[tuple[int, int, int]]]:
     """(position, size, tags code) of every record; bodies and offsets are compared."""
     found: dict[Queue, list[tuple[int, int, int]]] = {}
-    grouped = 0
     size = trace.config.segment_size_bytes
     end = store.log.start
     for file in store.log.queue.files:
@@ -192,13 +197,20 @@ def _read_log(
                     known = trace.put_at.get((run.queue_id, run.first_offset + row), set())
                     assert body in known, "a record that was never put"
                     assert body not in owed.refused, "a put that was refused"
-                    grouped += body.startswith(GROUPED)
             codes = rows.tags_codes(run.topic, run.batch).tolist()
             units += zip(run.positions.tolist(), run.sizes.tolist(), codes, strict=True)
     assert end == store.log.end, "valid records stand behind the end"
-    moved = store.state.progress.get("moved", {}).get("groups", 0)
-    assert grouped == 2 * moved, "a group is there in part, or its note is not"
     return found
+
+
+def _check_index(store: MessageStore, found: dict[Queue, list[tuple[int, int, int]]]) -> None:
+    while store.index_behind:
+        store.dispatch(store.log.confirmed)
+    positions = [at for (topic, _), units in found.items() if topic == "t" for at, _, _ in units]
+    for key in KEYS:
+        parts = store.index.find("t", key, 0, 1 << 62)
+        have = [at for part in parts for at in part.physical_offsets.tolist()]
+        assert have == sorted(positions, reverse=True), "the index differs from the log"
 
 
 def _check_queues(store: MessageStore, found: dict[Queue, list[tuple[int, int, int]]]) -> None:

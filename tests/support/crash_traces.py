@@ -36,14 +36,16 @@ CONFIG = StoreConfig(
     consume_queue_file_size_bytes=400,
     max_message_bytes=2000,
     prewrite_window_bytes=8 * 1024,
+    max_hash_slot_num=16,
+    max_index_num=40,
 )
+#: snapshots stand within segments
+MIDDLES = replace(CONFIG, snapshot_interval_bytes=3000)
 POOLED = replace(CONFIG, flush="async", transient_pool=True, transient_pool_slice_bytes=4096)
 #: an empty disk of a machine that has /dev/shm
 WITH_MEMORY = Base({}, {0: {"dev": 1}, 1: {"shm": 2}, 2: {}})
 #: topics of a state that needs three SNAPSHOT records
 TOPICS = tuple(f"topic-{number:02d}-{'x' * 60}" for number in range(38))
-#: how the bodies of messages begin that stand or fall together, two at a time
-GROUPED = b"group "
 Queue = tuple[str, int]
 
 
@@ -62,8 +64,7 @@ class Owed(NamedTuple):
 
     ends: tuple[tuple[int, int], ...] = ()
     batches: tuple[Batch, ...] = ()
-    #: what -> a number that only grows: ("topic", name), ("offset", group, queue), ("epoch", producer),
-    #: ("progress", service)
+    #: what -> a number that only grows: ("topic", name), ("offset", group, queue), ("epoch", producer)
     facts: tuple[tuple[tuple[str | int, ...], int], ...] = ()
     #: what must not be there: bodies of puts that were refused
     refused: tuple[bytes, ...] = ()
@@ -114,6 +115,8 @@ class Trace:
         self.batches: dict[int, Batch] = {}
         self.facts: dict[tuple[str | int, ...], int] = {}
         self.refused: list[bytes] = []
+        #: rows of both queues behind each group
+        self.groups: list[int] = []
         self.acked = Owed()
         #: topics that the disk has from the beginning
         self.topics: tuple[str, ...] = ()
@@ -176,6 +179,20 @@ class Trace:
         if who is not None:
             self.sequences[queue] = sequence + rows
             self.batches[queue] = Batch(queue, who, sequence, offset, bodies)
+        self.note()
+
+    def put_group(self, count: int, size: int) -> None:
+        """Messages to both queues in turn that stand or fall with the note of how many there are."""
+        messages = []
+        ends = dict(self.ends)
+        for number in range(count):
+            queue, body = number % 2, self.chance.randbytes(size)
+            self.put_at.setdefault((queue, ends[queue]), set()).add(body)
+            ends[queue] += 1
+            messages.append(InnerMessage("t", queue, body, {"TAGS": "x"}))
+        self.groups.append(sum(ends.values()))
+        self.store.put_inner(messages, progress=Progress("groups", {"rows": self.groups[-1]}))
+        self.ends = ends
         self.note()
 
     def ack(self) -> None:
@@ -546,21 +563,52 @@ def reopened(width: int) -> Trace:
     return trace
 
 
-def groups(width: int) -> Trace:
-    """Messages that stand or fall together with the note that they were put, between other puts."""
-    trace = Trace(width, salt=18)
+#: of every record of the trace with keys
+KEYS = ("k1", "k2", "k3")
+
+
+def indexed(width: int) -> Trace:
+    """Keyed records over several index files, which are synced now and then; a start in the middle."""
+    trace = Trace(width, salt=12)
+    trace.properties = b"KEYS\x01" + " ".join(KEYS).encode() + b"\x02"
     trace.open()
-    for turn in range(14):
-        messages = []
-        for queue in (0, 1):
-            body = GROUPED + trace.chance.randbytes(300 + 50 * turn)
-            trace.put_at.setdefault((queue, trace.ends[queue]), set()).add(body)
-            trace.ends[queue] += 1
-            messages.append(InnerMessage("t", queue, body, {"TAGS": "x"}))
-        trace.store.put_inner(messages, progress=Progress("moved", {"groups": turn + 1}))
-        trace.note_fact(turn + 1, "progress", "moved")
-        trace.put(turn % 2, 1, 200)
+    for turn in range(24):
+        trace.put(turn % 2, 1 + turn % 3, 150)
         if turn % 3 == 2:
+            trace.ack()
+        if turn % 7 == 6:
+            trace.store.sync_queues()
+        if turn == 15:
+            trace.ack()
+            trace.store.close()
+            trace.open()
+    return trace
+
+
+def middles(width: int) -> Trace:
+    """Snapshots within segments, of idempotent producers; a start in the middle of a segment."""
+    trace = Trace(width, salt=18, config=MIDDLES)
+    trace.open()
+    for turn in range(20):
+        trace.put(turn % 2, 2, 400, producer=90)
+        if turn % 3 == 2:
+            trace.ack()
+        if turn == 9:
+            trace.store.abandon()
+            trace.open()
+        if turn % 5 == 4:
+            trace.store.sync_queues()
+    assert len({*trace.store.log.marks.snapshots}) == 2
+    return trace
+
+
+def groups(width: int) -> Trace:
+    """Messages that stand or fall together, over rolls."""
+    trace = Trace(width, salt=19)
+    trace.open()
+    for turn in range(16):
+        trace.put_group(2 + turn % 3, 300 + 40 * turn)
+        if turn % 4 == 3:
             trace.ack()
     return trace
 
@@ -594,6 +642,8 @@ TRACES: dict[str, tuple[Callable[[int], Trace], int]] = {
         (pooled, 48),
         (foreign, 48),
         (reopened, 64),
+        (indexed, 10),
+        (middles, 10),
         (groups, 12),
     )
 }

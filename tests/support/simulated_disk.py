@@ -297,6 +297,12 @@ class SimulatedDisk(Files):
             self._enter("pread")
             return bytes(self._content(self._node(fd))[offset : offset + nbytes])
 
+    def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
+        return [(start, stop)] if start < stop else []
+
+    def drop_cached(self, fd: int, offset: int, length: int) -> None:
+        self._node(fd)
+
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         with self._mutex:
             view = memoryview(data).cast("B")
@@ -426,7 +432,18 @@ class SimulatedDisk(Files):
             if old not in names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
             names[new] = names.pop(old)
+            self._move_dirs(_normal(source), _normal(target))
             self._log(Op("rename", self._dirs[directory], (old, new, names[new])))
+
+    def _move_dirs(self, source: str, target: str) -> None:
+        """A renamed directory takes all in it along."""
+        for table in (self._dirs, self._names):
+            for path in [p for p in table if p == source or p.startswith(source + "/")]:
+                table[target + path.removeprefix(source)] = table.pop(path)  # type: ignore[attr-defined]
+
+    def is_dir(self, path: PathLike) -> bool:
+        with self._mutex:
+            return _normal(path) in self._dirs
 
     def unlink(self, path: PathLike) -> None:
         with self._mutex:

@@ -1,0 +1,60 @@
+"""How a long walk over a store shows that it goes on: bars with `rich` on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import IO, Any
+
+#: a walk shorter than this shows nothing
+_QUIET_S = 1.0
+#: lines without a terminal come at most so often
+_LINE_S = 5.0
+
+
+class StoreProgress:
+    """A context whose `tell` is given to the walks of store/ as their progress."""
+
+    def __init__(self, stream: IO[str], *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._monotonic = monotonic
+        self._began = self._told = monotonic()
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._rich = stream.isatty() and importlib.util.find_spec("rich") is not None
+
+    def __enter__(self) -> StoreProgress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """`done` of `total` bytes of one walk."""
+        now = self._monotonic()
+        if now - self._began < _QUIET_S:
+            return
+        if self._rich:
+            self._draw(what, done, total)
+        elif now - self._told >= _LINE_S:
+            self._told = now
+            print(f"{what}: {100 * done // max(total, 1)} %", file=self._stream, flush=True)
+
+    def _draw(self, what: str, done: int, total: int) -> None:
+        if self._bars is None:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bars = Progress(console=Console(file=self._stream), transient=True)
+            self._bars.start()
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total)
+        self._bars.update(self._tasks[what], completed=done, total=total)

@@ -1,0 +1,350 @@
+"""The compacted queues of one store: filled from its consume queues, compacted, and read.
+
+Source: CompactionStore, CompactionService, CompactionLog, RocketMQ 5.3.3. RocketMQ copies each message while it
+dispatches; here a queue is brought up to date from its consume queue, a slice at a time, before it is read and at
+intervals.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raymq.store import record
+from raymq.store.commit_log import CommitLog
+from raymq.store.consume_queue import BLANK_SIZE
+from raymq.store.consume_queues import ConsumeQueues
+from raymq.store.errors import OffsetOutOfRange, RayMQError
+from raymq.store.put import FetchSlice
+from raymq.store.state import ShardState
+
+from . import swap
+from .compactor import Compacted, write_compacted
+from .sparse_log import Rows, SparseLog
+from .units import DIRECTORY, LOG, keys_of, log_directory, queue_directory
+
+#: messages, and bytes of them, copied in one go
+_COPIED_MAX = 4096
+_COPIED_BYTES = 8 << 20
+_SYNCED = "compaction"
+
+Key = tuple[str, int]
+
+
+class CompactionStore:
+    """Callers: any thread reads; one advances and compacts. It changes no record of the commit log."""
+
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, state: ShardState) -> None:
+        self._log = log
+        self._queues = queues
+        self._state = state
+        self._files = log.files
+        self._config = log.config
+        self._logs: dict[Key, SparseLog] = {}
+        #: over `_logs`, and over the copying of each queue
+        self._lock = threading.RLock()
+        self._positions: dict[str, int] = {}
+        #: how far each queue is synced: (start of the last file, bytes in it)
+        self._synced: dict[Key, tuple[int, int]] = {}
+        #: behind what was looked at and not copied
+        self._passed: dict[Key, int] = {}
+
+    # --- start and stop -------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """After the store's recovery: finish an interrupted swap, open every queue, cut what a crash left.
+
+        What is cut stands in the commit log still: nothing of it may go before it is synced here (`holds_from`).
+        Raises: Corrupt where files are missing or have other sizes.
+        """
+        root = self._log.root
+        swap.finish_interrupted(root, files=self._files)
+        self._positions = swap.read_positions(root, files=self._files)
+        noted = self._read_synced()
+        base = root / DIRECTORY / LOG
+        for topic in self._files.list(base):
+            for name in self._files.list(base / topic):
+                if name.isdigit():
+                    self._load(topic, int(name), noted.get((topic, int(name))))
+        self._synced = noted
+        self._note({key: log.end for key, log in self._logs.items()})
+
+    def _load(self, topic: str, queue_id: int, synced: tuple[int, int] | None) -> None:
+        swap.drop_unfinished(self._log.root, topic, queue_id, files=self._files)
+        log = self._make(topic, queue_id)
+        log.load()
+        end = log.end
+        if self._log.crashed:
+            # A queue without a note was never synced here, or is one of RocketMQ's.
+            end = synced or ((0, 0) if self._log.own else end)
+        self._logs[topic, queue_id] = log
+        queue = self._queues.find(topic, queue_id)
+        following = max(
+            self._state.next_offsets.get((topic, queue_id), 0), queue.max_offset if queue else 0
+        )
+        # Of a queue that the log has lost the end of, these offsets will be other messages.
+        log.cut(end, following or log.next_offset)
+        name = f"{topic}_{queue_id}"
+        if following and self._positions.get(name, -1) >= following:
+            self._positions[name] = following - 1
+
+    def _make(self, topic: str, queue_id: int) -> SparseLog:
+        root, config = self._log.root, self._config
+        return SparseLog(
+            log_directory(root, topic, queue_id),
+            queue_directory(root, topic, queue_id),
+            config.compaction_file_size_bytes,
+            config.compaction_queue_file_size_bytes,
+            files=self._files,
+        )
+
+    def close(self) -> None:
+        """Sync what was copied and close every file. Raises: OSError, StorageFull."""
+        try:
+            if self._logs:
+                self.sync()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close every file, as a crash would."""
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+
+    # --- filling --------------------------------------------------------------------------------------------
+
+    def owns(self, topic: str) -> bool:
+        """Whether reads of a topic are served from here."""
+        info = self._state.topics.get(topic)
+        return info is not None and info.compacted
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The queue offset that is copied next."""
+        log = self._logs.get((topic, queue_id))
+        position = self._positions.get(f"{topic}_{queue_id}", -1) + 1
+        passed = self._passed.get((topic, queue_id), 0)
+        return max(position, passed, 0 if log is None else log.next_offset)
+
+    def advance(self, topic: str, queue_id: int) -> bool:
+        """Copy a slice of what the consume queue has and the compacted queue has not. Returns: whether there was any.
+
+        Messages without KEYS, which only others store, are left out as RocketMQ leaves them out.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return False
+        with self._lock:
+            offset = max(self.next_offset(topic, queue_id), queue.min_offset)
+            units = queue.read(offset, min(_COPIED_MAX, queue.max_offset - offset))
+            if queue.max_offset <= offset or not len(units):
+                return False
+            log = self._logs.get((topic, queue_id))
+            if log is None:
+                log = self._logs[topic, queue_id] = self._make(topic, queue_id)
+            total = np.cumsum(np.where(units["size"] == BLANK_SIZE, 0, units["size"]))
+            fits = max(1, int(np.searchsorted(total, _COPIED_BYTES, side="right")))
+            self._copy(log, units[:fits], offset)
+            # Where the end of a slice was not copied, the next one begins behind it all the same.
+            self._passed[topic, queue_id] = offset + fits
+            return True
+
+    def _copy(self, log: SparseLog, units: Any, offset: int) -> None:
+        offsets = offset + np.arange(len(units))
+        solid = units["size"] != BLANK_SIZE
+        units, offsets = units[solid], offsets[solid]
+        size = self._config.segment_size_bytes
+        segments = units["position"].astype(np.int64) // size
+        for part in np.split(np.arange(len(units)), np.flatnonzero(np.diff(segments)) + 1):
+            if not len(part):
+                continue
+            view, base = self._log.view(int(units["position"][part[0]]))
+            starts = units["position"][part].astype(np.int64) - base
+            sizes = units["size"][part].astype(np.int64)
+            batch = record.decode(view, starts, sizes)
+            keyed = keys_of(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
+            times = batch.column("store_time_ms").to_numpy()
+            if keyed.any():
+                with log.lock:
+                    log.append(
+                        Rows(
+                            view,
+                            starts[keyed],
+                            sizes[keyed],
+                            units["tags_code"][part][keyed].astype(np.int64),
+                            times[keyed],
+                            offsets[part][keyed],
+                        )
+                    )
+
+    def queues(self) -> list[Key]:
+        """Topic and queue id of every compacted queue."""
+        return sorted(self._logs)
+
+    def advance_all(self) -> bool:
+        """`advance` of every queue of every compaction topic, once. Returns: whether there was anything."""
+        found = False
+        dispatched = self._queues.keys()
+        for topic, queue_id in dispatched:
+            if self.owns(topic):
+                found = self.advance(topic, queue_id) or found
+        return found
+
+    def sync(self) -> None:
+        """fdatasync what was copied, and note how far. Durable: at return. Raises: OSError, StorageFull."""
+        with self._lock:
+            ends = {key: log.end for key, log in self._logs.items()}
+            if ends == self._synced:
+                return
+            for log in self._logs.values():
+                with log.lock:
+                    log.sync()
+            self._note(ends)
+
+    def _note(self, ends: dict[Key, tuple[int, int]]) -> None:
+        """Write down how far the queues are synced, if that is new. Durable: at return."""
+        if ends != self._synced:
+            value = {f"{topic}/{queue_id}": list(end) for (topic, queue_id), end in ends.items()}
+            self._files.write_file_atomic(
+                self._log.root / "raymq" / _SYNCED, json.dumps(value).encode()
+            )
+            self._synced = ends
+
+    def _read_synced(self) -> dict[Key, tuple[int, int]]:
+        try:
+            value: Any = json.loads(self._files.read_file(self._log.root / "raymq" / _SYNCED))
+            found = {}
+            for name, (start, size) in value.items():
+                topic, _, queue_id = name.rpartition("/")
+                found[topic, int(queue_id)] = (int(start), int(size))
+            return found
+        except (OSError, ValueError, TypeError, AttributeError, RayMQError):
+            return {}
+
+    def holds_from(self) -> int | None:
+        """No record of the commit log at or above this physical offset may be deleted yet; None: any may.
+
+        Callers: retention, behind a `sync`.
+        """
+        lowest: int | None = None
+        dispatched = self._queues.keys()
+        for topic, queue_id in dispatched:
+            queue = self._queues.find(topic, queue_id)
+            if queue is None or not self.owns(topic):
+                continue
+            offset = max(self.next_offset(topic, queue_id), queue.min_offset)
+            units = queue.read(offset, 1)
+            if len(units):
+                position = int(units["position"][0])
+                lowest = position if lowest is None else min(lowest, position)
+        return lowest
+
+    # --- compacting -----------------------------------------------------------------------------------------
+
+    def compact(self, topic: str, queue_id: int, *, roll: bool = False) -> Compacted | None:
+        """Keep of a queue's sealed files the latest message of each key; one without a body takes its key away.
+
+        `roll` copies what is dispatched and ends the file that is being written first, so that all is looked at.
+        Readers are held up for the exchange only. Returns: None when there is nothing new in sealed files.
+        Raises: OSError, StorageFull, with the old files in place.
+        """
+        while roll and self.advance(topic, queue_id):
+            pass
+        log = self._logs.get((topic, queue_id))
+        if log is None:
+            return None
+        root, files, config = self._log.root, self._files, self._config
+        with self._lock, log.lock:
+            if roll and log.pairs and log.pairs[-1].count:
+                log.seal()
+            # Sealed files are synced; after a crash nothing of them may count as unsynced.
+            self.sync()
+            pairs = [pair for pair in log.pairs if pair.sealed]
+        done = self._positions.get(f"{topic}_{queue_id}", -1)
+        filled = [pair for pair in pairs if pair.count]
+        if not filled or int(filled[-1].units()["offset"][-1]) <= done:
+            return None
+        swap.drop_unfinished(root, topic, queue_id, files=files)
+        names, result = write_compacted(
+            pairs,
+            log,
+            file_bytes=config.compaction_file_size_bytes,
+            queue_file_bytes=config.compaction_queue_file_size_bytes,
+            files=files,
+        )
+        for directory in (log.log_directory, log.queue_directory):
+            if names:
+                files.sync_dir(directory / "compacting")
+        old = [pair.log.path.name for pair in pairs]
+        plan = swap.Swap(topic, queue_id, old, names, result.last_offset)
+        with self._lock, log.lock:
+            swap.commit(root, plan, files=files)
+            swap.finish(root, plan, files=files)
+            self._positions = swap.read_positions(root, files=files)
+            log.take(names)
+            # The next file may have a lower place than the last one had: what is noted must not reach over it.
+            self._note({key: other.end for key, other in self._logs.items()})
+        return result
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def fetch(
+        self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
+    ) -> FetchSlice:
+        """Read a compacted queue from `offset`: the next messages that are left, with gaps in their offsets.
+
+        Any offset from 0 to the queue's end may be asked for: what was compacted away is skipped.
+        Raises: OffsetOutOfRange beyond the end.
+        """
+        queue = self._queues.find(topic, queue_id)
+        high = 0 if queue is None else queue.max_offset
+        if high < offset <= self._state.next_offsets.get((topic, queue_id), 0):
+            high = offset
+        if not 0 <= offset <= high:
+            raise OffsetOutOfRange(
+                f"queue {queue_id} of {topic} holds offsets 0 to {high}, not {offset}; seek() to choose",
+                min=0,
+                max=high,
+                offset=offset,
+                queue_id=queue_id,
+            )
+        while self.advance(topic, queue_id) and self.next_offset(topic, queue_id) <= offset:
+            pass
+        log = self._logs.get((topic, queue_id))
+        found = None if log is None else log.read(offset, max_bytes, max_records)
+        if found is None:
+            following = max(offset, min(self.next_offset(topic, queue_id), high))
+            empty = pa.array([], pa.binary())
+            return FetchSlice(queue_id, offset, following, 0, high, empty, None)
+        records, following = found
+        return FetchSlice(queue_id, offset, following, 0, high, records, None)
+
+
+class CompactionService:
+    """What a host calls again and again: copies, syncs, and compacts at intervals.
+
+    Source: CompactionStore's schedule; compactionScheduleInternal 15 minutes.
+    """
+
+    def __init__(self, store: CompactionStore, *, interval_ms: int, now_ms: int) -> None:
+        self._store = store
+        self._interval_ms = interval_ms
+        self._next_ms = now_ms + interval_ms
+
+    def step(self, now_ms: int) -> bool:
+        """Some work, of at most a slice a queue, or one compaction of all queues that is due.
+
+        Returns: whether there is more to do at once. Raises: OSError, StorageFull; the next call tries again.
+        """
+        if self._store.advance_all():
+            return True
+        self._store.sync()
+        if now_ms >= self._next_ms:
+            self._next_ms = now_ms + self._interval_ms
+            for topic, queue_id in self._store.queues():
+                self._store.compact(topic, queue_id)
+        return False

@@ -1,0 +1,116 @@
+"""Which records of a queue stay: the latest of each key, unless it has no body. Columns, not a map of keys (D3).
+
+Source: CompactionLog#getOffsetMap, #shouldRetainMsg, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store import record
+from raymq.store.files import Files
+
+from .sparse_log import Pair, Rows, SparseLog
+from .units import COMPACTING, keys_of
+
+Bools = npt.NDArray[np.bool_]
+
+#: units decoded at a time
+_SLICE_UNITS = 8192
+
+
+class Compacted(NamedTuple):
+    """What a compaction did with one queue."""
+
+    kept: int
+    removed: int
+    bytes_before: int
+    bytes_after: int
+    #: queue offset of the last message that was looked at
+    last_offset: int
+
+
+def slices(pair: Pair) -> Iterator[tuple[slice, pa.RecordBatch]]:
+    """The records of a pair, decoded, some thousands at a time."""
+    units = pair.units()
+    for low in range(0, pair.count, _SLICE_UNITS):
+        part = units[low : low + _SLICE_UNITS]
+        starts = part["position"].astype(np.int64) - pair.start
+        batch = record.decode(pair.log.read_view(), starts, part["size"].astype(np.int64))
+        yield slice(low, low + len(part)), batch
+
+
+def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
+    """For each pair which of its records stay.
+
+    Memory: the keys of all of them, once each, and a few words a record.
+    """
+    keys: list[pa.Array] = []
+    bodies: list[Bools] = []
+    for pair in pairs:
+        for _, batch in slices(pair):
+            keys.append(keys_of(batch.column("properties")))
+            lengths = pc.binary_length(batch.column("body")).to_numpy(zero_copy_only=False)
+            bodies.append(lengths > 0)
+    if not keys:
+        return [np.zeros(0, dtype=np.bool_) for _ in pairs]
+    encoded = pa.chunked_array(keys).combine_chunks().dictionary_encode()
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    rows = np.arange(len(codes))
+    # Queue offsets ascend, so the last row of a key is its latest; of equal indices numpy keeps the last.
+    latest = np.full(len(encoded.dictionary) + 1, -1, dtype=np.int64)
+    latest[codes] = rows
+    keep = (latest[codes] == rows) & np.concatenate(bodies) & (codes >= 0)
+    return [np.asarray(part) for part in np.split(keep, np.cumsum([p.count for p in pairs])[:-1])]
+
+
+def write_compacted(
+    pairs: list[Pair], log: SparseLog, *, file_bytes: int, queue_file_bytes: int, files: Files
+) -> tuple[list[str], Compacted]:
+    """Write what stays of sealed pairs into `compacting` beside them; sealed and synced.
+
+    Returns: the names of the new files. Callers: sealed pairs never change, so no lock is needed.
+    """
+    keep = rows_to_keep(pairs)
+    new = SparseLog(
+        log.log_directory / COMPACTING,
+        log.queue_directory / COMPACTING,
+        file_bytes,
+        queue_file_bytes,
+        files=files,
+    )
+    try:
+        for pair, flags in zip(pairs, keep, strict=True):
+            units = pair.units()[flags]
+            for low in range(0, len(units), _SLICE_UNITS):
+                part = units[low : low + _SLICE_UNITS]
+                new.append(
+                    Rows(
+                        pair.log.read_view(),
+                        part["position"].astype(np.int64) - pair.start,
+                        part["size"].astype(np.int64),
+                        part["tags_code"].astype(np.int64),
+                        part["store_time_ms"].astype(np.int64),
+                        part["offset"].astype(np.int64),
+                    )
+                )
+        if new.pairs:
+            new.seal()
+        names = [Path(pair.log.path).name for pair in new.pairs]
+        kept = sum(pair.count for pair in new.pairs)
+        return names, Compacted(
+            kept,
+            sum(pair.count for pair in pairs) - kept,
+            sum(pair.log_bytes for pair in pairs),
+            sum(pair.log_bytes for pair in new.pairs),
+            max(int(pair.units()["offset"][-1]) for pair in pairs if pair.count),
+        )
+    finally:
+        new.close()

@@ -1,0 +1,312 @@
+"""The files of one compacted queue: records in one directory, units in another, a pair of files for each range.
+
+Records are those of the commit log with another physical offset: their place here. Queue offsets ascend with gaps.
+Source: CompactionLog.TopicPartitionLog, SparseConsumeQueue, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.errors import Corrupt
+from raymq.store.files import Files
+from raymq.store.mapped_file import MappedFile
+
+from .units import UNIT_BYTES, UNIT_DTYPE, end_unit
+
+Int64s = npt.NDArray[np.int64]
+
+_PHYSICAL_OFFSET_AT = 28
+_LONG = np.arange(8)
+
+
+class Pair:
+    """A log file and the file of its units; both have the name of the log file's first byte."""
+
+    def __init__(self, start: int, log: MappedFile, queue: MappedFile) -> None:
+        self.start = start
+        self.log = log
+        self.queue = queue
+        #: bytes of records in the log file
+        self.log_bytes = 0
+        #: units in the other one
+        self.count = 0
+        #: nothing is appended any more
+        self.sealed = False
+
+    def units(self) -> Any:
+        """The units, UNIT_DTYPE."""
+        room = self.queue.size // UNIT_BYTES
+        return np.frombuffer(self.queue.read_view(), dtype=UNIT_DTYPE, count=room)[: self.count]
+
+    def find_end(self) -> None:
+        """Count the units that are valid, and from the last one the bytes of the log."""
+        room = self.queue.size // UNIT_BYTES
+        units = np.frombuffer(self.queue.read_view(), dtype=UNIT_DTYPE, count=room)
+        valid = (units["position"] >= 0) & (units["size"] > 0) & (units["count"] > 0)
+        self.count = room if valid.all() else int(valid.argmin())
+        units = units[: self.count]
+        self.log_bytes = 0
+        if self.count:
+            self.log_bytes = int(units["position"][-1]) + int(units["size"][-1]) - self.start
+
+    def close(self) -> None:
+        """Close both files."""
+        self.log.close()
+        self.queue.close()
+
+    def sync(self) -> None:
+        """fdatasync both: records before units. Raises: OSError."""
+        self.log.sync()
+        self.queue.sync()
+
+
+class Rows(NamedTuple):
+    """Records of one commit log file that go in: columns, ascending by queue offset."""
+
+    view: memoryview
+    #: where each record starts in `view`
+    starts: Int64s
+    sizes: Int64s
+    tags_codes: Int64s
+    store_times_ms: Int64s
+    offsets: Int64s
+
+
+class SparseLog:
+    """Append, find, cut. Callers: `lock` guards everything but what is sealed; readers take it for their moment."""
+
+    def __init__(
+        self, log: Path, queue: Path, file_bytes: int, queue_file_bytes: int, *, files: Files
+    ) -> None:
+        self.log_directory = log
+        self.queue_directory = queue
+        self.lock = threading.RLock()
+        self._file_bytes = file_bytes
+        self._queue_bytes = queue_file_bytes // UNIT_BYTES * UNIT_BYTES
+        self._files = files
+        self.pairs: list[Pair] = []
+
+    @property
+    def next_offset(self) -> int:
+        """Behind the last queue offset that is here; 0 when there is none."""
+        for pair in reversed(self.pairs):
+            if pair.count:
+                return int(pair.units()["offset"][-1]) + 1
+        return 0
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """(start of the last file, bytes in it); (0, 0) without a file."""
+        return (self.pairs[-1].start, self.pairs[-1].log_bytes) if self.pairs else (0, 0)
+
+    def load(self) -> None:
+        """Open what is there. Raises: Corrupt where a file has no partner, but for the last: its making was cut off."""
+        names = self._names(self.log_directory)
+        queue_names = self._names(self.queue_directory)
+        odd = sorted(set(names) ^ set(queue_names))
+        if odd and odd == [max(names | queue_names)]:
+            for directory in (self.log_directory, self.queue_directory):
+                self._files.unlink(directory / odd[0])
+        elif odd:
+            raise Corrupt(
+                f"{self.log_directory / odd[0]} and {self.queue_directory / odd[0]} belong together; one is missing",
+                path=str(self.log_directory / odd[0]),
+                rule="a compaction log file has its file of units",
+            )
+        for name in sorted(names & queue_names):
+            self.pairs.append(self._open(int(name)))
+        for pair in self.pairs:
+            pair.find_end()
+            pair.sealed = pair is not self.pairs[-1] or self._is_sealed(pair)
+
+    def _names(self, directory: Path) -> set[str]:
+        return {n for n in self._files.list(directory) if len(n) == 20 and n.isdigit()}
+
+    def _open(self, start: int) -> Pair:
+        name = fmt.file_name(start)
+        log = MappedFile.open(self.log_directory / name, start, self._file_bytes, files=self._files)
+        queue = MappedFile.open(
+            self.queue_directory / name, start, self._queue_bytes, files=self._files
+        )
+        return Pair(start, log, queue)
+
+    def _is_sealed(self, pair: Pair) -> bool:
+        at = pair.log_bytes
+        blank = pair.log.read_view()[at + 4 : at + 8]
+        return bytes(blank) == fmt.MAGIC_BLANK.to_bytes(4, "big")
+
+    # --- appending ------------------------------------------------------------------------------------------
+
+    def append(self, rows: Rows) -> None:
+        """Append records, in as many files as they need. Raises: StorageFull, OSError; `cut` mends what they leave."""
+        low, count = 0, len(rows.sizes)
+        while low < count:
+            if not self.pairs or self.pairs[-1].sealed:
+                self._create_next()
+            pair = self.pairs[-1]
+            stop = low + self._fitting(pair, rows.sizes[low:])
+            if stop > low:
+                self._write(pair, Rows(rows.view, *(column[low:stop] for column in rows[1:])))
+                low = stop
+            if low < count:
+                self.seal()
+
+    def _fitting(self, pair: Pair, sizes: Int64s) -> int:
+        """How many records still fit: a blank record and an end unit must fit behind them."""
+        room = self._file_bytes - pair.log_bytes - fmt.BLANK_BYTES
+        units = self._queue_bytes // UNIT_BYTES - 1 - pair.count
+        fits = int(np.searchsorted(np.cumsum(sizes), room, side="right"))
+        if not fits and not pair.count:
+            raise Corrupt(
+                f"a record of {int(sizes[0])} bytes fits no file of {self.log_directory}",
+                path=str(self.log_directory),
+                rule="a record fits a compaction log file",
+            )
+        return max(0, min(fits, units))
+
+    def _write(self, pair: Pair, rows: Rows) -> None:
+        records = record.select(rows.view, rows.starts, rows.sizes)
+        edges = np.frombuffer(records.buffers()[1], dtype=np.int32)[
+            records.offset : records.offset + len(records) + 1
+        ]
+        data = np.frombuffer(records.buffers()[2], dtype=np.uint8)[edges[0] : edges[-1]].copy()
+        places = (edges[:-1] - edges[0]).astype(np.int64)
+        positions = pair.start + pair.log_bytes + places
+        data[places[:, None] + _PHYSICAL_OFFSET_AT + _LONG] = (
+            positions.astype(">i8").view(np.uint8).reshape(-1, 8)
+        )
+        units: Any = np.zeros(len(places), dtype=UNIT_DTYPE)
+        units["position"], units["size"] = positions, rows.sizes
+        units["tags_code"], units["store_time_ms"] = rows.tags_codes, rows.store_times_ms
+        units["offset"], units["count"], units["compacted"] = rows.offsets, 1, -1
+        pair.log.pwrite(data.data, pair.log_bytes)
+        pair.queue.pwrite(units.tobytes(), pair.count * UNIT_BYTES)
+        pair.log_bytes += len(data)
+        pair.count += len(units)
+
+    def seal(self) -> None:
+        """End the last file: an end unit, a blank record, a sync. Durable: at return."""
+        pair = self.pairs[-1]
+        if pair.sealed:
+            return
+        left = self._file_bytes - pair.log_bytes
+        pair.log.pwrite(record.blank(left), pair.log_bytes)
+        pair.queue.pwrite(end_unit(), pair.count * UNIT_BYTES)
+        pair.sync()
+        pair.sealed = True
+
+    def _create_next(self) -> None:
+        start = self.pairs[-1].start + self._file_bytes if self.pairs else 0
+        name = fmt.file_name(start)
+        for directory, size in (
+            (self.log_directory, self._file_bytes),
+            (self.queue_directory, self._queue_bytes),
+        ):
+            self._files.make_dirs(directory)
+            # Sparse, as RocketMQ makes them: a topic has many queues, and most hold little.
+            fd = self._files.open_file(directory / name, create=True)
+            try:
+                self._files.truncate(fd, size)
+                self._files.sync(fd)
+            finally:
+                self._files.close(fd)
+            self._files.sync_dir(directory)
+        self.pairs.append(self._open(start))
+
+    def sync(self) -> None:
+        """fdatasync the last pair; sealed ones are synced. Raises: OSError."""
+        if self.pairs and not self.pairs[-1].sealed:
+            self.pairs[-1].sync()
+
+    # --- cutting and replacing ------------------------------------------------------------------------------
+
+    def cut(self, end: tuple[int, int], next_offset: int) -> None:
+        """Drop what stands behind `end` (see there) or has a queue offset from `next_offset` on; zeros behind it.
+
+        Durable: at return.
+        """
+        start, log_bytes = end
+        while self.pairs:
+            pair = self.pairs[-1]
+            units = pair.units()
+            keep = units["offset"] < next_offset
+            keep &= units["position"].astype(np.int64) + units["size"] <= start + log_bytes
+            count = pair.count if keep.all() else int(keep.argmin())
+            if count == 0 and pair.start > start:
+                self._remove(self.pairs.pop())
+                continue
+            if count == pair.count and pair.sealed:
+                return
+            pair.count = count
+            pair.log_bytes = 0
+            if count:
+                last = units[count - 1]
+                pair.log_bytes = int(last["position"]) + int(last["size"]) - pair.start
+            pair.log.clear(pair.log_bytes)
+            pair.queue.clear(count * UNIT_BYTES)
+            pair.sync()
+            pair.sealed = False
+            if count:
+                return
+            if len(self.pairs) == 1:
+                return
+            self._remove(self.pairs.pop())
+
+    def _remove(self, pair: Pair) -> None:
+        pair.log.destroy()
+        pair.queue.destroy()
+        self._files.sync_dir(self.log_directory)
+        self._files.sync_dir(self.queue_directory)
+
+    def take(self, names: list[str]) -> None:
+        """Files of these names have taken the place of the sealed ones: look again. The last, open one stays.
+
+        Callers: with the lock. Readers keep what they were given of the old ones.
+        """
+        stays = [pair for pair in self.pairs if not pair.sealed]
+        for pair in self.pairs:
+            if pair.sealed:
+                pair.close()
+        self.pairs = [self._open(int(name)) for name in sorted(names)]
+        for pair in self.pairs:
+            pair.find_end()
+            pair.sealed = True
+        self.pairs += stays
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int, max_records: int) -> tuple[pa.Array, int] | None:
+        """Records from the first queue offset at or above `offset` on, at least one; and the offset behind them.
+
+        Returns: None when there is none.
+        """
+        with self.lock:
+            for pair in self.pairs:
+                units = pair.units()
+                if not pair.count or int(units["offset"][-1]) < offset:
+                    continue
+                low = int(np.searchsorted(units["offset"], offset))
+                units = units[low : low + max_records]
+                total = np.cumsum(units["size"].astype(np.int64))
+                fits = max(1, int(np.searchsorted(total, max_bytes, side="right")))
+                units = units[:fits]
+                starts = units["position"].astype(np.int64) - pair.start
+                sizes = units["size"].astype(np.int64)
+                records = record.select(pair.log.read_view(), starts, sizes)
+                return records, int(units["offset"][-1]) + 1
+        return None
+
+    def close(self) -> None:
+        """Close every file."""
+        for pair in self.pairs:
+            pair.close()
+        self.pairs = []

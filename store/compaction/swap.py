@@ -1,0 +1,94 @@
+"""Puts compacted files in the place of the old ones as a whole, whatever dies between.
+
+First the new files are complete and synced in the sub-directory `compacting`, which loaders pass over. Then
+`raymq/compaction-swap` is written: from there on a start finishes what was begun. Every step may be done again.
+RocketMQ renames file by file and notes nothing: a crash between leaves a mixture of old and new.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from raymq.store.errors import RayMQError
+from raymq.store.failpoints import fail_point
+from raymq.store.files import Files
+
+from .units import COMPACTING, DIRECTORY, POSITIONS, log_directory, queue_directory
+
+_RECORD = "compaction-swap"
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What is replaced by what: names of files, the same in both directories."""
+
+    topic: str
+    queue_id: int
+    old: list[str]
+    new: list[str]
+    #: queue offset of the last message that was looked at
+    last_offset: int
+
+
+def commit(root: Path, swap: Swap, *, files: Files) -> None:
+    """From here on the new files count. Durable: at return."""
+    fail_point("compaction.built")
+    files.write_file_atomic(root / "raymq" / _RECORD, json.dumps(asdict(swap)).encode())
+    fail_point("compaction.committed")
+
+
+def finish(root: Path, swap: Swap, *, files: Files) -> None:
+    """Move the new files, remove the old ones, note how far the queue is compacted. Durable: at return."""
+    for directory in _directories(root, swap.topic, swap.queue_id):
+        for name in swap.new:
+            if files.exists(directory / COMPACTING / name):
+                files.rename(directory / COMPACTING / name, directory / name)
+        for name in swap.old:
+            if name not in swap.new:
+                files.unlink(directory / name)
+        fail_point("compaction.moved")
+        files.sync_dir(directory)
+        files.remove_tree(directory / COMPACTING)
+    positions = read_positions(root, files=files)
+    positions[f"{swap.topic}_{swap.queue_id}"] = swap.last_offset
+    write_positions(root, positions, files=files)
+    files.unlink(root / "raymq" / _RECORD)
+    files.sync_dir(root / "raymq")
+
+
+def finish_interrupted(root: Path, *, files: Files) -> None:
+    """At a start: the swap that was committed and not finished, if there is one."""
+    path = root / "raymq" / _RECORD
+    if files.exists(path):
+        finish(root, Swap(**json.loads(files.read_file(path))), files=files)
+
+
+def drop_unfinished(root: Path, topic: str, queue_id: int, *, files: Files) -> None:
+    """New files that were never committed."""
+    for directory in _directories(root, topic, queue_id):
+        files.remove_tree(directory / COMPACTING)
+
+
+def _directories(root: Path, topic: str, queue_id: int) -> tuple[Path, Path]:
+    return log_directory(root, topic, queue_id), queue_directory(root, topic, queue_id)
+
+
+def read_positions(root: Path, *, files: Files) -> dict[str, int]:
+    """`<topic>_<queue id>` -> the last queue offset that was compacted. Source: CompactionPositionMgr."""
+    try:
+        value: Any = json.loads(files.read_file(root / DIRECTORY / POSITIONS))
+        return {str(name): int(offset) for name, offset in value["queueOffsetMap"].items()}
+    except (OSError, ValueError, KeyError, AttributeError, RayMQError):
+        # It only saves work: without it everything is compacted once more.
+        return {}
+
+
+def write_positions(root: Path, positions: dict[str, int], *, files: Files) -> None:
+    """Atomic, as RocketMQ reads it."""
+    value = {"empty": not positions, "queueOffsetMap": positions}
+    text = json.dumps(value, indent="\t", separators=(",", ":"), sort_keys=True)
+    files.make_dirs(root / DIRECTORY)
+    files.write_file_atomic(root / DIRECTORY / POSITIONS, text.encode())

@@ -1,0 +1,301 @@
+"""RocketMQ's configuration files: taken over into the log, and written back from the state (design D6).
+
+What counts for us stands in the log. A file that somebody else wrote since we last looked (RocketMQ, that had the
+store open) is taken over at the start, once; at the end the files say what the state says, so that RocketMQ finds its
+topics and offsets. What we have no place for (permissions, attributes, groups' settings) stays in the files as it is.
+Source: ConfigManager, TopicConfigManager, ConsumerOffsetManager, SubscriptionGroupManager, ScheduleMessageService of
+RocketMQ 5.3.3 (reference 5.4). Theirs overwrite in place; here a crash leaves the old or the new file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import fastjson
+from . import format as fmt
+from .checksum import crc32c
+from .errors import Corrupt, RayMQError
+from .failpoints import fail_point
+from .inner_message import Progress
+from .state import INTERNAL_TOPIC, OFFSETS, TOPIC
+from .topics import QUEUES_MAX, SYSTEM_PREFIX
+
+if TYPE_CHECKING:
+    from .message_store import MessageStore
+
+TOPICS = "topics.json"
+CONSUMER_OFFSETS = "consumerOffset.json"
+GROUPS = "subscriptionGroup.json"
+LEVELS = "delayOffset.json"
+NAMES = (TOPICS, CONSUMER_OFFSETS, GROUPS, LEVELS)
+
+#: whose progress (`ShardState.progress`) the offsets of the delay levels are: level -> next offset of its queue
+LEVELS_SERVICE = "delay"
+#: whose progress the CRCs of the files are that were taken over: in the log, behind what was taken over
+IMPORT_SERVICE = "config"
+#: in raymq/meta: file name -> CRCs of what we wrote into it last
+WRITTEN = "config"
+#: may be read and written; the topic of our own records only has to be there, or its queue is swept away
+_PERM_READ_WRITE, _PERM_NONE = 6, 0
+#: a topic with this bit is a pattern for new ones (TBW102, the cluster's, the broker's)
+_PERM_INHERIT = 1
+
+Table = dict[Any, Any]
+
+
+def import_changed(store: MessageStore) -> list[str]:
+    """Take over each file that we do not know yet. Returns: their names. Durable: nothing; the next sync does it.
+
+    Callers: a store that was recovered and is not in use yet. A crash on the way imports once more, which is harmless.
+    Raises: Corrupt when a file and its `.bak` are no configuration of RocketMQ's.
+    """
+    changed = []
+    for name in NAMES:
+        found = _read(store, name)
+        if found is None or _is_known(store, name, found[1]):
+            continue
+        try:
+            _IMPORTS[name](store, found[0])
+        except (AttributeError, TypeError, ValueError) as error:
+            raise _unlike(name, str(error)) from error
+        fail_point("config.imported")
+        store.put_inner([], progress=Progress(IMPORT_SERVICE, {name: found[1]}))
+        changed.append(name)
+    return changed
+
+
+def write_back(store: MessageStore) -> list[str]:
+    """Make the files say what the state says. Returns: the names of those that were written. Durable: at return.
+
+    Callers: one at a time, when nobody puts. Raises: Corrupt as `import_changed`; StorageFull, OSError.
+    """
+    written = []
+    for name in NAMES:
+        found = _read(store, name)
+        table = {} if found is None else found[0]
+        before = json.dumps(table, sort_keys=True)
+        _EXPORTS[name](store, table)
+        if json.dumps(table, sort_keys=True) != before:
+            _write(store, name, table, None if found is None else found[1])
+            written.append(name)
+    return written
+
+
+# --- the files ------------------------------------------------------------------------------------------------
+
+
+def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
+    """A file's content and its CRC, of `.bak` where the file itself is missing, empty or damaged; None: neither."""
+    directory, files = store.log.root / "config", store.files
+    reason = ""
+    for path in (directory / name, directory / f"{name}.bak"):
+        data = files.read_file(path) if files.exists(path) else b""
+        if not data:
+            continue
+        try:
+            value = fastjson.loads(data.decode())
+            if isinstance(value, dict):
+                return value, crc32c(data)
+            reason = reason or "it holds no object"
+        except ValueError as error:
+            reason = reason or str(error)
+    if not reason:
+        return None
+    raise Corrupt(
+        f"{directory / name} cannot be read ({reason}), nor can its .bak; restore one of them, or move both away to do "
+        "without what they say",
+        path=str(directory / name),
+        rule="configuration files are JSON objects",
+    )
+
+
+def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) -> None:
+    """Write a file; its old content goes to `.bak`, where RocketMQ looks when the file is damaged."""
+    files, directory = store.files, store.log.root / "config"
+    version = table.setdefault("dataVersion", {"counter": 0, "stateVersion": 0})
+    version["counter"] = int(version.get("counter", 0)) + 1
+    version["timestamp"] = store.clock.now_ms()
+    data = fastjson.dumps(table).encode()
+    crc = crc32c(data)
+    # Both are ours from here on: whichever a crash leaves says nothing new.
+    _remember(store, name, [crc] if old_crc is None else [old_crc, crc])
+    files.make_dirs(directory)
+    path = directory / name
+    if files.exists(path):
+        files.write_file_atomic(directory / f"{name}.bak", files.read_file(path))
+        fail_point("config.backed_up")
+    files.write_file_atomic(path, data)
+
+
+def _is_known(store: MessageStore, name: str, crc: int) -> bool:
+    """Whether a file's content was taken over already, or is our own."""
+    written = (store.log.meta.get(WRITTEN) or {}).get(name, [])
+    return crc == store.state.progress.get(IMPORT_SERVICE, {}).get(name) or crc in written
+
+
+def _remember(store: MessageStore, name: str, crcs: list[int]) -> None:
+    store.log.meta.update({WRITTEN: {**(store.log.meta.get(WRITTEN) or {}), name: crcs}})
+
+
+# --- topics ---------------------------------------------------------------------------------------------------
+
+
+def _import_topics(store: MessageStore, table: Table) -> None:
+    shard = int(store.log.meta.get("shard") or 0)
+    for name, config in _rows(table, "topicConfigTable", TOPICS):
+        queues = max(int(config.get("readQueueNums", 0)), int(config.get("writeQueueNums", 0)))
+        if _is_brokers_own(name) or int(config.get("perm", 6)) & _PERM_INHERIT:
+            continue
+        known = store.state.topics.get(name)
+        if not 1 <= queues <= QUEUES_MAX or (known is not None and known.queues >= queues):
+            continue
+        try:
+            fmt.check_topic_name(name)
+        except RayMQError as error:
+            raise _unlike(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
+        shards = [shard] if known is None else list(known.shards)
+        value = {"name": name, "queues": queues, "shards": shards}
+        store.put_internal(TOPIC, json.dumps(value, separators=(",", ":")).encode())
+
+
+def _export_topics(store: MessageStore, table: Table) -> None:
+    queues = {info.name: info.queues for info in store.state.topics.values()}
+    # A queue that has messages must be readable even if nobody created its topic here (retry and dead letters).
+    for topic, queue_id in store.queues():
+        if not _is_brokers_own(topic):
+            queues[topic] = max(queues.get(topic, 0), queue_id + 1)
+    if not queues:
+        return
+    topics = table.setdefault("topicConfigTable", {})
+    perms = dict.fromkeys(queues, _PERM_READ_WRITE)
+    queues[INTERNAL_TOPIC], perms[INTERNAL_TOPIC] = 1, _PERM_NONE
+    for name, count in queues.items():
+        config = topics.setdefault(name, _new_topic(name, perms[name]))
+        for field in ("readQueueNums", "writeQueueNums"):
+            config[field] = max(int(config.get(field, 0)), count)
+
+
+def _new_topic(name: str, perm: int) -> Table:
+    return {
+        "attributes": {},
+        "order": False,
+        "perm": perm,
+        "readQueueNums": 0,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": name,
+        "topicSysFlag": 0,
+        "writeQueueNums": 0,
+    }
+
+
+def _is_brokers_own(name: str) -> bool:
+    """Whether a broker makes the topic itself, with as many queues as it wants."""
+    return name.startswith(SYSTEM_PREFIX) or name in fmt.SYSTEM_TOPICS
+
+
+# --- offsets and groups ---------------------------------------------------------------------------------------
+
+
+def _import_offsets(store: MessageStore, table: Table) -> None:
+    for name, offsets in _rows(table, "offsetTable", CONSUMER_OFFSETS):
+        topic, _, group = name.partition("@")
+        found = {int(queue): int(offset) for queue, offset in offsets.items()}
+        have = store.state.offsets.get((group, topic), {})
+        if any(have.get(queue) != offset for queue, offset in found.items()):
+            texts = {str(queue): offset for queue, offset in found.items()}
+            value = {"group": group, "topic": topic, "offsets": texts}
+            store.put_internal(OFFSETS, json.dumps(value, separators=(",", ":")).encode())
+
+
+def _export_offsets(store: MessageStore, table: Table) -> None:
+    if not store.state.offsets:
+        return
+    # RocketMQ derives it anew and never reads it.
+    table.pop("groupTopicMap", None)
+    offsets = table.setdefault("offsetTable", {})
+    for (group, topic), ours in store.state.offsets.items():
+        theirs = offsets.get(f"{topic}@{group}", {})
+        offsets[f"{topic}@{group}"] = {int(queue): at for queue, at in theirs.items()} | ours
+
+
+def _import_groups(store: MessageStore, table: Table) -> None:
+    """Groups are who commits offsets; their settings stay in the file."""
+
+
+def _export_groups(store: MessageStore, table: Table) -> None:
+    groups = {group for group, _ in store.state.offsets}
+    if groups:
+        known = table.setdefault("subscriptionGroupTable", {})
+        table.setdefault("forbiddenTable", {})
+        for group in groups:
+            known.setdefault(group, _new_group(group))
+
+
+def _new_group(name: str) -> Table:
+    return {
+        "attributes": {},
+        "brokerId": 0,
+        "consumeBroadcastEnable": True,
+        "consumeEnable": True,
+        "consumeFromMinEnable": True,
+        "consumeMessageOrderly": False,
+        "consumeTimeoutMinute": 15,
+        "groupName": name,
+        "groupRetryPolicy": {"type": "CUSTOMIZED"},
+        "groupSysFlag": 0,
+        "notifyConsumerIdsChangedEnable": True,
+        "retryMaxTimes": 16,
+        "retryQueueNums": 1,
+        "whichBrokerWhenConsumeSlowly": 1,
+    }
+
+
+# --- delay levels ---------------------------------------------------------------------------------------------
+
+
+def _import_levels(store: MessageStore, table: Table) -> None:
+    found = {str(level): int(offset) for level, offset in table.get("offsetTable", {}).items()}
+    have = store.state.progress.get(LEVELS_SERVICE, {})
+    new = {level: offset for level, offset in found.items() if have.get(level) != offset}
+    if new:
+        store.put_inner([], progress=Progress(LEVELS_SERVICE, new))
+
+
+def _export_levels(store: MessageStore, table: Table) -> None:
+    ours = store.state.progress.get(LEVELS_SERVICE, {})
+    if ours:
+        levels = {int(level): at for level, at in table.get("offsetTable", {}).items()}
+        table["offsetTable"] = levels | {int(level): int(at) for level, at in ours.items()}
+
+
+def _rows(table: Table, name: str, file: str) -> list[tuple[str, Table]]:
+    """The rows of a table whose values are tables. Raises: Corrupt."""
+    rows = table.get(name) or {}
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+        raise _unlike(file, f"its {name} is no table of tables")
+    return [(str(key), row) for key, row in rows.items()]
+
+
+def _unlike(name: str, reason: str) -> Corrupt:
+    return Corrupt(
+        f"config/{name} is none of RocketMQ's: {reason}; mend it or move it away",
+        path=str(Path("config") / name),
+        rule="configuration files are RocketMQ's",
+    )
+
+
+_IMPORTS: dict[str, Callable[[MessageStore, Table], None]] = {
+    TOPICS: _import_topics,
+    CONSUMER_OFFSETS: _import_offsets,
+    GROUPS: _import_groups,
+    LEVELS: _import_levels,
+}
+_EXPORTS: dict[str, Callable[[MessageStore, Table], None]] = {
+    TOPICS: _export_topics,
+    CONSUMER_OFFSETS: _export_offsets,
+    GROUPS: _export_groups,
+    LEVELS: _export_levels,
+}

@@ -1,0 +1,173 @@
+"""`raymq store ...`: what is printed, what is done, and the exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from raymq.cluster.cli import main
+from raymq.cluster.cli_commands import Console
+from raymq.cluster.store_progress import StoreProgress
+from raymq.store.chain import unpack_units
+from raymq.store.embedded import EmbeddedStore
+from tests.support.damaged_store import CONFIG, FIRST_LOG, copy, flip, make_own, tree
+
+QUEUE = "consumequeue/t/1/00000000000000000000"
+CHAIN = "raymq/chain/00000000000000000000"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_own(tmp_path_factory.mktemp("own") / "store")
+
+
+class Ran:
+    """One run of `raymq store`."""
+
+    def __init__(self, *words: object) -> None:
+        out, err = io.BytesIO(), io.StringIO()
+        console = Console(stdin=io.BytesIO(), stdout=out, stderr=err)
+        self.code = main(["store", *map(str, words)], console=console)
+        self.out, self.err = out.getvalue().decode(), err.getvalue()
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def test_verify_names_file_offset_and_rule_and_exits_with_1(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    assert (Ran("verify", root).code, Ran("verify", root).out) == (0, f"{root}: sound\n")
+    flip(root / QUEUE, 33 * 20 + 7)
+    ran = Ran("verify", root)
+    assert ran.code == 1
+    assert ran.out.startswith(
+        f"{root}/{QUEUE} at 660: a unit points at its record: queue offset 33"
+    )
+    ran = Ran("verify", root, "--json")
+    assert ran.code == 1
+    (fault,) = ran.json()["faults"]
+    assert (fault["file"], fault["offset"]) == (QUEUE, 660)
+    assert ran.json()["verdict"]["decision"] == "keep"
+
+
+def test_repair_shows_its_plan_and_acts_only_with_yes(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    assert Ran("repair", root).out == f"{root}: nothing to repair\n"
+    assert Ran("repair", root).code == 0
+    flip(root / QUEUE, 33 * 20 + 7)
+    before = tree(root)
+    ran = Ran("repair", root)
+    assert ran.code == 1
+    assert "would make consume queues again from the log (consumequeue/t/1)" in ran.out
+    assert "--yes" in ran.out
+    assert Ran("repair", root, "--json").json()["plan"]["steps"][0]["part"] == "consumequeue"
+    assert tree(root) == before
+    ran = Ran("repair", root, "--yes", "--keep", tmp_path / "kept")
+    assert ran.code == 0
+    assert ran.out.endswith(
+        f"{root}: what was changed is kept in {tmp_path / 'kept'}\n{root}: sound\n"
+    )
+    assert (tmp_path / "kept" / QUEUE).read_bytes() == before[QUEUE]
+    assert Ran("verify", root).code == 0
+
+
+def test_a_damaged_log_is_cut_only_at_an_offset_that_is_named(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    start = unpack_units((root / CHAIN).read_bytes())[20].start
+    flip(root / FIRST_LOG, start + 40)
+    for words in ((), ("--yes",)):
+        ran = Ran("repair", root, *words)
+        assert ran.code == 1
+        assert f"a cut at {start} loses" in ran.out
+        assert f"--cut-at {start}" in ran.out
+    assert Ran("repair", root, "--cut-at", start + 1).code == 2
+    ran = Ran("repair", root, "--cut-at", start)
+    assert (ran.code, "would cut the log" in ran.out) == (1, True)
+    ran = Ran("repair", root, "--cut-at", start, "--yes", "--json")
+    assert (ran.code, ran.json()["faults"]) == (0, [])
+    assert Path(ran.json()["kept"]).parent == root / "raymq"
+    assert Ran("verify", root).code == 0
+
+
+def test_an_open_store_is_not_available_for_repair(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    store = EmbeddedStore(root, config=CONFIG)
+    ran = Ran("repair", root, "--yes", "--rebuild", "chain")
+    assert ran.code == 3
+    assert "already open" in ran.err
+    store.close()
+    assert Ran("repair", root, "--yes", "--rebuild", "chain").code == 0
+
+
+def test_scrub_reads_a_running_store_and_names_what_rots(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    store = EmbeddedStore(root, config=CONFIG)
+    ran = Ran("scrub", root)
+    store.close()
+    assert ran.code == 0
+    assert ran.out.endswith(": sound\n")
+    start = unpack_units((root / CHAIN).read_bytes())[20].start
+    flip(root / FIRST_LOG, start + 40)
+    ran = Ran("scrub", root, "--mib-per-s", 0)
+    assert ran.code == 1
+    assert f"{root}/{FIRST_LOG} at {start}: " in ran.out
+    ran = Ran("scrub", root, "--json", "--again")
+    assert ran.json()["found"][0]["offset"] == start
+    assert Ran("scrub", tmp_path).code == 2
+
+
+def test_export_writes_parquet(own: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    ran = Ran("export", own, target, "--topic", "t", "--queue", 0, "--from", 10, "--to", 20)
+    assert ran.code == 0
+    assert ran.out.startswith("10 messages in 1 files, ")
+    assert pq.read_table(target)["queue_offset"].to_pylist() == list(range(10, 20))
+    assert Ran("export", own, target).code == 2
+    assert Ran("export", own, tmp_path / "x", "--queue", 1).code == 2
+    assert Ran("export", own, tmp_path / "all", "--json").json()["messages"] == 360
+
+
+def test_export_of_a_damaged_log_says_what_is_not_in_it(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    flip(root / FIRST_LOG, 20_000)
+    assert Ran("export", root, tmp_path / "out").code == 1
+    ran = Ran("export", root, tmp_path / "out", "--behind-damage")
+    assert ran.code == 1
+    assert "not readable: [" in ran.out
+
+
+def test_a_data_directory_stands_for_all_its_stores(own: Path, tmp_path: Path) -> None:
+    (tmp_path / "shard-0").mkdir()
+    (tmp_path / "cluster.json").write_text("{}")
+    for replica in ("replica-0", "replica-1"):
+        copy(own, tmp_path / "shard-0" / replica)
+    assert Ran("verify", tmp_path).out.count(": sound") == 2
+    assert Ran("repair", tmp_path).out.count("nothing to repair") == 2
+    assert Ran("repair", tmp_path, "--cut-at", 0).code == 2
+    assert Ran("export", tmp_path, tmp_path / "out").code == 2
+
+
+class Terminal(io.StringIO):
+    """Says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_a_short_walk_shows_no_progress_and_a_long_one_does(
+    stream: io.StringIO,
+) -> None:
+    now = [0.0]
+    with StoreProgress(stream, monotonic=lambda: now[0]) as progress:
+        progress.tell("commit log", 1, 10)
+        assert stream.getvalue() == ""
+        now[0] = 6.0
+        progress.tell("commit log", 5, 10)
+        progress.tell("index", 5, 10)
+    assert "commit log" in stream.getvalue()

@@ -1,0 +1,123 @@
+"""RocketMQ opens what we wrote: every record, unit, offset and index entry is what we read ourselves."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from raymq.store.config import StoreConfig
+from raymq.store.files import Files
+from raymq.store.message_store import MessageStore
+from tests.support import message_kinds as kinds
+from tests.support.oracle import RocketMQ
+from tests.support.put_kinds import dispatch_all, put_all
+from tests.support.store_facts import assert_same, read_copy
+
+
+def write(root: Path, config: StoreConfig, end: str) -> None:
+    """Every kind, some with a producer's stamps, over several files; then a clean end or a crash."""
+    store = MessageStore.open(root, config=config)
+    put_all(store, kinds.ordinary())
+    put_all(store, kinds.ordinary(), producer=77)
+    now_ms = int(time.time() * 1000)
+    put_all(store, [*kinds.special(), *kinds.delayed(), *kinds.timed(now_ms)])
+    if end != "crashed before dispatch":
+        dispatch_all(store)
+    put_all(store, kinds.rolling(), producer=78)
+    put_all(store, kinds.ordinary())
+    if end == "closed":
+        dispatch_all(store)
+        store.close()
+    else:
+        store.log.sync()
+        store.abandon()
+
+
+@pytest.mark.parametrize("end", ["closed", "crashed", "crashed before dispatch"])
+def test_rocketmq_reads_all_that_we_wrote(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path, end: str
+) -> None:
+    root = tmp_path / "store"
+    write(root, config, end)
+    theirs = rocketmq.read(root)
+    assert theirs[0]["ok"]
+    assert theirs[0]["crashed"] == (end != "closed")
+    ours = read_copy(root, config)
+    assert_same(ours, theirs, index=end != "closed" or (root / "index").exists())
+    written = {line["sha256"] for line in theirs if line["kind"] == "record"}
+    assert len(written) > 3 * len(kinds.ordinary()) + len(kinds.rolling())
+    assert len(list((root / "commitlog").iterdir())) >= 3
+
+
+def test_rocketmq_reads_the_largest_message(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    large = StoreConfig(
+        segment_size_bytes=16 << 20, consume_queue_file_size_bytes=2000, flush="async"
+    )
+    store = MessageStore.open(tmp_path / "s", config=large)
+    put_all(store, [kinds.kind(b"4" * large.max_message_bytes), kinds.kind(b"next")])
+    dispatch_all(store)
+    store.close()
+    theirs = rocketmq.resized(segment=16 << 20).read(tmp_path / "s")
+    assert_same(read_copy(tmp_path / "s", large), theirs, index=False)
+    assert max(line["bodyLength"] for line in theirs if line["kind"] == "record") == 4 << 20
+
+
+def test_rocketmq_reads_records_whose_store_host_is_an_ipv6_address(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    six = StoreConfig(**{**vars(config), "store_host": kinds.IPV6})
+    store = MessageStore.open(tmp_path / "s", config=six)
+    put_all(store, [*kinds.ordinary(), *kinds.special()], producer=1)
+    dispatch_all(store)
+    store.close()
+    theirs = rocketmq.read(tmp_path / "s")
+    assert_same(read_copy(tmp_path / "s", six), theirs, index=False)
+    hosts = {line["storeHost"] for line in theirs if line["kind"] == "record"}
+    assert hosts == {"[2001:db8:0:0:0:0:0:2]:10911"}
+
+
+class AfterReboot(Files):
+    """The same files, on a machine that was started again."""
+
+    def boot_id(self) -> str:
+        return "another boot"
+
+
+def test_what_a_torn_tail_took_away_stays_away_for_rocketmq_too(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    root = tmp_path / "s"
+    store = MessageStore.open(root, config=config)
+    put_all(store, [kinds.kind(b"first ")])
+    dispatch_all(store)
+    torn = store.log.end
+    put_all(store, [kinds.kind(b"second")])
+    again = store.log.end
+    put_all(store, [kinds.kind(b"third ")])
+    size = store.log.end - again
+    assert size == again - torn
+    store.abandon()
+    # The power failed: the second record never reached the disk, the third did.
+    path = root / "commitlog" / f"{0:020d}"
+    with path.open("r+b") as file:
+        file.seek(torn)
+        file.write(bytes(size))
+    store = MessageStore.open(root, config=config, files=AfterReboot())
+    assert store.log.end == torn
+    # As long as the second: it ends where the third would begin.
+    put_all(store, [kinds.kind(b"fourth")])
+    assert store.log.end == again
+    store.log.sync()
+    store.abandon()
+    theirs = rocketmq.read(root)
+    assert_same(read_copy(root, config, files=AfterReboot()), theirs, index=True)
+    offsets = [
+        (line["offset"], line["position"])
+        for line in theirs
+        if line["kind"] == "unit" and line["topic"] == kinds.TOPIC
+    ]
+    assert offsets == [(0, torn - size), (1, torn)]

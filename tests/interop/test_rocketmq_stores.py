@@ -1,0 +1,102 @@
+"""We open what RocketMQ wrote, and RocketMQ what both wrote in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raymq.store.config import StoreConfig
+from raymq.store.message_store import MessageStore
+from tests.support import message_kinds as kinds
+from tests.support.oracle import Line, RocketMQ
+from tests.support.put_kinds import dispatch_all, put_all
+from tests.support.store_facts import assert_same, read_copy
+
+
+def every_kind() -> list[kinds.Kind]:
+    later = [*kinds.delayed(), *kinds.timed(int(time.time() * 1000))]
+    return [*kinds.ordinary(), *kinds.special(), *later, *kinds.doubled(), *kinds.rolling()]
+
+
+def put_ours(root: Path, config: StoreConfig, messages: list[kinds.Kind], *, crash: bool) -> None:
+    """We append to the store, whoever wrote it."""
+    store = MessageStore.open(root, config=config)
+    put_all(store, messages)
+    dispatch_all(store)
+    if crash:
+        store.abandon()
+    else:
+        store.close()
+
+
+def stored(lines: list[Line]) -> int:
+    return sum(line["kind"] == "record" for line in lines)
+
+
+@pytest.mark.parametrize("end", ["shut down", "halted"])
+def test_we_read_all_that_rocketmq_wrote_and_rocketmq_what_we_appended(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path, end: str
+) -> None:
+    root = tmp_path / "store"
+    write: Callable[..., list[Line]]
+    write = rocketmq.write if end == "shut down" else rocketmq.write_and_halt
+    answers = write(root, every_kind(), timers=True)
+    assert {answer["status"] for answer in answers} == {"PUT_OK"}
+    assert (root / "abort").exists() == (end == "halted")
+    theirs = rocketmq.read(root)
+    assert_same(read_copy(root, config), theirs, index=True)
+    count = sum(answer["count"] for answer in answers)
+    assert stored(theirs) == count
+    assert len(list((root / "commitlog").iterdir())) >= 3
+
+    more = kinds.ordinary()
+    put_ours(root, config, more, crash=end == "halted")
+    both = rocketmq.read(root)
+    # The index of what we appended is rebuilt after a crash only, as long as we write none.
+    index = end == "halted" or (root / "raymq" / "index").exists()
+    assert_same(read_copy(root, config), both, index=index)
+    assert stored(both) > count + len(more)
+
+
+def test_both_write_in_turn(rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    put_ours(root, config, kinds.ordinary(), crash=False)
+    counts = []
+    for turn in range(2):
+        rocketmq.write(root, [*kinds.special(), *kinds.rolling(12)])
+        both = rocketmq.read(root)
+        assert_same(read_copy(root, config), both, index=False)
+        counts.append(stored(both))
+        put_ours(root, config, [*kinds.ordinary(), *kinds.rolling(9)], crash=turn == 1)
+        both = rocketmq.read(root)
+        assert_same(read_copy(root, config), both, index=turn == 1)
+        counts.append(stored(both))
+    assert counts == sorted(set(counts))
+
+
+def test_rocketmq_brings_back_what_it_cut_away_and_we_read_what_it_reads(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    """Why every cut of ours zeroes what is behind it (test_our_stores.py has the same story with our engine)."""
+    root = tmp_path / "store"
+    answers = rocketmq.write_and_halt(
+        root, [kinds.kind(b) for b in (b"first ", b"second", b"third ")]
+    )
+    second = answers[1]["phy"]
+    with (root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(second + 4)
+        file.write(bytes(4))
+    # Its recovery cuts the log before the second message; the new one is as long as that was.
+    (fourth,) = rocketmq.write_and_halt(root, [kinds.kind(b"fourth")])
+    assert fourth["phy"] == second
+    lines = rocketmq.read(root)
+    # What came back is older than what stands before it.
+    assert_same(read_copy(root, config), lines, index=True, times=False)
+    assert [line["position"] for line in lines if line["kind"] == "unit"] == [
+        answers[0]["phy"],
+        second,
+        answers[2]["phy"],
+    ]

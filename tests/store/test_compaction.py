@@ -1,0 +1,418 @@
+"""Compaction topics: the latest message of each key, in RocketMQ's files, whatever dies when."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.compaction.compaction_store import CompactionService
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
+from raymq.store.failpoints import FailPointReached, failpoint
+from raymq.store.files import Files
+from raymq.store.inspect import verify
+from raymq.store.message_store import MessageStore
+from raymq.store.put import PutRequest
+from raymq.store.state import ShardState
+from tests.support.clock import ManualClock
+
+CONFIG = StoreConfig(
+    segment_size_bytes=64 * 1024,
+    consume_queue_file_size_bytes=2000,
+    compaction_file_size_bytes=4096,
+    compaction_queue_file_size_bytes=46 * 30,
+)
+COMPACTED = {"cleanup.policy": "COMPACTION"}
+LOG = Path("compaction/compactionLog/c/0")
+QUEUE = Path("compaction/compactionCq/c/0")
+
+
+def opened(root: Path, files: Files | None = None) -> MessageStore:
+    return MessageStore.open(root, config=CONFIG, files=files, clock=ManualClock())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    made = opened(tmp_path / "s")
+    made.create_topic("c", 2, [0], COMPACTED)
+    yield made
+    made.close()
+    assert verify(tmp_path / "s") == []
+
+
+def batch(pairs: list[tuple[str | None, bytes]]) -> pa.RecordBatch:
+    """Keys and bodies as a batch; a key of None: no KEYS."""
+    properties = [None if key is None else f"KEYS\x01{key}\x02".encode() for key, _ in pairs]
+    return pa.record_batch(
+        [
+            pa.array([body for _, body in pairs], pa.binary()),
+            pa.array(["TagA"] * len(pairs), pa.string()),
+            pa.array(properties, pa.binary()),
+            pa.array([5] * len(pairs), pa.int64()),
+        ],
+        schema=record.PUT_SCHEMA,
+    )
+
+
+def put(store: MessageStore, *pairs: tuple[str | None, bytes], queue: int = 0) -> None:
+    store.put(PutRequest("c", queue, batch(list(pairs)), None, 0, 0, "quorum"))
+    confirm(store)
+
+
+def confirm(store: MessageStore) -> None:
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    while store.dispatched < store.log.confirmed:
+        store.dispatch(store.log.confirmed)
+
+
+def read(store: MessageStore, queue: int = 0, offset: int = 0) -> list[tuple[int, str, bytes]]:
+    """Offset, key and body of everything from an offset on."""
+    found: list[tuple[int, str, bytes]] = []
+    while True:
+        part = store.fetch("c", queue, offset, max_bytes=700, max_records=7)
+        assert part.records is not None
+        for raw in part.records.to_pylist():
+            row = record.decode(raw, np.array([0]), np.array([len(raw)])).to_pylist()[0]
+            key = row["properties"].partition(b"KEYS\x01")[2].partition(b"\x02")[0].decode()
+            found.append((row["queue_offset"], key, row["body"]))
+        if part.next_offset == offset:
+            return found
+        offset = part.next_offset
+
+
+def fill(store: MessageStore, keys: int = 10, rounds: int = 8) -> list[tuple[int, str, bytes]]:
+    """Put each key `rounds` times. Returns: the latest of each."""
+    for number in range(rounds):
+        put(store, *((f"k{key}", b"%d of %d" % (number, key)) for key in range(keys)))
+    last = rounds - 1
+    return [(last * keys + key, f"k{key}", b"%d of %d" % (last, key)) for key in range(keys)]
+
+
+# --- topics and puts ----------------------------------------------------------------------------
+
+
+def test_every_message_needs_a_key(store: MessageStore) -> None:
+    for pairs in ([("a", b"1"), (None, b"2")], [("a", b"1"), ("  ", b"2")]):
+        with pytest.raises(Rejected) as caught:
+            put(store, *pairs)
+        assert (caught.value.row, caught.value.status) == (1, "MESSAGE_ILLEGAL")
+    assert read(store) == []
+    with pytest.raises(Rejected):
+        put(store, (None, b"alone"))
+
+
+def test_attributes_outlive_snapshots_and_old_records_have_none(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    store.create_topic("plain", 1, [0])
+    put(store, *((f"k{i}", b"x" * 1000) for i in range(120)))
+    assert store.log.end > CONFIG.segment_size_bytes
+    with pytest.raises(Rejected, match="COMPACTION"):
+        store.create_topic("c", 1, [0])
+    with pytest.raises(Rejected, match="not known"):
+        store.create_topic("d", 1, [0], {"cleanup.policy": "SOMETIMES"})
+    store.close()
+    store = opened(tmp_path)
+    assert store.log.recovered is not None
+    assert store.log.recovered.scanned_from > 0, "from a snapshot"
+    assert store.state.topics["c"].attributes == (("cleanup.policy", "COMPACTION"),)
+    assert store.state.topics["plain"].attributes == ()
+    store.close()
+    state = ShardState()
+    state.apply_internal("TOPIC", b'{"name":"old","queues":1,"shards":[0]}')
+    assert state.topics["old"].attributes == ()
+    assert b'"a"' not in b"".join(state.snapshot(1 << 20)), "as it was written before"
+
+
+# --- compacting ---------------------------------------------------------------------------------
+
+
+def test_the_latest_of_each_key_is_left_and_offsets_keep_their_gaps(store: MessageStore) -> None:
+    latest = fill(store)
+    assert len(read(store)) == 80
+    done = store.compaction.compact("c", 0, roll=True)
+    assert done is not None
+    assert (done.kept, done.removed, done.last_offset) == (10, 70, 79)
+    assert done.bytes_after < done.bytes_before
+    assert read(store) == latest
+    # From the middle of a gap the next one that is left is read.
+    assert read(store, offset=75)[0][0] == 75
+    assert read(store, offset=3) == latest
+    assert read(store, offset=80) == []
+    with pytest.raises(OffsetOutOfRange):
+        store.fetch("c", 0, 81, max_bytes=1, max_records=1)
+    put(store, ("k3", b"newer"))
+    assert read(store)[-1] == (80, "k3", b"newer")
+    assert store.compaction.compact("c", 0) is None, "the file that is written is left alone"
+    store.compaction.compact("c", 0, roll=True)
+    assert read(store) == [*(row for row in latest if row[1] != "k3"), (80, "k3", b"newer")]
+
+
+def test_a_message_without_a_body_takes_its_key_away(store: MessageStore) -> None:
+    put(store, ("a", b"1"), ("b", b"1"), ("a", b""), ("c", b""), ("c", b"again"))
+    store.compaction.compact("c", 0)
+    assert [key for _, key, _ in read(store)] == ["a", "b", "a", "c", "c"]
+    store.compaction.compact("c", 0, roll=True)
+    assert read(store) == [(1, "b", b"1"), (4, "c", b"again")]
+    put(store, ("b", b""), ("c", b""))
+    store.compaction.compact("c", 0, roll=True)
+    assert read(store) == []
+    put(store, ("d", b"1"))
+    assert read(store) == [(7, "d", b"1")]
+
+
+def test_keys_are_the_whole_of_keys_and_queues_are_compacted_on_their_own(
+    store: MessageStore,
+) -> None:
+    put(store, ("x y", b"1"), ("x", b"2"), ("x y", b"3"))
+    put(store, ("x", b"4"), queue=1)
+    store.compaction.advance_all()
+    store.compaction.compact("c", 0, roll=True)
+    assert read(store) == [(1, "x", b"2"), (2, "x y", b"3")]
+    assert read(store, queue=1) == [(0, "x", b"4")]
+
+
+def test_the_commit_log_and_the_consume_queue_keep_all_of_them(store: MessageStore) -> None:
+    fill(store)
+    store.compaction.advance_all()
+    store.compaction.compact("c", 0, roll=True)
+    plain = store.reader.fetch("c", 0, 0, max_bytes=1 << 20, max_records=1000)
+    assert len(plain.records) == 80
+    assert store.queue_range("c", 0) == (0, 80)
+
+
+def test_what_was_copied_and_synced_needs_no_commit_log_any_more(store: MessageStore) -> None:
+    fill(store)
+    assert store.compaction.holds_from() == 0 or store.compaction.holds_from() is not None
+    while store.compaction.advance_all():
+        pass
+    store.compaction.sync()
+    assert store.compaction.holds_from() is None
+    put(store, ("k", b"v"))
+    held = store.compaction.holds_from()
+    assert held is not None
+    assert held < store.log.end
+
+
+def test_a_random_history_ends_as_a_dict_would(store: MessageStore) -> None:
+    rng = np.random.default_rng(7)
+    model: dict[str, tuple[int, bytes]] = {}
+    offset = 0
+    for step in range(40):
+        rows = []
+        for _ in range(int(rng.integers(1, 12))):
+            key = f"k{int(rng.integers(0, 15))}"
+            body = b"" if rng.random() < 0.2 else bytes(rng.bytes(int(rng.integers(1, 300))))
+            rows.append((key, body))
+            model[key] = (offset, body)
+            offset += 1
+        put(store, *rows)
+        if step % 7 == 6:
+            store.compaction.advance_all()
+            store.compaction.compact("c", 0, roll=bool(rng.random() < 0.5))
+            seen: dict[str, tuple[int, bytes]] = {}
+            offsets = []
+            for at, key, body in read(store):
+                seen[key] = (at, body)
+                offsets.append(at)
+            assert offsets == sorted(set(offsets))
+            alive = {key: value for key, value in model.items() if value[1]}
+            assert {key: value for key, value in seen.items() if value[1]} == alive
+
+
+# --- RocketMQ's files -----------------------------------------------------------------------------
+
+
+def test_files_are_those_of_rocketmq(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    fill(store)
+    read(store)
+    names = sorted(path.name for path in (tmp_path / LOG).iterdir())
+    assert names == sorted(path.name for path in (tmp_path / QUEUE).iterdir())
+    assert names[:2] == [f"{0:020d}", f"{4096:020d}"]
+    assert len(names) > 2
+    store.compaction.compact("c", 0)
+    store.close()
+    for name in sorted(path.name for path in (tmp_path / LOG).iterdir()):
+        log, units = (tmp_path / LOG / name).read_bytes(), (tmp_path / QUEUE / name).read_bytes()
+        assert (len(log), len(units)) == (4096, 46 * 30)
+        at = place = 0
+        while struct.unpack_from(">i", units, place + 8)[0] > 0:
+            position, size, code, stored, offset, count, compacted, zero = struct.unpack_from(
+                ">qiqqqhii", units, place
+            )
+            assert (count, compacted, zero, code) == (1, -1, 0, fmt.tags_code("TagA"))
+            assert position == int(name) + at
+            row = record.decode(log[at : at + size], np.array([0]), np.array([size])).to_pylist()[0]
+            assert (row["physical_offset"], row["queue_offset"]) == (position, offset)
+            assert (row["topic"], row["store_time_ms"]) == ("c", stored)
+            at, place = at + size, place + 46
+        walk = record.walk(log, int(name))
+        if walk.reason is record.WalkStop.BLANK:
+            assert struct.unpack_from(">i", log, at)[0] == 4096 - at
+            assert struct.unpack_from(">qi", units, place) == (-1, 0)
+    positions = json.loads((tmp_path / "compaction/position-checkpoint").read_text())
+    assert positions["queueOffsetMap"].keys() == {"c_0"}
+    assert positions["empty"] is False
+
+
+# --- starts and crashes -----------------------------------------------------------------------------
+
+
+def test_a_start_goes_on_where_the_stop_was(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    latest = fill(store)
+    store.compaction.advance_all()
+    store.compaction.compact("c", 0, roll=True)
+    put(store, ("new", b"1"))
+    assert len(read(store)) == 11
+    store.close()
+    store = opened(tmp_path)
+    assert read(store) == [*latest, (80, "new", b"1")]
+    put(store, ("new", b"2"))
+    assert read(store)[-1] == (81, "new", b"2")
+    store.close()
+    assert verify(tmp_path) == []
+
+
+def test_what_was_not_synced_is_copied_again_after_a_crash(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    fill(store, rounds=2)
+    store.compaction.advance_all()
+    store.compaction.sync()
+    put(store, *((f"late{i}", b"x" * 100) for i in range(30)))
+    assert len(read(store)) == 50
+    last = sorted((tmp_path / LOG).iterdir())[-1]
+    store.abandon()
+    # A power loss takes what was not synced: here half of a file, and all units.
+    data = last.read_bytes()
+    last.write_bytes(data[:1000].ljust(len(data), b"\0"))
+    units = tmp_path / QUEUE / last.name
+    units.write_bytes(bytes(46 * 30))
+    store = opened(tmp_path)
+    confirm(store)
+    assert len(read(store)) == 50
+    store.close()
+    assert verify(tmp_path) == []
+
+
+@pytest.mark.parametrize("point", ["compaction.built", "compaction.committed", "compaction.moved"])
+def test_a_compaction_that_dies_is_done_as_a_whole_or_not_at_all(
+    tmp_path: Path, point: str
+) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    latest = fill(store)
+    before = read(store)
+    with failpoint(point, "raise"), pytest.raises(FailPointReached):
+        store.compaction.compact("c", 0, roll=True)
+    store.abandon()
+    for _ in range(2):
+        store = opened(tmp_path)
+        confirm(store)
+        assert read(store) == (before if point == "compaction.built" else latest)
+        store.abandon()
+    store = opened(tmp_path)
+    store.compaction.compact("c", 0)
+    confirm(store)
+    assert read(store) == latest
+    put(store, ("after", b"1"))
+    store.close()
+    store = opened(tmp_path)
+    assert read(store) == [*latest, (80, "after", b"1")]
+    assert not (tmp_path / LOG / "compacting").exists()
+    store.close()
+    assert verify(tmp_path) == []
+
+
+def test_every_crash_behind_a_compaction_finds_all_that_came_later(tmp_path: Path) -> None:
+    """The next file gets a lower place than the last one had: what was noted of that must not reach over it."""
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    fill(store, rounds=12)
+    read(store)
+    store.compaction.compact("c", 0, roll=True)
+    put(store, *((f"late{i}", b"y" * 100) for i in range(20)))
+    assert len(read(store)) == 30
+    newest = sorted((tmp_path / LOG).iterdir())[-1]
+    store.abandon()
+    newest.write_bytes(bytes(4096))
+    store = opened(tmp_path)
+    confirm(store)
+    assert [row[1] for row in read(store)] == [
+        *(f"k{i}" for i in range(10)),
+        *(f"late{i}" for i in range(20)),
+    ]
+    store.close()
+
+
+def test_a_lost_file_is_damage_and_an_unfinished_pair_is_not(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    fill(store)
+    count = len(read(store))
+    store.close()
+    last = sorted((tmp_path / LOG).iterdir())[-1]
+    (tmp_path / LOG / f"{int(last.name) + 4096:020d}").write_bytes(b"")
+    store = opened(tmp_path)
+    assert len(read(store)) == count
+    store.close()
+    (tmp_path / QUEUE / f"{0:020d}").unlink()
+    with pytest.raises(Corrupt, match="belong together"):
+        opened(tmp_path)
+
+
+class FullDisk(Files):
+    """No room for compacted files while `full`."""
+
+    full = False
+
+    def open_file(self, path: Any, *, create: bool = False, writable: bool = True) -> int:
+        if self.full and create and "compacting" in str(path):
+            raise StorageFull("the disk is full", field="disk")
+        return super().open_file(path, create=create, writable=writable)
+
+
+def test_a_full_disk_leaves_the_old_files(tmp_path: Path) -> None:
+    files = FullDisk()
+    store = opened(tmp_path, files)
+    store.create_topic("c", 1, [0], COMPACTED)
+    latest = fill(store)
+    before = read(store)
+    files.full = True
+    with pytest.raises(StorageFull):
+        store.compaction.compact("c", 0, roll=True)
+    assert read(store) == before
+    files.full = False
+    store.compaction.compact("c", 0)
+    assert read(store) == latest
+    store.close()
+
+
+def test_the_service_copies_at_once_and_compacts_at_its_interval(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    fill(store)
+    service = CompactionService(store.compaction, interval_ms=1000, now_ms=0)
+    while service.step(0):
+        pass
+    assert store.compaction.holds_from() is None
+    assert len(read(store)) == 80
+    assert service.step(1000) is False
+    left = len(read(store))
+    assert left < 80, "sealed files are compacted, the last one is not"
+    service.step(1500)
+    assert len(read(store)) == left
+    store.close()

@@ -1,0 +1,240 @@
+"""RocketMQ's configuration files: taken over once, written back from the state, whole after every crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.store import fastjson
+from raymq.store.config import StoreConfig
+from raymq.store.config_json import import_changed, write_back
+from raymq.store.errors import Corrupt
+from raymq.store.failpoints import FailPointReached, failpoint
+from raymq.store.inner_message import Progress
+from raymq.store.message_store import MessageStore
+from raymq.store.state import TopicInfo
+from tests.support.batches import request
+from tests.support.clock import ManualClock
+from tests.support.crash_states import disk_of
+from tests.support.simulated_disk import SimulatedDisk
+
+CONFIG = StoreConfig(segment_size_bytes=64 * 1024, consume_queue_file_size_bytes=2000)
+VERSION = {"counter": 7, "stateVersion": 0, "timestamp": 1}
+
+
+def topic(name: str, queues: int, **others: Any) -> dict[str, Any]:
+    row = {"topicName": name, "readQueueNums": queues, "writeQueueNums": queues, "perm": 6}
+    return {**row, "attributes": {}, "order": False, **others}
+
+
+FOREIGN: dict[str, dict[str, Any]] = {
+    "topics.json": {
+        "dataVersion": VERSION,
+        "topicConfigTable": {
+            "T": topic("T", 4, attributes={"message.type": "NORMAL"}),
+            "%RETRY%g": topic("%RETRY%g", 1),
+            "TBW102": topic("TBW102", 8, perm=7),
+            "DefaultCluster": topic("DefaultCluster", 16, perm=7),
+            "rmq_sys_wheel_timer": topic("rmq_sys_wheel_timer", 1),
+            "SCHEDULE_TOPIC_XXXX": topic("SCHEDULE_TOPIC_XXXX", 18),
+        },
+    },
+    "consumerOffset.json": {
+        "dataVersion": VERSION,
+        "groupTopicMap": {"g": ["T"]},
+        "offsetTable": {"T@g": {0: 12, 3: 1}, "%RETRY%g@g": {0: 2}},
+    },
+    "subscriptionGroup.json": {
+        "dataVersion": VERSION,
+        "subscriptionGroupTable": {"g": {"groupName": "g", "retryMaxTimes": 3}},
+    },
+    "delayOffset.json": {"dataVersion": VERSION, "offsetTable": {1: 5, 3: 2}},
+}
+
+
+def put_files(root: Path, files: dict[str, dict[str, Any]]) -> None:
+    (root / "config").mkdir(parents=True, exist_ok=True)
+    for name, value in files.items():
+        (root / "config" / name).write_text(fastjson.dumps(value), encoding="utf-8")
+
+
+def load(root: Path, name: str) -> Any:
+    return fastjson.loads((root / "config" / name).read_text(encoding="utf-8"))
+
+
+def open_store(root: Path, **options: Any) -> MessageStore:
+    return MessageStore.open(root, config=CONFIG, clock=ManualClock(), **options)
+
+
+def close(store: MessageStore) -> None:
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    store.close()
+
+
+def test_topics_and_offsets_of_rocketmq_become_ours_once(tmp_path):
+    put_files(tmp_path, FOREIGN)
+    store = open_store(tmp_path, identity={"shard": 2})
+    # The patterns for new topics, and what every broker makes itself, are none of ours.
+    assert store.state.topics == {
+        "T": TopicInfo("T", 4, (2,)),
+        "%RETRY%g": TopicInfo("%RETRY%g", 1, (2,)),
+    }
+    assert store.state.offsets == {("g", "T"): {0: 12, 3: 1}, ("g", "%RETRY%g"): {0: 2}}
+    assert store.state.progress["delay"] == {"1": 5, "3": 2}
+    end = store.log.end
+    assert import_changed(store) == []
+    store.abandon()
+    again = open_store(tmp_path)
+    assert again.log.end == end
+    assert again.state.offsets[("g", "T")] == {0: 12, 3: 1}
+    close(again)
+
+
+def test_what_is_newer_in_the_log_is_not_set_back_by_an_old_file(tmp_path):
+    put_files(tmp_path, FOREIGN)
+    store = open_store(tmp_path)
+    store.commit_offsets("g", "T", {0: 99})
+    store.abandon()
+    again = open_store(tmp_path)
+    assert again.state.offsets[("g", "T")] == {0: 99, 3: 1}
+    again.abandon()
+
+
+def test_the_files_say_at_the_end_what_the_state_says_and_keep_what_is_not_ours(tmp_path):
+    put_files(tmp_path, FOREIGN)
+    store = open_store(tmp_path)
+    store.create_topic("new", 3, [0])
+    store.put(request([b"x"], topic="new", queue=2))
+    store.commit_offsets("g", "T", {1: 8})
+    store.commit_offsets("h", "new", {2: 1})
+    store.put_inner([], progress=Progress("delay", {"3": 4, "18": 1}))
+    close(store)
+    topics = load(tmp_path, "topics.json")
+    assert topics["dataVersion"]["counter"] == 8
+    table = topics["topicConfigTable"]
+    assert table["T"] == FOREIGN["topics.json"]["topicConfigTable"]["T"]
+    assert table["TBW102"]["perm"] == 7
+    assert (table["new"]["readQueueNums"], table["new"]["writeQueueNums"]) == (3, 3)
+    assert (table["new"]["perm"], table["rmq_sys_raymq"]["perm"]) == (6, 0)
+    assert load(tmp_path, "consumerOffset.json")["offsetTable"] == {
+        "T@g": {0: 12, 1: 8, 3: 1},
+        "%RETRY%g@g": {0: 2},
+        "new@h": {2: 1},
+    }
+    groups = load(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]
+    assert groups["g"] == {"groupName": "g", "retryMaxTimes": 3}
+    assert groups["h"]["retryMaxTimes"] == 16
+    assert load(tmp_path, "delayOffset.json")["offsetTable"] == {1: 5, 3: 4, 18: 1}
+    for name, value in FOREIGN.items():
+        assert load(tmp_path, f"{name}.bak") == value
+
+
+def test_files_that_say_it_already_are_left_alone(tmp_path):
+    store = open_store(tmp_path)
+    assert write_back(store) == []
+    assert not (tmp_path / "config").exists()
+    store.create_topic("T", 2, [0])
+    store.commit_offsets("g", "T", {0: 1})
+    assert write_back(store) == ["topics.json", "consumerOffset.json", "subscriptionGroup.json"]
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "config").iterdir()}
+    assert write_back(store) == []
+    close(store)
+    again = open_store(tmp_path)
+    end = again.log.end
+    close(again)
+    assert again.log.end == end
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "config").iterdir()}
+    assert after == before
+
+
+def test_what_rocketmq_changed_while_it_had_the_store_is_taken_over(tmp_path):
+    store = open_store(tmp_path)
+    store.create_topic("T", 2, [0])
+    store.commit_offsets("g", "T", {0: 1, 1: 1})
+    close(store)
+    offsets, topics = load(tmp_path, "consumerOffset.json"), load(tmp_path, "topics.json")
+    offsets["offsetTable"]["T@g"][0] = 5
+    topics["topicConfigTable"]["T"]["writeQueueNums"] = 6
+    topics["topicConfigTable"]["U"] = topic("U", 1)
+    put_files(tmp_path, {"consumerOffset.json": offsets, "topics.json": topics})
+    again = open_store(tmp_path)
+    assert again.state.offsets[("g", "T")] == {0: 5, 1: 1}
+    assert {info.name: info.queues for info in again.state.topics.values()} == {"T": 6, "U": 1}
+    again.abandon()
+
+
+@pytest.mark.parametrize("damaged", [b"", b'{"dataVersion":', b"[]", b"\xff\xfe"])
+def test_the_backup_speaks_for_a_damaged_file(tmp_path, damaged):
+    put_files(tmp_path, {f"{name}.bak": value for name, value in FOREIGN.items()})
+    for name in FOREIGN:
+        (tmp_path / "config" / name).write_bytes(damaged)
+    store = open_store(tmp_path)
+    assert set(store.state.topics) == {"T", "%RETRY%g"}
+    assert store.state.offsets[("g", "T")] == {0: 12, 3: 1}
+    close(store)
+    assert load(tmp_path, "topics.json")["topicConfigTable"]["rmq_sys_raymq"]["perm"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("topics.json", "{"),
+        ("topics.json", '{"topicConfigTable":{"T":5}}'),
+        ("topics.json", '{"topicConfigTable":{"a b":{"readQueueNums":1}}}'),
+        ("topics.json", '{"topicConfigTable":{"T":{"readQueueNums":"many"}}}'),
+        ("consumerOffset.json", '{"offsetTable":{"T@g":[1,2]}}'),
+        ("consumerOffset.json", '{"offsetTable":{"T@g":{zero:0}}}'),
+        ("delayOffset.json", '{"offsetTable":5}'),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, name, text):
+    (tmp_path / "config").mkdir(parents=True)
+    (tmp_path / "config" / name).write_text(text, encoding="utf-8")
+    with pytest.raises(Corrupt, match=f"config/{name}"):
+        open_store(tmp_path)
+    (tmp_path / "config" / name).unlink()
+    close(open_store(tmp_path))
+
+
+def test_a_crash_between_taking_over_and_noting_it_takes_over_again(tmp_path):
+    put_files(tmp_path, FOREIGN)
+    with failpoint("config.imported", "raise"), pytest.raises(FailPointReached):
+        open_store(tmp_path)
+    store = open_store(tmp_path)
+    assert set(store.state.topics) == {"T", "%RETRY%g"}
+    assert store.state.offsets == {("g", "T"): {0: 12, 3: 1}, ("g", "%RETRY%g"): {0: 2}}
+    assert store.state.progress["delay"] == {"1": 5, "3": 2}
+    close(store)
+
+
+def test_every_crash_while_a_file_is_written_leaves_a_whole_one_and_sets_nothing_back():
+    root = Path("/s")
+    first = SimulatedDisk()
+    store = open_store(root, files=first)
+    store.create_topic("T", 2, [0])
+    store.commit_offsets("g", "T", {0: 1})
+    write_back(store)
+    store.commit_offsets("g", "T", {0: 2})
+    store.log.sync()
+    store.log.chain.sync()
+    store.abandon()
+    disk = disk_of(first.tree(), boot=0).recording()
+    store = open_store(root, files=disk)
+    assert write_back(store) == ["consumerOffset.json"]
+    store.abandon()
+    found = set()
+    for state in (*disk.crash_states(limit_per_point=8), *disk.kill_states()):
+        tree = state.tree()
+        whole = [
+            fastjson.loads(tree[path].decode())["offsetTable"]["T@g"][0]
+            for path in ("/s/config/consumerOffset.json", "/s/config/consumerOffset.json.bak")
+            if path in tree
+        ]
+        found.add(tuple(whole))
+        again = open_store(root, files=state)
+        assert again.state.offsets == {("g", "T"): {0: 2}}
+        again.abandon()
+    assert found == {(1,), (1, 1), (2, 1)}

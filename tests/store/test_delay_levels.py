@@ -1,0 +1,116 @@
+"""Delay levels: when they are delivered, and what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.store.delay_levels import SCHEDULE_TOPIC
+from raymq.store.delay_schedule import level_offsets
+from raymq.store.inner_message import InnerMessage, Progress
+from tests.support.delays import LEVELS_MS, START_MS, DelayWorld
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> DelayWorld:
+    return DelayWorld(tmp_path)
+
+
+def test_each_level_is_delivered_at_its_time_and_the_next_time_is_told(world):
+    for level in range(1, len(LEVELS_MS) + 1):
+        world.send(b"%d" % level, level=level, queue=level % 2)
+    world.confirm()
+    assert world.run() == START_MS + 1_000
+    for level, delay_ms in enumerate(LEVELS_MS, start=1):
+        world.clock.jump_wall(START_MS + delay_ms - 1 - world.clock.now_ms())
+        world.step()
+        assert len(world.arrived()) == level - 1
+        world.clock.advance(1)
+        world.run()
+    world.check({b"%d" % level for level in range(1, len(LEVELS_MS) + 1)})
+    assert level_offsets(world.store) == {1: 1, 2: 1, 3: 1, 4: 1}
+
+
+def test_the_tags_code_of_a_waiting_message_is_its_time_also_when_it_is_read_back(world):
+    for level in (1, 4):
+        world.send(b"x%d" % level, level=level)
+    world.confirm()
+    for level in (1, 4):
+        unit = world.store.consume_queues.get(SCHEDULE_TOPIC, level - 1).read(0, 1)[0]
+        assert unit["tags_code"] == START_MS + LEVELS_MS[level - 1]
+    world.close()
+    for directory in (world.root / "consumequeue").iterdir():
+        for queue in directory.iterdir():
+            for file in queue.iterdir():
+                file.unlink()
+    (world.root / "abort").write_bytes(b"1")
+    world.open()
+    unit = world.store.consume_queues.get(SCHEDULE_TOPIC, 3).read(0, 1)[0]
+    assert unit["tags_code"] == START_MS + 60_000
+
+
+def test_a_delivered_message_keeps_its_properties_text_and_its_tag(world):
+    properties = {"TAGS": "red", "DELAY": "1", "note": "n"}
+    world.put(InnerMessage("t", 1, b"x", properties))
+    world.confirm()
+    world.run_out()
+    (arrived,) = world.arrived()
+    assert list(arrived.properties.items()) == [
+        *properties.items(),
+        ("REAL_TOPIC", "t"),
+        ("REAL_QID", "1"),
+    ]
+    code = world.store.consume_queues.get("t", 1).read(0, 1)[0]["tags_code"]
+    assert code == 112785  # Java's "red".hashCode()
+
+
+def test_after_the_clock_went_back_a_level_waits_no_longer_than_it_says(world):
+    world.clock.jump_wall(3_600_000)
+    world.send(b"x", level=2)
+    world.confirm()
+    world.clock.jump_wall(-3_600_000)
+    world.run()
+    # Stored an hour ahead: as RocketMQ does it is delivered now, not in an hour.
+    assert [each.body for each in world.arrived()] == [b"x"]
+
+
+def test_prepared_messages_and_unreadable_ones_are_left_out_and_counted(world):
+    for properties in (
+        {"DELAY": "1"},
+        {"DELAY": "1", "REAL_TOPIC": "RMQ_SYS_TRANS_HALF_TOPIC", "REAL_QID": "0"},
+        {"DELAY": "1", "REAL_TOPIC": "t", "REAL_QID": "x"},
+        {"DELAY": "1", "REAL_TOPIC": "t", "REAL_QID": "0"},
+    ):
+        world.store.put_inner([InnerMessage(SCHEDULE_TOPIC, 0, b"x", properties)])
+    world.confirm()
+    world.run_out()
+    assert len(world.arrived()) == 1
+    assert world.delays.levels.skipped == 3
+    assert level_offsets(world.store) == {1: 4}
+
+
+def test_many_are_delivered_in_groups_in_their_order(world):
+    for number in range(300):
+        world.send(b"%03d" % number, level=1, queue=number % 2)
+    world.confirm()
+    world.clock.advance(1_000)
+    before = world.store.queue_range("rmq_sys_raymq", 0)[1]
+    world.run(limit=50)
+    assert [each.body for each in world.arrived() if each.queue == 0] == [
+        b"%03d" % number for number in range(0, 300, 2)
+    ]
+    groups = world.store.queue_range("rmq_sys_raymq", 0)[1] - before
+    assert 2 < groups < 60
+
+
+def test_progress_beyond_the_queue_is_taken_back_to_its_end(world):
+    world.send(b"a", level=1)
+    world.store.put_inner([], progress=Progress("delay", {"1": 40}))
+    world.confirm()
+    world.clock.advance(2_000)
+    world.run()
+    world.send(b"b", level=1)
+    world.confirm()
+    world.run_out()
+    assert [each.body for each in world.arrived()] == [b"b"]

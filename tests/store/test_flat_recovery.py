@@ -1,0 +1,157 @@
+"""Recovery reads as much of a long log as of a short one, and notices when what it relies on is not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from raymq.store.chain import UNIT_BYTES
+from raymq.store.config import StoreConfig
+from raymq.store.files import Files
+from raymq.store.inspect import verify
+from raymq.store.message_store import MessageStore
+from raymq.store.state import OFFSETS
+from tests.support.batches import request
+from tests.support.clock import ManualClock
+
+INTERVAL = 64 * 1024
+CONFIG = StoreConfig(
+    segment_size_bytes=1 << 20,
+    consume_queue_file_size_bytes=2000,
+    snapshot_interval_bytes=INTERVAL,
+)
+
+
+class OtherBoot(Files):
+    """The machine was started again."""
+
+    def boot_id(self) -> str:
+        return "another"
+
+
+def open_store(root: Path, files: Files | None = None) -> MessageStore:
+    return MessageStore.open(root, config=CONFIG, files=files, clock=ManualClock())
+
+
+def confirm(store: MessageStore) -> None:
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    while store.dispatched < store.log.confirmed:
+        store.dispatch(store.log.confirmed)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store that died with 300 KiB of messages in its only file."""
+    store = open_store(tmp_path)
+    store.create_topic("t", 2, [0])
+    store.put_internal(OFFSETS, b'{"group":"g","topic":"t","offsets":{"0":7}}')
+    for number in range(150):
+        store.put(request([b"x" * 1000, b"y" * 1000], producer=5, sequence=2 * number))
+    confirm(store)
+    store.sync_queues()
+    store.abandon()
+    return tmp_path
+
+
+def check(store: MessageStore) -> None:
+    assert store.queue_range("t", 0) == (0, 300)
+    assert store.state.offsets["g", "t"] == {0: 7}
+    assert store.state.producers[5, "t", 0].next_sequence == 300
+    confirm(store)
+    store.close()
+    assert verify(store.log.root) == []
+
+
+@pytest.mark.parametrize("files", [Files, OtherBoot])
+def test_recovery_begins_at_the_newest_snapshot_within_a_file(
+    root: Path, files: type[Files]
+) -> None:
+    again = open_store(root, files())
+    assert again.log.recovered is not None
+    begin = again.log.recovered.scanned_from
+    assert 0 < again.log.end - begin < 2 * INTERVAL
+    assert begin in again.log.marks.snapshots
+    check(again)
+
+
+def test_a_snapshot_that_is_not_dispatched_is_passed_over_for_the_one_before(root: Path) -> None:
+    store = open_store(root)
+    newest = store.log.marks.snapshots[0]
+    number = 150
+    while store.log.marks.snapshots[0] == newest:
+        store.put(request([b"z" * 1000] * 2, producer=5, sequence=2 * number))
+        number += 1
+    store.log.sync()
+    store.abandon()
+    again = open_store(root)
+    assert again.log.recovered is not None
+    assert again.log.recovered.scanned_from == newest
+    assert again.state.producers[5, "t", 0].next_sequence == 2 * number
+    again.abandon()
+
+
+@pytest.mark.parametrize("mark", [1, 12345, 1 << 50, -1])
+def test_a_wrong_mark_only_costs_time(root: Path, mark: int) -> None:
+    store = open_store(root)
+    store.log.marks.note_snapshot(mark)
+    store.log.marks.note_snapshot(mark)
+    store.abandon()
+    again = open_store(root)
+    assert again.log.recovered is not None
+    assert again.log.recovered.scanned_from == 0
+    check(again)
+
+
+def test_after_a_cut_the_snapshots_that_were_cut_are_no_more(root: Path) -> None:
+    store = open_store(root)
+    store.log.marks.lower(100)
+    assert max(store.log.marks.snapshots) <= 100
+    store.abandon()
+
+
+def test_of_the_chain_only_the_units_from_there_on_are_looked_at(root: Path) -> None:
+    chain = root / "raymq" / "chain" / ("0" * 20)
+    data = bytearray(chain.read_bytes())
+    data[3 * UNIT_BYTES + 5] ^= 1
+    chain.write_bytes(data)
+    again = open_store(root)
+    assert again.log.chain.last is not None
+    assert again.log.chain.last.end == again.log.end
+    assert chain.stat().st_size >= len(data)
+    again.abandon()
+
+
+def test_a_chain_that_is_lost_is_made_again(root: Path) -> None:
+    (root / "raymq" / "chain" / ("0" * 20)).unlink()
+    again = open_store(root)
+    assert again.log.chain.start == 0
+    check(again)
+
+
+def test_a_torn_tail_is_cut_though_the_walk_began_in_the_middle(root: Path) -> None:
+    store = open_store(root)
+    end = store.log.end
+    store.log.sync()
+    store.abandon()
+    with (root / "commitlog" / ("0" * 20)).open("r+b") as file:
+        file.seek(end)
+        file.write(b"\x00\x00\x01\x00garbage")
+    again = open_store(root)
+    assert again.log.recovered is not None
+    assert (again.log.end, again.log.recovered.row) == (end, "D")
+    check(again)
+
+
+def test_holes_of_a_file_are_told_from_what_was_written(tmp_path: Path) -> None:
+    files = Files()
+    fd = files.open_file(tmp_path / "x", create=True)
+    files.allocate(fd, 1 << 20)
+    assert files.data_ranges(fd, 0, 1 << 20) in ([], [(0, 1 << 20)])
+    os.pwrite(fd, b"x", 5000)
+    found = files.data_ranges(fd, 0, 1 << 20)
+    assert any(begin <= 5000 < end for begin, end in found)
+    assert files.data_ranges(fd, 1 << 20, 1 << 20) == []
+    files.close(fd)

@@ -1,0 +1,537 @@
+"""The index: byte for byte what RocketMQ writes from the same records, and still right after every way to stop."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import struct
+import tarfile
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raymq.store import format as fmt
+from raymq.store import index_keys, properties, record
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Rejected
+from raymq.store.files import Files
+from raymq.store.index_file import HEADER
+from raymq.store.index_keys import Keyed, hash_keys, key_hash, keys_of, topic_hash
+from raymq.store.index_service import IndexService
+from raymq.store.inner_message import InnerMessage, Progress
+from raymq.store.message_store import MessageStore
+from raymq.store.put import PutRequest
+from tests.support.clock import ManualClock
+from tests.support.simulated_disk import SimulatedDisk
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3-clean.tar.xz"
+GOLDEN_LINES = GOLDEN.with_name("rocketmq-5.3.3-clean.jsonl")
+GOLDEN_CONFIG = StoreConfig(segment_size_bytes=65_536, max_hash_slot_num=100, max_index_num=400)
+SMALL = StoreConfig(
+    segment_size_bytes=64 * 1024,
+    consume_queue_file_size_bytes=2000,
+    max_hash_slot_num=7,
+    max_index_num=40,
+)
+NOW = 1_700_000_000_000
+
+
+# --- keys and their hashes ------------------------------------------------------------------------------
+
+
+def test_a_hash_is_that_of_the_reference():
+    assert key_hash("TopicTest", "k1") == 2746024
+
+
+def test_a_hash_without_an_absolute_value_is_0():
+    key = "mhenejuycG"
+    assert fmt.java_hash("t#" + key) == -(1 << 31)
+    assert key_hash("t", key) == 0
+    keyed = index_keys.keyed_row(properties.encode({"KEYS": key}))
+    assert keyed is not None
+    assert hash_keys(topic_hash("t"), keyed).values.tolist() == [0]
+
+
+texts = st.text(alphabet="ab é标😀\x01", max_size=12)
+names = st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "XKEYS", "MY_UNIQ_KEY"])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["t", "Topic", "标"]), st.lists(st.tuples(names, texts)), st.booleans()
+        ),
+        max_size=30,
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_a_column_of_keys_hashes_like_each_key_alone(rows):
+    data = []
+    for _, pairs, cut in rows:
+        text = "".join(f"{name}\x01{value}\x02" for name, value in pairs if value).encode()
+        data.append(text[:-1] if cut else text)
+    offsets = np.concatenate(([0], np.cumsum([len(text) for text in data]))).astype(np.int64)
+    topics = np.array([topic_hash(topic) for topic, _, _ in rows], dtype=np.uint32)
+    found = hash_keys(topics, Keyed(b"".join(data), offsets))
+    want = [
+        (row, key_hash(topic, key))
+        for row, ((topic, _, _), text) in enumerate(zip(rows, data, strict=True))
+        for key in keys_of(text)
+    ]
+    assert list(zip(found.rows.tolist(), found.values.tolist(), strict=True)) == want
+
+
+# --- the files ------------------------------------------------------------------------------------------
+
+
+def golden(tmp_path: Path) -> Path:
+    with tarfile.open(GOLDEN) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "golden"
+
+
+def index_files(root: Path) -> list[Path]:
+    return sorted((root / "index").iterdir())
+
+
+def catch_up(store: MessageStore) -> None:
+    store.log.note_confirmed(store.log.end)
+    while store.dispatched < store.log.confirmed or store.index_behind:
+        store.dispatch(store.log.confirmed)
+
+
+def test_an_index_built_from_rocketmqs_log_has_the_bytes_of_rocketmqs_index(tmp_path):
+    root = golden(tmp_path)
+    (theirs,) = index_files(root)
+    want = theirs.read_bytes()
+    theirs.unlink()
+    store = MessageStore.open(root, config=GOLDEN_CONFIG)
+    catch_up(store)
+    (ours,) = index_files(root)
+    assert ours.read_bytes() == want
+    assert len(ours.name) == 17
+    assert ours.name.isdigit()
+    store.abandon()
+
+
+def test_every_key_finds_in_rocketmqs_index_what_rocketmq_finds(tmp_path):
+    root = golden(tmp_path)
+    (theirs,) = index_files(root)
+    before = theirs.read_bytes()
+    store = MessageStore.open(root, config=GOLDEN_CONFIG)
+    catch_up(store)
+    assert theirs.read_bytes() == before
+    lines = [json.loads(line) for line in GOLDEN_LINES.read_text(encoding="utf-8").splitlines()]
+    found = 0
+    for line in lines:
+        if line["kind"] != "msg":
+            continue
+        props = line["props"]
+        # The delayed message was indexed under the topic in which it waits.
+        for key in [props.get("UNIQ_KEY"), *props.get("KEYS", "").split(" ")]:
+            if key:
+                result = store.query_message(line["topic"], key, exact=True)
+                assert line["phy"] in result.records.column("physical_offset").to_pylist()
+                found += 1
+    assert found >= next(line["keys"] for line in lines if line["kind"] == "end")
+    store.abandon()
+
+
+class Reference:
+    """RocketMQ's putKey, entry by entry, over one file after the other."""
+
+    def __init__(self, slots: int, entries: int) -> None:
+        self.slots, self.entries = slots, entries
+        self.files: list[dict] = []
+
+    def put(self, hashed: int, offset: int, time_ms: int) -> None:
+        if not self.files or self.files[-1]["count"] >= self.entries:
+            last = self.files[-1] if self.files else None
+            ends = (last["end_ms"], last["end"]) if last else (0, 0)
+            self.files.append(
+                {
+                    "begin_ms": ends[0],
+                    "end_ms": ends[0],
+                    "begin": ends[1],
+                    "end": ends[1],
+                    "used": 0,
+                    "count": 1,
+                    "slot": [0] * self.slots,
+                    "entry": [(0, 0, 0, 0)] * self.entries,
+                }
+            )
+        file = self.files[-1]
+        place = hashed % self.slots
+        previous = file["slot"][place]
+        seconds = (time_ms - file["begin_ms"]) // 1000 if file["begin_ms"] > 0 else 0
+        file["entry"][file["count"]] = (hashed, offset, max(0, seconds), previous)
+        file["slot"][place] = file["count"]
+        if file["count"] <= 1:
+            file["begin_ms"], file["begin"] = time_ms, offset
+        file["used"] += previous == 0
+        file["count"] += 1
+        file["end_ms"], file["end"] = time_ms, offset
+
+    def data(self) -> list[bytes]:
+        return [
+            HEADER.pack(f["begin_ms"], f["end_ms"], f["begin"], f["end"], f["used"], f["count"])
+            + b"".join(slot.to_bytes(4, "big") for slot in f["slot"])
+            + b"".join(struct.pack(">iqii", *entry) for entry in f["entry"])
+            for f in self.files
+        ]
+
+
+def service(root: Path, files: Files | None = None, clock: Clock | None = None) -> IndexService:
+    files = files or Files()
+    files.make_dirs(root)
+    return IndexService(
+        root / "index", root / "mark", SMALL, files=files, clock=clock or ManualClock()
+    )
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.integers(0, 50), st.integers(1, 5), st.integers(0, 4000)), min_size=1
+        ),
+        max_size=8,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_batches_give_the_bytes_that_one_entry_after_the_other_gives(batches):
+    disk = SimulatedDisk(record=False)
+    index = service(Path("/i"), disk)
+    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    reference = Reference(SMALL.max_hash_slot_num, SMALL.max_index_num)
+    offset, time_ms = 1, NOW
+    for batch in batches:
+        hashes, offsets, times = [], [], []
+        for hashed, step, later in batch:
+            offset += step
+            time_ms += later
+            hashes.append(hashed)
+            offsets.append(offset)
+            times.append(time_ms)
+            reference.put(hashed, offset, time_ms)
+        index.append(
+            np.array(hashes, dtype=np.int32), np.array(offsets), np.array(times), upto=offset + 1
+        )
+    tree = disk.tree()
+    assert [tree[path] for path in sorted(tree) if path.startswith("/i/index/")] == reference.data()
+    index.close()
+
+
+def test_names_are_local_time_and_ascend_when_the_clock_goes_back(tmp_path):
+    clock = ManualClock()
+    index = service(tmp_path, clock=clock)
+    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    for number in range(3):
+        put(index, [number * 100 + row for row in range(39)])
+        clock.jump_wall(-3_600_000)
+    names = [path.name for path in index_files(tmp_path)]
+    local = datetime.fromtimestamp(NOW / 1000).strftime("%Y%m%d%H%M%S")
+    assert names == [f"{local}000", f"{local}001", f"{local}002"]
+    index.close()
+
+
+def put(index: IndexService, offsets: list[int], key: str = "k") -> None:
+    hashed = key_hash("t", key)
+    count = len(offsets)
+    index.append(
+        np.full(count, hashed, dtype=np.int32),
+        np.array(offsets),
+        np.array([NOW + offset for offset in offsets]),
+        upto=offsets[-1] + 1,
+    )
+
+
+def found(index: IndexService, key: str = "k", begin: int = 0, end: int = 1 << 60) -> list[int]:
+    return [
+        offset
+        for part in index.find("t", key, begin, end)
+        for offset in part.physical_offsets.tolist()
+    ]
+
+
+def test_long_chains_are_followed_to_their_end(tmp_path, monkeypatch):
+    for steps, entries in ((1, 7), (5, 1 << 16), (2048, 1 << 16)):
+        monkeypatch.setattr("raymq.store.index_file.CHAIN_STEPS", steps)
+        monkeypatch.setattr("raymq.store.index_file.SCAN_ENTRIES", entries)
+        index = service(tmp_path / str(steps))
+        index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+        for low in range(0, 90, 3):
+            put(index, [low, low + 1])
+            put(index, [low + 2], key="other")
+        want = [offset for offset in range(89, -1, -1) if offset % 3 < 2]
+        assert found(index) == want
+        assert found(index, begin=NOW + 3000) == []
+        index.close()
+
+
+def test_expired_files_go_but_never_the_newest(tmp_path):
+    index = service(tmp_path)
+    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    put(index, list(range(100)))
+    assert len(index_files(tmp_path)) == 3
+    assert index.delete_expired(39) == 1
+    assert found(index) == list(range(99, 38, -1))
+    assert index.delete_expired(1000) == 1
+    assert len(index_files(tmp_path)) == 1
+    assert found(index) == list(range(99, 77, -1))
+    index.close()
+
+
+def test_a_file_deleted_under_a_reader_only_ends_its_search(tmp_path):
+    index = service(tmp_path)
+    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    put(index, list(range(78)))
+    walk = index.find("t", "k", 0, 1 << 60)
+    assert next(walk).physical_offsets[0] == 77
+    index.delete_expired(1000)
+    assert list(walk) == []
+    index.close()
+
+
+# --- in a store -----------------------------------------------------------------------------------------
+
+
+def keyed_request(
+    keys: list[str | None], *, topic: str = "t", queue: int = 0, unique: bool = False
+) -> PutRequest:
+    """One message a key; its body is its key."""
+    column = []
+    for number, key in enumerate(keys):
+        pairs = {"KEYS": key} if key else {"other": "x"}
+        if unique:
+            pairs["UNIQ_KEY"] = f"U{number:03d}"
+        column.append(properties.encode(pairs))
+    count = len(keys)
+    batch = pa.record_batch(
+        [
+            pa.array([(key or "none").encode() for key in keys], pa.binary()),
+            pa.array([None] * count, pa.string()),
+            pa.array(column, pa.binary()),
+            pa.array([NOW] * count, pa.int64()),
+        ],
+        schema=record.PUT_SCHEMA,
+    )
+    return PutRequest(topic, queue, batch, None, 0, 0, "quorum")
+
+
+def bodies(store: MessageStore, key: str, **options: object) -> list[bytes]:
+    return store.query_message("t", key, exact=True, **options).records.column("body").to_pylist()
+
+
+def opened(root: Path, **options: object) -> MessageStore:
+    store = MessageStore.open(root, config=SMALL, **{"clock": ManualClock(), **options})
+    if "t" not in store.state.topics:
+        store.create_topic("t", 2, [0])
+    return store
+
+
+def settle(store: MessageStore) -> None:
+    """Sync, confirm and dispatch everything."""
+    store.log.sync()
+    catch_up(store)
+
+
+KEYS = [f"a{number} b{number % 3}" if number % 4 else None for number in range(150)]
+
+
+def check_keys(store: MessageStore, count: int = 150) -> None:
+    for number in range(count):
+        if number % 4:
+            assert bodies(store, f"a{number}") == [KEYS[number].encode()], number
+    assert len(bodies(store, "b1")) == len([n for n in range(count) if n % 4 and n % 3 == 1])
+
+
+def test_keyed_messages_are_found_whether_put_alone_or_in_batches(tmp_path):
+    store = opened(tmp_path)
+    for low in (0, 1, 2, 50, 149):
+        high = {0: 1, 1: 2, 2: 50, 50: 149, 149: 150}[low]
+        store.put(keyed_request(KEYS[low:high]))
+        settle(store)
+    check_keys(store)
+    store.close()
+
+
+def test_unique_keys_come_before_keys_and_records_without_keys_are_not_indexed(tmp_path):
+    store = opened(tmp_path)
+    store.put(keyed_request(["k1 k2", None, "k1"], unique=True))
+    settle(store)
+    (path,) = index_files(tmp_path)
+    entries = store.index._files[-1]._entries()[1 : store.index._files[-1].header.count]
+    want = [key_hash("t", key) for key in ("U000", "k1", "k2", "U001", "U002", "k1")]
+    assert entries["hash"].tolist() == want
+    store.close()
+    assert path.stat().st_blocks * 512 < 64 * 1024
+
+
+def test_a_store_without_keys_has_no_index_file(tmp_path):
+    store = opened(tmp_path)
+    store.put(keyed_request([None] * 100))
+    settle(store)
+    assert store.index.indexed == store.log.end
+    store.close()
+    assert not (tmp_path / "index").exists()
+
+
+def test_prepared_messages_are_indexed_and_rolled_back_ones_are_not(tmp_path):
+    store = opened(tmp_path)
+    for number, kind in enumerate((0x4, 0x8, 0xC)):
+        store.put_inner(
+            [InnerMessage("t", 0, b"%d" % number, {"KEYS": "k"}, sys_flag=kind)],
+            progress=Progress("test", {}),
+        )
+    settle(store)
+    assert bodies(store, "k") == [b"0", b"1"]
+    store.close()
+
+
+@pytest.mark.parametrize("stop", ["close", "abandon"])
+def test_after_every_way_to_stop_every_key_is_found_once(tmp_path, stop):
+    store = opened(tmp_path)
+    done = 0
+    for high in (10, 60, 61, 110, 150):
+        store.put(keyed_request(KEYS[done:high]))
+        settle(store)
+        if high in (60, 110):
+            store.sync_queues()
+        done = high
+        getattr(store, stop)()
+        store = opened(tmp_path)
+        catch_up(store)
+        check_keys(store, high)
+    entries = sum(file.header.count - 1 for file in store.index._files)
+    assert entries == 2 * len([key for key in KEYS if key])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "lost", ["index", "raymq/index", "both", "newest", "damaged mark", "short"]
+)
+def test_an_index_that_was_lost_or_damaged_is_built_again(tmp_path, lost):
+    store = opened(tmp_path)
+    store.put(keyed_request(KEYS))
+    settle(store)
+    store.close()
+    if lost in ("index", "both"):
+        shutil.rmtree(tmp_path / "index")
+    if lost in ("raymq/index", "both"):
+        (tmp_path / "raymq" / "index").unlink()
+    if lost == "newest":
+        index_files(tmp_path)[-1].unlink()
+    if lost == "short":
+        with index_files(tmp_path)[0].open("r+b") as file:
+            file.truncate(100)
+    if lost == "damaged mark":
+        (tmp_path / "raymq" / "index").write_bytes(b"x" * 8192)
+    store = opened(tmp_path)
+    catch_up(store)
+    check_keys(store)
+    store.close()
+
+
+def test_slots_and_entries_behind_the_mark_are_cut_after_a_crash(tmp_path):
+    store = opened(tmp_path)
+    store.put(keyed_request(KEYS[:15]))
+    settle(store)
+    store.sync_queues()
+    (path,) = index_files(tmp_path)
+    before = path.read_bytes()
+    store.put(keyed_request(KEYS[15:20]))
+    settle(store)
+    after = path.read_bytes()
+    assert after != before
+    store.abandon()
+    # Pages reached the disk in any order: slots of the new state, no entries, the old header or the new one.
+    start = HEADER.size + 4 * SMALL.max_hash_slot_num
+    for header in (before[: HEADER.size], after[: HEADER.size]):
+        path.write_bytes(header + after[HEADER.size : start] + before[start:])
+        store = opened(tmp_path)
+        assert path.read_bytes() == before
+        catch_up(store)
+        assert path.read_bytes() == after
+        check_keys(store, 20)
+        store.abandon()
+
+
+def test_nothing_points_above_the_end_of_a_log_that_was_cut(tmp_path):
+    config = SMALL
+    store = opened(tmp_path)
+    store.put(keyed_request(KEYS[:20]))
+    settle(store)
+    end = store.log.end
+    store.put(keyed_request(KEYS[20:100]))
+    settle(store)
+    store.sync_queues()
+    store.abandon()
+    # An async flush: C was above what a power loss left.
+    index = IndexService(
+        tmp_path / "index", tmp_path / "raymq" / "index", config, files=Files(), clock=ManualClock()
+    )
+    index.load(log_start=0, log_end=end, uncut=1 << 60, crashed=True, time_ms=0)
+    assert index.indexed == end
+    assert max(max(found(index, f"b{n}", 0)) for n in range(3)) < end
+    assert index._files[-1].header.end_offset < end
+    index.close()
+
+
+def test_a_full_disk_lets_only_the_index_fall_behind(tmp_path):
+    disk = SimulatedDisk(record=False)
+    clock = ManualClock()
+    store = opened(Path("/s"), files=disk, clock=clock)
+    store.put(keyed_request(KEYS[:10]))
+    settle(store)
+    store.put(keyed_request(KEYS[10:80]))
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    # The consume queue's file is there; what fails are entries, then the header, then the next file.
+    for kind, at in (("pwrite", 2), ("pwrite", 3), ("allocate", 1)):
+        disk.fail(kind, at=at, error=errno.ENOSPC, forever=kind == "allocate")
+        store.dispatch(store.log.confirmed)
+        disk.heal()
+        assert store.dispatched == store.log.end
+        assert store.index.indexed < store.log.end
+        assert not store.index_behind
+        clock.advance(1000)
+        assert store.index_behind
+    while store.index_behind:
+        store.dispatch(store.log.confirmed)
+    check_keys(store, 80)
+    store.close()
+
+
+def test_a_store_that_does_not_index_says_so_by_finding_nothing(tmp_path):
+    config = StoreConfig(
+        **{**{f.name: getattr(SMALL, f.name) for f in fields(SMALL)}, "message_index": False}
+    )
+    store = MessageStore.open(tmp_path, config=config)
+    store.create_topic("t", 2, [0])
+    store.put(keyed_request(KEYS[:10]))
+    settle(store)
+    assert bodies(store, "a1") == []
+    store.close()
+    assert not (tmp_path / "abort").exists()
+    # Switched on again, it is built for everything.
+    store = opened(tmp_path)
+    catch_up(store)
+    check_keys(store, 10)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("max_hash_slot_num", 0), ("max_index_num", 1), ("max_index_num", 1 << 31)]
+)
+def test_an_index_of_impossible_numbers_is_refused(field, value):
+    with pytest.raises(Rejected) as caught:
+        StoreConfig(**{field: value})
+    assert caught.value.field == field

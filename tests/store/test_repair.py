@@ -1,0 +1,300 @@
+"""Repair shows what it would do, keeps what it changes, and leaves a store that `verify` calls sound."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raymq.store.chain import UNIT_BYTES, unpack_units
+from raymq.store.embedded import EmbeddedStore
+from raymq.store.errors import Corrupt, Rejected, Unavailable
+from raymq.store.failpoints import FailPointReached, failpoint
+from raymq.store.inspect import verify
+from raymq.store.repair import Repair
+from tests.support.batches import request
+from tests.support.damaged_store import (
+    CONFIG,
+    FIRST_LOG,
+    bodies,
+    copy,
+    flip,
+    make_golden,
+    make_own,
+    patch,
+    tree,
+)
+
+QUEUE = "consumequeue/t/1/00000000000000000000"
+CHAIN = "raymq/chain/00000000000000000000"
+INDEX = "index/20261121023720699"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_own(tmp_path_factory.mktemp("own") / "store")
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_golden(tmp_path_factory.mktemp("golden") / "store")
+
+
+def lose_queue(root: Path) -> None:
+    shutil.rmtree(root / "consumequeue/t/1")
+
+
+def shorten_queue(root: Path) -> None:
+    (root / QUEUE).write_bytes((root / QUEUE).read_bytes()[:700])
+
+
+#: part of the store -> damage, by hand
+OF_OURS: dict[str, Callable[[Path], None]] = {
+    "a unit": lambda root: flip(root / QUEUE, 33 * 20 + 7),
+    "a lost unit": lambda root: patch(root / QUEUE, 33 * 20, bytes(20)),
+    "a lost queue": lose_queue,
+    "a short queue file": shorten_queue,
+    "the chain's end": lambda root: (root / CHAIN).write_bytes((root / CHAIN).read_bytes()[:-40]),
+    "a chain unit": lambda root: flip(root / CHAIN, 9 * UNIT_BYTES + 30),
+    "the CRC in a chain unit": lambda root: flip(root / CHAIN, 9 * UNIT_BYTES + 25),
+    "the checkpoint": lambda root: patch(root / "checkpoint", 0, struct.pack(">q", 1 << 60)),
+    "the marks": lambda root: patch(root / "raymq/marks", 24, struct.pack("=q", -5)),
+}
+
+
+@pytest.mark.parametrize("damage", list(OF_OURS))
+def test_what_the_log_can_make_again_is_made_again(own: Path, tmp_path: Path, damage: str) -> None:
+    root = copy(own, tmp_path / "s")
+    OF_OURS[damage](root)
+    damaged = tree(root)
+    plan = Repair(root).plan()
+    assert tree(root) == damaged, "a plan changes nothing"
+    assert plan.faults
+    assert plan.steps
+    done = Repair(root).run()
+    assert done.faults == verify(root) == []
+    assert done.kept is not None
+    after = tree(root)
+    for name, data in damaged.items():
+        kept = done.kept / name
+        assert after.get(name) == data or kept.read_bytes() == data, f"{name} is not kept"
+    for topic, queue in (("t", 0), ("t", 1), ("u", 0)):
+        assert bodies(root, topic, queue) == [
+            b"%03d-%02d " % (batch, i) * 30 for batch in range(12) for i in range(10)
+        ]
+    assert verify(root) == []
+
+
+def test_what_is_made_again_of_a_store_of_rocketmq_is_byte_for_byte_its_own(
+    golden: Path, tmp_path: Path
+) -> None:
+    root = copy(golden, tmp_path / "s")
+    before = tree(root)
+    for file in (root / "consumequeue").rglob("0*0"):
+        if file.is_file():
+            patch(file, 0, struct.pack(">qiq", 5, 5, 5))
+    flip(root / INDEX, 40 + 400 + 7 * 20)
+    patch(root / "checkpoint", 0, struct.pack(">q", -1))
+    done = Repair(root).run()
+    assert [step.part for step in done.steps] == ["consumequeue", "index", "checkpoint"]
+    assert done.faults == []
+    after = tree(root)
+    for name, data in before.items():
+        if name.startswith("consumequeue"):
+            assert after[name] == data
+    # Its name is the time of its first record; RocketMQ's was that of its creation, 30 ms later.
+    (made,) = (data for name, data in after.items() if name.startswith("index/"))
+    assert made == before[INDEX]
+    assert after["commitlog/00000000000000000000"] == before["commitlog/00000000000000000000"]
+
+
+def test_config_comes_from_its_backup_or_from_the_log(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    store = EmbeddedStore(root, config=CONFIG)
+    store.wait(store.store.commit_offsets("g", "t", {0: 7, 1: 9}))
+    store.fetch("t", 0, 0)
+    store.close()
+    shutil.rmtree(root / "config")
+    (root / "config").mkdir()
+    for name in ("topics.json", "consumerOffset.json", "delayOffset.json", "consumerFilter.json"):
+        (root / "config" / name).write_text("{broken")
+    (root / "config" / "delayOffset.json.bak").write_text('{"offsetTable":{3:2}}')
+    done = Repair(root).run()
+    assert done.faults == []
+    topics = (root / "config" / "topics.json").read_text()
+    assert '"readQueueNums": 2' in topics
+    offsets = (root / "config" / "consumerOffset.json").read_text()
+    assert '"t@g"' in offsets
+    assert '"1": 9' in offsets
+    assert (root / "config" / "delayOffset.json").read_text() == '{"offsetTable":{3:2}}'
+    assert not (root / "config" / "consumerFilter.json").exists()
+
+
+def test_a_sound_store_is_left_alone(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    before = tree(root)
+    done = Repair(root).run()
+    assert (done.steps, done.kept, done.faults) == ((), None, [])
+    assert tree(root) == before
+
+
+def test_parts_are_made_again_on_demand(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    before = tree(root)
+    done = Repair(root, rebuild=["chain", "consumequeue", "marks", "checkpoint"]).run()
+    assert done.faults == []
+    after = tree(root)
+    for name, data in before.items():
+        if name.startswith(("consumequeue", "commitlog")):
+            assert after[name] == data
+    with pytest.raises(Rejected, match="cannot be rebuilt"):
+        Repair(root, rebuild=["commitlog"])
+
+
+# --- cuts -------------------------------------------------------------------------------------
+
+
+def damaged_in_the_middle(own: Path, root: Path) -> tuple[Path, int, bytes]:
+    """Rot in the header of the 20th append unit."""
+    copy(own, root)
+    unit = unpack_units((root / CHAIN).read_bytes())[20]
+    flip(root / FIRST_LOG, unit.start + 40)
+    return root, unit.start, (root / FIRST_LOG).read_bytes()
+
+
+def test_damage_of_the_log_is_cut_only_where_the_operator_says(own: Path, tmp_path: Path) -> None:
+    root, start, _ = damaged_in_the_middle(own, tmp_path / "s")
+    before = tree(root)
+    plan = Repair(root).plan()
+    assert plan.steps == ()
+    assert plan.needs_cut is not None
+    assert plan.needs_cut.offset == start
+    done = Repair(root).run()
+    assert done.needs_cut == plan.needs_cut
+    assert done.faults
+    assert tree(root) == before
+
+
+def test_a_store_that_a_start_refuses_is_opened_again_by_a_cut(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    units = unpack_units(sorted((root / "raymq/chain").iterdir())[-1].read_bytes())
+    last = sorted((root / "commitlog").iterdir())[-1]
+    flip(last, units[4].start - int(last.name) + 40)
+    with pytest.raises(Corrupt):
+        EmbeddedStore(root, config=CONFIG)
+    assert Repair(root, cut_at=units[4].start).run().faults == []
+    assert bodies(root, "t", 0)
+
+
+def test_a_cut_says_what_it_loses_keeps_it_and_leaves_a_sound_store(
+    own: Path, tmp_path: Path
+) -> None:
+    root, start, damaged = damaged_in_the_middle(own, tmp_path / "s")
+    job = Repair(root, cut_at=start, keep=tmp_path / "kept")
+    plan = job.plan()
+    assert plan.cut is not None
+    lost = {(item.topic, item.queue_id): item for item in plan.cut.lost}
+    whole = {
+        key: len(bodies(copy(own, tmp_path / f"w{key[1]}{key[0]}"), *key))
+        for key in (("t", 0), ("t", 1), ("u", 0))
+    }
+    done = job.run()
+    assert done.faults == verify(root) == []
+    left = {key: bodies(root, *key) for key in whole}
+    # Of the damaged unit's ten messages nine can be read.
+    assert sum(map(len, left.values())) + sum(
+        item.messages for key, item in lost.items() if key in whole
+    ) in (359, 360)
+    for key, count in whole.items():
+        assert len(left[key]) <= lost[key].first
+        assert lost[key].last == count - 1
+    kept = (tmp_path / "kept" / "commitlog" / f"{start:020d}.cut").read_bytes()
+    assert damaged[start:].startswith(kept)
+    assert not damaged[start + len(kept) :].strip(b"\0")
+    later = sorted(p.name for p in (tmp_path / "kept" / "commitlog").iterdir())
+    assert len(later) == len(list((own / "commitlog").iterdir()))
+    # What was cut never comes back, whatever is appended.
+    store = EmbeddedStore(root, config=CONFIG)
+    store.put(request([b"new"], topic="t", queue=1))
+    store.fetch("t", 1, len(left["t", 1]))
+    store.close()
+    assert bodies(root, "t", 1) == [*left["t", 1], b"new"]
+    assert verify(root) == []
+
+
+def test_a_cut_of_a_store_of_rocketmq_takes_index_entries_and_units_along(
+    golden: Path, tmp_path: Path
+) -> None:
+    root = copy(golden, tmp_path / "s")
+    file = root / "commitlog/00000000000000065536"
+    flip(file, 2000)
+    plan = Repair(root).plan()
+    assert plan.needs_cut is not None
+    assert plan.needs_cut.unreadable
+    done = Repair(root, cut_at=plan.needs_cut.offset).run()
+    assert done.faults == []
+    assert "index" in {step.part for step in done.steps}
+
+
+def test_a_cut_is_refused_where_none_is_needed_or_no_record_starts(
+    own: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(Rejected, match="would open this log"):
+        Repair(own, cut_at=0).plan()
+    root, start, _ = damaged_in_the_middle(own, tmp_path / "s")
+    for offset in (start + 1, start + 5000, 17):
+        with pytest.raises(Rejected, match="no record starts"):
+            Repair(root, cut_at=offset).plan()
+
+
+# --- care -------------------------------------------------------------------------------------
+
+
+def test_an_open_store_is_not_repaired(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    store = EmbeddedStore(root, config=CONFIG)
+    with pytest.raises(Unavailable, match="already open"):
+        Repair(root, rebuild=["chain"]).run()
+    store.close()
+
+
+def test_copies_go_to_an_empty_directory_only(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    flip(root / QUEUE, 33 * 20 + 7)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "x").write_text("of another repair")
+    with pytest.raises(Rejected, match="not empty"):
+        Repair(root, keep=tmp_path / "kept").run()
+
+
+@pytest.mark.parametrize("point", ["repair.planned", "repair.between_renames", "repair.done"])
+def test_a_repair_that_dies_is_run_again(own: Path, tmp_path: Path, point: str) -> None:
+    root = copy(own, tmp_path / "s")
+    flip(root / QUEUE, 33 * 20 + 7)
+    flip(root / CHAIN, 9 * UNIT_BYTES + 30)
+    with failpoint(point, "raise"), pytest.raises(FailPointReached):
+        Repair(root).run()
+    done = Repair(root).run()
+    assert done.faults == verify(root) == []
+    assert len(bodies(root, "t", 1)) == 120
+
+
+@pytest.mark.parametrize("point", ["repair.kept", "repair.cut_after_zero"])
+def test_a_cut_that_dies_is_finished_by_the_next_start_or_repair(
+    own: Path, tmp_path: Path, point: str
+) -> None:
+    for again in (True, False):
+        root, start, _ = damaged_in_the_middle(own, tmp_path / str(again))
+        with failpoint(point, "raise"), pytest.raises(FailPointReached):
+            Repair(root, cut_at=start).run()
+        if point == "repair.kept":
+            # Nothing was changed yet.
+            assert Repair(root).plan().needs_cut is not None
+            Repair(root, cut_at=start).run()
+        elif again:
+            assert Repair(root).run().faults == []
+        assert len(bodies(root, "t", 0)) > 0
+        assert verify(root) == []

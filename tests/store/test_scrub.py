@@ -1,0 +1,156 @@
+"""Scrub reads everything that is synced, at its pace, goes on where it was, and tells of each rotten unit once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.store.chain import ChainUnit, unpack_units
+from raymq.store.errors import Corrupt
+from raymq.store.scrub import RULE, Scrub
+from tests.support.clock import ManualClock
+from tests.support.damaged_store import FIRST_LOG, SEGMENT, copy, flip, make_own
+
+CHAIN = "raymq/chain"
+PACE = 1 << 20
+PAUSE_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_own(tmp_path_factory.mktemp("own") / "store")
+
+
+def units_of(root: Path) -> list[ChainUnit]:
+    return [u for file in sorted((root / CHAIN).iterdir()) for u in unpack_units(file.read_bytes())]
+
+
+def scrub_of(root: Path, clock: ManualClock, *, limit: int | None = None, **more: Any) -> Scrub:
+    end = units_of(root)[-1].end if limit is None else limit
+    options = {"bytes_per_s": PACE, "pause_ms": PAUSE_MS, **more}
+    return Scrub(root, SEGMENT, start=lambda: 0, limit=lambda: end, clock=clock, **options)
+
+
+def test_a_pass_reads_every_synced_byte_at_its_pace(own: Path, tmp_path: Path) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    end = units_of(root)[-1].end
+    scrub = scrub_of(root, clock)
+    assert scrub.one_pass() == []
+    assert (scrub.counters.bytes, scrub.counters.units) == (end, len(units_of(root)))
+    assert sum(clock.slept) == pytest.approx(1000 * end / PACE, rel=0.01)
+    assert scrub.position == 0
+    # The next pass comes after the pause.
+    assert scrub.step() == pytest.approx(PAUSE_MS / 1000)
+    clock.advance(PAUSE_MS)
+    scrub.step()
+    assert scrub.position == units_of(root)[0].end
+
+
+def test_what_is_not_synced_is_not_read(own: Path, tmp_path: Path) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    unit = units_of(root)[10]
+    flip(root / FIRST_LOG, unit.start + 5)
+    scrub = scrub_of(root, clock, limit=unit.end - 1)
+    assert scrub.one_pass() == []
+    assert scrub.counters.bytes == unit.start
+    assert scrub_of(root, clock, limit=0, memory="other").one_pass() == []
+
+
+def test_each_rotten_unit_is_told_once_with_file_offset_and_rule(own: Path, tmp_path: Path) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    rotten = [units_of(root)[3], units_of(root)[30]]
+    for unit in rotten:
+        flip(root / f"commitlog/{unit.start // SEGMENT * SEGMENT:020d}", unit.start % SEGMENT + 50)
+    told: list[Corrupt] = []
+    scrub = scrub_of(root, clock, on_fault=told.append)
+    faults = scrub.one_pass()
+    assert [(f.fields["offset"], f.fields["rule"]) for f in faults] == [
+        (unit.start, RULE) for unit in rotten
+    ]
+    assert faults[0].fields["path"] == str(root / FIRST_LOG)
+    clock.advance(PAUSE_MS)
+    scrub.one_pass()
+    assert told == faults
+    assert scrub.counters.faults == 4
+    # What reads well again is no fault any more.
+    scrub.close()
+    flip(root / FIRST_LOG, rotten[0].start + 50)
+    clock.advance(PAUSE_MS)
+    again = scrub_of(root, clock, from_disk=True)
+    assert [f.fields["offset"] for f in again.faults] == [unit.start for unit in rotten]
+    assert [f.fields["offset"] for f in again.one_pass()] == [rotten[1].start]
+    assert again.status()["found"][0]["offset"] == rotten[1].start
+
+
+def test_a_pass_goes_on_where_it_was_interrupted(own: Path, tmp_path: Path) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    scrub = scrub_of(root, clock)
+    for _ in range(20):
+        scrub.step()
+    scrub.close()
+    again = scrub_of(root, clock)
+    assert again.position == units_of(root)[20].start
+    again.one_pass()
+    assert again.counters.units == len(units_of(root)) - 20
+    (root / "raymq" / "scrub").write_text("{torn")
+    assert scrub_of(root, clock).position == 0
+
+
+def test_a_position_between_units_goes_back_to_its_file(own: Path, tmp_path: Path) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    unit = next(u for u in units_of(root) if u.start > SEGMENT + 100)
+    (root / "raymq" / "scrub").write_text(
+        f'{{"position": {unit.start + 1}, "passed_ms": 0, "faults": []}}'
+    )
+    scrub = scrub_of(root, clock)
+    assert scrub.one_pass() == []
+    assert scrub.counters.bytes == units_of(root)[-1].end - SEGMENT
+
+
+def test_files_that_go_meanwhile_are_passed_over_and_a_file_without_units_is_told(
+    own: Path, tmp_path: Path
+) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    end = units_of(root)[-1].end
+    (root / FIRST_LOG).unlink()
+    assert scrub_of(root, clock).one_pass() == []
+    (root / CHAIN / f"{SEGMENT:020d}").unlink()
+    clock.advance(PAUSE_MS)
+    faults = scrub_of(root, clock, limit=end).one_pass()
+    assert [f.fields["offset"] for f in faults] == [SEGMENT]
+
+
+def test_a_unit_that_was_replaced_between_two_reads_is_no_rot(own: Path, tmp_path: Path) -> None:
+    """A cut, then other bytes and another unit at the same place."""
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    unit = units_of(root)[5]
+    scrub = scrub_of(root, clock)
+    while scrub.position < unit.start:
+        scrub.step()
+    flip(root / FIRST_LOG, unit.start + 50)
+    chain = root / CHAIN / f"{0:020d}"
+    data = bytearray(chain.read_bytes())
+    data[5 * 40 + 24 : 5 * 40 + 28] = b"\1\2\3\4"
+    real = scrub._read
+    reads = []
+
+    def read(which: ChainUnit) -> bytes | None:
+        reads.append(which)
+        found = real(which)
+        chain.write_bytes(data)
+        return found
+
+    scrub._read = read  # type: ignore[method-assign]
+    scrub.step()
+    assert scrub.faults == []
+    assert len(reads) == 2
+
+
+def test_a_run_ends_when_it_is_told_to(own: Path, tmp_path: Path) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    scrub = scrub_of(root, clock, bytes_per_s=0)
+    scrub.run(lambda: scrub.counters.units >= 7)
+    assert scrub.counters.units == 7
+    assert scrub_of(root, clock).position == units_of(root)[7].start

@@ -1,0 +1,341 @@
+"""`verify` names file, offset and rule of each fault, of every file that a store has, and no other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raymq.store import format as fmt
+from raymq.store.chain import UNIT_BYTES, unpack_units
+from raymq.store.faults import NAMED_MAX
+from raymq.store.inspect import check, verify
+from raymq.store.message_store import MessageStore
+from raymq.store.verify_files import TIMER_UNIT_DTYPE, why_no_object
+from raymq.store.verify_index import java_hashes
+from tests.support.clock import ManualClock
+from tests.support.damaged_store import (
+    CONFIG,
+    FIRST_LOG,
+    SEGMENT,
+    copy,
+    flip,
+    make_golden,
+    make_own,
+    patch,
+    tree,
+)
+
+CHAIN = "raymq/chain/00000000000000000000"
+QUEUE = "consumequeue/t/1/00000000000000000000"
+INDEX = "index/20261121023720699"
+#: of the golden index: 100 slots behind the header, entry 0 is never used
+ENTRIES = 40 + 4 * 100
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_own(tmp_path_factory.mktemp("own") / "store")
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_golden(tmp_path_factory.mktemp("golden") / "store")
+
+
+def units_of(root: Path) -> list[tuple[int, int]]:
+    """[start, end) of the append units in the first file, blanks left out."""
+    return [(u.start, u.end) for u in unpack_units((root / CHAIN).read_bytes())][:-1]
+
+
+def test_sound_stores_have_no_fault_and_nothing_is_written(own: Path, golden: Path) -> None:
+    for root in (own, golden):
+        before = tree(root)
+        assert verify(root) == []
+        assert tree(root) == before
+
+
+def test_rot_in_a_header_or_in_properties_is_found_by_the_chain_alone(
+    own: Path, tmp_path: Path
+) -> None:
+    """The body CRC of RocketMQ covers neither."""
+    start, end = units_of(own)[5]
+    for n, at in enumerate((start + 16, start + 40, start + 72, end - 2)):
+        root = copy(own, tmp_path / str(n))
+        flip(root / FIRST_LOG, at)
+        (fault,) = verify(root)
+        assert (fault.file, fault.offset, fault.rule) == (FIRST_LOG, start, "recovery row A")
+        assert "chain unit" in fault.detail
+
+
+def test_each_of_several_damaged_places_is_named(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    places = [units_of(own)[3][0], units_of(own)[7][0], units_of(own)[12][0]]
+    for start in places:
+        flip(root / FIRST_LOG, start + 200)
+    second = sorted((root / "raymq/chain").iterdir())[1]
+    far = unpack_units(second.read_bytes())[4].start
+    flip(root / f"commitlog/{SEGMENT:020d}", far + 60 - SEGMENT)
+    faults = verify(root)
+    assert [(f.file, f.offset) for f in faults] == [
+        *((FIRST_LOG, start) for start in places),
+        (f"commitlog/{SEGMENT:020d}", far),
+    ]
+    assert [f.rule for f in faults] == ["recovery row A"] + ["bytes equal their chain unit"] * 3
+
+
+def test_rot_in_the_middle_is_damage_and_a_torn_tail_is_none(own: Path, tmp_path: Path) -> None:
+    """The same bytes lost: at the end above the synced mark a start cuts them, elsewhere it refuses."""
+    torn = copy(own, tmp_path / "torn")
+    store = MessageStore.open(torn, config=CONFIG, clock=ManualClock(1 << 42))
+    end = store.log.end
+    store.log.append(b"\0\0\1\0" + fmt.MAGIC_V1.to_bytes(4, "big") + b"x" * 40, 0)
+    store.abandon()
+    # The machine dies: the chain unit of the torn append is lost with it, and the mark is old.
+    last = sorted((torn / "raymq/chain").iterdir())[-1]
+    last.write_bytes(last.read_bytes()[:-UNIT_BYTES])
+    patch(torn / "raymq/marks", 0, struct.pack("=q", end))
+    report = check(torn)
+    assert report.faults == []
+    assert report.verdict is not None
+    assert (report.verdict.decision, report.verdict.end) == ("truncate", end)
+    assert report.verdict.row == "D"
+    rotten = copy(own, tmp_path / "rotten")
+    start = units_of(own)[2][0]
+    patch(rotten / FIRST_LOG, start, bytes(48))
+    report = check(rotten)
+    assert report.verdict is not None
+    assert (report.verdict.decision, report.verdict.end) == ("corrupt", start)
+
+
+def unit(position: int, size: int, code: int) -> bytes:
+    return struct.pack(">qiq", position, size, code)
+
+
+@pytest.mark.parametrize(
+    ("damage", "rule"),
+    [
+        (lambda old: unit(old[0] + 1, old[1], old[2]), "a unit points at its record"),
+        (lambda old: unit(old[0], old[1] + 1, old[2]), "a unit has its record's size"),
+        (lambda old: unit(old[0], old[1], old[2] + 1), "a unit has its record's tags code"),
+    ],
+)
+def test_a_changed_unit_is_named_with_its_place(
+    own: Path, tmp_path: Path, damage: Callable[[tuple[int, ...]], bytes], rule: str
+) -> None:
+    root = copy(own, tmp_path / "s")
+    old = struct.unpack_from(">qiq", (root / QUEUE).read_bytes(), 33 * 20)
+    patch(root / QUEUE, 33 * 20, damage(old))
+    (fault,) = verify(root)
+    assert (fault.file, fault.offset, fault.rule) == (QUEUE, 33 * 20, rule)
+    assert "queue offset 33" in fault.detail
+
+
+def test_a_lost_unit_and_all_behind_it_are_missing(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    patch(root / QUEUE, 33 * 20, bytes(20))
+    faults = verify(root)
+    assert [f.rule for f in faults].count("each message has its unit") == NAMED_MAX
+    missing = [f for f in faults if f.rule == "each message has its unit"]
+    assert (missing[0].file, missing[0].offset) == (QUEUE, 33 * 20)
+    # 120 messages, the first 33 are found.
+    assert missing[-1].detail.endswith(f"and {87 - NAMED_MAX} more")
+    assert "nothing stands behind the last unit" in [f.rule for f in faults]
+
+
+def test_a_lost_consume_queue_is_a_fault_while_another_one_would_hide_it_from_a_start(
+    own: Path, golden: Path, tmp_path: Path
+) -> None:
+    root = copy(own, tmp_path / "one")
+    shutil.rmtree(root / "consumequeue/t/1")
+    faults = verify(root)
+    assert {f.file for f in faults} == {"consumequeue/t/1"}
+    # Without any a start makes all of them again.
+    shutil.rmtree(root / "consumequeue")
+    assert verify(root) == []
+    other = copy(golden, tmp_path / "golden")
+    shutil.rmtree(other / "consumequeue/BatchT")
+    assert {f.rule for f in verify(other)} == {"each message has its unit"}
+
+
+def test_a_unit_without_a_record_is_a_fault(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    file = root / QUEUE
+    count = 120 - 100  # of the second file of 100 units
+    second = file.with_name(f"{2000:020d}")
+    patch(second, count * 20, unit(0, 100, 0))
+    (fault,) = verify(root)
+    assert (fault.file, fault.offset) == (f"consumequeue/t/1/{2000:020d}", count * 20)
+    assert fault.rule == "a unit points at its record"
+
+
+def test_a_torn_or_broken_chain_is_a_fault_of_an_orderly_end_only(
+    own: Path, tmp_path: Path
+) -> None:
+    root = copy(own, tmp_path / "torn")
+    file = sorted((root / "raymq/chain").iterdir())[-1]
+    file.write_bytes(file.read_bytes()[:-7])
+    assert [f.rule for f in verify(root)] == [
+        "chain files hold whole units",
+        "the chain covers the log",
+    ]
+    (root / "abort").write_bytes(b"1")
+    assert verify(root) == []
+    root = copy(own, tmp_path / "broken")
+    flip(root / CHAIN, 9 * UNIT_BYTES + 30)
+    faults = verify(root)
+    assert [(f.file, f.offset, f.rule) for f in faults] == [
+        (CHAIN, 9 * UNIT_BYTES, "a chain unit continues the one before")
+    ]
+
+
+def test_the_checkpoint_is_as_long_as_it_must_be_and_not_ahead_of_the_log(
+    own: Path, golden: Path, tmp_path: Path
+) -> None:
+    for n, source in enumerate((own, golden)):
+        root = copy(source, tmp_path / str(n))
+        patch(root / "checkpoint", 8, struct.pack(">q", 1 << 60))
+        (fault,) = verify(root)
+        assert (fault.file, fault.offset) == ("checkpoint", 8)
+        (root / "checkpoint").write_bytes(b"\0" * 20)
+        (fault,) = verify(root)
+        assert (fault.file, fault.rule) == ("checkpoint", "the checkpoint has its five longs")
+
+
+def test_marks_are_one_page_of_offsets_below_the_appended_end(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    patch(root / "raymq/marks", 24, struct.pack("=q", -5))
+    (fault,) = verify(root)
+    assert (fault.file, fault.offset) == ("raymq/marks", 24)
+
+
+def test_a_poisoned_store_says_so(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    store = MessageStore.open(root, config=CONFIG, clock=ManualClock(1 << 42))
+    store.log.poison("fdatasync: EIO")
+    store.abandon()
+    assert [(f.file, f.rule) for f in verify(root)] == [("raymq/meta", "poisoned")]
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "rule"),
+    [
+        (ENTRIES + 7 * 20, b"\0\0\0\1", "an index entry is of a key of its record"),
+        (ENTRIES + 7 * 20 + 4, struct.pack(">q", 3), "an index entry is of a key of its record"),
+        (ENTRIES + 7 * 20 + 12, struct.pack(">i", 9999), "an index entry has its record's time"),
+        (
+            ENTRIES + 136 * 20 + 16,
+            struct.pack(">i", 2),
+            "entries of a slot are linked, newest first",
+        ),
+        (40 + 4 * 55, struct.pack(">i", 1), "entries of a slot are linked, newest first"),
+        (32, struct.pack(">i", 5), "an index header says what its entries say"),
+        (16, struct.pack(">q", 5), "an index header says what its entries say"),
+        (36, struct.pack(">i", 500), "an index header says what its entries say"),
+        (36, struct.pack(">i", 120), "each key of a record has an index entry"),
+    ],
+)
+def test_a_changed_index_is_named(
+    golden: Path, tmp_path: Path, offset: int, data: bytes, rule: str
+) -> None:
+    root = copy(golden, tmp_path / "s")
+    patch(root / INDEX, offset, data)
+    if rule.startswith("each key"):
+        # Entries are lost from the end; the header would say so, but for its last offset.
+        last = struct.unpack_from(">q", (root / INDEX).read_bytes(), ENTRIES + 136 * 20 + 4)[0]
+        patch(root / INDEX, 24, struct.pack(">q", last))
+    faults = verify(root)
+    assert {f.file for f in faults} == {INDEX}
+    assert rule in {f.rule for f in faults}
+    first = next(f for f in faults if f.rule == rule)
+    if offset >= ENTRIES and not rule.startswith("each"):
+        assert first.offset == ENTRIES + (offset - ENTRIES) // 20 * 20
+
+
+def test_an_index_file_of_another_length_and_one_of_a_crashed_store(
+    golden: Path, tmp_path: Path
+) -> None:
+    root = copy(golden, tmp_path / "s")
+    data = (root / INDEX).read_bytes()
+    (root / INDEX).write_bytes(data[:-1])
+    assert [f.rule for f in verify(root)] == ["an index file has its header, slots and entries"]
+    (root / INDEX).write_bytes(data)
+    flip(root / INDEX, 34)
+    assert len(verify(root)) == 1
+    # RocketMQ deletes the file then and makes it again.
+    (root / "abort").write_bytes(b"1")
+    assert verify(root) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "offset"),
+    [
+        (b'{"offsetTable":{"t@g":{0:12,1:3}}}', None),
+        (b'{"a":"x,1:2","b":{ -5 :1}}', None),
+        (b"", None),
+        (b'{"a":', 5),
+        (b"[1]", 0),
+        (b'{"a":\xff}', 5),
+    ],
+)
+def test_config_files_are_read_in_fastjsons_dialect(
+    golden: Path, tmp_path: Path, text: bytes, offset: int | None
+) -> None:
+    root = copy(golden, tmp_path / "s")
+    (root / "config").mkdir()
+    (root / "config" / "consumerOffset.json").write_bytes(text)
+    faults = verify(root)
+    if offset is None:
+        assert faults == []
+    else:
+        (fault,) = faults
+        assert (fault.file, fault.offset) == ("config/consumerOffset.json", offset)
+
+
+def test_a_digit_in_a_string_is_no_key() -> None:
+    assert why_no_object(json.dumps({"k": '{1:"', "m": "\\"}).encode()) is None
+
+
+def timer_unit(position: int, previous: int) -> bytes:
+    row = np.zeros(1, dtype=TIMER_UNIT_DTYPE)
+    row["size"], row["previous"], row["position"], row["magic"] = 52, previous, position, 1
+    return row.tobytes()
+
+
+def test_timer_files_point_at_records_and_at_each_other(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    start, _ = units_of(own)[5]
+    (root / "timerlog").mkdir()
+    log = root / "timerlog" / f"{0:020d}"
+    log.write_bytes((timer_unit(start, -1) + timer_unit(start, 0)).ljust(5200, b"\0"))
+    wheel = root / "timerwheel"
+    wheel.write_bytes(bytes(32) + struct.pack(">qqqii", 5, 0, 52, 2, 0) + bytes(64))
+    assert verify(root) == []
+    patch(log, 52 + 28, struct.pack(">q", start + 1))
+    patch(wheel, 32 + 16, struct.pack(">q", 104))
+    assert [(f.file, f.offset) for f in verify(root)] == [
+        (f"timerlog/{0:020d}", 52),
+        ("timerwheel", 32),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "TopicTest#k1", "polygenelubricants", "标签", "x#😀", "é"]
+)
+def test_hashes_of_a_column_are_javas(text: str) -> None:
+    column = pa.array(["pad", text, text + "z"]).slice(1)
+    assert java_hashes(column).tolist() == [fmt.java_hash(text), fmt.java_hash(text + "z")]
+
+
+def test_half_a_group_is_left_out_as_a_start_would(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    store = MessageStore.open(root, config=CONFIG, clock=ManualClock(1 << 42))
+    store.put_internal("PROGRESS", json.dumps({"service": "x", "set": {}, "end": 1 << 50}).encode())
+    store.abandon()
+    assert verify(root) == []

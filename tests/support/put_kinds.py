@@ -1,0 +1,116 @@
+"""Puts the kinds of message_kinds into a store of ours: as a producer does, else as the store's own services do."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from raymq.store import record
+from raymq.store.inner_message import InnerMessage
+from raymq.store.message_store import MessageStore
+from raymq.store.properties import encode as encode_properties
+from raymq.store.put import PutRequest
+from tests.support.message_kinds import BORN_MS, IPV4, Kind
+
+QUEUES = 4
+#: the levels of RocketMQ's messageDelayLevel
+LEVELS = 18
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+
+
+def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer: int | None = None) -> None:
+    """Put each kind; a producer's stamps go into those that are ordinary puts."""
+    sequences: dict[tuple[str, int], int] = {}
+    for kind in kinds:
+        if is_ordinary(kind):
+            if kind["topic"] not in store.state.topics:
+                store.create_topic(kind["topic"], QUEUES, [0])
+            put(store, kind, producer, sequences)
+        else:
+            put_inner(store, rewritten(kind))
+
+
+def is_ordinary(kind: Kind) -> bool:
+    """Whether it is what a producer may send to us."""
+    brokers_own = kind.keys() & {"flag", "sysFlag", "reconsume", "prepared"}
+    names = kind["properties"].keys() & {"DELAY", "TIMER_DELIVER_MS", "long"}
+    topic = kind["topic"].startswith(("RMQ_SYS", "%DLQ%"))
+    return not (brokers_own or names or topic) and kind["bornHost"] == IPV4
+
+
+def put(
+    store: MessageStore, kind: Kind, producer: int | None, sequences: dict[tuple[str, int], int]
+) -> None:
+    """As a producer does."""
+    bodies = [base64.b64decode(body) for body in kind.get("batch", [kind.get("body")])]
+    properties = dict(kind["properties"])
+    tag = properties.pop("TAGS", None)
+    text = encode_properties(properties) if properties else None
+    count = len(bodies)
+    rows = pa.record_batch(
+        [
+            pa.array(bodies, pa.binary()),
+            pa.array([tag] * count, pa.string()),
+            pa.array([text] * count, pa.binary()),
+            pa.array([BORN_MS] * count, pa.int64()),
+        ],
+        schema=record.PUT_SCHEMA,
+    )
+    key = (kind["topic"], kind["queueId"])
+    first = sequences.get(key, 0)
+    store.put(PutRequest(*key, rows, producer, 0, first, "quorum"))
+    sequences[key] = first + count
+
+
+def put_inner(store: MessageStore, kind: Kind) -> None:
+    """As the store's own services do; its store host is the store's."""
+    message = InnerMessage(
+        kind["topic"],
+        kind["queueId"],
+        base64.b64decode(kind["body"]),
+        kind["properties"],
+        flag=kind.get("flag", 0),
+        sys_flag=kind.get("sysFlag", 0),
+        born_time_ms=kind["born"],
+        born_host=tuple(kind["bornHost"]),
+        reconsume_times=kind.get("reconsume", 0),
+        prepared_transaction_offset=kind.get("prepared", 0),
+    )
+    store.put_inner([message])
+
+
+def rewritten(kind: Kind) -> Kind:
+    """A message for later as HookUtils rewrites it."""
+    properties = dict(kind["properties"])
+    real = {"REAL_TOPIC": kind["topic"], "REAL_QID": str(kind["queueId"])}
+    if "TIMER_DELIVER_MS" in properties:
+        deliver_ms = int(properties["TIMER_DELIVER_MS"])
+        if deliver_ms <= time.time() * 1000:
+            return kind
+        # Whole seconds, and always before the time that was asked for.
+        out_ms = (deliver_ms - 1) // 1000 * 1000
+        properties |= {"TIMER_OUT_MS": str(out_ms), **real}
+        return {**kind, "topic": TIMER_TOPIC, "queueId": 0, "properties": properties}
+    if "DELAY" not in properties:
+        return kind
+    level = min(int(properties["DELAY"]), LEVELS)
+    properties |= {
+        "DELAY": str(level),
+        "REAL_TOPIC": kind["topic"],
+        "REAL_QID": str(kind["queueId"]),
+    }
+    return {**kind, "topic": "SCHEDULE_TOPIC_XXXX", "queueId": level - 1, "properties": properties}
+
+
+def dispatch_all(store: MessageStore) -> None:
+    """Sync, confirm and dispatch all that is in the log."""
+    log = store.log
+    log.sync()
+    log.note_confirmed(log.end)
+    while store.dispatched < log.end:
+        before = store.dispatched
+        if store.dispatch(log.end) == before:
+            raise ValueError(f"dispatch stays at {before}, the log ends at {log.end}")

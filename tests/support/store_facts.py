@@ -1,0 +1,216 @@
+"""What a store holds, as we read it, in the lines of the oracle (tests/interop/java/StoreReader.java).
+
+Everything comes through the store's own reading: the walk and decode of records, consume queues, fetch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.config import StoreConfig
+from raymq.store.files import Files
+from raymq.store.message_store import MessageStore
+from raymq.store.properties import decode as decode_properties
+from tests.support.oracle import copied
+from tests.support.put_kinds import dispatch_all
+
+Line = dict[str, Any]
+#: the names that a line is known by, a kind
+NAMES = {
+    "record": ("phy",),
+    "queue": ("topic", "queueId"),
+    "unit": ("topic", "queueId", "offset"),
+    "time": ("topic", "queueId", "time"),
+    "key": ("topic", "key"),
+}
+
+
+def table(lines: Iterable[Line], *kinds: str) -> dict[tuple[Any, ...], Line]:
+    """Lines of these kinds by what they are about; a pair that is there twice is an error."""
+    found: dict[tuple[Any, ...], Line] = {}
+    for line in lines:
+        if line["kind"] in kinds:
+            key = (line["kind"], *(line[name] for name in NAMES[line["kind"]]))
+            if key in found:
+                raise ValueError(f"twice: {key}")
+            found[key] = line
+    return found
+
+
+def differences(
+    ours: dict[tuple[Any, ...], Line], theirs: dict[tuple[Any, ...], Line]
+) -> list[str]:
+    """Each difference as a line of text; none when every field of every line is equal."""
+    found = []
+    for key in sorted(ours.keys() | theirs.keys(), key=repr):
+        mine, other = ours.get(key), theirs.get(key)
+        if mine is None or other is None:
+            found.append(
+                f"{key}: only {'RocketMQ' if mine is None else 'we'} have it: {mine or other}"
+            )
+            continue
+        for name in sorted(mine.keys() | other.keys()):
+            if mine.get(name) != other.get(name):
+                found.append(f"{key} {name}: we {mine.get(name)!r}, RocketMQ {other.get(name)!r}")
+    return found
+
+
+def assert_same(
+    ours: Iterable[Line], theirs: Iterable[Line], *, index: bool, times: bool = True
+) -> None:
+    """Zero differences in records, queues and units; in the index where it must be complete.
+
+    And in offsets by time, where store times never go back: RocketMQ searches by halves.
+    """
+    mine, other = list(ours), list(theirs)
+    read = ("record", "queue", "unit")
+    found = differences(table(mine, *read), table(other, *read))
+    if times:
+        found += differences(expected_times(mine), table(other, "time"))
+    if index:
+        found += differences(expected_keys(mine), table(other, "key"))
+    assert not found, "\n".join([f"{len(found)} differences", *found[:20]])
+    assert any(line["kind"] == "unit" for line in mine)
+
+
+def read_copy(root: Path, config: StoreConfig, *, files: Files | None = None) -> list[Line]:
+    """Say everything that we read of a store; it stays as it is."""
+    with copied(root, root.parent) as copy:
+        store = MessageStore.open(copy, config=config, files=files)
+        try:
+            dispatch_all(store)
+            return [*records(store, config.segment_size_bytes), *queues(store)]
+        finally:
+            store.abandon()
+
+
+def records(store: MessageStore, segment: int) -> Iterable[Line]:
+    """Every record of the log, by physical offset."""
+    log = store.log
+    for base in range(log.start - log.start % segment, log.end, segment):
+        view, _ = log.view(base)
+        stop = min(log.end - base, segment)
+        walk = record.walk(view, base, stop=stop)
+        rows = record.decode(view, walk.positions - base, walk.sizes).to_pylist()
+        for row, at, size in zip(rows, walk.positions.tolist(), walk.sizes.tolist(), strict=True):
+            yield line_of(row, at, bytes(view[at - base : at - base + size]))
+
+
+def line_of(row: dict[str, Any], at: int, raw: bytes) -> Line:
+    """One record as the oracle tells it."""
+    properties = decode_properties(row["properties"])
+    host, _, port = row["store_host"].rpartition(":")
+    return {
+        "kind": "record",
+        "phy": at,
+        "field": row["physical_offset"],
+        "size": len(raw),
+        "magic": int.from_bytes(raw[4:8], "big"),
+        "topic": row["topic"],
+        "queueId": row["queue_id"],
+        "queueOffset": row["queue_offset"],
+        "flag": row["flag"],
+        "sysFlag": row["sys_flag"],
+        "bodyCRC": row["body_crc"],
+        "born": row["born_time_ms"],
+        "bornHost": row["born_host"],
+        "stored": row["store_time_ms"],
+        "storeHost": row["store_host"],
+        "reconsume": row["reconsume_times"],
+        "prepared": row["prepared_transaction_offset"],
+        "tags": properties.get("TAGS"),
+        "keys": properties.get("KEYS"),
+        "bodyLength": len(row["body"]),
+        "properties": properties,
+        "msgId": fmt.offset_message_id(host.strip("[]"), int(port), at),
+        "sha256": hashlib.sha256(raw).hexdigest(),
+    }
+
+
+def queues(store: MessageStore) -> Iterable[Line]:
+    """Every consume queue: its limits, its units, and what fetch gives for each."""
+    for topic, queue_id in store.queues():
+        low, high = store.queue_range(topic, queue_id)
+        yield {"kind": "queue", "topic": topic, "queueId": queue_id, "min": low, "max": high}
+        fetched: dict[int, bytes] = {}
+        offset = low
+        while offset < high:
+            part = store.fetch(topic, queue_id, offset, max_bytes=1 << 20, max_records=1000)
+            raws = [] if part.records is None else part.records.to_pylist()
+            fetched.update(zip(range(offset, part.next_offset), raws, strict=True))
+            offset = part.next_offset
+        units = store.consume_queues.get(topic, queue_id).read(low, high - low).tolist()
+        for offset, (position, size, tags_code) in enumerate(units, low):
+            raw = fetched[offset]
+            row = record.decode(raw, [0], [len(raw)]).to_pylist()[0]
+            host, _, port = row["store_host"].rpartition(":")
+            yield {
+                "kind": "unit",
+                "topic": topic,
+                "queueId": queue_id,
+                "offset": offset,
+                "position": position,
+                "size": size,
+                "tagsCode": tags_code,
+                "queueOffset": row["queue_offset"],
+                "msgId": fmt.offset_message_id(host.strip("[]"), int(port), row["physical_offset"]),
+                "sha256": hashlib.sha256(raw).hexdigest(),
+            }
+
+
+def expected_times(lines: Iterable[Line]) -> dict[tuple[Any, ...], Line]:
+    """The answers to RocketMQ's questions for offsets by time, from the records alone.
+
+    Lower: the first message stored at that time or later, else the end. Upper: the last one stored then or earlier,
+    else 0.
+    """
+    everything = list(lines)
+    stored = {line["phy"]: line["stored"] for line in everything if line["kind"] == "record"}
+    times: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for line in everything:
+        if line["kind"] == "unit":
+            queue = times.setdefault((line["topic"], line["queueId"]), [])
+            queue.append((line["offset"], stored[line["position"]]))
+    found = {}
+    for (topic, queue_id), rows in times.items():
+        for time in {at + step for _, at in rows for step in (-1, 0, 1)}:
+            line = {"kind": "time", "topic": topic, "queueId": queue_id, "time": time}
+            line["lower"] = min((o for o, at in rows if at >= time), default=rows[-1][0] + 1)
+            line["upper"] = max((o for o, at in rows if at <= time), default=0)
+            found["time", topic, queue_id, time] = line
+    return found
+
+
+def expected_keys(lines: Iterable[Line]) -> dict[tuple[Any, ...], Line]:
+    """Topic and key -> what a complete index finds, oldest first: each record that carries a key of the same hash."""
+    carriers: dict[int, list[int]] = {}
+    names: set[tuple[str, str]] = set()
+    for line in lines:
+        if line["kind"] != "record":
+            continue
+        words = [line["properties"].get("UNIQ_KEY"), *(line["keys"] or "").split(" ")]
+        pairs = {(line["topic"], word) for word in words if word}
+        names |= pairs
+        if line["sysFlag"] & 0xC != 0xC:  # what was rolled back is not indexed
+            for code in {key_hash(*pair) for pair in pairs}:
+                carriers.setdefault(code, []).append(line["phy"])
+    return {
+        ("key", topic, key): {
+            "kind": "key",
+            "topic": topic,
+            "key": key,
+            "found": carriers.get(key_hash(topic, key), []),
+        }
+        for topic, key in names
+    }
+
+
+def key_hash(topic: str, key: str) -> int:
+    """What the index knows of a key."""
+    code = abs(fmt.java_hash(f"{topic}#{key}"))
+    return 0 if code == 1 << 31 else code
