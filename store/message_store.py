@@ -39,6 +39,7 @@ from .state import (
     PROGRESS,
     TOPIC,
     ShardState,
+    reading_internal,
 )
 from .topics import check_new_topic
 
@@ -128,12 +129,25 @@ class MessageStore:
         complete = min(known, log.marks.dispatched_end) if doubt else known
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
 
+        boundaries = {log.start, -1}
+
+        def visit(view: memoryview, base: int, walk: record.Walk) -> None:
+            if base <= complete <= walk.end and complete in (base, *(walk.positions + walk.sizes)):
+                boundaries.add(complete)
+            self._visit(view, base, walk)
+
         def settle(end: int) -> None:
+            nonlocal complete
+            if complete <= end and complete not in boundaries:
+                # They end inside a record: damaged, so all of them are built anew.
+                complete = -1
             # Above what was synced a unit may be torn: it is dispatched again.
-            self.consume_queues.truncate(min(end, max(complete, 0)) if doubt else end)
+            self.consume_queues.truncate(
+                min(end, max(complete, 0)) if doubt or complete < 0 else end
+            )
 
         scan_start = self._scan_start(low)
-        log.recover(scan_start, self._visit, settle)
+        log.recover(scan_start, visit, settle)
         if self.put_path.group[1] > log.end:
             self._cut_half_group(scan_start)
             self.consume_queues.truncate(log.end)
@@ -199,9 +213,11 @@ class MessageStore:
             tags = rows.tag_column(run.batch.column("properties")).to_pylist()
             bodies = run.batch.column("body").to_pylist()
             for tag, body, at in zip(tags, bodies, run.positions.tolist(), strict=True):
-                if tag == PROGRESS.encode():
-                    self.put_path.group = (at, int(json.loads(body)["end"]))
-                self.state.apply_internal((tag or b"").decode(), body)
+                kind = (tag or b"").decode("utf-8", "replace")
+                with reading_internal(kind, at):
+                    if kind == PROGRESS:
+                        self.put_path.group = (at, int(json.loads(body)["end"]))
+                    self.state.apply_internal(kind, body)
         self.state.apply_rows(
             run.topic,
             run.queue_id,

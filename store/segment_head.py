@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import properties, record
 from .mapped_file import MappedFile
 from .record_walk import layout
-from .state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts
+from .state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts, reading_internal
 
 
 def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, int]:
@@ -21,10 +21,14 @@ def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, i
         if not len(walk.positions):
             return None, at
         places, _ = layout(view, walk.positions - file.start, walk.sizes)
-        body_start, body_end, topic_start, topic_end, start, end = (int(at[0]) for at in places)
-        tag = properties.decode(bytes(view[start:end])).get(properties.TAGS)
+        body_start, body_end, topic_start, topic_end, low, high = (
+            int(place[0]) for place in places
+        )
+        tag = properties.decode(bytes(view[low:high])).get(properties.TAGS)
         if view[topic_start:topic_end] != INTERNAL_TOPIC.encode() or tag != SNAPSHOT:
             return None, at
+        with reading_internal(SNAPSHOT, at):
+            complete = parts.add(bytes(view[body_start:body_end])) is not None
         at = walk.end
-        if parts.add(bytes(view[body_start:body_end])) is not None:
+        if complete:
             return at, at

@@ -74,7 +74,9 @@ class Checker:
             foretold = inspect_store(ROOT, image)
         store = open_store(image, self.trace.config)
         if foretold is not None:
-            assert foretold.faults == [], "verify calls a fault what recovery mends"
+            assert foretold.faults == [], (
+                f"{foretold.faults} verify calls a fault what recovery mends"
+            )
             if foretold.verdict is not None:
                 assert store.log.recovered is not None
                 assert foretold.verdict.end == store.log.recovered.end, "verify finds another end"

@@ -87,7 +87,9 @@ def recover_and_go_on(trace: Trace, image: SimulatedDisk, *, power: bool) -> Non
     trace.begin_with_crash(image, power=power)
     with fixed_names():
         trace.go_on()
-    if "t" in trace.store.state.topics:
+    if trace.groups and "t" in trace.store.state.topics:
+        trace.put_group(2, 50)
+    elif "t" in trace.store.state.topics:
         trace.put(0, 1, 50)
     trace.ack()
     trace.store.close()

@@ -36,7 +36,7 @@ CONFIG = StoreConfig(
     consume_queue_file_size_bytes=400,
     max_message_bytes=2000,
     prewrite_window_bytes=8 * 1024,
-    max_hash_slot_num=16,
+    max_hash_slot_num=10,
     max_index_num=40,
 )
 #: snapshots stand within segments

@@ -65,6 +65,8 @@ class Host:
         self.errors: list[Exception] = []
         #: the log was cut, or was to be cut
         self.cut = False
+        #: the store could not take back an append, and said that it stopped writing
+        self.stopped = False
         #: what fails fails only once
         self.once = False
         self._number = 0
@@ -95,6 +97,7 @@ class Host:
         except Expected as error:
             self.errors.append(error)
             self.refused += bodies
+            self.stopped = self.store.log.poisoned is not None
         else:
             self.open_bodies += bodies
 
@@ -348,9 +351,10 @@ def _check(host: Host) -> None:
         try:
             opened = open_store(image, host.config)
         except Corrupt as refusal:
-            if refusal.fields.get("rule") != "poisoned" or not (
+            poisoned = refusal.fields.get("rule") == "poisoned" and (
                 host.cut or _a_sync_failed(host.disk)
-            ):
+            )
+            if not poisoned and not (host.stopped and not host.once):
                 raise
             continue
         _check_opened(opened, host, power=power)
