@@ -23,7 +23,7 @@ Done = TypeVar("Done")
 #: combinations tried at each place of a recovery that crashes again
 SECOND_LIMIT = 6
 #: disks of each trace whose recovery crashes again
-SECOND_IMAGES = 5
+SECOND_IMAGES = 4
 
 
 class Task(NamedTuple):

@@ -627,24 +627,24 @@ def fixed_names() -> Iterator[None]:
 TRACES: dict[str, tuple[Callable[[int], Trace], int]] = {
     make.__name__: (make, limit)
     for make, limit in (
-        (appends, 48),
-        (large_properties, 48),
-        (rolls, 12),
-        (checkpoints, 24),
-        (snapshots, 12),
+        (appends, 56),
+        (large_properties, 56),
+        (rolls, 10),
+        (checkpoints, 20),
+        (snapshots, 10),
         (truncations, 12),
-        (clean_closes, 16),
+        (clean_closes, 12),
         (large_snapshots, 6),
         (broken_snapshots, 6),
         (sealed, 32),
-        (administration, 12),
-        (full_disk, 32),
-        (pooled, 48),
+        (administration, 10),
+        (full_disk, 24),
+        (pooled, 56),
         (foreign, 48),
         (reopened, 64),
-        (indexed, 10),
-        (middles, 10),
-        (groups, 12),
+        (indexed, 8),
+        (middles, 8),
+        (groups, 10),
     )
 }
 
