@@ -86,8 +86,8 @@ class Reader:
         if not good.all():
             row = int(good.argmin())
             raise Corrupt(
-                f"unit {offset + row} of queue {queue_id} of {topic} points at no record; stop the store and delete its "
-                "directory consumequeue, the next start builds it anew",
+                f"unit {offset + row} of queue {queue_id} of {topic} points at no record; stop the store and "
+                "delete its directory consumequeue, the next start builds it anew",
                 path=f"consumequeue/{topic}/{queue_id}",
                 offset=offset + row,
                 rule="a unit points at its record",

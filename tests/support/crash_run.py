@@ -14,7 +14,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from tests.support.crash_check import Checker, states
-from tests.support.crash_traces import SEED, TRACES, Trace, fixed_names, make_trace
+from tests.support.crash_traces import SEED, Trace, fixed_names
+from tests.support.crash_workloads import TRACES, make_trace
 from tests.support.simulated_disk import SimulatedDisk
 
 Key = TypeVar("Key", bound=Hashable)
