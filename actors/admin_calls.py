@@ -48,9 +48,15 @@ class AdminCalls:
         self._host.housekeeper.delete_now()
         return {}
 
-    def _op_create_topic(self, name: str, queues: int, shards: list[int]) -> dict[str, Any]:
+    def _op_create_topic(
+        self,
+        name: str,
+        queues: int,
+        shards: list[int],
+        attributes: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
         self._host.check_serving()
-        appended = self._host.store.create_topic(name, queues, shards)
+        appended = self._host.store.create_topic(name, queues, shards, attributes)
         if appended is None:
             return {"created": False}
         self._host.await_promise(appended)

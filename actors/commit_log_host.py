@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from raymq.store.clock import Clock
+from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.config import StoreConfig
 from raymq.store.errors import (
     Corrupt,
@@ -161,6 +162,18 @@ class LeaderHost:
                     target=lambda: self.scrub.run(stopping), name="raymq-scrub", daemon=True
                 )
             )
+        self.compaction = CompactionService(
+            self.store.compaction,
+            interval_ms=config.compaction_interval_ms,
+            now_ms=self.clock.monotonic_ms(),
+        )
+        self._threads.append(
+            threading.Thread(
+                target=lambda: self.compaction.run(stopping, self.clock),
+                name="raymq-compaction",
+                daemon=True,
+            )
+        )
         for thread in self._threads:
             thread.start()
         self._dispatcher.wake()
@@ -394,6 +407,7 @@ class LeaderHost:
             else {"row": log_.recovered.row, "end": log_.recovered.end},
             "counters": vars(self.counters),
             "scrub": self.scrub.status(),
+            "compaction": {"error": self.compaction.failed},
             "metrics": as_status(read_leader(self)),
             "flags": self.store.flags.names(),
             "clean": {**self.store.cleaner.as_status(), "error": self.housekeeper.failed},
@@ -417,6 +431,7 @@ class LeaderHost:
         self._appender.wake()
         self._ahead.wake()
         self.scrub.wake()
+        self.compaction.wake()
         self.housekeeper.wake()
         self._dispatcher.stop()
         self._delays.stop()

@@ -189,6 +189,9 @@ def _topics(commands: Any, both: Sequence[argparse.ArgumentParser]) -> None:
     create = verbs.add_parser("create", parents=both, help="make a topic")
     create.add_argument("topic", metavar="TOPIC")
     create.add_argument("--queues", type=_count(1), default=4, metavar="N", help="default: 4")
+    create.add_argument(
+        "--compacted", action="store_true", help="keep the latest message of each index key"
+    )
     create.set_defaults(run=cli_commands.topic_create)
     describe = verbs.add_parser("describe", parents=both, help="a topic's queues and offsets")
     describe.add_argument("topic", metavar="TOPIC")

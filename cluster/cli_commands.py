@@ -208,7 +208,8 @@ def topic_list(options: argparse.Namespace, console: Console) -> int:
 def topic_create(options: argparse.Namespace, console: Console) -> int:
     """raymq topic create TOPIC"""
     with _cluster(options, console) as cluster:
-        created = cluster.create_topic(options.topic, queues=options.queues)
+        more = {"compacted": True} if options.compacted else {}
+        created = cluster.create_topic(options.topic, queues=options.queues, **more)
     if options.json:
         console.json({"topic": options.topic, "queues": options.queues, "created": created})
     else:

@@ -39,6 +39,8 @@ from .marks import Marks
 from .meta import Meta
 from .recovery import Decision, Recovered
 
+#: in `raymq/meta`: a sync of a consume queue failed, and what is in the page cache of one may never reach the disk
+QUEUES_DOUBTFUL = "queues_doubtful"
 #: a record may end no closer than this to the end of its file (reference 1.5)
 BLANK_BYTES = 8
 
@@ -539,6 +541,7 @@ class CommitLog:
                 "boot_id": self._boot_id,
                 "clean": False,
                 "cut": None,
+                QUEUES_DOUBTFUL: None,
                 "pool": pool_name,
                 **self._identity,
             }

@@ -29,6 +29,18 @@ class StoreConfig:
     max_index_num: int = 20_000_000
     #: most messages that a query by key returns (maxMsgsNumBatch)
     max_msgs_num_batch: int = 64
+    #: bytes of units that one read looks at, if it may not have more messages (maxFilterMessageSize)
+    max_filter_message_size: int = 16_000
+    #: consume queue files that one read looks at while it finds nothing (travelCqFileNumWhenGetMessage)
+    travel_cq_file_num_when_get_message: int = 1
+    #: percent of this host's memory: records that far behind the log's end are taken for being in the page cache
+    #: (accessMessageInMemoryMaxRatio)
+    access_message_in_memory_max_ratio: int = 40
+    #: most bytes and messages of one read: in the page cache, and on disk (maxTransfer...OnMessageIn...)
+    max_transfer_bytes_on_message_in_memory: int = 262_144
+    max_transfer_count_on_message_in_memory: int = 32
+    max_transfer_bytes_on_message_in_disk: int = 65_536
+    max_transfer_count_on_message_in_disk: int = 8
     #: "sync": acknowledged after fdatasync (SYNC_FLUSH); "async": flushed in the background (ASYNC_FLUSH)
     flush: Literal["sync", "async"] = "sync"
     #: a sync flush that takes longer answers FLUSH_DISK_TIMEOUT (syncFlushTimeout)
@@ -63,9 +75,9 @@ class StoreConfig:
     scrub_bytes_per_s: int = 8 * MIB
     #: from the end of one such pass to the beginning of the next
     scrub_pause_ms: int = 7 * 24 * 3600 * 1000
-    #: bytes of one file of a compacted queue (compactionMappedFileSize)
+    #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for what is made of both
     compaction_file_size_bytes: int = 100 * MIB
-    #: bytes of the file of its units, rounded down to whole units of 46 (compactionCqMappedFileSize)
+    #: bytes of the file of its units (compactionCqMappedFileSize)
     compaction_queue_file_size_bytes: int = 10 * MIB
     #: compacted queues are compacted so often (compactionScheduleInternal)
     compaction_interval_ms: int = 15 * 60 * 1000

@@ -308,6 +308,10 @@ class Files:
         os.replace(temporary, path)
         self.sync_dir(path.parent)
 
+    def memory_bytes(self) -> int:
+        """This host's memory."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
     def boot_id(self) -> str:
         """Changes with every boot of the machine: page cache written before it may be gone."""
         try:

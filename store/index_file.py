@@ -35,6 +35,8 @@ require(ENTRY_BYTES == 20, "an index entry has 20 bytes", found=ENTRY_BYTES)
 
 #: entries of a chain that are followed one by one; from there on all entries are looked through at once
 CHAIN_STEPS = 2048
+#: entries that are written one by one
+FEW_ENTRIES = 4
 #: entries looked through in one go
 SCAN_ENTRIES = 1 << 16
 
@@ -161,6 +163,9 @@ class IndexFile:
         require(0 < count <= self.room, "entries fit the file", count=count, room=self.room)
         if self._torn:
             self.cut(header.count)
+        if count <= FEW_ENTRIES:
+            self._append_few(hashes.tolist(), physical_offsets.tolist(), times_ms.tolist())
+            return
         begin = header.begin_time_ms
         first_time = int(times_ms[0])
         seconds = np.zeros(count, dtype=np.int64)
@@ -203,6 +208,47 @@ class IndexFile:
                 int(physical_offsets[-1]),
                 header.slots_used + new_chains,
                 header.count + count,
+            )
+        )
+        self._torn = False
+
+    def _append_few(
+        self, hashes: list[int], physical_offsets: list[int], times_ms: list[int]
+    ) -> None:
+        """The same, one entry after the other: arrays would cost more than the work."""
+        self._slots()
+        slots, header = self._slot_map, self.header
+        require(slots is not None, "the slots are mapped")
+        begin, number = header.begin_time_ms, header.count
+        entries = []
+        heads: dict[int, bytes] = {}
+        new_chains = 0
+        for hashed, offset, time_ms in zip(hashes, physical_offsets, times_ms, strict=True):
+            place = HEADER.size + hashed % self._slot_count * SLOT_BYTES
+            head = heads.get(place) or bytes(slots[place : place + SLOT_BYTES])  # type: ignore[index]
+            seconds = (time_ms - begin) // 1000 if begin > 0 else 0
+            previous = int.from_bytes(head, "big")
+            entries.append(_ENTRY.pack(hashed, offset, min(max(seconds, 0), _INT_MAX), previous))
+            heads[place] = number.to_bytes(SLOT_BYTES, "big")
+            new_chains += not previous
+            if number == 1:
+                begin = time_ms
+            number += 1
+        at = HEADER.size + self._slot_count * SLOT_BYTES + header.count * ENTRY_BYTES
+        self.dirty = self._torn = True
+        self._files.pwrite(self._fd, b"".join(entries), at)
+        fail_point("index.entries_written")
+        for place, head in heads.items():
+            slots[place : place + SLOT_BYTES] = head  # type: ignore[index]
+        fail_point("index.slots_written")
+        self._write_header(
+            Header(
+                begin,
+                times_ms[-1],
+                physical_offsets[0] if header.count <= 1 else header.begin_offset,
+                physical_offsets[-1],
+                header.slots_used + new_chains,
+                number,
             )
         )
         self._torn = False

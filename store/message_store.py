@@ -6,6 +6,7 @@ builds consume queues from log[0, C); `fetch` reads them. The engine is usable a
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,16 +17,19 @@ import pyarrow as pa
 from . import config_json, record, rows
 from .clean import CleanService, Derived
 from .clock import Clock
-from .commit_log import CommitLog
+from .commit_log import QUEUES_DOUBTFUL, CommitLog
 from .compaction.compaction_store import CompactionStore
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch
+from .errors import RayMQError, Rejected, Unavailable
 from .failpoints import fail_point
 from .files import Files
+from .get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .index_builder import IndexBuilder
 from .index_service import IndexService
 from .inner_message import InnerMessage, Progress
+from .message_filter import MessageFilter
 from .put import Append, FetchSlice, PutRequest
 from .put_hooks import PutHook
 from .put_lock import PutLock
@@ -42,6 +46,7 @@ from .state import (
     PROGRESS,
     TOPIC,
     ShardState,
+    reading_internal,
 )
 from .stats import StoreStats
 from .topics import check_new_topic
@@ -74,6 +79,7 @@ class MessageStore:
             files=log.files,
             clock=log.clock,
         )
+        self._get_message = GetMessage(log, self.consume_queues, self.state)
         self.query = Query(log, self.consume_queues, self.index)
         #: what is allowed at present
         self.flags = RunningFlags()
@@ -101,6 +107,8 @@ class MessageStore:
         #: next queue offsets as of the snapshot that recovery began at
         self._first_snapshot: dict[tuple[str, int], int] | None = None
         self._closed = False
+        #: a sync of a consume queue failed
+        self._queues_doubtful = False
 
     @classmethod
     def open(
@@ -146,26 +154,40 @@ class MessageStore:
         sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
         self.consume_queues.load(after_crash=log.crashed, sound_below=sound_below)
         known = self.consume_queues.max_physical_offset
-        # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted.
-        complete = (
-            known if log.same_boot or not log.crashed else min(known, log.marks.dispatched_end)
-        )
+        # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted. After a
+        # failed sync too: what is in the page cache counts as clean, and nothing but a second write brings it to disk.
+        doubt = log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL))
+        complete = min(known, log.marks.dispatched_end) if doubt else known
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
-        # After a reboot a unit above what was synced may be torn: it is dispatched again. What is below the log's
-        # start cannot be, and was synced before that was deleted.
-        trusted = None if log.same_boot or not log.crashed else max(complete, log.start)
+
+        boundaries = {log.start, -1}
+
+        def visit(view: memoryview, base: int, walk: record.Walk) -> None:
+            ends = walk.positions + walk.sizes
+            if complete == base or (ends == complete).any():
+                boundaries.add(complete)
+            self._visit(view, base, walk)
 
         def settle(end: int) -> None:
-            self.consume_queues.truncate(end if trusted is None else min(end, trusted))
+            nonlocal complete
+            if complete <= end and complete not in boundaries:
+                # They end inside a record: damaged, so all of them are built anew.
+                complete = -1
+            # Above what was synced a unit may be torn: it is dispatched again.
+            # What is below the log's start cannot be, and was synced before that was deleted.
+            self.consume_queues.truncate(
+                min(end, max(complete, log.start)) if doubt or complete < 0 else end
+            )
 
         scan_start = self._scan_start(low)
-        log.recover(scan_start, self._visit, settle)
+        log.recover(scan_start, visit, settle)
         if self.put_path.group[1] > log.end:
             self._cut_half_group(scan_start)
             self.consume_queues.truncate(log.end)
         if log.recovered is not None and log.recovered.row == "K" and not log.own:
             log.note_synced(log.end)
         self.consume_queues.correct_min_offsets(log.start)
+        self._count_on_from_queues()
         if self._queues_lost():
             complete = log.start
         self._dispatch.dispatched = min(max(complete, log.start), log.end)
@@ -178,6 +200,17 @@ class MessageStore:
         if not log.queue.files:
             self.put_path.begin_log()
         self.compaction.load()
+
+    def _count_on_from_queues(self) -> None:
+        """Where RocketMQ deleted all messages of a queue, only the consume queue knows how far they were numbered."""
+        offsets = self.state.next_offsets
+        for key, queue in ((key, self.consume_queues.get(*key)) for key in self.queues()):
+            offsets[key] = max(offsets.get(key, 0), queue.max_offset)
+
+    @property
+    def state_is_whole(self) -> bool:
+        """Whether the log tells all of the state; RocketMQ may have deleted the snapshots that told it."""
+        return self.log.start == 0 or self._first_snapshot is not None
 
     def _queues_lost(self) -> bool:
         """Whether a consume queue has fewer units than were dispatched when the walk's first snapshot was written."""
@@ -236,9 +269,11 @@ class MessageStore:
             tags = rows.tag_column(run.batch.column("properties")).to_pylist()
             bodies = run.batch.column("body").to_pylist()
             for tag, body, at in zip(tags, bodies, run.positions.tolist(), strict=True):
-                if tag == PROGRESS.encode():
-                    self.put_path.group = (at, int(json.loads(body)["end"]))
-                restored = self.state.apply_internal((tag or b"").decode(), body)
+                kind = (tag or b"").decode("utf-8", "replace")
+                with reading_internal(kind, at):
+                    if kind == PROGRESS:
+                        self.put_path.group = (at, int(json.loads(body)["end"]))
+                    restored = self.state.apply_internal(kind, body)
                 if restored and self._first_snapshot is None:
                     self._first_snapshot = dict(self.state.next_offsets)
         self.state.apply_rows(
@@ -301,13 +336,27 @@ class MessageStore:
         """Whether `dispatch` has records to index that are in the consume queues already."""
         return self._dispatch.index_behind
 
-    def sync_queues(self) -> None:
-        """fdatasync every consume queue and the index, and remember how far they are complete."""
+    def sync_queues(self, *, closing: bool = False) -> None:
+        """fdatasync every consume queue and the index, and remember how far they are complete.
+
+        Raises: OSError; then Unavailable, for no second sync proves anything. The next start writes them again.
+        """
+        if self._queues_doubtful:
+            raise Unavailable(
+                "an fdatasync of a consume queue failed; the next start builds anew what was not synced",
+                field="consumequeue",
+            )
         upto = self.dispatched
-        self.consume_queues.sync()
-        if self.config.message_index:
-            checkpoint = self.log.checkpoint
-            checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync())
+        try:
+            self.consume_queues.sync()
+            if self.config.message_index:
+                checkpoint = self.log.checkpoint
+                checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
+        except OSError:
+            self._queues_doubtful = True
+            with contextlib.suppress(OSError, RayMQError):
+                self.log.meta.update({QUEUES_DOUBTFUL: True})
+            raise
         self.log.marks.dispatched_end = upto
 
     # --- deletion: what `cleaner` asks ------------------------------------------------------------------------
@@ -315,7 +364,9 @@ class MessageStore:
     def deletable_end(self) -> int:
         """What is in the consume queues, durably: a power loss must not bring them back behind the log's start."""
         self.sync_queues()
-        return self.log.marks.dispatched_end
+        held = self.compaction.holds_from()
+        end = self.log.marks.dispatched_end
+        return end if held is None else min(end, held)
 
     def forget_before(self, start: int) -> None:
         """Messages below physical offset `start` are out of range from now on."""
@@ -352,6 +403,33 @@ class MessageStore:
         reader = self.compaction if self.compaction.owns(topic) else self.reader
         found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         self.stats.note_get(0 if found.records is None else len(found.records))
+        return found
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_nums: int,
+        *,
+        max_bytes: int = BYTES_MAX,
+        wanted: MessageFilter | None = None,
+    ) -> GetMessageResult:
+        """See `GetMessage.get`.
+
+        Raises: Unavailable when the store is not readable; Rejected for a compaction topic, which `fetch` reads.
+        """
+        self.flags.check_readable()
+        if self.compaction.owns(topic):
+            raise Rejected(
+                f"topic {topic} is compacted; read it with fetch",
+                field="topic",
+                limit="a topic that is not compacted",
+            )
+        found = self._get_message.get(
+            topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted
+        )
+        self.stats.note_get(len(found.queue_offsets))
         return found
 
     # --- queries --------------------------------------------------------------------------------------------
@@ -459,7 +537,7 @@ class MessageStore:
             until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
             while self.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
-            self.sync_queues()
+            self.sync_queues(closing=True)
             config_json.write_back(self)
             self.compaction.close()
             log.checkpoint.physic_ms = self.state.store_time_ms

@@ -15,6 +15,8 @@ from . import record
 from .commit_log import CommitLog
 from .compaction.units import check_keys
 from .consume_queues import ConsumeQueues
+from .delay_levels import TIMER_TOPIC
+from .delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
 from .dispatch import Dispatch, Pending
 from .duplicates import Search
 from .errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
@@ -35,6 +37,7 @@ from .state import (
 )
 from .stats import StoreStats
 from .status import PutStatus
+from .timer_put import check_timer_put
 from .topics import check_target
 
 Prepared = record.Prepared | record.PreparedRow
@@ -99,30 +102,7 @@ class PutPath:
         try:
             if self.closed or self._flags.bits or self._lock.begin_ms:
                 self.check_serving()
-            check_target(request.topic, request.queue_id, self._state.topics)
-            row = record.check_put(
-                request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
-            )
-            if not request.batch.num_rows:
-                raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
-            if self._state.topics[request.topic].compacted:
-                check_keys(request.topic, request.batch)
-            stamp = None
-            if request.producer_id is not None:
-                stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
-            prepared = record.prepare(
-                request.topic,
-                request.queue_id,
-                request.batch,
-                stamp=stamp,
-                store_host=self._config.store_host,
-                row=row,
-            )
-            self._check_sizes(prepared)
-            # The offsets of duplicates are searched here, where nobody else waits for it.
-            plain = row is not None and not row.properties
-            waits = plain or record.waits(row or request.batch)
-            return CheckedPut(request, prepared, self._originals(request), waits)
+            return self._check(request)
         except RayMQError:
             self._stats.note_failed()
             raise
@@ -146,6 +126,42 @@ class PutPath:
                 limit=self._busy_ms,
                 status=PutStatus.OS_PAGE_CACHE_BUSY.value,
             )
+
+    def _check(self, request: PutRequest) -> CheckedPut:
+        timer = request.topic == TIMER_TOPIC
+        if not timer:
+            check_target(request.topic, request.queue_id, self._state.topics)
+        row = record.check_put(
+            request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
+        )
+        if not request.batch.num_rows:
+            raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
+        if timer:
+            check_timer_put(
+                request.queue_id,
+                request.batch,
+                topics=self._state.topics,
+                config=self._config,
+                now_ms=self._clock.now_ms(),
+            )
+        elif self._state.topics[request.topic].compacted:
+            check_keys(request.topic, request.batch)
+        stamp = None
+        if request.producer_id is not None:
+            stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
+        prepared = record.prepare(
+            request.topic,
+            request.queue_id,
+            request.batch,
+            stamp=stamp,
+            store_host=self._config.store_host,
+            row=row,
+        )
+        self._check_sizes(prepared, timer=timer)
+        # The offsets of duplicates are searched here, where nobody else waits for it.
+        plain = row is not None and not row.properties
+        waits = plain or record.waits(row or request.batch)
+        return CheckedPut(request, prepared, self._originals(request), waits)
 
     def append(self, checked: CheckedPut) -> Append:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
@@ -232,12 +248,15 @@ class PutPath:
         first_offset = search.find(first, entry, queue, dispatched)
         return first_offset, search.find(last, entry, queue, dispatched)
 
-    def _check_sizes(self, prepared: Prepared) -> None:
+    def _check_sizes(self, prepared: Prepared, *, timer: bool = False) -> None:
         if isinstance(prepared, record.PreparedRow):
             largest = prepared.size
         else:
             largest = int(prepared.sizes.max())
         limit = self._config.record_bytes_max
+        if timer:
+            # It is delivered in a group.
+            limit = self._config.group_bytes_max - GROUP_RESERVE_BYTES - ROW_RESERVE_BYTES
         if largest > limit:
             row = int(prepared.sizes.argmax())
             pool = self._config.transient_pool_bytes if self._config.transient_pool else 0

@@ -25,9 +25,9 @@ from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, DeliveryUnknown, Fenced, Rejected, Unavailable
 from raymq.store.files import Files
 from raymq.store.inner_message import InnerMessage
-from raymq.store.put import FetchRequest
+from raymq.store.put import FetchRequest, PutRequest
 from raymq.store.timer_check import read_check
-from tests.support.batches import request
+from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.waiting import until
 
@@ -354,6 +354,29 @@ def test_what_is_acknowledged_is_seen_by_the_next_read(serving: Shard) -> None:
         serving.host.put(request([b"%d" % number], producer=13, sequence=number)).wait(30)
         parts = serving.host.fetch(FetchRequest("t", {0: number}, 1 << 20, 1, 0))
         assert [len(part.records) for part in parts if part.records is not None] == [1]
+
+
+def test_a_compaction_topic_is_served_compacted_and_scrub_reads_the_log(serving: Shard) -> None:
+    host = serving.host
+    attributes = {"cleanup.policy": "COMPACTION"}
+    host.call("create_topic", {"name": "c", "queues": 1, "shards": [0], "attributes": attributes})
+    with pytest.raises(Rejected, match="KEYS"):
+        host.put(request([b"no key"], topic="c"))
+    for body in (b"1", b"2"):
+        rows = batch([body, body], properties=b"KEYS\x01k\x02")
+        host.put(PutRequest("c", 0, rows, None, 0, 0, "quorum")).wait(30)
+    host.await_dispatch()
+    assert host.store.compaction.compact("c", 0, roll=True) is not None
+    (part,) = host.fetch(FetchRequest("c", {0: 0}, 1 << 20, 100, 1000))
+    assert part.records is not None
+    assert (len(part.records), part.next_offset) == (1, 4)
+    told = host.call("status", {})
+    assert told["compaction"] == {"error": None}
+    until(
+        lambda: host.scrub.counters.passes + host.scrub.counters.units > 0,
+        lambda: threading.Event().wait(0.01),
+    )
+    assert host.call("status", {})["scrub"]["found"] == []
 
 
 def test_what_is_to_be_delivered_later_arrives_and_what_waits_outlives_the_host(

@@ -332,6 +332,25 @@ def test_a_file_of_the_timer_log_ends_with_a_blank(world, tmp_path):
     world.check({b"%d" % number for number in range(100)})
 
 
+def test_files_of_the_timer_log_go_when_nothing_in_them_can_wait_any_more(world, tmp_path):
+    for turn in range(6):
+        for number in range(100):
+            world.send(b"%d-%d" % (turn, number), delay_ms=5_000)
+        world.send(b"far%d" % turn, delay_ms=3 * DAY_MS - 250)
+        world.confirm()
+        world.run()
+        world.clock.advance(DAY_MS)
+        world.run()
+        if turn == 4:
+            world.kill()
+    names = sorted(path.name for path in (tmp_path / "timerlog").iterdir())
+    assert 2 < len(names) < 6
+    assert int(names[0]) > 2 * 4096
+    world.restart()
+    world.run_out()
+    world.check(set(world.sent))
+
+
 @pytest.mark.parametrize("spoiled", ["timerwheel", "timerlog", "config/timercheck", "previous"])
 def test_files_that_are_gone_or_wrong_are_made_again_from_the_timer_topic(world, tmp_path, spoiled):
     for number in range(5):

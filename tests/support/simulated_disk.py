@@ -164,6 +164,10 @@ class SimulatedDisk(Files):
                 if number in self._nodes
             }
 
+    def number_of(self, path: str) -> int | None:
+        """The node that a file or directory is in the trace."""
+        return self._look_up(path)
+
     def content(self, place: str) -> Iterator[tuple[str, bytes]]:
         """Path and content of the files in a directory and those below it."""
         with self._mutex:
