@@ -11,12 +11,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from . import format as fmt
+from .clock import Clock
 from .config import StoreConfig
 from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
 from .delayed_record import GROUP_RESERVE_BYTES, REAL_QUEUE, REAL_TOPIC, ROW_RESERVE_BYTES
 from .errors import Rejected
 from .inner_message import InnerMessage
 from .properties import decode
+from .put_errors import error_of
+from .put_hooks import PutHook
 from .status import PutStatus
 from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
 
@@ -36,7 +39,8 @@ def transform(
     """The message as it is stored: itself, or on its way to the delay levels or the timers.
 
     Args: `waiting(ms)` is how many messages wait for that second (`TimerMessageStore.waiting`).
-    Raises: Rejected with `status` MESSAGE_ILLEGAL or one of WHEEL_TIMER_*; nothing was stored.
+    Raises: Rejected with `status` MESSAGE_ILLEGAL or one of WHEEL_TIMER_*, Unavailable with WHEEL_TIMER_FLOW_CONTROL;
+    nothing was stored.
     """
     if message.sys_flag & fmt.SYS_TRANSACTION_MASK not in _NO_TRANSACTION:
         return message
@@ -44,7 +48,7 @@ def transform(
         return message
     text = message.properties_text
     properties = dict(message.properties) if text is None else decode(text)
-    level = _number(properties, DELAY, PutStatus.MESSAGE_ILLEGAL)
+    level = _level(properties)
     if level > 0:
         for name in (DELIVER_MS, DELAY_S, DELAY_MS):
             properties.pop(name, None)
@@ -74,14 +78,30 @@ def transform(
     out_ms = out_time_ms(deliver_ms)
     limit = config.timer_congest_num_each_slot
     if waiting is not None and waiting(out_ms) >= limit:
-        raise Rejected(
+        raise error_of(
+            PutStatus.WHEEL_TIMER_FLOW_CONTROL,
             f"{limit} messages wait for the second of {deliver_ms} ms; choose another time",
             field="deliver_at_ms",
             limit=limit,
-            status=PutStatus.WHEEL_TIMER_FLOW_CONTROL.value,
         )
     properties[OUT_MS] = str(out_ms)
     return _moved(message, properties, TIMER_TOPIC, 0, config)
+
+
+class DelayHook(PutHook):
+    """`transform` for the store's door: the first of `MessageStore.hooks`."""
+
+    name = "delay"
+
+    def __init__(self, config: StoreConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        #: see `transform`; set by the service that knows
+        self.waiting: Callable[[int], int] | None = None
+
+    def before_put(self, message: InnerMessage) -> InnerMessage:
+        """See `transform`."""
+        return transform(message, self._clock.now_ms(), self._config, waiting=self.waiting)
 
 
 def check_deliver_at(deliver_ms: int, now_ms: int, config: StoreConfig) -> None:
@@ -105,18 +125,25 @@ def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
     if OUT_MS in properties:
         # Delivered by a timer before.
         return None
-    illegal = PutStatus.WHEEL_TIMER_MSG_ILLEGAL
     if DELAY_S in properties:
-        return now_ms + 1000 * _number(properties, DELAY_S, illegal)
+        return now_ms + 1000 * _number(properties, DELAY_S)
     if DELAY_MS in properties:
-        return now_ms + _number(properties, DELAY_MS, illegal)
+        return now_ms + _number(properties, DELAY_MS)
     if DELIVER_MS in properties:
-        return _number(properties, DELIVER_MS, illegal)
+        return _number(properties, DELIVER_MS)
     return None
 
 
-def _number(properties: dict[str, str], name: str, status: PutStatus) -> int:
-    text = properties.get(name, "0")
+def _level(properties: dict[str, str]) -> int:
+    """0: none, also where it is no number."""
+    try:
+        return int(properties.get(DELAY, "0"))
+    except ValueError:
+        return 0
+
+
+def _number(properties: dict[str, str], name: str) -> int:
+    text = properties[name]
     try:
         value = int(text) if text.isascii() and "_" not in text else None
     except ValueError:
@@ -126,7 +153,7 @@ def _number(properties: dict[str, str], name: str, status: PutStatus) -> int:
             f"property {name} is {text!r}; it must be a whole number",
             field=name,
             limit="a whole number",
-            status=status.value,
+            status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
         )
     return value
 

@@ -51,6 +51,7 @@ class DelayService:
         self._store = store
         self.levels = ScheduleMessageService(store)
         self.timers = TimerMessageStore(store)
+        store.delay_hook.waiting = self.timers.waiting
         store.hooks.insert(0, DelayHook(store, self.timers.waiting))
 
     @property

@@ -21,6 +21,7 @@ from .commit_log import QUEUES_DOUBTFUL, CommitLog
 from .compaction.compaction_store import CompactionStore
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
+from .delay_hook import DelayHook
 from .dispatch import Dispatch
 from .errors import RayMQError, Rejected, Unavailable
 from .failpoints import fail_point
@@ -84,8 +85,10 @@ class MessageStore:
         #: what is allowed at present
         self.flags = RunningFlags()
         self.stats = StoreStats()
+        #: moves what is to be delivered later to where it waits
+        self.delay_hook = DelayHook(log.config, log.clock)
         #: see `put_message.MessagePut`
-        self.hooks: list[PutHook] = []
+        self.hooks: list[PutHook] = [self.delay_hook]
         lock = PutLock(log.clock)
         self._dispatch = Dispatch(
             log, self.consume_queues, put_lock=lock, clock=log.clock, flags=self.flags

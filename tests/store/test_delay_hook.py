@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from raymq.store.config import StoreConfig
 from raymq.store.delay_hook import transform
 from raymq.store.delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC, TIMER_TOPIC, parse_levels
-from raymq.store.errors import Rejected
+from raymq.store.embedded import EmbeddedStore
+from raymq.store.errors import Rejected, Unavailable
 from raymq.store.inner_message import InnerMessage
 from raymq.store.properties import encode
+from tests.support.clock import ManualClock
 
 NOW = 1_700_000_000_250
 CONFIG = StoreConfig()
@@ -54,7 +58,9 @@ def test_a_level_goes_to_its_queue_of_the_schedule_topic(asked, level):
     }
 
 
-@pytest.mark.parametrize("properties", [{}, {"DELAY": "0"}, {"DELAY": "-1"}, {"TIMER_OUT_MS": "5"}])
+@pytest.mark.parametrize(
+    "properties", [{}, {"DELAY": "0"}, {"DELAY": "-1"}, {"DELAY": "x"}, {"TIMER_OUT_MS": "5"}]
+)
 def test_what_names_no_delay_stays_as_it_is(properties):
     assert put(properties) == InnerMessage("t", 3, b"x", properties)
 
@@ -110,7 +116,6 @@ def test_a_time_that_is_over_is_put_into_the_real_queue_at_once():
         ({"TIMER_DELIVER_MS": "soon"}, "WHEEL_TIMER_MSG_ILLEGAL"),
         ({"TIMER_DELIVER_MS": "9" * 20}, "WHEEL_TIMER_MSG_ILLEGAL"),
         ({"TIMER_DELIVER_MS": str(NOW), "TIMER_DEL_UNIQKEY": "k"}, "WHEEL_TIMER_MSG_ILLEGAL"),
-        ({"DELAY": "three"}, "MESSAGE_ILLEGAL"),
     ],
 )
 def test_a_delay_that_cannot_be_kept_is_refused_with_rocketmqs_status(properties, status):
@@ -133,7 +138,7 @@ def test_a_second_for_which_as_many_wait_as_may_takes_no_more():
     waiting = {1_700_000_005_000: 1}
     assert transform(message, NOW, config, waiting=lambda ms: waiting[ms]).topic == TIMER_TOPIC
     waiting[1_700_000_005_000] = 2
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(Unavailable) as caught:
         transform(message, NOW, config, waiting=lambda ms: waiting[ms])
     assert caught.value.status == "WHEEL_TIMER_FLOW_CONTROL"
 
@@ -152,3 +157,25 @@ def test_properties_that_are_encoded_already_are_read():
     found = transform(message, NOW, CONFIG)
     assert (found.topic, found.queue_id, found.properties_text) == (SCHEDULE_TOPIC, 1, None)
     assert found.properties["A"] == "b"
+
+
+def test_the_stores_door_delays_and_answers_with_rocketmqs_statuses(tmp_path: Path) -> None:
+    clock = ManualClock(NOW)
+    config = StoreConfig(segment_size_bytes=256 * 1024, timer_congest_num_each_slot=1)
+    with closing(EmbeddedStore(tmp_path, config=config, clock=clock)) as store:
+        answers = [
+            store.put_message(InnerMessage("t", 0, body, properties)).status.value
+            for body, properties in (
+                (b"level", {"DELAY": "1"}),
+                (b"timer", {"TIMER_DELAY_SEC": "4"}),
+                (b"late", {"TIMER_DELIVER_MS": "5"}),
+                (b"far", {"TIMER_DELAY_SEC": "999999"}),
+            )
+        ]
+        assert answers == ["PUT_OK", "PUT_OK", "PUT_OK", "WHEEL_TIMER_MSG_ILLEGAL"]
+        assert store.deliver_due() == NOW + 1_000
+        again = store.put_message(InnerMessage("t", 0, b"again", {"TIMER_DELAY_SEC": "4"}))
+        assert again.status.value == "WHEEL_TIMER_FLOW_CONTROL"
+        clock.advance(6_000)
+        assert store.deliver_due() is None
+        assert store.store.queue_range("t", 0) == (0, 3)
