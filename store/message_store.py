@@ -403,7 +403,9 @@ class MessageStore:
         Raises: Unavailable, too, when the store is not readable.
         """
         self.flags.check_readable()
-        reader = self.compaction if self.compaction.owns(topic) else self.reader
+        reader: CompactionStore | Reader = self.reader
+        if self.compaction.owns(topic):
+            reader = self.compaction
         found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         self.stats.note_get(0 if found.records is None else len(found.records))
         return found
