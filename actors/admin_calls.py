@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.errors import Rejected
+from raymq.store.retry import send_back
 
 if TYPE_CHECKING:
     from .commit_log_host import LeaderHost
@@ -42,9 +43,20 @@ class AdminCalls:
             for t in list(self._host.store.state.topics.values())
         }
 
-    def _op_create_topic(self, name: str, queues: int, shards: list[int]) -> dict[str, Any]:
+    def _op_delete_expired_files(self) -> dict[str, Any]:
+        """Source: TRIGGER_DELETE_FILES (27)."""
+        self._host.housekeeper.delete_now()
+        return {}
+
+    def _op_create_topic(
+        self,
+        name: str,
+        queues: int,
+        shards: list[int],
+        attributes: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
         self._host.check_serving()
-        appended = self._host.store.create_topic(name, queues, shards)
+        appended = self._host.store.create_topic(name, queues, shards, attributes)
         if appended is None:
             return {"created": False}
         self._host.await_promise(appended)
@@ -72,6 +84,23 @@ class AdminCalls:
             )
         )
         return {}
+
+    def _op_send_back(
+        self, group: str, topic: str, queue_id: int, offset: int, delay_level: int
+    ) -> dict[str, Any]:
+        self._host.check_serving()
+        shard = int(self._host.identity()["shard"])
+        target, appended = send_back(
+            self._host.store,
+            group,
+            topic,
+            queue_id,
+            offset,
+            delay_level=delay_level,
+            shard=shard,
+        )
+        self._host.await_promise(appended)
+        return {"topic": target}
 
     def _op_offsets(self, group: str, topic: str) -> dict[str, Any]:
         table = self._host.store.state.offsets.get((group, topic), {})

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from raymq.store.clock import Clock
+from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.config import StoreConfig
 from raymq.store.errors import (
     Corrupt,
@@ -24,15 +25,20 @@ from raymq.store.errors import (
 )
 from raymq.store.files import Files
 from raymq.store.flush import PAGE_BYTES
+from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
 from raymq.store.put import Append, FetchRequest, FetchSlice, PutRequest
+from raymq.store.put_message import MessagePut, PutResult
 from raymq.store.put_path import CheckedPut
 from raymq.store.scrub import Scrub
+from raymq.store.status import PutStatus
 
 from .admin_calls import AdminCalls
 from .appender import Appender, Made
 from .control_block import COMMIT_REAL_TIME
+from .delays import Delays
 from .dispatcher import Dispatcher
+from .housekeeper import Housekeeper
 from .put_acks import Counters, PutAcks
 from .readings import as_status, read_leader
 from .shard_api import PutTicket, tell_all
@@ -57,8 +63,8 @@ class LeaderHost:
     """The leader of a shard: implements `shard_api.ShardBackend` over a MessageStore and a Supervisor.
 
     A put goes `put` -> Appender -> MessageStore -> PutAcks; reads are the Dispatcher's, administration AdminCalls'.
-    Threads: server threads call put, fetch and call; appends of large batches, acks, dispatch and allocation ahead
-    have a thread each.
+    Threads: server threads call put, fetch and call; appends of large batches, acks, dispatch, delayed deliveries,
+    allocation ahead and housekeeping have a thread each.
     """
 
     def __init__(
@@ -102,7 +108,13 @@ class LeaderHost:
         except BaseException:
             self.supervisor.close()
             raise
-        self._dispatcher = Dispatcher(self.store, clock=self.clock)
+        self._delays = Delays(
+            self.store,
+            clock=self.clock,
+            check_serving=self.check_serving,
+            await_promise=self.await_promise,
+        )
+        self._dispatcher = Dispatcher(self.store, clock=self.clock, on_dispatched=self._delays.note)
         self.acks = PutAcks(
             self.store.log,
             self.supervisor,
@@ -114,10 +126,23 @@ class LeaderHost:
             fail=self._fail,
         )
         self.store.log.pool.on_full = self._await_room
+        #: the put that is appended just now is small
+        self._small = False
+        self.store.log.on_appended = self._on_appended
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
+        self._messages = MessagePut(self.store, self.await_promise)
+        if self._mirror:
+            # The replication process maps files, too, and nobody here sees for how long.
+            self.store.log.queue.spares = None
         self._ahead = self.store.log.allocate_ahead()
         self.scrub = self._make_scrub(files)
+        self.housekeeper = Housekeeper(
+            self.store.cleaner,
+            clock=self.clock,
+            interval_ms=config.clean_resource_interval_ms,
+            sample=self.store.stats.sample,
+        )
         stopping = self._is_stopping
         self._threads = [
             threading.Thread(target=self._guard(name, body), name=f"raymq-{name}", daemon=True)
@@ -125,7 +150,9 @@ class LeaderHost:
                 ("append", lambda: self._appender.run(stopping)),
                 ("acks", lambda: self.acks.run(stopping)),
                 ("dispatch", self._dispatcher.run),
+                ("delays", self._delays.run),
                 ("allocate", lambda: self._ahead.run(stopping)),
+                ("house", lambda: self.housekeeper.run(stopping)),
             )
         ]
         if config.scrub_bytes_per_s:
@@ -135,6 +162,18 @@ class LeaderHost:
                     target=lambda: self.scrub.run(stopping), name="raymq-scrub", daemon=True
                 )
             )
+        self.compaction = CompactionService(
+            self.store.compaction,
+            interval_ms=config.compaction_interval_ms,
+            now_ms=self.clock.monotonic_ms(),
+        )
+        self._threads.append(
+            threading.Thread(
+                target=lambda: self.compaction.run(stopping, self.clock),
+                name="raymq-compaction",
+                daemon=True,
+            )
+        )
         for thread in self._threads:
             thread.start()
         self._dispatcher.wake()
@@ -216,7 +255,21 @@ class LeaderHost:
             self.acks.await_sync(ticket, self._appender)
         return ticket
 
+    def put_message(self, message: InnerMessage) -> PutResult:
+        """Store one message with any fields; see `MessagePut.put_message`."""
+        try:
+            self.check_serving()
+        except Unavailable as error:
+            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, None, error)
+        return self._messages.put_message(message)
+
+    def _on_appended(self) -> None:
+        """The flusher that was told of a small put is awake: it syncs while the put is counted and handed over."""
+        if self._small and self._sync:
+            self.acks.publish_early()
+
     def _append(self, checked: CheckedPut) -> Append:
+        self._small = checked.request.batch.num_rows <= ANNOUNCED_ROWS_MAX
         try:
             appended = self.store.append(checked)
         except DeliveryUnknown:
@@ -228,9 +281,6 @@ class LeaderHost:
         except OSError as error:
             self.counters.rejected += 1
             raise Unavailable(f"the log could not be written: {error}", field="store") from error
-        if self._sync and checked.request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
-            # The flusher that was told of it is awake: it syncs while the put is counted and handed over.
-            self.acks.publish_early()
         self.counters.puts += 1
         self.counters.rows += appended.count
         self.counters.bytes += int(checked.prepared.sizes[appended.duplicates :].sum())
@@ -357,7 +407,11 @@ class LeaderHost:
             else {"row": log_.recovered.row, "end": log_.recovered.end},
             "counters": vars(self.counters),
             "scrub": self.scrub.status(),
+            "compaction": {"error": self.compaction.failed},
             "metrics": as_status(read_leader(self)),
+            "flags": self.store.flags.names(),
+            "clean": {**self.store.cleaner.as_status(), "error": self.housekeeper.failed},
+            "store_stats": self.store.stats.as_status(),
             "roles": self.supervisor.describe(),
         }
 
@@ -377,7 +431,10 @@ class LeaderHost:
         self._appender.wake()
         self._ahead.wake()
         self.scrub.wake()
+        self.compaction.wake()
+        self.housekeeper.wake()
         self._dispatcher.stop()
+        self._delays.stop()
         for thread in self._threads:
             thread.join(2.0)
         self._settle_left()
@@ -387,6 +444,7 @@ class LeaderHost:
                 self.store.log.commit_pool()
                 self.store.log.sync()
                 self.store.log.note_confirmed(self.store.log.end)
+            self._delays.close()
             self.store.close()
         except (OSError, RayMQError) as error:
             # As a crash leaves it: the next start finds the pool and recovers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from raymq.store.clock import Clock
 from raymq.store.errors import OffsetOutOfRange, StorageFull, Unavailable
@@ -25,8 +25,12 @@ QUEUE_SYNC_MS = 60_000
 class Dispatcher:
     """The read side of one leader. Threads: `run` is one of its own; any may `wake` and `fetch`."""
 
-    def __init__(self, store: MessageStore, *, clock: Clock) -> None:
+    def __init__(
+        self, store: MessageStore, *, clock: Clock, on_dispatched: Callable[[], None]
+    ) -> None:
+        """Args: `on_dispatched` is called whenever something was dispatched; it must not block or raise."""
         self._store = store
+        self._on_dispatched = on_dispatched
         self._clock = clock
         self._readable = threading.Condition()
         #: readers that wait, guarded by `_readable`
@@ -58,6 +62,7 @@ class Dispatcher:
                 if after == before and not self._store.index_behind:
                     break
                 self.tell_readers()
+                self._on_dispatched()
             now = self._clock.monotonic_ms()
             if now - last_sync >= QUEUE_SYNC_MS and not self._stopping:
                 self._store.sync_queues()

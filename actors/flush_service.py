@@ -116,6 +116,9 @@ class FlushService:
                 wait_ms = min(wait_ms * 2, IDLE_WAIT_MS)
             else:
                 satellite.await_append(commit.flushed)
+                # Who waits for this sync waits for all that comes before it. A grant that ended since was looked at
+                # last counts for nothing, here as in `_commit_once` itself.
+                self._commit_once(commit)
         if standing is not Standing.FENCED:
             self._commit_once(commit)
         return standing

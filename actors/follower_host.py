@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from raymq.store.chain import ChainUnit
+from raymq.store.clean import CleanService
 from raymq.store.clock import Clock
 from raymq.store.commit_log import CommitLog
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable
 from raymq.store.files import Files
 from raymq.store.put import FetchRequest, FetchSlice, PutRequest
+from raymq.store.running_flags import RunningFlags
+from raymq.store.status import PutStatus
 
 from .follower import FollowerSession
+from .housekeeper import Housekeeper
 from .shard_api import PutTicket
 from .supervisor import Supervisor
 
@@ -57,9 +61,19 @@ class FollowerHost:
             self.supervisor.close()
             raise
         self._session = FollowerSession(self, identity)
+        self._housekeeper = Housekeeper(
+            CleanService(self.log, self, flags=RunningFlags()),
+            clock=self.clock,
+            interval_ms=config.clean_resource_interval_ms,
+        )
         self._threads = [
             threading.Thread(target=self._run_acks, name="raymq-acks", daemon=True),
             threading.Thread(target=self._run_allocate, name="raymq-allocate", daemon=True),
+            threading.Thread(
+                target=lambda: self._housekeeper.run(lambda: self._stopping),
+                name="raymq-house",
+                daemon=True,
+            ),
         ]
         for thread in self._threads:
             thread.start()
@@ -161,6 +175,20 @@ class FollowerHost:
             )
         return self.synced()
 
+    # --- what is asked before old files are deleted -----------------------------------------------------------
+
+    def deletable_end(self) -> int:
+        """The C that this follower knows: nothing above is ever sent again from below it."""
+        return self.log.confirmed
+
+    def forget_before(self, start: int) -> None:
+        """A follower has no readers."""
+
+    def delete_derived(self, start: int) -> None:
+        """Delete the chain of what stood below `start`; there are no consume queues."""
+        with self._writer:
+            self.log.chain.delete_before(start)
+
     # --- ShardBackend ---------------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
@@ -177,7 +205,11 @@ class FollowerHost:
         self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
     ) -> PutTicket:
         """A follower takes no puts."""
-        raise Unavailable("this replica is a follower; send to the leader", field="mode")
+        raise Unavailable(
+            "this replica is a follower; send to the leader",
+            field="mode",
+            status=PutStatus.SERVICE_NOT_AVAILABLE.value,
+        )
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """A mirror's follower serves no reads."""
@@ -239,6 +271,7 @@ class FollowerHost:
     def close(self, timeout_s: float = 10.0) -> None:
         """Orderly stop. `abort` stays: a follower's consume queues are built when somebody opens it."""
         self._stopping = True
+        self._housekeeper.wake()
         with self._changed:
             self._changed.notify_all()
         for thread in self._threads:

@@ -24,10 +24,10 @@ log = logging.getLogger("raymq.metrics")
 #: Ray hands them to its agent every 10 s
 COLLECT_S = 5.0
 
-#: (topic, group) -> number
-ByGroup = dict[tuple[str, str], int]
+#: values of a metric's own tags -> number
+ByTags = dict[tuple[str, ...], int]
 #: metric -> its number; totals since the process began; None: there is none now
-Readings = Mapping[str, "float | Latencies | ByGroup | None"]
+Readings = Mapping[str, "float | Latencies | ByTags | None"]
 Tags = dict[str, str]
 
 
@@ -91,6 +91,7 @@ METRICS = (
         "Messages behind the offsets that a group has committed.",
         ("topic", "group"),
     ),
+    Metric("raymq_topic_messages", "gauge", "Messages that a topic has on the shard.", ("topic",)),
     Metric("raymq_disk_used_bytes", "gauge", "Commit log files and consume queues."),
     Metric("raymq_disk_free_bytes", "gauge", "Room left where the shard's directory is."),
 )

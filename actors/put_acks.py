@@ -141,7 +141,7 @@ class PutAcks:
             # Order: bytes (written), then the word, then the bell.
             self._supervisor.publish_appended(self._log.end)
             for ticket, appended, leader_only in made:
-                if self._kept(appended.end_offset, leader_only=leader_only):
+                if not appended.waits or self._kept(appended.end_offset, leader_only=leader_only):
                     self._count_latency(ticket, self._clock.monotonic())
                     ticket.settle(_outcome(appended))
                     ended.append(ticket)

@@ -8,6 +8,7 @@ travel as buffers of Arrow's stream format, which Ray moves through the object s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import struct
@@ -19,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
-from raymq.store.put import FetchRequest, FetchSlice, PutRequest
+from raymq.store.put import FetchRequest, FetchSlice, PutOutcome, PutRequest
 from raymq.store.record import PUT_SCHEMA, Row
 
 from .row_message import pack_row, unpack_row
@@ -47,6 +48,10 @@ _ALIGN = 8
 #: a call of a single row: kind (no other call begins with it), stream, number, alone; then the row
 _ROW_CALL = struct.Struct("<B16sQ?")
 _ROW_CALL_KIND = 2
+#: the answer of a call whose one batch is stored: kind (JSON begins with another byte), then the ack
+_ONE_ACK = struct.Struct("<B7q")
+_ONE_ACK_KIND = 1
+_ACK_FIELDS = ("id", *PutOutcome._fields)
 
 #: rows of a read's answer: raw RocketMQ records
 RECORD_SCHEMA = pa.schema([pa.field("record", pa.binary(), nullable=False)])
@@ -106,7 +111,7 @@ class RayMethods:
             with self._changed:
                 turn.next += 1
                 self._changed.notify_all()
-        return json.dumps([_ack(meta, result) for meta, result in results]).encode()
+        return pack_acks([(meta.get("id", 0), _outcome(result)) for meta, result in results])
 
     def _take_turn(self, stream: str, number: int) -> _Stream:
         with self._changed:
@@ -261,8 +266,19 @@ def _buffer(batch: pa.RecordBatch | Row) -> pa.Buffer:
     return (batch.to_batch() if isinstance(batch, Row) else batch).serialize()
 
 
+def pack_acks(results: list[tuple[Any, PutOutcome | RayMQError]]) -> bytes:
+    """The answer of `append`: what came of the batches with these ids."""
+    if len(results) == 1 and isinstance(results[0][1], PutOutcome):
+        # Ids are the client's.
+        with contextlib.suppress(struct.error):
+            return _ONE_ACK.pack(_ONE_ACK_KIND, results[0][0], *results[0][1])
+    return json.dumps([_ack(number, outcome) for number, outcome in results]).encode()
+
+
 def unpack_acks(answer: bytes) -> list[dict[str, Any]]:
     """What `append` answered."""
+    if answer[0] == _ONE_ACK_KIND:
+        return [dict(zip(_ACK_FIELDS, _ONE_ACK.unpack(answer)[1:], strict=True))]
     acks: list[dict[str, Any]] = json.loads(answer)
     return acks
 
@@ -286,14 +302,19 @@ def _put_request(meta: dict[str, Any], data: Any) -> PutRequest:
     )
 
 
-def _ack(meta: dict[str, Any], result: PutTicket | RayMQError) -> dict[str, Any]:
-    number = meta.get("id", 0)
+def _outcome(result: PutTicket | RayMQError) -> PutOutcome | RayMQError:
+    if isinstance(result, RayMQError):
+        return result
     try:
-        if isinstance(result, RayMQError):
-            raise result
-        return {"id": number, **result.wait()._asdict()}
+        return result.wait()
     except RayMQError as error:
-        return {"id": number, "error": to_wire(error)}
+        return error
+
+
+def _ack(number: Any, result: PutOutcome | RayMQError) -> dict[str, Any]:
+    if isinstance(result, RayMQError):
+        return {"id": number, "error": to_wire(result)}
+    return {"id": number, **result._asdict()}
 
 
 def _slice(part: FetchSlice) -> tuple[int, int, int, int, int, Any, dict[str, Any] | None]:

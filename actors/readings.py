@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from raymq.store import format as fmt
+from raymq.store.state import INTERNAL_TOPIC
 
 from .latency import Latencies
-from .metrics import ByGroup, Readings
+from .metrics import ByTags, Readings
 from .seat import FLUSH_ROLES
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 #: (topic, group) pairs that are told; a program that makes a new group for each run must not fill Prometheus
 LAGS_MAX = 500
+#: the same of topics
+TOPICS_MAX = 500
 _PREFIX = "raymq_"
 
 
@@ -52,18 +56,19 @@ def read_leader(host: LeaderHost) -> Readings:
         if "replication" in roles
         else None,
         "raymq_consumer_lag_messages": consumer_lags(host),
+        "raymq_topic_messages": topic_messages(host),
         "raymq_disk_used_bytes": _used_bytes(host),
         "raymq_disk_free_bytes": _free_bytes(host),
     }
 
 
-def consumer_lags(host: LeaderHost) -> ByGroup:
+def consumer_lags(host: LeaderHost) -> ByTags:
     """(topic, group) -> messages between its committed offsets and the ends of these queues.
 
     Only queues of this shard for which the group has committed: nobody knows where it will begin in another one.
     """
     store = host.store
-    lags: ByGroup = {}
+    lags: ByTags = {}
     # Copies: puts change these tables meanwhile.
     for (group, topic), table in islice(list(store.state.offsets.items()), LAGS_MAX):
         lags[topic, group] = sum(
@@ -71,6 +76,19 @@ def consumer_lags(host: LeaderHost) -> ByGroup:
             for queue, offset in dict(table).items()
         )
     return lags
+
+
+def topic_messages(host: LeaderHost) -> ByTags:
+    """(topic,) -> messages in its queues on this shard, those that were read included; by name, the first ones."""
+    store, found = host.store, Counter[tuple[str, ...]]()
+    for topic, queue in store.queues():
+        if topic == INTERNAL_TOPIC:
+            continue
+        if (topic,) not in found and len(found) == TOPICS_MAX:
+            break
+        low, high = store.queue_range(topic, queue)
+        found[topic,] += high - low
+    return found
 
 
 def _used_bytes(host: LeaderHost) -> int:
@@ -91,7 +109,7 @@ def _free_bytes(host: LeaderHost) -> int | None:
 
 
 def as_status(readings: Readings) -> dict[str, Any]:
-    """The same for `status`, as JSON takes it: without the prefix, latencies as quantiles, lags by topic and group."""
+    """The same for `status`, as JSON takes it: without the prefix, latencies as quantiles, what has tags by these."""
     shown: dict[str, Any] = {}
     for name, value in readings.items():
         if isinstance(value, Latencies):
@@ -102,10 +120,18 @@ def as_status(readings: Readings) -> dict[str, Any]:
                 "p99": value.quantile_s(0.99),
             }
         elif isinstance(value, dict):
-            lags: dict[str, dict[str, int]] = {}
-            for (topic, group), lag in value.items():
-                lags.setdefault(topic, {})[group] = lag
-            shown[name.removeprefix(_PREFIX)] = lags
+            shown[name.removeprefix(_PREFIX)] = _nested(value)
         else:
             shown[name.removeprefix(_PREFIX)] = value
     return shown
+
+
+def _nested(value: ByTags) -> dict[str, Any]:
+    """One level for each tag."""
+    tree: dict[str, Any] = {}
+    for (*outer, last), number in value.items():
+        level = tree
+        for tag in outer:
+            level = level.setdefault(tag, {})
+        level[last] = number
+    return tree

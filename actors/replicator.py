@@ -41,6 +41,7 @@ from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected, require
 from raymq.store.files import Files
+from raymq.store.segment_paths import find_segment, list_segments, other_directories
 from raymq.store.status import PutStatus
 
 from .flush_service import (
@@ -50,7 +51,7 @@ from .flush_service import (
     EXIT_STOPPED,
     EXIT_STOPPED_BY_COMMIT_LOG,
 )
-from .replica_link import Down, LinkEvent, ReplicaLink, Transport, Up
+from .replica_link import Down, Frame, ReplicaLink, Transport, Up
 from .ring import FLAG_FLUSH, FLAG_REPLICA
 from .satellite import IDLE_WAIT_MS, Satellite, Standing
 
@@ -251,7 +252,10 @@ class Replicator:
             self._satellite.ring()
 
     def _link_events(self) -> list[Event]:
-        return [_to_event(item) for item in self._link.take_events()]
+        return [
+            Connected(self._log.start()) if isinstance(item, Up) else _to_event(item)
+            for item in self._link.take_events()
+        ]
 
     def _perform(self, effects: list[Effect], combiner: PutCombiner) -> None:
         for effect in effects:
@@ -285,8 +289,9 @@ class LogReader:
 
     def start(self) -> int:
         """The first offset stored; 0 in an empty log."""
-        names = self._files.list(self._directory)
-        return int(names[0]) if names else 0
+        others = other_directories(self._directory.parent, files=self._files)
+        found = list_segments([self._directory, *others], files=self._files)
+        return int(found[0].name) if found else 0
 
     def read(self, start: int, stop: int) -> memoryview | None:
         """Log bytes [start, stop), which lie in one segment; None for none."""
@@ -307,16 +312,15 @@ class LogReader:
             self._files.unmap(self._maps.popitem()[1])
 
     def _map(self, segment: int) -> memoryview:
-        fd = self._files.open_file(self._directory / f"{segment:020d}", writable=False)
+        path = find_segment(self._directory, segment, files=self._files)
+        fd = self._files.open_file(path, writable=False)
         try:
             return self._files.map_read(fd, self._size)
         finally:
             self._files.close(fd)
 
 
-def _to_event(item: LinkEvent) -> Event:
-    if isinstance(item, Up):
-        return Connected()
+def _to_event(item: Down | Frame) -> Event:
     if isinstance(item, Down):
         return Disconnected(item.reason)
     try:

@@ -50,6 +50,12 @@ class Seat:
         generation = self.generation
         return self.record.position(generation) if generation else 0
 
+    @property
+    def sync_started(self) -> int:
+        """The end of the sync that was begun last under the present grant; 0 without one."""
+        generation, end = self.record.sync_started
+        return end if self.generation and generation == self.generation else 0
+
     def find_newcomer(self) -> Newcomer | None:
         """The live process that asks for the seat if it is free; the caller grants it or closes its handle."""
         registration = self.record.registration()

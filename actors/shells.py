@@ -198,28 +198,19 @@ class CommitLogActor:
 
     def open_stream(self, *args: Any) -> Any:
         """See `RayMethods.open_stream`."""
-        return self._serving().open_stream(*args)
+        return _serving(self).open_stream(*args)
 
     def append(self, *args: Any) -> Any:
         """See `RayMethods.append`."""
-        return self._serving().append(*args)
+        return _serving(self).append(*args)
 
     def read(self, *args: Any) -> Any:
         """See `RayMethods.read`."""
-        return self._serving().read(*args)
+        return _serving(self).read(*args)
 
     def call(self, *args: Any) -> Any:
         """See `RayMethods.call`."""
-        return self._serving().call(*args)
-
-    def _serving(self) -> Any:
-        if self._methods is None:
-            from raymq.store.errors import Unavailable
-
-            raise Unavailable(
-                f"the shard is starting: {self._error or 'recovering'}", field="shard"
-            )
-        return self._methods
+        return _serving(self).call(*args)
 
     def credentials(self) -> dict[str, Any]:
         """What a client of the cluster needs; Ray is the trusted inner plane."""
@@ -242,6 +233,15 @@ class CommitLogActor:
             self._server.close()
         if self._host is not None:
             self._host.close(timeout_s)
+
+
+def _serving(actor: CommitLogActor) -> Any:
+    """Its RayMethods. No method of the actor: Ray wraps each of those. Raises: Unavailable while it starts."""
+    if actor._methods is None:
+        from raymq.store.errors import Unavailable
+
+        raise Unavailable(f"the shard is starting: {actor._error or 'recovering'}", field="shard")
+    return actor._methods
 
 
 class FlushActor:

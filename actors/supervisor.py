@@ -319,8 +319,13 @@ class Supervisor:
 
     def ring(self) -> None:
         """Wake the roles that work at each put, after `publish_appended` and `submit`."""
-        if self._appended - self._committed >= self._ring_bytes:
-            self.ring_first()
+        if self._appended - self._committed < self._ring_bytes:
+            return
+        alone = self._bells == ("group_commit",)
+        if alone and self._seats["group_commit"].sync_started >= self._appended:
+            # It syncs all of that just now, and looks again as soon as it has.
+            return
+        self.ring_first()
 
     def ring_first(self) -> None:
         """Wake who works first after an append, now: somebody waits for room in the pool."""

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from raymq.store import producer_stamp
 from raymq.store.clock import Clock
+from raymq.store.delay_levels import TIMER_TOPIC
 from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 
@@ -99,8 +100,8 @@ class BatchSender:
         """A topic's queues. Raises: Rejected when there is none."""
         return self._routes.topic(name)
 
-    def send(self, topic: str, queue_id: int, batch: pa.RecordBatch) -> BatchFuture:
-        """Send one batch of one queue.
+    def send(self, topic: str, queue_id: int, batch: pa.RecordBatch | Row) -> BatchFuture:
+        """Send one batch of one queue, or a row of it.
 
         Returns: a future of the receipt; it fails as design D11 says.
         Raises: Rejected for a batch that cannot be stored (nothing was sent); Unavailable when the
@@ -150,11 +151,15 @@ class BatchSender:
         found = self._lanes.get((topic, queue_id))
         if found is not None:
             return found
-        shard = self._routes.topic(topic).shard_of(queue_id)
+        if topic == TIMER_TOPIC:
+            # Every shard has its own; here the queue's number is the shard's.
+            shard, number = queue_id, 0
+        else:
+            shard, number = self._routes.topic(topic).shard_of(queue_id), queue_id
         with self._lock:
             found = self._lanes.get((topic, queue_id))
             if found is None:
-                lane = Lane(topic, queue_id, self._producer_id, self._epoch, self._own_id)
+                lane = Lane(topic, number, self._producer_id, self._epoch, self._own_id)
                 found = self._lanes[topic, queue_id] = (lane, self._sender(shard))
             return found
 

@@ -127,6 +127,12 @@ def _lifecycle(commands: Any, json_option: argparse.ArgumentParser) -> None:
         help="acknowledge after the disk's sync (default) or before",
     )
     start.add_argument(
+        "--file-reserved-hours",
+        type=float,
+        metavar="HOURS",
+        help="how long a full file of messages is kept at least, 72 if not given; may change at each start",
+    )
+    start.add_argument(
         "--transient-pool",
         action=argparse.BooleanOptionalAction,
         help="append through shared memory (128 MiB of /dev/shm a shard)",
@@ -183,6 +189,9 @@ def _topics(commands: Any, both: Sequence[argparse.ArgumentParser]) -> None:
     create = verbs.add_parser("create", parents=both, help="make a topic")
     create.add_argument("topic", metavar="TOPIC")
     create.add_argument("--queues", type=_count(1), default=4, metavar="N", help="default: 4")
+    create.add_argument(
+        "--compacted", action="store_true", help="keep the latest message of each index key"
+    )
     create.set_defaults(run=cli_commands.topic_create)
     describe = verbs.add_parser("describe", parents=both, help="a topic's queues and offsets")
     describe.add_argument("topic", metavar="TOPIC")

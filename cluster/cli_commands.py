@@ -99,6 +99,7 @@ def start(options: argparse.Namespace, console: Console) -> int:
         replication=options.replication,
         flush=options.flush,
         transient_pool=options.transient_pool,
+        file_reserved_hours=options.file_reserved_hours,
         address=options.address,
         ephemeral=options.ephemeral,
         segment_size_bytes=options.segment_size_bytes,
@@ -207,7 +208,8 @@ def topic_list(options: argparse.Namespace, console: Console) -> int:
 def topic_create(options: argparse.Namespace, console: Console) -> int:
     """raymq topic create TOPIC"""
     with _cluster(options, console) as cluster:
-        created = cluster.create_topic(options.topic, queues=options.queues)
+        more = {"compacted": True} if options.compacted else {}
+        created = cluster.create_topic(options.topic, queues=options.queues, **more)
     if options.json:
         console.json({"topic": options.topic, "queues": options.queues, "created": created})
     else:

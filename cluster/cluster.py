@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.errors import RayMQError, Rejected, Unavailable
+from raymq.store.state import CLEANUP_POLICY, COMPACTION
 
 from .paths import actor_name
 from .tls import parse_url
@@ -197,16 +198,19 @@ class Cluster:
             if not name.startswith(_INTERNAL_PREFIX)
         }
 
-    def create_topic(self, name: str, *, queues: int = 4) -> bool:
+    def create_topic(self, name: str, *, queues: int = 4, compacted: bool = False) -> bool:
         """Makes a topic of `queues` queues, spread over all shards.
 
+        `compacted`: it keeps the latest message of each key; every message needs index keys.
         Returns: False if it was there already with the same queues. Raises: Rejected (bad name or
         count, or it exists with other queues); Unavailable (some shard does not answer: the same
         call completes it).
         Durable: on every shard, at return.
         """
         spread = list(range(self.shards))
-        arguments = {"name": name, "queues": queues, "shards": spread}
+        arguments: dict[str, Any] = {"name": name, "queues": queues, "shards": spread}
+        if compacted:
+            arguments["attributes"] = {CLEANUP_POLICY: COMPACTION}
         # Every shard knows every topic, so that any of them can answer for all.
         made = [
             self.call(shard, "create_topic", arguments).get("created", True) for shard in spread

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
+from raymq.store.retry import dlq_topic, retry_topic
 
 from .columns import MESSAGE_SCHEMA, message_batch, messages
 from .message import ReceivedMessage
@@ -58,6 +59,9 @@ class Consumer:
         self._unavailable_timeout_ms = unavailable_timeout_ms
         self._clock = clock or Clock()
         self._process = os.getpid()
+        self._cluster = cluster
+        #: the group's topics for messages that are sent back exist
+        self._retry_topics = False
         self._routes = Routes.of(cluster)
         self._route = self._routes.topic(topic)
         wanted = list(range(self._route.queues)) if queues is None else list(queues)
@@ -282,6 +286,34 @@ class Consumer:
             if own:
                 arguments = {"group": self.group, "topic": self.topic, "offsets": own}
                 self._routes.call(shard, "commit_offsets", arguments)
+
+    def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
+        """Have a message that could not be handled come again, in topic %RETRY%<group>, after a while.
+
+        Each time it comes later: after 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h. After 16 times, or with a
+        `delay_level` below 0, it goes to %DLQ%<group> instead; a level of 1 to 18 is that of RocketMQ's delays. It says
+        nothing of what the group has consumed: `commit` does. A call whose outcome is unknown may have put it.
+        Returns: the topic where it will be. Durable: as an acknowledged message.
+        Raises: Rejected without a group, or when the message is gone; Unavailable; DeliveryUnknown.
+        """
+        if self.group is None:
+            raise Rejected(
+                "a consumer without group= cannot send back", field="group", limit="a group's name"
+            )
+        self._check_process()
+        if not self._retry_topics:
+            for name in (retry_topic(self.group), dlq_topic(self.group)):
+                self._cluster.create_topic(name, queues=self._cluster.shards)
+            self._retry_topics = True
+        arguments = {
+            "group": self.group,
+            "topic": message.topic,
+            "queue_id": message.queue_id,
+            "offset": message.offset,
+            "delay_level": delay_level,
+        }
+        answer = self._routes.call(message.shard, "send_back", arguments)
+        return str(answer["topic"])
 
     def committed(self) -> dict[int, int]:
         """queue -> next offset as the group stored it last; queues without one are missing."""

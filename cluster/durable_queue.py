@@ -10,7 +10,6 @@ import secrets
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +24,12 @@ from raymq.store.errors import RayMQError, Rejected, Unavailable
 from . import codecs
 from .message import encode_properties
 from .paths import NAMESPACE, actor_name, keeper_name
-from .producer import Producer
 from .queue_keeper import KeeperActor
 from .queue_link import PATIENCE_S, Link, attach, end_quietly
 from .queue_log import make_topics
 
 if TYPE_CHECKING:
     from .cluster import Cluster
-    from .lane import BatchReceipt
 
 #: calls of the keeper at a time: each getter and putter that waits is one
 _CALLS_MAX = 10_000
@@ -41,9 +38,6 @@ WAIT_S = 5.0
 RETRY_MS = 100
 #: what an error is about that has no keeper to tell it
 _KEEPER = "keeper"
-
-#: of a batch that is put, about
-_PART_BYTES = 1 << 20
 
 _CODEC_NAME = rf"(?:^|\x02){codecs.CONTENT_TYPE}\x01(?P<v>[^\x02]+)"
 
@@ -87,7 +81,7 @@ class Queue:
     - `shutdown` ends the keeper, not the data; any handle's next call starts one again.
     - Every item is synced to disk: gets, and batches of some thousands, are slower than the original's,
       which keeps them in memory; benchmarks/queue.py measures both.
-    - A batch is stored in parts of about 1 MiB: one that fails may be there in part.
+    - A batch is stored in parts, of about 1 MiB, or 4 MiB with `linger_ms`: one that fails may be there in part.
     """
 
     def __init__(
@@ -349,40 +343,22 @@ class Queue:
     def _put(self, bodies: list[bytes], properties: dict[str, str], request: int | None) -> None:
         end = 0
         try:
-            producer = self._link().producer
+            link = self._link()
+            producer = link.producer
             lingers = request is None and bool(self._linger_ms)
             if len(bodies) == 1:
                 sent = producer.send(self.name, bodies[0], properties=properties, queue_id=0)
                 if not lingers:
                     end = sent.result().offset + 1
-            elif lingers and sum(map(len, bodies)) < _PART_BYTES // 2:
-                # It travels with its neighbours.
-                encoded = encode_properties(None, (), properties)
-                producer.send_together(self.name, bodies, encoded, queue_id=0)
+            elif lingers:
+                link.send_lingering(bodies, encode_properties(None, (), properties))
             else:
-                parts = self._send_parts(producer, bodies, properties)
-                if not lingers:
-                    end = [part.result() for part in parts][-1].last_offset + 1
+                parts = link.send_parts(bodies, encode_properties(None, (), properties))
+                end = [part.result() for part in parts][-1].last_offset + 1
             if lingers:
                 producer.raise_failure()
         finally:
             self._release(request, end)
-
-    def _send_parts(
-        self, producer: Producer, bodies: list[bytes], properties: dict[str, str]
-    ) -> list[Future[BatchReceipt]]:
-        """Columns instead of messages, in parts: while one is synced, the next is under way."""
-        encoded = pa.scalar(encode_properties(None, (), properties), pa.binary())
-        rows = pa.record_batch(
-            {"body": pa.array(bodies, pa.binary()), "properties": pa.repeat(encoded, len(bodies))}
-        )
-        # Of equal size: a last one of a few rows would be an append and a sync of its own.
-        count = max(1, round(rows.nbytes / _PART_BYTES))
-        step = -(-len(bodies) // count)
-        parts: list[Future[BatchReceipt]] = []
-        for start in range(0, len(bodies), step):
-            parts += producer.send_batch(self.name, rows.slice(start, step), queue_id=0)
-        return parts
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything put by this handle, with `linger_ms`, is stored; seconds.

@@ -53,7 +53,7 @@ class Message:
     index_keys: tuple[str, ...] = ()
     #: text without \\x01 and \\x02, names and values not empty
     properties: dict[str, str] = field(default_factory=dict)
-    #: not supported yet: must be None
+    #: when readers are to get it, ms since 1970; None: at once
     deliver_at_ms: int | None = None
 
     @property

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from raymq.store.clock import Clock
+from raymq.store.delay_levels import TIMER_TOPIC
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
 
@@ -29,6 +30,7 @@ from .routes import Routes
 from .send_future import Pending, SendFuture
 from .send_statistics import SendStatistics
 from .shard_sender import ShardSender
+from .timer_message import REAL_BYTES, timer_properties, waiting_properties
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -77,6 +79,8 @@ class Outgoing(NamedTuple):
     #: what it takes of the buffer
     size: int
     acks: Acks
+    #: of one that is to be delivered later: what says when
+    later: bytes | None = None
 
 
 class Producer:
@@ -153,6 +157,9 @@ class Producer:
         The queue is `queue_id`, else that of the key; without either, messages fill a batch of one
         queue, then of the next. `acks` of this message, by default the producer's; a batch has one
         kind, so changing it with every message costs the batches.
+        `deliver_at_ms`, ms since 1970, at most three days ahead: readers of the queue get the message in
+        the second after it, at a new offset, once; the receipt tells that it is kept until then, and
+        names the topic and offset where. Several of one queue come in the order of their times.
         Returns: at once, with a future of the receipt.
         Raises: Rejected for what cannot be stored; Unavailable when the buffer stays full.
         """
@@ -197,25 +204,32 @@ class Producer:
             properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}
         if not isinstance(body, bytes):
             body = codec("bytes").encode(body)
-        if deliver_at_ms is not None:
-            raise Rejected(
-                "delayed delivery is not available in this version: leave deliver_at_ms away",
-                field="deliver_at_ms",
-                limit="None",
-            )
         if len(body) > self.config.max_message_bytes:
-            raise Rejected(
-                f"the body has {len(body)} bytes, the limit is {self.config.max_message_bytes}: "
-                "split it, compress it, or raise max_message_bytes here and in the cluster",
-                field="body",
-                limit=self.config.max_message_bytes,
-            )
+            raise self._too_large(len(body))
         if acks is not None:
             check_acks(acks)
         encoded = property_bytes(key, tag, index_keys, properties)
+        later = None
+        if deliver_at_ms is not None:
+            later = timer_properties(deliver_at_ms, self._clock.now_ms())
         size = len(body) + MESSAGE_BYTES + (0 if encoded is None else len(encoded))
+        size += 0 if later is None else len(later) + len(topic) + REAL_BYTES
         acks = acks or self.config.acks
-        return Outgoing(topic, queue_id, key, body, tag, encoded, size, acks)
+        return Outgoing(topic, queue_id, key, body, tag, encoded, size, acks, later)
+
+    def check_bodies(self, bodies: list[bytes]) -> None:
+        """Raises: Rejected when one of them is too large."""
+        largest = max(map(len, bodies))
+        if largest > self.config.max_message_bytes:
+            raise self._too_large(largest)
+
+    def _too_large(self, size: int) -> Rejected:
+        return Rejected(
+            f"the body has {size} bytes, the limit is {self.config.max_message_bytes}: "
+            "split it, compress it, or raise max_message_bytes here and in the cluster",
+            field="body",
+            limit=self.config.max_message_bytes,
+        )
 
     def collect(
         self, out: Outgoing, *, may_block: bool = True
@@ -245,7 +259,11 @@ class Producer:
             self._check_open()
             if queue_id is None:
                 queue_id = self._sticky_queue(topic, route.queues)
-            where = (topic, queue_id)
+            where, properties = (topic, queue_id), out.properties
+            if out.later is not None:
+                # The queue's shard keeps it until then. One lane a shard: its timers are all in one queue.
+                where = (TIMER_TOPIC, route.shard_of(queue_id))
+                properties = waiting_properties(topic, queue_id, out.properties, out.later)
             pending = self._open.get(where)
             if pending is not None and pending.acks != out.acks:
                 # The earlier ones first: order holds over both kinds.
@@ -255,7 +273,7 @@ class Producer:
                 pending = self._begin(where, out.acks)
             pending.bodies.append(out.body)
             pending.tags.append(out.tag)
-            pending.properties.append(out.properties)
+            pending.properties.append(properties)
             pending.born.append(now)
             pending.size += out.size
             future = SendFuture(pending, len(pending.bodies) - 1)
@@ -272,7 +290,7 @@ class Producer:
     def send_together(
         self, topic: str, bodies: list[bytes], properties: bytes | None, *, queue_id: int
     ) -> None:
-        """Add bodies, together smaller than a batch, to the open batch of a queue: columns that linger.
+        """Add bodies, together no larger than a batch, to the open batch of a queue: columns that linger.
 
         Args: `properties`, encoded, of each of them. Nobody gets their receipts: `flush` and
         `raise_failure` tell failures. Raises: as `send`.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ from raymq.store.errors import RayMQError, Rejected
 from raymq.store.files import Files
 
 from . import ray_host
+from .lane import BatchReceipt
 from .paths import ClusterPaths
 from .producer import Producer
 from .queue_log import ItemReader
@@ -30,6 +33,11 @@ PATIENCE_S = 60.0
 END_FLUSH_S = 30.0
 #: for a putter that waits for its receipt: company comes while earlier batches are under way
 _LINGER_MS = 5.0
+#: of a batch that is waited for, about: while one part is synced, the next is under way
+PART_BYTES = 1 << 20
+#: of what lingers. Nobody waits for the first bytes of it, and each batch has costs of its own on both sides: a large
+#: one takes a quarter less time an item
+LINGER_BYTES = 4 << 20
 
 
 class Link:
@@ -37,10 +45,33 @@ class Link:
 
     def __init__(self, cluster: Cluster, name: str, shard: int, linger_ms: float) -> None:
         self.process = os.getpid()
-        self.producer = Producer(cluster, linger_ms=linger_ms or _LINGER_MS)
+        self._name = name
+        self.producer = Producer(
+            cluster, linger_ms=linger_ms or _LINGER_MS, batch_bytes=LINGER_BYTES
+        )
         self.producer.look_up(name)
         self._reader = ItemReader(Routes.of(cluster), name, shard, Clock())
         self._reading = threading.Lock()
+
+    def send_parts(self, bodies: list[bytes], properties: bytes) -> list[Future[BatchReceipt]]:
+        """Send items, as columns and in parts. Returns: the receipts; `properties` are those of each item."""
+        encoded = pa.scalar(properties, pa.binary())
+        found: list[Future[BatchReceipt]] = []
+        for part in _parts(bodies, PART_BYTES):
+            rows = pa.record_batch(
+                {
+                    "body": pa.array(part, pa.binary()),
+                    "properties": pa.repeat(encoded, len(part)),
+                }
+            )
+            found += self.producer.send_batch(self._name, rows, queue_id=0)
+        return found
+
+    def send_lingering(self, bodies: list[bytes], properties: bytes) -> None:
+        """The same without receipts: items travel with their neighbours. Raises: Rejected, nothing was sent."""
+        self.producer.check_bodies(bodies)
+        for part in _parts(bodies, LINGER_BYTES // 2):
+            self.producer.send_together(self._name, part, properties, queue_id=0)
 
     def read(self, first: int, count: int) -> list[pa.RecordBatch]:
         """Items [first, first + count) in pieces."""
@@ -54,6 +85,14 @@ class Link:
         with self._reading:
             self._reader.close()
         self.producer.close(timeout)
+
+
+def _parts(bodies: list[bytes], about_bytes: int) -> Iterator[list[bytes]]:
+    """Of equal size: a last one of a few items would be an append and a sync of its own."""
+    count = max(1, round(sum(map(len, bodies)) / about_bytes))
+    step = -(-len(bodies) // count)
+    for start in range(0, len(bodies), step):
+        yield bodies[start : start + step]
 
 
 def attach(cluster: Cluster) -> None:

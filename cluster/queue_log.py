@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
-from raymq.store.record import PUT_SCHEMA
+from raymq.store.record import Row
 
 from .batch_sender import BatchSender
 from .connection import Connection, FetchStream
@@ -138,14 +138,8 @@ class TakenLog:
 
     def _write(self, record: dict[str, Any]) -> Future[BatchReceipt]:
         body = json.dumps(record, separators=(",", ":")).encode()
-        columns = [
-            pa.array([body], pa.binary()),
-            pa.nulls(1, pa.string()),
-            pa.nulls(1, pa.binary()),
-            pa.array([Clock().now_ms()], pa.int64()),
-        ]
-        batch = pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
-        return self._sender.send(self._topic, 0, batch)
+        row = Row(body, None, None, Clock().now_ms())
+        return self._sender.send(self._topic, 0, row)
 
     def close(self) -> None:
         """End at once: a record that is not answered may or may not be in the log."""

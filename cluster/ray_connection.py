@@ -152,6 +152,8 @@ class RayPutStream(_Stream):
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: guards everything below
         self._lock = threading.Lock()
+        #: the actor's method, bound once: each look-up makes a new one
+        self._append: Any = None
         #: its name at the shard; empty before it is open
         self._stream = ""
         self._number = 0
@@ -161,6 +163,7 @@ class RayPutStream(_Stream):
     def opened(self) -> None:
         """Wait until the shard has taken the stream. Raises: Unavailable; Rejected when refused."""
         try:
+            self._append = self._actor.append
             reference = self._actor.open_stream.remote(self._cluster_id)
         except Exception as error:
             raise translate(error, self._name) from error
@@ -187,7 +190,7 @@ class RayPutStream(_Stream):
             self._number += 1
             alone = not self._under_way and not self._waiting
             try:
-                reference = self._actor.append.remote(
+                reference = self._append.remote(
                     *pack_call(self._stream, self._number, items, alone=alone)
                 )
             except Exception as error:

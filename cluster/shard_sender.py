@@ -358,7 +358,8 @@ class ShardSender:
             while not future.done() and self._clock.monotonic_ms() < end_ms:
                 if self._read_one(stream):
                     break
-                self.pump()
+                if self._waiting:
+                    self.pump()
         except RayMQError as broken:
             error = broken
         except BaseException:

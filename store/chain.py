@@ -205,6 +205,19 @@ class Chain:
         unit = self._unit(segment, index) if index < count else None
         return unit if unit is not None and unit.start <= offset else None
 
+    def delete_before(self, segment: int) -> None:
+        """Delete the files of older segments, whose log is deleted.
+
+        Durable: nothing; what is left after a crash is deleted at the next start. Callers: beside an appender.
+        """
+        for name in self._files.list(self.directory):
+            if len(name) == 20 and name.isdigit() and int(name) < segment:
+                self._used.pop(int(name), None)
+                fd = self._fds.pop(int(name), None)
+                if fd is not None:
+                    self._files.close(fd)
+                self._files.unlink(self.directory / name)
+
     def units(self, start: int, stop: int) -> list[ChainUnit]:
         """Units with start <= unit.start < stop, in order."""
         return list(self.each(start, stop))
@@ -227,6 +240,10 @@ class Chain:
             return self.last.value, self.last.epoch
         if offset == 0:
             return 0, 0
+        # The log may begin here.
+        first = self.unit_at(offset)
+        if first is not None and first.start == offset == self.start:
+            return first.previous, first.epoch
         unit = self.unit_at(offset - 1)
         return None if unit is None or unit.end != offset else (unit.value, unit.epoch)
 

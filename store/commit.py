@@ -14,6 +14,7 @@ from .clock import Clock
 from .failpoints import fail_point
 from .files import Files
 from .flush import PAGE_BYTES
+from .segment_paths import find_segment
 from .transient_pool import PoolReader
 
 
@@ -33,7 +34,8 @@ class SegmentWriter:
         if fd is None:
             # The log only grows: what is older is full.
             self.close()
-            fd = self._fds[segment] = self._files.open_file(self._dir / f"{segment:020d}")
+            path = find_segment(self._dir, segment, files=self._files)
+            fd = self._fds[segment] = self._files.open_file(path)
         self._files.pwrite(fd, data, offset - segment)
 
     def segment_of(self, offset: int) -> int:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from . import record
@@ -23,34 +21,28 @@ from .checkpoint import Checkpoint
 from .checksum import crc32c, crc32c_padded
 from .clock import Clock
 from .config import StoreConfig
-from .errors import Corrupt, RayMQError, Rejected, Unavailable, require
+from .errors import (
+    Corrupt,
+    RayMQError,
+    Rejected,
+    Unavailable,
+    require,
+)
 from .failpoints import fail_point
 from .files import Files
+from .log_files import open_log_files, rewrite, same_until, view_of
 from .log_pool import LogPool
 from .log_scan import Known, Visit, scan
 from .mapped_file import MappedFile
-from .mapped_file_queue import AllocateAhead, MappedFileQueue
+from .mapped_file_queue import AllocateAhead
 from .marks import Marks
 from .meta import Meta
-from .recovery import Decision
+from .recovery import Decision, Recovered
 
 #: in `raymq/meta`: a sync of a consume queue failed, and what is in the page cache of one may never reach the disk
 QUEUES_DOUBTFUL = "queues_doubtful"
 #: a record may end no closer than this to the end of its file (reference 1.5)
 BLANK_BYTES = 8
-
-
-@dataclass(frozen=True)
-class Recovered:
-    """What opening found and did."""
-
-    end: int
-    scanned_from: int
-    row: str
-    cause: str
-    own: bool
-    same_boot: bool
-    clean: bool
 
 
 class CommitLog:
@@ -76,6 +68,8 @@ class CommitLog:
         self.clock = clock
         self.own = True
         self.poisoned: str | None = None
+        #: called behind each `append`, before anybody accounts for it; must not raise
+        self.on_appended: Callable[[], None] = lambda: None
         self._closed = False
         files.make_dirs(root)
         refuse_foreign_directory(root, files=files)
@@ -120,11 +114,12 @@ class CommitLog:
         self._opened.callback(self.chain.close)
         self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
         self._opened.callback(self.checkpoint.close)
-        self.queue = MappedFileQueue(
-            self.root / "commitlog", self.config.segment_size_bytes, files=self.files
-        )
+        self.queue = open_log_files(self.root, self.config, files=self.files)
         self._opened.callback(self.queue.close)
         self.queue.load()
+        if self.queue.files:
+            # A deletion that a crash broke off is finished.
+            self.chain.delete_before(self.queue.min_offset)
         cut = self.meta.get("cut")
         if cut is not None:
             self.marks.lower(cut)
@@ -143,6 +138,12 @@ class CommitLog:
             self.same_boot = False
         self.abort.create()
         self.end = 0
+        self._ahead = AllocateAhead(
+            self.queue,
+            lambda: self.end,
+            window_bytes=self.config.prewrite_window_bytes,
+            warm=self.config.warm_mapped_file,
+        )
         self.recovered: Recovered | None = None
 
     # --- positions ------------------------------------------------------------------------------------------
@@ -182,29 +183,23 @@ class CommitLog:
         return size - (self.end - files[0].start) % size - BLANK_BYTES
 
     def view(self, offset: int) -> tuple[memoryview, int]:
-        """The read-only view of the segment that holds `offset`, and that segment's start."""
-        file = self.queue.find(offset)
-        if file is None:
-            raise Corrupt(
-                f"no commit log file holds offset {offset}",
-                path=str(self.root / "commitlog"),
-                offset=offset,
-                rule="offset has a file",
-            )
-        return file.read_view(), file.start
+        """The read-only view of the segment that holds `offset`, and that segment's start.
+
+        Raises: OffsetOutOfRange below the log's start.
+        """
+        return view_of(self.queue, offset, self.end)
 
     def _current(self) -> MappedFile:
         file = self.queue.find(self.end)
         require(file is not None, "the tail has a file", end=self.end)
-        assert_file: MappedFile = file  # type: ignore[assignment]
-        return assert_file
+        return file  # type: ignore[return-value]
 
     # --- appending ------------------------------------------------------------------------------------------
 
     def ensure_room(self, total_bytes: int) -> None:
         """Allocate now what a batch of `total_bytes` will need, so that a full disk refuses before any append.
 
-        Raises: StorageFull, with nothing stored.
+        Raises: StorageFull, Unavailable with CREATE_MAPPED_FILE_FAILED, with nothing stored.
         """
         self._check_writable()
         size = self.config.segment_size_bytes
@@ -216,13 +211,16 @@ class CommitLog:
         last = self.queue.files[-1].start + size if self.queue.files else 0
         want = -(-self.end // size) * size + needed * size
         while last < want:
-            last = self.queue.create_next().start + size
+            self._next_file()
+            last = self.queue.files[-1].start + size
 
     def allocate_ahead(self) -> AllocateAhead:
         """The worker that prepares the next file and pre-writes zeros ahead of the tail."""
-        return AllocateAhead(
-            self.queue, lambda: self.end, window_bytes=self.config.prewrite_window_bytes
-        )
+        return self._ahead
+
+    def _next_file(self) -> None:
+        """Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED."""
+        self._ahead.next_file(self.config.allocate_timeout_ms)
 
     def append(self, data: pa.Buffer | bytes, epoch: int) -> int:
         """Append one unit of records to the current file. Returns: its physical offset.
@@ -236,6 +234,7 @@ class CommitLog:
         start = self.end
         self._write(data, ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value))
         fail_point("log.after_store")
+        self.on_appended()
         return start
 
     def _write(self, data: pa.Buffer | bytes | memoryview, unit: ChainUnit) -> None:
@@ -293,7 +292,7 @@ class CommitLog:
         """End the current file with a blank record and move to the next one."""
         self._check_writable()
         if not self.queue.files:
-            self.queue.create_next()
+            self._next_file()
             return
         size = self.config.segment_size_bytes
         file = self._current()
@@ -312,7 +311,7 @@ class CommitLog:
         self.marks.appended_end = self.end
         fail_point("log.roll")
         if self.queue.files[-1].start < self.end:
-            self.queue.create_next()
+            self._next_file()
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Append replicated units verbatim; `data` is their bytes, contiguous from this log's end.
@@ -332,7 +331,7 @@ class CommitLog:
                 )
             piece = data[unit.start - base : unit.end - base]
             if not self.queue.files or self.end >= self.queue.files[-1].start + size:
-                self.queue.create_next()
+                self._next_file()
             self._write(piece, unit)
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
@@ -350,30 +349,15 @@ class CommitLog:
                     not self.queue.files
                     or self.end >= self.queue.files[-1].start + self.config.segment_size_bytes
                 ):
-                    self.queue.create_next()
+                    self._next_file()
                 self._store(data[self.end - base : unit.end - base])
                 self.end = unit.end
             self.chain.append(unit)
             self.marks.appended_end = self.end
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
-        """Where this log's bytes first differ from the units' bytes, or the end of the shorter of both.
-
-        Raises: Corrupt when `data` has not the CRCs of its units: then it proves nothing.
-        """
-        check_units(units, data)
-        position = base = units[0].start
-        stop = min(units[-1].end, self.end)
-        while position < stop:
-            view, start = self.view(position)
-            upto = min(stop, start + self.config.segment_size_bytes)
-            mine = np.frombuffer(view[position - start : upto - start], dtype=np.uint8)
-            theirs = np.frombuffer(data[position - base : upto - base], dtype=np.uint8)
-            different = mine != theirs
-            if different.any():
-                return position + int(np.argmax(different))
-            position = upto
-        return stop
+        """See `log_files.same_until`."""
+        return same_until(self.queue, self.end, units, data)
 
     def note_synced(self, offset: int) -> None:
         """A flush service proved everything below `offset` synced."""
@@ -404,14 +388,7 @@ class CommitLog:
 
         A flusher died inside a sync: had that failed, the error died with it and the pages count as clean.
         """
-        position = max(start, self.synced, self.start)
-        while position < self.end:
-            view, base = self.view(position)
-            file = self.queue.find(position)
-            stop = min(self.end, base + self.config.segment_size_bytes, position + (1 << 20))
-            if file is not None:
-                file.pwrite(bytes(view[position - base : stop - base]), position - base)
-            position = stop
+        rewrite(self.queue, max(start, self.synced, self.start), self.end)
 
     def poison(self, reason: str) -> None:
         """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
@@ -427,6 +404,23 @@ class CommitLog:
             )
         if self._closed:
             raise Unavailable("the store is closed", field="store", status="closed")
+
+    # --- deletion -------------------------------------------------------------------------------------------
+
+    def delete_first(self) -> None:
+        """Delete the oldest file of the log; what was read of it stays readable.
+
+        Durable: at return. Callers: `clean.CleanService`, which knows what may go.
+        """
+        first = self.queue.files[0]
+        require(
+            first.start + first.size <= min(self.confirmed, self.synced),
+            "only what is confirmed and synced is deleted",
+            start=first.start,
+            confirmed=self.confirmed,
+            synced=self.synced,
+        )
+        self.queue.delete_first()
 
     # --- the transient pool ---------------------------------------------------------------------------------
 

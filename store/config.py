@@ -29,6 +29,18 @@ class StoreConfig:
     max_index_num: int = 20_000_000
     #: most messages that a query by key returns (maxMsgsNumBatch)
     max_msgs_num_batch: int = 64
+    #: bytes of units that one read looks at, if it may not have more messages (maxFilterMessageSize)
+    max_filter_message_size: int = 16_000
+    #: consume queue files that one read looks at while it finds nothing (travelCqFileNumWhenGetMessage)
+    travel_cq_file_num_when_get_message: int = 1
+    #: percent of this host's memory: records that far behind the log's end are taken for being in the page cache
+    #: (accessMessageInMemoryMaxRatio)
+    access_message_in_memory_max_ratio: int = 40
+    #: most bytes and messages of one read: in the page cache, and on disk (maxTransfer...OnMessageIn...)
+    max_transfer_bytes_on_message_in_memory: int = 262_144
+    max_transfer_count_on_message_in_memory: int = 32
+    max_transfer_bytes_on_message_in_disk: int = 65_536
+    max_transfer_count_on_message_in_disk: int = 8
     #: "sync": acknowledged after fdatasync (SYNC_FLUSH); "async": flushed in the background (ASYNC_FLUSH)
     flush: Literal["sync", "async"] = "sync"
     #: a sync flush that takes longer answers FLUSH_DISK_TIMEOUT (syncFlushTimeout)
@@ -63,9 +75,9 @@ class StoreConfig:
     scrub_bytes_per_s: int = 8 * MIB
     #: from the end of one such pass to the beginning of the next
     scrub_pause_ms: int = 7 * 24 * 3600 * 1000
-    #: bytes of one file of a compacted queue (compactionMappedFileSize)
+    #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for what is made of both
     compaction_file_size_bytes: int = 100 * MIB
-    #: bytes of the file of its units, rounded down to whole units of 46 (compactionCqMappedFileSize)
+    #: bytes of the file of its units (compactionCqMappedFileSize)
     compaction_queue_file_size_bytes: int = 10 * MIB
     #: compacted queues are compacted so often (compactionScheduleInternal)
     compaction_interval_ms: int = 15 * 60 * 1000
@@ -79,6 +91,38 @@ class StoreConfig:
     timer_congest_num_each_slot: int = 0x7FFFFFFF
     #: bytes of one timer log file (mappedFileSizeTimerLog)
     timer_log_file_size_bytes: int = 100 * MIB
+    #: an append that is under way for longer makes further puts answer OS_PAGE_CACHE_BUSY (osPageCacheBusyTimeOutMills)
+    os_page_cache_busy_timeout_ms: int = 1_000
+    #: a put that waits longer for the next file answers CREATE_MAPPED_FILE_FAILED (AllocateMappedFileService, fixed)
+    allocate_timeout_ms: int = 5_000
+    #: how often old files are looked for (cleanResourceInterval)
+    clean_resource_interval_ms: int = 10_000
+    #: hours of the day, local time, in which expired files are deleted: "04" or "04;16" (deleteWhen)
+    delete_when: str = "04"
+    #: a commit log file expires so long after its last message was stored (fileReservedTime)
+    file_reserved_hours: float = 72
+    #: above it expired files are deleted at any hour, percent (diskMaxUsedSpaceRatio)
+    disk_max_used_space_ratio: int = 75
+    #: above it files are deleted before they expire, percent (diskSpaceCleanForciblyRatio)
+    disk_space_clean_forcibly_ratio: int = 85
+    #: above it puts are refused, percent (diskSpaceWarningLevelRatio); not while 8 commit log files would still fit
+    disk_space_warning_level_ratio: int = 90
+    #: whether files are ever deleted before they expire (cleanFileForciblyEnable, there True): whatever fills the disk
+    #: would then take acknowledged messages with it
+    clean_file_forcibly: bool = False
+    #: commit log files that one pass deletes at most (deleteFileBatchMax)
+    delete_file_batch_max: int = 10
+    #: whole files are written ahead and locked in memory, as far as permitted (warmMapedFileEnable)
+    warm_mapped_file: bool = False
+    #: deleted files are zeroed and used again, once nobody reads them (not by a mirror's leader)
+    recycle_commit_log_files: bool = False
+    #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list);
+    #: none: in `commitlog/`, whose files are read in any case
+    commit_log_paths: tuple[str, ...] = ()
+    #: directories whose commit log files are read and deleted, none is made there (readOnlyCommitLogStorePaths)
+    read_only_commit_log_paths: tuple[str, ...] = ()
+    #: pause between two deletions (deleteCommitLogFilesInterval, deleteConsumeQueueFilesInterval)
+    delete_files_interval_ms: int = 100
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 
@@ -114,8 +158,33 @@ class StoreConfig:
                 field="timer_log_file_size_bytes",
                 limit=4096,
             )
+        self._check_retention()
         if self.transient_pool:
             self._check_pool()
+
+    def _check_retention(self) -> None:
+        """RocketMQ clamps what is out of range without a word."""
+        hours = self.delete_when.split(";")
+        if not all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours):
+            raise Rejected(
+                f"delete_when is {self.delete_when!r}; use hours from 00 to 23 such as '04' or '04;16'",
+                field="delete_when",
+                limit="00..23",
+            )
+        for field, low, high in (
+            ("disk_max_used_space_ratio", 10, 95),
+            ("disk_space_clean_forcibly_ratio", 30, 95),
+            ("disk_space_warning_level_ratio", 35, 99),
+            ("delete_file_batch_max", 1, 1_000_000),
+            ("file_reserved_hours", 0, 1_000_000),
+        ):
+            value = getattr(self, field)
+            if not low <= value <= high:
+                raise Rejected(
+                    f"{field} is {value}; it must be {low} to {high}",
+                    field=field,
+                    limit=f"{low}..{high}",
+                )
 
     def _check_pool(self) -> None:
         if self.transient_pool_slices < 2:

@@ -2,7 +2,7 @@
 
 What counts for us stands in the log. A file that somebody else wrote since we last looked (RocketMQ, that had the
 store open) is taken over at the start, once; at the end the files say what the state says, so that RocketMQ finds its
-topics and offsets. What we have no place for (permissions, attributes, groups' settings) stays in the files as it is.
+topics and offsets. What we have no place for (permissions, groups' settings) stays in the files as it is.
 Source: ConfigManager, TopicConfigManager, ConsumerOffsetManager, SubscriptionGroupManager, ScheduleMessageService of
 RocketMQ 5.3.3 (reference 5.4). Theirs overwrite in place; here a crash leaves the old or the new file.
 """
@@ -20,7 +20,7 @@ from .checksum import crc32c
 from .errors import Corrupt, RayMQError
 from .failpoints import fail_point
 from .inner_message import Progress
-from .state import INTERNAL_TOPIC, OFFSETS, TOPIC
+from .state import INTERNAL_TOPIC, OFFSETS, TOPIC, TopicInfo
 from .topics import QUEUES_MAX, SYSTEM_PREFIX
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ WRITTEN = "config"
 _PERM_READ_WRITE, _PERM_NONE = 6, 0
 #: a topic with this bit is a pattern for new ones (TBW102, the cluster's, the broker's)
 _PERM_INHERIT = 1
+#: topics with this attribute have queues of inner batches, which we have not
+_QUEUE_TYPE, _BATCH_QUEUE = "queue.type", "BatchCQ"
 
 Table = dict[Any, Any]
 
@@ -49,21 +51,26 @@ Table = dict[Any, Any]
 def import_changed(store: MessageStore) -> list[str]:
     """Take over each file that we do not know yet. Returns: their names. Durable: nothing; the next sync does it.
 
+    Of a file that we know only what is missing, and only where RocketMQ deleted the snapshots that said it.
     Callers: a store that was recovered and is not in use yet. A crash on the way imports once more, which is harmless.
     Raises: Corrupt when a file and its `.bak` are no configuration of RocketMQ's.
     """
     changed = []
     for name in NAMES:
         found = _read(store, name)
-        if found is None or _is_known(store, name, found[1]):
+        if found is None:
+            continue
+        new = not _is_known(store, name, found[1])
+        if not new and store.state_is_whole:
             continue
         try:
-            _IMPORTS[name](store, found[0])
+            _IMPORTS[name](store, found[0], new)
         except (AttributeError, TypeError, ValueError) as error:
             raise _unlike(name, str(error)) from error
-        fail_point("config.imported")
-        store.put_inner([], progress=Progress(IMPORT_SERVICE, {name: found[1]}))
-        changed.append(name)
+        if new:
+            fail_point("config.imported")
+            store.put_inner([], progress=Progress(IMPORT_SERVICE, {name: found[1]}))
+            changed.append(name)
     return changed
 
 
@@ -143,22 +150,26 @@ def _remember(store: MessageStore, name: str, crcs: list[int]) -> None:
 # --- topics ---------------------------------------------------------------------------------------------------
 
 
-def _import_topics(store: MessageStore, table: Table) -> None:
+def _import_topics(store: MessageStore, table: Table, new: bool) -> None:
     shard = int(store.log.meta.get("shard") or 0)
     for name, config in _rows(table, "topicConfigTable", TOPICS):
         queues = max(int(config.get("readQueueNums", 0)), int(config.get("writeQueueNums", 0)))
         if _is_brokers_own(name) or int(config.get("perm", 6)) & _PERM_INHERIT:
             continue
-        known = store.state.topics.get(name)
-        if not 1 <= queues <= QUEUES_MAX or (known is not None and known.queues >= queues):
+        attributes = {str(key): str(value) for key, value in config.get("attributes", {}).items()}
+        known = store.state.topics.get(name, TopicInfo(name, 0, (shard,)))
+        queues = max(queues, known.queues)
+        if not 1 <= queues <= QUEUES_MAX or attributes.get(_QUEUE_TYPE) == _BATCH_QUEUE:
             continue
         try:
             fmt.check_topic_name(name)
         except RayMQError as error:
             raise _unlike(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
-        shards = [shard] if known is None else list(known.shards)
-        value = {"name": name, "queues": queues, "shards": shards}
-        store.put_internal(TOPIC, json.dumps(value, separators=(",", ":")).encode())
+        changed = (queues, attributes) != (known.queues, dict(known.attributes))
+        if changed and (new or not known.queues):
+            value = {"name": name, "queues": queues, "shards": list(known.shards)}
+            value.update({"attributes": attributes} if attributes else {})
+            store.put_internal(TOPIC, json.dumps(value, separators=(",", ":")).encode())
 
 
 def _export_topics(store: MessageStore, table: Table) -> None:
@@ -176,6 +187,9 @@ def _export_topics(store: MessageStore, table: Table) -> None:
         config = topics.setdefault(name, _new_topic(name, perms[name]))
         for field in ("readQueueNums", "writeQueueNums"):
             config[field] = max(int(config.get(field, 0)), count)
+        info = store.state.topics.get(name)
+        if info is not None and info.attributes:
+            config["attributes"] = {**(config.get("attributes") or {}), **dict(info.attributes)}
 
 
 def _new_topic(name: str, perm: int) -> Table:
@@ -199,15 +213,20 @@ def _is_brokers_own(name: str) -> bool:
 # --- offsets and groups ---------------------------------------------------------------------------------------
 
 
-def _import_offsets(store: MessageStore, table: Table) -> None:
+def _import_offsets(store: MessageStore, table: Table, new: bool) -> None:
     for name, offsets in _rows(table, "offsetTable", CONSUMER_OFFSETS):
         topic, _, group = name.partition("@")
-        found = {int(queue): int(offset) for queue, offset in offsets.items()}
         have = store.state.offsets.get((group, topic), {})
-        if any(have.get(queue) != offset for queue, offset in found.items()):
-            texts = {str(queue): offset for queue, offset in found.items()}
+        found = {int(queue): int(offset) for queue, offset in offsets.items()}
+        texts = {str(queue): found[queue] for queue in _to_take(found, have, new)}
+        if texts:
             value = {"group": group, "topic": topic, "offsets": texts}
             store.put_internal(OFFSETS, json.dumps(value, separators=(",", ":")).encode())
+
+
+def _to_take(found: Table, have: Table, new: bool) -> list[Any]:
+    """The keys whose values a file changes: of a new one those that differ, else those that are missing."""
+    return [key for key in found if (found[key] != have.get(key) if new else key not in have)]
 
 
 def _export_offsets(store: MessageStore, table: Table) -> None:
@@ -221,7 +240,7 @@ def _export_offsets(store: MessageStore, table: Table) -> None:
         offsets[f"{topic}@{group}"] = {int(queue): at for queue, at in theirs.items()} | ours
 
 
-def _import_groups(store: MessageStore, table: Table) -> None:
+def _import_groups(store: MessageStore, table: Table, new: bool) -> None:
     """Groups are who commits offsets; their settings stay in the file."""
 
 
@@ -256,12 +275,12 @@ def _new_group(name: str) -> Table:
 # --- delay levels ---------------------------------------------------------------------------------------------
 
 
-def _import_levels(store: MessageStore, table: Table) -> None:
+def _import_levels(store: MessageStore, table: Table, new: bool) -> None:
     found = {str(level): int(offset) for level, offset in table.get("offsetTable", {}).items()}
-    have = store.state.progress.get(LEVELS_SERVICE, {})
-    new = {level: offset for level, offset in found.items() if have.get(level) != offset}
-    if new:
-        store.put_inner([], progress=Progress(LEVELS_SERVICE, new))
+    taken = _to_take(found, store.state.progress.get(LEVELS_SERVICE, {}), new)
+    if taken:
+        values = {level: found[level] for level in taken}
+        store.put_inner([], progress=Progress(LEVELS_SERVICE, values))
 
 
 def _export_levels(store: MessageStore, table: Table) -> None:
@@ -287,7 +306,7 @@ def _unlike(name: str, reason: str) -> Corrupt:
     )
 
 
-_IMPORTS: dict[str, Callable[[MessageStore, Table], None]] = {
+_IMPORTS: dict[str, Callable[[MessageStore, Table, bool], None]] = {
     TOPICS: _import_topics,
     CONSUMER_OFFSETS: _import_offsets,
     GROUPS: _import_groups,

@@ -234,15 +234,30 @@ class ConsumeQueue:
         With no such unit the queue becomes empty and keeps its next offset.
         Source: ConsumeQueue#correctMinOffset.
         """
+        # Units that are appended meanwhile are alive.
+        end = self.max_offset
         for file in self._queue.files:
             first = file.start // fmt.UNIT_BYTES
             low = max(self.min_offset, first)
-            units = self._span(low, min(self.max_offset, first + self._file_units))
+            units = self._span(low, min(end, first + self._file_units))
             alive = (units["position"] >= min_physical) & ~_is_blank(units)
             if alive.any():
                 self.min_offset = low + int(alive.argmax())
                 return
-        self.min_offset = self.max_offset
+        self.min_offset = end
+
+    def delete_expired(self) -> int:
+        """Delete the files whose every unit is below `min_offset`, but never the last one. Returns: how many.
+
+        Durable: at return. Source: MappedFileQueue#deleteExpiredFileByOffset.
+        """
+        deleted = 0
+        while len(self._queue.files) > 1 and (
+            self._queue.files[1].start <= self.min_offset * fmt.UNIT_BYTES
+        ):
+            self._queue.delete_first()
+            deleted += 1
+        return deleted
 
     def sync(self) -> None:
         """fdatasync what was written since the last sync. Raises: OSError."""

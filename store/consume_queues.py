@@ -69,6 +69,16 @@ class ConsumeQueues:
         for queue in self.all():
             queue.truncate(physical_offset)
 
+    def correct_min_offsets(self, min_physical: int) -> None:
+        """Begin each queue at its first message at or above `min_physical`, the log's start."""
+        for queue in self.all():
+            queue.correct_min_offset(min_physical)
+
+    def delete_expired(self) -> None:
+        """Delete the files that are only about messages out of range."""
+        for queue in self.all():
+            queue.delete_expired()
+
     def sync(self) -> None:
         """fdatasync what was written since the last sync. Raises: OSError."""
         for queue in self.all():

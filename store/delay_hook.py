@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from . import format as fmt
 from .config import StoreConfig
-from .delay_levels import SCHEDULE_TOPIC
+from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
 from .delayed_record import GROUP_RESERVE_BYTES, REAL_QUEUE, REAL_TOPIC, ROW_RESERVE_BYTES
 from .errors import Rejected
 from .inner_message import InnerMessage
 from .properties import decode
 from .status import PutStatus
-from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS, TIMER_TOPIC
+from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
 
 DELAY = "DELAY"
 DELAY_S, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"

@@ -1,4 +1,4 @@
-"""Delay levels: what the level string says, and where a message of a level waits.
+"""Delay levels: what the level string says, and the topics where messages wait.
 
 Source: ScheduleMessageService#parseDelayLevel, MessageStoreConfig.messageDelayLevel, RocketMQ 5.3.3.
 """
@@ -10,8 +10,10 @@ from functools import lru_cache
 
 from .errors import Rejected
 
-#: topic of waiting messages; level n waits in queue n - 1
+#: topic of messages that wait for a level's time; level n waits in queue n - 1
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+#: topic of messages that wait for a time of their own, in queue 0
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 DEFAULT_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

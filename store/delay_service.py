@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from .delay_hook import transform
 from .delay_levels import SCHEDULE_TOPIC
 from .delay_schedule import ScheduleMessageService
+from .inner_message import InnerMessage
+from .put_hooks import PutHook
 from .timer_store import TimerMessageStore
 
 if TYPE_CHECKING:
@@ -23,6 +27,23 @@ class DelayRun(NamedTuple):
     next_due_ms: int | None
 
 
+class DelayHook(PutHook):
+    """Sends messages that are to be delivered later where they wait."""
+
+    name = "delay"
+
+    def __init__(self, store: MessageStore, waiting: Callable[[int], int]) -> None:
+        """Args: as of `delay_hook.transform`."""
+        self._store = store
+        self._waiting = waiting
+
+    def before_put(self, message: InnerMessage) -> InnerMessage:
+        """See `delay_hook.transform`."""
+        store = self._store
+        now_ms = store.clock.now_ms()
+        return transform(message, now_ms, store.config, waiting=self._waiting)
+
+
 class DelayService:
     """Delivers what waited. Callers: one thread."""
 
@@ -30,6 +51,7 @@ class DelayService:
         self._store = store
         self.levels = ScheduleMessageService(store)
         self.timers = TimerMessageStore(store)
+        store.hooks.insert(0, DelayHook(store, self.timers.waiting))
 
     @property
     def active(self) -> bool:
@@ -37,13 +59,6 @@ class DelayService:
         queues = self._store.consume_queues
         levels = range(len(self._store.config.delay_levels_ms))
         return self.timers.active or any(queues.find(SCHEDULE_TOPIC, q) for q in levels)
-
-    @property
-    def stored(self) -> int:
-        """Grows with every confirmed message that waits: a reason to call `run_once` before it is due."""
-        queues = self._store.consume_queues
-        found = (queues.find(SCHEDULE_TOPIC, q) for q in range(len(self.levels.levels_ms)))
-        return self.timers.end + sum(queue.max_offset for queue in found if queue is not None)
 
     def run_once(self, now_ms: int, *, limit: int = RUN_MESSAGES) -> DelayRun:
         """Deliver what is due, at most about `limit` messages; more: the next call is due at once.

@@ -29,6 +29,8 @@ REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 #: what a group needs beside its messages: the record of the progress
 GROUP_RESERVE_BYTES = 1024
+#: most messages of a group: for its time no other put gets into the log
+GROUP_MESSAGES_MAX = 512
 #: most bytes that a record grows by on its delivery: its topic, longer addresses, the timer's properties
 ROW_RESERVE_BYTES = 512
 
@@ -139,8 +141,8 @@ def by_queue(messages: list[InnerMessage]) -> list[InnerMessage]:
     return sorted(messages, key=lambda message: (message.topic, message.queue_id))
 
 
-def fitting(sizes: Int64s, config_limit_bytes: int) -> int:
-    """How many of the first records, of these sizes, can be delivered in one group; at least one."""
-    limit = config_limit_bytes - GROUP_RESERVE_BYTES
-    ends = np.cumsum(sizes + ROW_RESERVE_BYTES)
+def fitting(sizes: Int64s, group_bytes_max: int) -> int:
+    """How many of the first records, of these sizes, are delivered in one group; at least one."""
+    limit = group_bytes_max - GROUP_RESERVE_BYTES
+    ends = np.cumsum(sizes[:GROUP_MESSAGES_MAX] + ROW_RESERVE_BYTES)
     return max(1, int(np.searchsorted(ends, limit, side="right")))

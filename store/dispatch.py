@@ -5,7 +5,6 @@ Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import NamedTuple
 
@@ -16,8 +15,11 @@ from . import record, rows
 from .clock import Clock
 from .commit_log import CommitLog
 from .consume_queues import ConsumeQueues
+from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
 from .index_builder import IndexBuilder, KeyedUnit
 from .index_keys import Keyed
+from .put_lock import PutLock
+from .running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 
 Int64s = npt.NDArray[np.int64]
 
@@ -25,6 +27,7 @@ Int64s = npt.NDArray[np.int64]
 PENDING_MAX = 512
 #: longest time dispatch holds the interpreter at once (D1)
 SLICE_MS = 2.0
+_DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 
 
 class Pending(NamedTuple):
@@ -47,17 +50,26 @@ class Dispatch:
     """The dispatched end of a store, and the way there. Callers: one thread; `pend` under the put lock."""
 
     def __init__(
-        self, log: CommitLog, queues: ConsumeQueues, *, put_lock: threading.Lock, clock: Clock
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        *,
+        put_lock: PutLock,
+        clock: Clock,
+        flags: RunningFlags,
     ) -> None:
         self._log = log
         self._queues = queues
         self._clock = clock
         self._put_lock = put_lock
+        self._flags = flags
         self._pending: deque[Pending] = deque()
         #: everything below this is in the consume queues
         self.dispatched = 0
         #: None: records are not indexed
         self.index: IndexBuilder | None = None
+        #: grows with what waits for a delay level or a timer
+        self.delayed = 0
 
     def pend(self, unit: Pending) -> None:
         """Remember what was just appended, so that it need not be read back."""
@@ -67,8 +79,22 @@ class Dispatch:
         self._pending.append(unit)
 
     def run(self, confirmed: int) -> int:
-        """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end."""
-        self._run(confirmed)
+        """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
+
+        Raises: StorageFull, to be tried again; OSError, after which puts are refused until a dispatch succeeds
+        (in RocketMQ until a restart, but after 30 tries).
+        """
+        failed = self._flags.bits & WRITE_LOGICS_QUEUE_ERROR
+        if self._flags.bits & BLOCKS_DISPATCH & ~WRITE_LOGICS_QUEUE_ERROR:
+            return self.dispatched
+        before = self.dispatched
+        try:
+            self._run(confirmed)
+        except OSError:
+            self._flags.set(WRITE_LOGICS_QUEUE_ERROR)
+            raise
+        if failed and self.dispatched > before:
+            self._flags.clear(WRITE_LOGICS_QUEUE_ERROR)
         if self.index is not None:
             self.index.run(self.dispatched)
         return self.dispatched
@@ -86,6 +112,8 @@ class Dispatch:
                 self._queues.get(unit.topic, unit.queue_id).append(
                     unit.first_offset, unit.positions, unit.sizes, unit.tags_codes
                 )
+                if unit.topic in _DELAY_TOPICS:
+                    self.delayed += 1
                 self.dispatched = unit.end
                 if self.index is not None:
                     self._index(self.index, unit)
@@ -131,6 +159,8 @@ class Dispatch:
                     run.sizes,
                     rows.tags_codes(run.topic, run.batch, self._log.config.delay_levels_ms),
                 )
+                if run.topic in _DELAY_TOPICS:
+                    self.delayed += 1
         moved = walk.end > self.dispatched
         self.dispatched = walk.end
         if walk.reason is record.WalkStop.BLANK or (walk.end >= base + size - 7):

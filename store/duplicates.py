@@ -16,6 +16,7 @@ from . import format as fmt
 from . import record
 from .commit_log import CommitLog
 from .consume_queue import ConsumeQueue
+from .errors import OffsetOutOfRange
 from .producer_stamp import STAMP_BYTES, read_column
 from .record_walk import Layout, gather, layout
 from .state import UNKNOWN_OFFSET, Found, ProducerQueue
@@ -128,17 +129,17 @@ class Search:
         edges = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(units)]
         parts = []
         for start, stop in zip(edges[:-1], edges[1:], strict=True):
-            file = self._log.queue.find(int(positions[start]))
-            if file is None:
+            try:
+                view, base = self._log.view(int(positions[start]))
+            except OffsetOutOfRange:
                 # The log has these records no more.
                 continue
-            view = file.read_view()
             fits = np.flatnonzero(
                 (sizes[start:stop] >= fmt.RECORD_MIN_BYTES)
-                & (positions[start:stop] - file.start + sizes[start:stop] <= len(view))
+                & (positions[start:stop] - base + sizes[start:stop] <= len(view))
             )
             rows = start + fits
-            where, length = positions[rows] - file.start, sizes[rows]
+            where, length = positions[rows] - base, sizes[rows]
             own, sequences, _ = self._stamps(view, where, length)
             rows = rows[own]
             parts.append(

@@ -7,14 +7,20 @@ benchmarks measure the actors against it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .async_put import AsyncPut
+from .delay_service import DelayService
 from .errors import DeliveryUnknown, Rejected, Unavailable
 from .flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
+from .inner_message import InnerMessage
 from .message_store import MessageStore
 from .put import Append, FetchSlice, PutRequest
+from .put_message import MessagePut, PutResult
 from .status import PutStatus
+from .transaction import Half, TransactionService
 
 
 class EmbeddedStore:
@@ -36,6 +42,7 @@ class EmbeddedStore:
         config = self.store.config
         log.sync()
         log.note_confirmed(log.end)
+        self._delays = DelayService(self.store)
         self._syncer = SegmentSyncer(log.queue.directory, config.segment_size_bytes, log.files)
         self._sync = config.flush == "sync"
         self._commit = GroupCommit(
@@ -53,6 +60,9 @@ class EmbeddedStore:
         self._wake = threading.Event()
         self._stopping = False
         self._failed: str | None = None
+        #: see TransactionService; its `check` is for the owner of the store to call
+        self.transactions = TransactionService(self.store)
+        self._messages = MessagePut(self.store, self._await)
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
         self._thread.start()
         self._advance()
@@ -72,7 +82,7 @@ class EmbeddedStore:
 
         Raises: DeliveryUnknown with status FLUSH_DISK_TIMEOUT after the sync flush timeout.
         """
-        if not self._sync:
+        if not self._sync or not appended.waits:
             self._advance()
             return appended
         log = self.store.log
@@ -92,6 +102,37 @@ class EmbeddedStore:
     def put(self, request: PutRequest) -> Append:
         """Append and wait."""
         return self.wait(self.append(request))
+
+    def async_put(self) -> AsyncPut:
+        """For single messages that do not wait for each other; close it before the store."""
+        return AsyncPut(self)
+
+    def put_message(self, message: InnerMessage) -> PutResult:
+        """See `MessagePut.put_message`."""
+        return self._messages.put_message(message)
+
+    def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
+        """See `MessagePut.put_messages`."""
+        return self._messages.put_messages(messages)
+
+    def _await(self, appended: Append) -> Append:
+        self._wake.set()
+        return self.wait(appended)
+
+    def prepare(self, message: InnerMessage) -> Half:
+        """Store a half message; see `TransactionService.prepare`."""
+        half = self.transactions.prepare(message)
+        self._await(half.append)
+        self._advance()
+        return half
+
+    def commit(self, offset: int) -> Append:
+        """Deliver a half message; see `TransactionService.commit`."""
+        return self._await(self.transactions.commit(offset))
+
+    def rollback(self, offset: int) -> Append:
+        """Drop a half message; see `TransactionService.rollback`."""
+        return self._await(self.transactions.rollback(offset))
 
     def create_topic(self, name: str, queues: int) -> None:
         """Create a topic and wait for it."""
@@ -116,6 +157,22 @@ class EmbeddedStore:
         return self.store.fetch(
             topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records
         )
+
+    def deliver_due(self) -> int | None:
+        """Deliver what waited for a delay level or a timer, and is due. Callers: one thread.
+
+        Returns: when to call again, ms since 1970, for what is put meanwhile earlier; None: nothing waits.
+        """
+        log = self.store.log
+        while True:
+            self._advance()
+            now = log.clock.now_ms()
+            ran = self._delays.run_once(now)
+            if ran.messages:
+                self._wake.set()
+                self.wait(Append(-1, ran.messages, 0, now, -1, log.end))
+            elif ran.next_due_ms is None or ran.next_due_ms > now:
+                return ran.next_due_ms
 
     def _advance(self) -> None:
         log = self.store.log
@@ -173,4 +230,7 @@ class EmbeddedStore:
             log.sync()
             log.note_confirmed(log.end)
         self._syncer.close()
-        self.store.close()
+        try:
+            self._delays.close(log.clock.now_ms())
+        finally:
+            self.store.close()

@@ -24,8 +24,16 @@ _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0
 _WORDS = {"true": True, "false": False, "null": None}
 
 
+class NotJson(ValueError):
+    """A text that is no value: why, and the character where that shows."""
+
+    def __init__(self, reason: str, at: int) -> None:
+        super().__init__(f"{reason} at character {at}")
+        self.at = at
+
+
 def loads(text: str) -> Any:
-    """The value in a text. Raises: ValueError saying where it is none."""
+    """The value in a text. Raises: NotJson."""
     reader = _Reader(text.removeprefix("\ufeff"))
     value = reader.value(0)
     reader.end()
@@ -40,7 +48,7 @@ class _Reader:
         self._at = 0
 
     def _fail(self, expected: str) -> NoReturn:
-        raise ValueError(f"expected {expected} at character {self._at} of {len(self._text)}")
+        raise NotJson(f"expected {expected}", self._at)
 
     def _peek(self) -> str:
         """The next character that is no gap; empty at the end. Commas separate as blanks do."""

@@ -7,12 +7,15 @@ by one whose k-th call fails. It must import neither pyarrow nor numpy: flush sa
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import shutil
 import struct
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -177,6 +180,29 @@ class Files:
             if mapped is not None:
                 mapped.close()
 
+    def lock_memory(self, view: memoryview) -> None:
+        """mlock the pages of a view of `map_read`, and read them in (MADV_WILLNEED).
+
+        Raises: OSError, mostly because RLIMIT_MEMLOCK is lower.
+        """
+        mapped = self._maps[id(view)]
+        _lock_call("mlock", mapped, len(view))
+        mapped.madvise(mmap.MADV_WILLNEED)
+
+    def unlock_memory(self, view: memoryview) -> None:
+        """munlock; pages that are not locked are no error."""
+        with contextlib.suppress(OSError):
+            _lock_call("munlock", self._maps[id(view)], len(view))
+
+    def forget(self, view: memoryview) -> Callable[[], bool]:
+        """Let go of a view without taking it from who still reads it or a slice of it.
+
+        Returns: tells whether the last of them is gone, and with him the map.
+        """
+        mapped = self._maps.pop(id(view), None)
+        alive = (lambda: None) if mapped is None else weakref.ref(mapped)
+        return lambda: alive() is None
+
     def _check_length(self, fd: int, size: int) -> None:
         have = os.fstat(fd).st_size
         if have < size:
@@ -250,6 +276,19 @@ class Files:
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
 
+    def used_ratio(self, path: PathLike) -> float:
+        """How full the file system of `path` is for this user, percent; 0 when it does not exist.
+
+        Source: UtilAll#getDiskPartitionSpaceUsedPercent: used of used + usable.
+        """
+        try:
+            stat = os.statvfs(path)
+        except FileNotFoundError:
+            return 0.0
+        used = stat.f_blocks - stat.f_bfree
+        whole = used + stat.f_bavail
+        return 100.0 * used / whole if whole else 0.0
+
     def read_file(self, path: PathLike) -> bytes:
         """The whole content of a small file."""
         with open(path, "rb") as file:
@@ -269,12 +308,47 @@ class Files:
         os.replace(temporary, path)
         self.sync_dir(path.parent)
 
+    def memory_bytes(self) -> int:
+        """This host's memory."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
     def boot_id(self) -> str:
         """Changes with every boot of the machine: page cache written before it may be gone."""
         try:
             return self.read_file(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
         except OSError:
             return "unknown"
+
+
+class _PyBuffer(ctypes.Structure):
+    """CPython's Py_buffer: the only way to the address of a read-only map without numpy."""
+
+    _fields_: ClassVar = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
+def _lock_call(name: str, mapped: mmap.mmap, size: int) -> None:
+    """Call mlock or munlock on a map. Raises: OSError."""
+    buffer = _PyBuffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapped), ctypes.byref(buffer), 0)
+    try:
+        call = getattr(ctypes.CDLL(None, use_errno=True), name)
+        if call(ctypes.c_void_p(buffer.buf), ctypes.c_size_t(size)):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
 
 
 def _translate(error: OSError, path: PathLike | None) -> Exception:

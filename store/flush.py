@@ -17,6 +17,7 @@ from .clock import Clock
 from .errors import Unavailable
 from .failpoints import fail_point
 from .files import Files
+from .segment_paths import find_segment
 from .status import PutStatus
 
 PAGE_BYTES = 4096
@@ -70,7 +71,8 @@ class SegmentSyncer:
             try:
                 fd = self._fds.get(segment)
                 if fd is None:
-                    fd = self._fds[segment] = self._files.open_file(self._dir / f"{segment:020d}")
+                    path = find_segment(self._dir, segment, files=self._files)
+                    fd = self._fds[segment] = self._files.open_file(path)
                 self._files.sync_data(fd)
             except (OSError, Unavailable) as error:
                 code = error.errno if isinstance(error, OSError) else errno_codes.EIO

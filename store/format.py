@@ -144,6 +144,7 @@ def parse_file_name(name: str) -> int:
     return int(name)
 
 
+@lru_cache(maxsize=256)
 def check_topic_name(topic: str) -> None:
     """Refuse a topic name that RocketMQ would refuse.
 

@@ -15,8 +15,17 @@ import pyarrow as pa
 from . import record
 from .clock import Clock
 from .commit_log import CommitLog
-from .errors import StorageFull
-from .index_keys import Int64s, Keyed, UInt32s, hash_keys, keyed_column, topic_hash
+from .errors import OffsetOutOfRange, StorageFull
+from .index_keys import (
+    Int64s,
+    Keyed,
+    UInt32s,
+    hash_keys,
+    key_hash,
+    keyed_column,
+    keys_of,
+    topic_hash,
+)
 from .index_service import IndexService
 
 log = logging.getLogger(__name__)
@@ -25,6 +34,8 @@ log = logging.getLogger(__name__)
 SLICE_RECORDS = 2048
 #: keyed records that are indexed in one go
 BATCH_RECORDS = 8192
+#: keyed records that are indexed one by one
+FEW_RECORDS = 2
 RETRY_MS = 1000
 
 _ROLLBACK, _TRANSACTION_MASK = 0xC, 0xC
@@ -81,6 +92,9 @@ class IndexBuilder:
                 self._flush()
             if self._service.indexed < upto:
                 self._from_log(upto)
+        except OffsetOutOfRange:
+            # Deleted between a look at the log's start and at its bytes: the next look finds it so.
+            pass
         except (OSError, StorageFull) as error:
             self._units, self._records = [], 0
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
@@ -97,9 +111,13 @@ class IndexBuilder:
         return self._records >= BATCH_RECORDS
 
     def _flush(self) -> None:
-        units, self._units, self._records = self._units, [], 0
+        units, records = self._units, self._records
+        self._units, self._records = [], 0
         if not units:
             self._service.indexed = self._seen
+            return
+        if records <= FEW_RECORDS:
+            self._put_few(units)
             return
         counts = [len(unit.positions) for unit in units]
         topics = np.array([topic_hash(unit.topic) for unit in units], dtype=np.uint32)
@@ -116,6 +134,22 @@ class IndexBuilder:
             positions = np.concatenate([unit.positions for unit in units])
         self._put(np.repeat(topics, counts), keyed, positions, np.repeat(times, counts), self._seen)
 
+    def _put_few(self, units: list[KeyedUnit]) -> None:
+        """Index a few records: one by one that costs a tenth."""
+        hashes, positions, times = [], [], []
+        for unit in units:
+            for row, position in enumerate(unit.positions.tolist()):
+                for key in keys_of(unit.keyed.rows(row, row + 1).data):
+                    hashes.append(key_hash(unit.topic, key))
+                    positions.append(position)
+                    times.append(unit.store_time_ms)
+        self._service.append(
+            np.array(hashes, dtype=np.int32),
+            np.array(positions, dtype=np.int64),
+            np.array(times, dtype=np.int64),
+            upto=self._seen,
+        )
+
     def _put(
         self,
         topic_hashes: UInt32s,
@@ -129,7 +163,8 @@ class IndexBuilder:
         self._service.append(found.values, positions[rows], times[rows], upto=upto)
 
     def _from_log(self, upto: int) -> None:
-        at = self._service.indexed
+        # What was deleted meanwhile needs no index.
+        at = max(self._service.indexed, self._log.start)
         view, base = self._log.view(at)
         size = self._log.config.segment_size_bytes
         walk = record.walk(

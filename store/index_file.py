@@ -35,6 +35,8 @@ require(ENTRY_BYTES == 20, "an index entry has 20 bytes", found=ENTRY_BYTES)
 
 #: entries of a chain that are followed one by one; from there on all entries are looked through at once
 CHAIN_STEPS = 2048
+#: entries that are written one by one
+FEW_ENTRIES = 4
 #: entries looked through in one go
 SCAN_ENTRIES = 1 << 16
 
@@ -161,6 +163,9 @@ class IndexFile:
         require(0 < count <= self.room, "entries fit the file", count=count, room=self.room)
         if self._torn:
             self.cut(header.count)
+        if count <= FEW_ENTRIES:
+            self._append_few(hashes.tolist(), physical_offsets.tolist(), times_ms.tolist())
+            return
         begin = header.begin_time_ms
         first_time = int(times_ms[0])
         seconds = np.zeros(count, dtype=np.int64)
@@ -203,6 +208,47 @@ class IndexFile:
                 int(physical_offsets[-1]),
                 header.slots_used + new_chains,
                 header.count + count,
+            )
+        )
+        self._torn = False
+
+    def _append_few(
+        self, hashes: list[int], physical_offsets: list[int], times_ms: list[int]
+    ) -> None:
+        """The same, one entry after the other: arrays would cost more than the work."""
+        self._slots()
+        slots, header = self._slot_map, self.header
+        require(slots is not None, "the slots are mapped")
+        begin, number = header.begin_time_ms, header.count
+        entries = []
+        heads: dict[int, bytes] = {}
+        new_chains = 0
+        for hashed, offset, time_ms in zip(hashes, physical_offsets, times_ms, strict=True):
+            place = HEADER.size + hashed % self._slot_count * SLOT_BYTES
+            head = heads.get(place) or bytes(slots[place : place + SLOT_BYTES])  # type: ignore[index]
+            seconds = (time_ms - begin) // 1000 if begin > 0 else 0
+            previous = int.from_bytes(head, "big")
+            entries.append(_ENTRY.pack(hashed, offset, min(max(seconds, 0), _INT_MAX), previous))
+            heads[place] = number.to_bytes(SLOT_BYTES, "big")
+            new_chains += not previous
+            if number == 1:
+                begin = time_ms
+            number += 1
+        at = HEADER.size + self._slot_count * SLOT_BYTES + header.count * ENTRY_BYTES
+        self.dirty = self._torn = True
+        self._files.pwrite(self._fd, b"".join(entries), at)
+        fail_point("index.entries_written")
+        for place, head in heads.items():
+            slots[place : place + SLOT_BYTES] = head  # type: ignore[index]
+        fail_point("index.slots_written")
+        self._write_header(
+            Header(
+                begin,
+                times_ms[-1],
+                physical_offsets[0] if header.count <= 1 else header.begin_offset,
+                physical_offsets[-1],
+                header.slots_used + new_chains,
+                number,
             )
         )
         self._torn = False
@@ -336,6 +382,58 @@ class IndexFile:
             if len(rows) and times_ms[-1] + 999 < begin_ms:
                 break
             number = low - 1
+
+    def find_many(
+        self, key_hashes: Int64s, wanted: Int64s, begin_ms: int, end_ms: int
+    ) -> tuple[Int64s, Int64s]:
+        """As `find` for many hashes at once: all chains are followed in step.
+
+        Args: `wanted`, how many entries of each hash. Returns: rows of `key_hashes` and physical offsets of their
+        entries, for each hash newest first.
+        """
+        header, view = self.header, self._read_view()
+        if view is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        slots = np.frombuffer(view, dtype=">i4", count=self._slot_count, offset=HEADER.size)
+        entries = np.frombuffer(
+            view, dtype=ENTRY_DTYPE, offset=HEADER.size + self._slot_count * SLOT_BYTES
+        )
+        left = wanted.copy()
+        rows = np.flatnonzero(left > 0)
+        numbers = slots[key_hashes[rows] % self._slot_count].astype(np.int64)
+        found_rows: list[Int64s] = []
+        found_offsets: list[Int64s] = []
+        for _ in range(CHAIN_STEPS):
+            inside = (numbers > 0) & (numbers < self._entry_count)
+            rows, numbers = rows[inside], numbers[inside]
+            if not len(rows):
+                break
+            met = entries[numbers]
+            known = numbers < header.count
+            spans = np.where(numbers > 1, met["seconds"].astype(np.int64), 0)
+            times_ms = header.begin_time_ms + 1000 * spans
+            too_old = known & (times_ms + 999 < begin_ms)
+            hit = known & (met["hash"] == key_hashes[rows]) & (times_ms <= end_ms) & ~too_old
+            found_rows.append(rows[hit])
+            found_offsets.append(met["physical_offset"][hit].astype(np.int64))
+            left[rows[hit]] -= 1
+            before = met["previous"].astype(np.int64)
+            on = (before < numbers) & ~too_old & (left[rows] > 0)
+            rows, numbers = rows[on], before[on]
+        else:
+            for row in rows.tolist():
+                # A chain of thousands: looked through as a whole.
+                gone = sum(int((part == row).sum()) for part in found_rows)
+                parts = self.find(int(key_hashes[row]), begin_ms, end_ms)
+                offsets = [part.physical_offsets for part in parts]
+                if not offsets:
+                    continue
+                rest = np.concatenate(offsets)[gone : int(wanted[row])]
+                found_rows.append(np.full(len(rest), row, np.int64))
+                found_offsets.append(rest)
+        if not found_rows:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate(found_rows), np.concatenate(found_offsets)
 
     # --- the end --------------------------------------------------------------------------------------------
 

@@ -11,16 +11,20 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import numpy as np
+
 from .clock import Clock
 from .config import StoreConfig
-from .errors import Corrupt
+from .errors import Corrupt, StorageFull
 from .failpoints import fail_point
 from .files import Files
 from .index_file import Candidates, IndexFile
 from .index_keys import Int32s, Int64s, key_hash
 from .meta import Meta
 
-_NAME_FORMAT, _NAME_DIGITS = "%Y%m%d%H%M%S", 17
+_NAME_FORMAT = "%Y%m%d%H%M%S"
+#: log without keys that is indexed once more after a crash, at most
+MARK_STEP_BYTES = 64 << 20
 
 
 class IndexService:
@@ -71,7 +75,9 @@ class IndexService:
                 self._drop(lambda file: file.empty)
                 self.indexed = log_end if self._files else log_start
             self._cut_to(self.indexed)
-        except Corrupt:
+        except (Corrupt, StorageFull):
+            # Damaged, of other options, or no room to mend it: it is only a cache.
+            self._mark.update({"file": None, "count": 1, "indexed": log_start})
             self._drop_all(log_start)
 
     def _open_mark(self) -> Meta:
@@ -188,10 +194,11 @@ class IndexService:
         time = datetime.strptime(last[:14], _NAME_FORMAT) + timedelta(milliseconds=int(last[14:]))
         return _name_of(time + timedelta(milliseconds=1))
 
-    def sync(self) -> int:
+    def sync(self, *, closing: bool = False) -> int:
         """fdatasync what was written, then the mark. Returns: end time of the newest full file, 0 without one.
 
-        Durable: everything below `indexed` at the call. Raises: OSError.
+        Durable: every entry. Records without keys do not move the mark at once, unless `closing`: they are quickly
+        looked through again. Raises: OSError.
         """
         files, upto = self._files, self.indexed
         for file in files:
@@ -201,7 +208,11 @@ class IndexService:
         # A new file that got no entry yet is none.
         last = next((file for file in reversed(files) if not file.empty), None)
         state = ("", 1, upto) if last is None else (last.path.name, last.header.count, upto)
-        if self._mark is not None and state != self._synced:
+        before = self._synced
+        moved = (
+            before is None or state[:2] != before[:2] or not 0 <= upto - before[2] < MARK_STEP_BYTES
+        )
+        if self._mark is not None and (moved or (closing and state != before)):
             self._mark.update({"file": state[0] or None, "count": state[1], "indexed": upto})
             self._synced = state
         return files[-2].header.end_time_ms if len(files) > 1 else 0
@@ -231,6 +242,29 @@ class IndexService:
             yield from file.find(hashed, begin_ms, end_ms)
             if header.begin_time_ms < begin_ms:
                 break
+
+    def find_many(
+        self, key_hashes: Int64s, wanted: int, begin_ms: int, end_ms: int
+    ) -> tuple[Int64s, Int64s]:
+        """As `find` for many keys at once: rows of `key_hashes`, and physical offsets of records that may match."""
+        left = np.full(len(key_hashes), wanted, dtype=np.int64)
+        rows: list[Int64s] = []
+        offsets: list[Int64s] = []
+        for file in reversed(self._files):
+            header = file.header
+            if file.empty or header.begin_time_ms > end_ms:
+                continue
+            if header.end_time_ms < begin_ms or not (left > 0).any():
+                break
+            some, places = file.find_many(key_hashes, left, begin_ms, end_ms)
+            left -= np.bincount(some, minlength=len(left))
+            rows.append(some)
+            offsets.append(places)
+            if header.begin_time_ms < begin_ms:
+                break
+        if not rows:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate(rows), np.concatenate(offsets)
 
     @property
     def last(self) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from .faults import Fault, Faults, Progress, Report, from_error
 from .files import Files
 from .read_only import ReadOnlyStore
 from .verify_chain import check_chain
+from .verify_compaction import check_compaction
 from .verify_files import check_checkpoint, check_config, check_marks, check_timer
 from .verify_index import IndexCheck
 from .verify_queues import QueueCheck
@@ -52,6 +53,7 @@ def check_derived(store: ReadOnlyStore) -> int:
     check_marks(store)
     check_config(store)
     check_timer(store)
+    check_compaction(store)
     return queues.known
 
 

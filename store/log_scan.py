@@ -120,7 +120,8 @@ def _compare_chain(
     if chain is None:
         return believed, None
     chain.load(scan_from)
-    if chain.start != believed:
+    head = chain.unit_at(believed)
+    if head is None or head.start != believed:
         # Units of deleted files are no harm, but what the log has needs its own.
         return believed, None
     first, last = chain.unit_at(scan_from), chain.last

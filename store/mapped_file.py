@@ -7,6 +7,7 @@ pwrite is two to three times faster and reports a full disk as an error instead 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,30 @@ class MappedFile:
                 self._view = None
             self._files.close(self._fd)
             self._fd = -1
+
+    def lock_memory(self) -> None:
+        """Keep the file's pages in memory. Raises: OSError where that is not permitted; Unavailable when deleted."""
+        self._files.lock_memory(self.read_view())
+
+    def unlock_memory(self) -> None:
+        """Undo `lock_memory`; harmless without one."""
+        with self._living:
+            if self._view is not None and self._fd >= 0:
+                self._files.unlock_memory(self._view)
+
+    def retire(self) -> Callable[[], bool]:
+        """Close the descriptor for good, but leave the map to whoever still reads: its pages outlive the name.
+
+        Returns: tells whether the last reader is gone. Callers: whoever has taken the file from its queue.
+        """
+        with self._living:
+            if self._fd >= 0:
+                self._files.close(self._fd)
+                self._fd = -1
+            if self._view is None:
+                return lambda: True
+            # Late readers that found this object still get the view: it goes with the object.
+            return self._files.forget(self._view)
 
     def destroy(self) -> None:
         """Close and delete. Durable: after an fsync of the directory."""

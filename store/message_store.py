@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,29 @@ from typing import Any
 import pyarrow as pa
 
 from . import config_json, record, rows
+from .clean import CleanService, Derived
 from .clock import Clock
 from .commit_log import QUEUES_DOUBTFUL, CommitLog
 from .compaction.compaction_store import CompactionStore
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
 from .dispatch import Dispatch
-from .errors import RayMQError, Unavailable
+from .errors import RayMQError, Rejected, Unavailable
+from .failpoints import fail_point
 from .files import Files
+from .get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .index_builder import IndexBuilder
 from .index_service import IndexService
 from .inner_message import InnerMessage, Progress
+from .message_filter import MessageFilter
 from .put import Append, FetchSlice, PutRequest
+from .put_hooks import PutHook
+from .put_lock import PutLock
 from .put_path import CheckedPut, PutPath
 from .query import TIME_MAX_MS, Boundary, Query, QueryResult
+from .query_keys import KeyHits, by_keys
 from .reader import Reader
+from .running_flags import RunningFlags
 from .segment_head import read_head
 from .state import (
     INTERNAL_TOPIC,
@@ -41,6 +48,7 @@ from .state import (
     ShardState,
     reading_internal,
 )
+from .stats import StoreStats
 from .topics import check_new_topic
 
 Prepared = record.Prepared | record.PreparedRow
@@ -71,10 +79,33 @@ class MessageStore:
             files=log.files,
             clock=log.clock,
         )
+        self._get_message = GetMessage(log, self.consume_queues, self.state)
         self.query = Query(log, self.consume_queues, self.index)
-        lock = threading.Lock()
-        self._dispatch = Dispatch(log, self.consume_queues, put_lock=lock, clock=log.clock)
-        self.put_path = PutPath(log, self.state, self.consume_queues, self._dispatch, lock=lock)
+        #: what is allowed at present
+        self.flags = RunningFlags()
+        self.stats = StoreStats()
+        #: see `put_message.MessagePut`
+        self.hooks: list[PutHook] = []
+        lock = PutLock(log.clock)
+        self._dispatch = Dispatch(
+            log, self.consume_queues, put_lock=lock, clock=log.clock, flags=self.flags
+        )
+        self.put_path = PutPath(
+            log,
+            self.state,
+            self.consume_queues,
+            self._dispatch,
+            lock=lock,
+            flags=self.flags,
+            stats=self.stats,
+        )
+        self._put_lock = lock
+        #: stores made from the log, which forget what is deleted there
+        self.derived: list[Derived] = [self.index]
+        #: deletes old files; its `run_once` is called by whoever owns this store
+        self.cleaner = CleanService(log, self, flags=self.flags)
+        #: next queue offsets as of the snapshot that recovery began at
+        self._first_snapshot: dict[tuple[str, int], int] | None = None
         self._closed = False
         #: a sync of a consume queue failed
         self._queues_doubtful = False
@@ -129,22 +160,25 @@ class MessageStore:
         complete = min(known, log.marks.dispatched_end) if doubt else known
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
 
-        boundaries = {log.start, -1}
+        at_boundary = False
 
         def visit(view: memoryview, base: int, walk: record.Walk) -> None:
-            if base <= complete <= walk.end and complete in (base, *(walk.positions + walk.sizes)):
-                boundaries.add(complete)
+            nonlocal at_boundary
+            if base <= complete <= walk.end:
+                ends = walk.positions + walk.sizes
+                at_boundary |= complete == base or bool((ends == complete).any())
             self._visit(view, base, walk)
 
         def settle(end: int) -> None:
             nonlocal complete
-            if complete <= end and complete not in boundaries:
-                # They end inside a record: damaged, so all of them are built anew.
+            damaged = log.start < complete <= end and not at_boundary
+            if damaged:
+                # They end inside a record: all of them are built anew.
                 complete = -1
-            # Above what was synced a unit may be torn: it is dispatched again.
-            self.consume_queues.truncate(
-                min(end, max(complete, 0)) if doubt or complete < 0 else end
-            )
+            # Above what was synced a unit may be torn: it is dispatched again. What is below the log's start cannot be,
+            # and was synced before that was deleted.
+            trusted = max(complete, log.start) if doubt or damaged else end
+            self.consume_queues.truncate(min(end, trusted))
 
         scan_start = self._scan_start(low)
         log.recover(scan_start, visit, settle)
@@ -153,6 +187,10 @@ class MessageStore:
             self.consume_queues.truncate(log.end)
         if log.recovered is not None and log.recovered.row == "K" and not log.own:
             log.note_synced(log.end)
+        self.consume_queues.correct_min_offsets(log.start)
+        self._count_on_from_queues()
+        if self._queues_lost():
+            complete = log.start
         self._dispatch.dispatched = min(max(complete, log.start), log.end)
         tail = log.queue.find(log.end)
         if tail is not None:
@@ -163,6 +201,25 @@ class MessageStore:
         if not log.queue.files:
             self.put_path.begin_log()
         self.compaction.load()
+
+    def _count_on_from_queues(self) -> None:
+        """Where RocketMQ deleted all messages of a queue, only the consume queue knows how far they were numbered."""
+        offsets = self.state.next_offsets
+        for key, queue in ((key, self.consume_queues.get(*key)) for key in self.queues()):
+            offsets[key] = max(offsets.get(key, 0), queue.max_offset)
+
+    @property
+    def state_is_whole(self) -> bool:
+        """Whether the log tells all of the state; RocketMQ may have deleted the snapshots that told it."""
+        return self.log.start == 0 or self._first_snapshot is not None
+
+    def _queues_lost(self) -> bool:
+        """Whether a consume queue has fewer units than were dispatched when the walk's first snapshot was written."""
+        for (topic, queue_id), offset in (self._first_snapshot or {}).items():
+            queue = self.consume_queues.find(topic, queue_id)
+            if offset and (queue is None or queue.max_offset < offset):
+                return True
+        return False
 
     def _recover_index(self) -> None:
         log = self.log
@@ -217,7 +274,9 @@ class MessageStore:
                 with reading_internal(kind, at):
                     if kind == PROGRESS:
                         self.put_path.group = (at, int(json.loads(body)["end"]))
-                    self.state.apply_internal(kind, body)
+                    restored = self.state.apply_internal(kind, body)
+                if restored and self._first_snapshot is None:
+                    self._first_snapshot = dict(self.state.next_offsets)
         self.state.apply_rows(
             run.topic,
             run.queue_id,
@@ -261,6 +320,11 @@ class MessageStore:
         """Everything below this is in the consume queues."""
         return self._dispatch.dispatched
 
+    @property
+    def delayed(self) -> int:
+        """Grows when a message is dispatched that is to be delivered later."""
+        return self._dispatch.delayed
+
     def dispatch(self, confirmed: int) -> int:
         """Build consume queues up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
@@ -273,7 +337,7 @@ class MessageStore:
         """Whether `dispatch` has records to index that are in the consume queues already."""
         return self._dispatch.index_behind
 
-    def sync_queues(self) -> None:
+    def sync_queues(self, *, closing: bool = False) -> None:
         """fdatasync every consume queue and the index, and remember how far they are complete.
 
         Raises: OSError; then Unavailable, for no second sync proves anything. The next start writes them again.
@@ -288,13 +352,36 @@ class MessageStore:
             self.consume_queues.sync()
             if self.config.message_index:
                 checkpoint = self.log.checkpoint
-                checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync())
+                checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
         except OSError:
             self._queues_doubtful = True
             with contextlib.suppress(OSError, RayMQError):
                 self.log.meta.update({QUEUES_DOUBTFUL: True})
             raise
         self.log.marks.dispatched_end = upto
+
+    # --- deletion: what `cleaner` asks ------------------------------------------------------------------------
+
+    def deletable_end(self) -> int:
+        """What is in the consume queues, durably: a power loss must not bring them back behind the log's start."""
+        self.sync_queues()
+        held = self.compaction.holds_from()
+        end = self.log.marks.dispatched_end
+        return end if held is None else min(end, held)
+
+    def forget_before(self, start: int) -> None:
+        """Messages below physical offset `start` are out of range from now on."""
+        self.consume_queues.correct_min_offsets(start)
+
+    def delete_derived(self, start: int) -> None:
+        """Delete chain, consume queue files and indexes of what stood below `start`."""
+        with self._put_lock:
+            self.log.chain.delete_before(start)
+        fail_point("clean.after_chain")
+        self.consume_queues.delete_expired()
+        fail_point("clean.after_queues")
+        for derived in self.derived:
+            derived.delete_expired(start)
 
     # --- reads ----------------------------------------------------------------------------------------------
 
@@ -309,9 +396,42 @@ class MessageStore:
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """See `Reader.fetch`; of a compaction topic `CompactionStore.fetch`."""
+        """See `Reader.fetch`; of a compaction topic `CompactionStore.fetch`.
+
+        Raises: Unavailable, too, when the store is not readable.
+        """
+        self.flags.check_readable()
         reader = self.compaction if self.compaction.owns(topic) else self.reader
-        return reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        self.stats.note_get(0 if found.records is None else len(found.records))
+        return found
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_nums: int,
+        *,
+        max_bytes: int = BYTES_MAX,
+        wanted: MessageFilter | None = None,
+    ) -> GetMessageResult:
+        """See `GetMessage.get`.
+
+        Raises: Unavailable when the store is not readable; Rejected for a compaction topic, which `fetch` reads.
+        """
+        self.flags.check_readable()
+        if self.compaction.owns(topic):
+            raise Rejected(
+                f"topic {topic} is compacted; read it with fetch",
+                field="topic",
+                limit="a topic that is not compacted",
+            )
+        found = self._get_message.get(
+            topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted
+        )
+        self.stats.note_get(len(found.queue_offsets))
+        return found
 
     # --- queries --------------------------------------------------------------------------------------------
 
@@ -328,6 +448,28 @@ class MessageStore:
         """See `Query.by_key`."""
         return self.query.by_key(
             topic, key, max_num=max_num, begin_ms=begin_ms, end_ms=end_ms, exact=exact
+        )
+
+    def query_messages(
+        self,
+        topic: str,
+        keys: Sequence[str],
+        *,
+        max_num: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = TIME_MAX_MS,
+        exact: bool = False,
+    ) -> KeyHits:
+        """Many keys at once; see `query_keys.by_keys`."""
+        return by_keys(
+            self.log,
+            self.index,
+            topic,
+            keys,
+            max_num=max_num,
+            begin_ms=begin_ms,
+            end_ms=end_ms,
+            exact=exact,
         )
 
     def look_message_by_offset(self, offset: int) -> pa.RecordBatch:
@@ -396,7 +538,7 @@ class MessageStore:
             until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
             while self.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
-            self.sync_queues()
+            self.sync_queues(closing=True)
             config_json.write_back(self)
             self.compaction.close()
             log.checkpoint.physic_ms = self.state.store_time_ms

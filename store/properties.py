@@ -13,6 +13,12 @@ NAME_VALUE_SEPARATOR = b"\x01"
 PROPERTY_SEPARATOR = b"\x02"
 #: name of the property that holds a record's tag
 TAGS = "TAGS"
+#: "false": the answer waits neither for the flush nor for replicas
+WAIT = "WAIT"
+#: delay level
+DELAY = "DELAY"
+#: messages in an inner batch
+INNER_NUM = "INNER_NUM"
 #: how that property begins, and the bytes around its value
 TAG_NAME = TAGS.encode() + b"\x01"
 TAG_EXTRA_BYTES = len(TAG_NAME) + 1

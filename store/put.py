@@ -41,6 +41,8 @@ class Append(NamedTuple):
     #: queue offset of the batch's last row; -1 as above. The rows stand together when the two are
     #: `count` - 1 apart; duplicates that were stored in several batches may not
     last_offset: int = -1
+    #: False: every row says WAIT=false, so the answer waits neither for the flush nor for replicas
+    waits: bool = True
 
 
 class PutOutcome(NamedTuple):

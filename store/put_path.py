@@ -5,7 +5,6 @@ Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,6 +15,8 @@ from . import record
 from .commit_log import CommitLog
 from .compaction.units import check_keys
 from .consume_queues import ConsumeQueues
+from .delay_levels import TIMER_TOPIC
+from .delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
 from .dispatch import Dispatch, Pending
 from .duplicates import Search
 from .errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
@@ -24,6 +25,8 @@ from .index_keys import keyed_rows
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
 from .producer_stamp import Stamp
 from .put import Append, PutRequest
+from .put_lock import PutLock
+from .running_flags import BLOCKS_PUTS, RunningFlags
 from .state import (
     INTERNAL_QUEUE,
     INTERNAL_TOPIC,
@@ -32,7 +35,9 @@ from .state import (
     UNKNOWN_OFFSET,
     ShardState,
 )
+from .stats import StoreStats
 from .status import PutStatus
+from .timer_put import check_timer_put
 from .topics import check_target
 
 Prepared = record.Prepared | record.PreparedRow
@@ -48,6 +53,8 @@ class CheckedPut(NamedTuple):
     prepared: Prepared
     #: queue offsets of the first and the last row, as far as they are duplicates
     originals: tuple[int, int] = (UNKNOWN_OFFSET, UNKNOWN_OFFSET)
+    #: see `Append.waits`
+    waits: bool = True
 
 
 class PutPath:
@@ -60,7 +67,9 @@ class PutPath:
         queues: ConsumeQueues,
         dispatch: Dispatch,
         *,
-        lock: threading.Lock,
+        lock: PutLock,
+        flags: RunningFlags,
+        stats: StoreStats,
     ) -> None:
         self._log = log
         self._config = log.config
@@ -69,6 +78,9 @@ class PutPath:
         self._queues = queues
         self._dispatch = dispatch
         self._lock = lock
+        self._flags = flags
+        self._stats = stats
+        self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self.epoch = 0
         self.closed = False
         #: start of the newest segment that needs no snapshot any more
@@ -85,17 +97,54 @@ class PutPath:
     def check(self, request: PutRequest) -> CheckedPut:
         """All of a put that needs no lock: check the whole batch, encode what can be.
 
-        Raises: Rejected, Unavailable; nothing was stored.
+        Raises: Rejected, Unavailable, StorageFull; nothing was stored.
+        """
+        try:
+            if self.closed or self._flags.bits or self._lock.begin_ms:
+                self.check_serving()
+            return self._check(request)
+        except RayMQError:
+            self._stats.note_failed()
+            raise
+
+    def check_serving(self) -> None:
+        """Whether puts are taken now.
+
+        Raises: Unavailable with SERVICE_NOT_AVAILABLE when the store is closed or a running flag forbids it, with
+        OS_PAGE_CACHE_BUSY when an append is under way for too long; StorageFull where that flag is a full disk's.
+        Source: HookUtils#checkBeforePutMessage; a busy page cache refuses puts so that they do not pile up.
         """
         if self.closed:
             raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
-        check_target(request.topic, request.queue_id, self._state.topics)
+        if self._flags.bits & BLOCKS_PUTS:
+            self._flags.check_writable()
+        if self._lock.begin_ms and self._lock.busy(self._busy_ms):
+            raise Unavailable(
+                f"an append is under way for {self._lock.held_ms()} ms, the limit is {self._busy_ms} "
+                "(os_page_cache_busy_timeout_ms): the disk does not keep up. Nothing was stored; retry later",
+                field="disk",
+                limit=self._busy_ms,
+                status=PutStatus.OS_PAGE_CACHE_BUSY.value,
+            )
+
+    def _check(self, request: PutRequest) -> CheckedPut:
+        timer = request.topic == TIMER_TOPIC
+        if not timer:
+            check_target(request.topic, request.queue_id, self._state.topics)
         row = record.check_put(
             request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
         )
         if not request.batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
-        if self._state.topics[request.topic].compacted:
+        if timer:
+            check_timer_put(
+                request.queue_id,
+                request.batch,
+                topics=self._state.topics,
+                config=self._config,
+                now_ms=self._clock.now_ms(),
+            )
+        elif self._state.topics[request.topic].compacted:
             check_keys(request.topic, request.batch)
         stamp = None
         if request.producer_id is not None:
@@ -108,9 +157,11 @@ class PutPath:
             store_host=self._config.store_host,
             row=row,
         )
-        self._check_sizes(prepared)
+        self._check_sizes(prepared, timer=timer)
         # The offsets of duplicates are searched here, where nobody else waits for it.
-        return CheckedPut(request, prepared, self._originals(request))
+        plain = row is not None and not row.properties
+        waits = plain or record.waits(row or request.batch)
+        return CheckedPut(request, prepared, self._originals(request), waits)
 
     def append(self, checked: CheckedPut) -> Append:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
@@ -119,8 +170,18 @@ class PutPath:
         DeliveryUnknown when the first rows are stored and the next ones could not be: `append` says what is.
         Source: CommitLog#asyncPutMessages; the order of steps is design section 3.
         """
-        with self._lock:
-            appended = self._append_new(checked)
+        lock = self._lock
+        with lock.mutex:
+            lock.begin_ms = self._clock.monotonic_ms()
+            try:
+                appended = self._append_new(checked)
+            except (RayMQError, OSError):
+                self._stats.note_failed()
+                raise
+            finally:
+                lock.begin_ms = 0
+        if not checked.waits:
+            appended = appended._replace(waits=False)
         if not appended.duplicates:
             return appended
         first, last = checked.originals
@@ -159,6 +220,13 @@ class PutPath:
                     end_offset=admission.end_offset,
                 )
         appended = self._append(prepared, request, skip)
+        size = (
+            prepared.size
+            if isinstance(prepared, record.PreparedRow)
+            else int(prepared.sizes[skip:].sum())
+        )
+        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
+        self._stats.note_put(request.topic, count - skip, size, held_ms)
         last_offset = appended.first_offset + count - skip - 1
         return appended._replace(count=count, duplicates=skip, last_offset=last_offset)
 
@@ -180,9 +248,15 @@ class PutPath:
         first_offset = search.find(first, entry, queue, dispatched)
         return first_offset, search.find(last, entry, queue, dispatched)
 
-    def _check_sizes(self, prepared: Prepared) -> None:
-        largest = int(prepared.sizes.max())
+    def _check_sizes(self, prepared: Prepared, *, timer: bool = False) -> None:
+        if isinstance(prepared, record.PreparedRow):
+            largest = prepared.size
+        else:
+            largest = int(prepared.sizes.max())
         limit = self._config.record_bytes_max
+        if timer:
+            # It is delivered in a group.
+            limit = self._config.group_bytes_max - GROUP_RESERVE_BYTES - ROW_RESERVE_BYTES
         if largest > limit:
             row = int(prepared.sizes.argmax())
             pool = self._config.transient_pool_bytes if self._config.transient_pool else 0
@@ -367,15 +441,43 @@ class PutPath:
         Raises: Rejected when they are too large (`config.group_bytes_max`); as `append`. Nothing was stored then.
         """
         require(progress is not None or len(messages) == 1, "a group has a progress")
+        limit = self._config.group_bytes_max if progress else self._config.record_bytes_max
+        return self._put_together(messages, progress, limit)
+
+    def put_batch(self, messages: Sequence[InnerMessage], *, record_bytes_max: int) -> list[Append]:
+        """Append messages that follow each other in one file. Returns: one Append a message.
+
+        A crash may leave the first ones only. Durable, Raises: as `put_inner`; also Rejected for a record of more
+        than `record_bytes_max` bytes.
+        """
+        config = self._config
+        limit = config.record_bytes_max if len(messages) == 1 else config.group_bytes_max
+        return self._put_together(messages, None, limit, record_bytes_max)
+
+    def _put_together(
+        self,
+        messages: Sequence[InnerMessage],
+        progress: Progress | None,
+        limit: int,
+        record_bytes_max: int | None = None,
+    ) -> list[Append]:
         if self.closed:
             raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
+        if self._flags.bits & BLOCKS_PUTS:
+            self._flags.check_writable()
         host = self._config.store_host
         prepared = [PreparedInner(message, store_host=host) for message in messages]
         head = None
         if progress is not None:
             head = PreparedProgress(progress, now_ms=self._clock.now_ms(), store_host=host)
+        largest = max((each.size for each in prepared), default=0)
+        if record_bytes_max is not None and largest > record_bytes_max:
+            raise Rejected(
+                f"a record has {largest} bytes, the limit is {record_bytes_max}: less body or fewer properties",
+                field="record",
+                limit=record_bytes_max,
+            )
         total = sum(each.size for each in prepared) + (0 if head is None else head.size)
-        limit = self._config.group_bytes_max if head else self._config.record_bytes_max
         if total > limit:
             raise Rejected(
                 f"{len(messages)} messages make {total} bytes of records; what is appended together may have {limit}",
@@ -418,7 +520,10 @@ class PutPath:
         if head is not None:
             self.group = (start, log.end)
             state.apply_internal(PROGRESS, body)
-            return appends[1:]
+            del appends[0]
+        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
+        for each in prepared:
+            self._stats.note_put(each.topic, 1, each.size, held_ms)
         return appends
 
     def _note_inner(self, stored: list[PreparedInner], appends: list[Append]) -> None:

@@ -20,10 +20,10 @@ from .consume_queues import ConsumeQueues
 from .errors import Corrupt, OffsetOutOfRange, Rejected
 from .index_keys import Int64s, keys_of
 from .index_service import IndexService
-from .record_walk import gather
+from .record_walk import gather, layout
 
-_INT, _LONG = np.dtype(">i4"), np.dtype(">i8")
-_SYS_FLAG_AT, _STORE_TIME_AT = 36, 56
+_INT, _UINT, _LONG = np.dtype(">i4"), np.dtype(">u4"), np.dtype(">i8")
+_MAGIC_AT, _PHYSICAL_OFFSET_AT, _SYS_FLAG_AT, _STORE_TIME_AT = 4, 28, 36, 56
 #: hex digits of a message id: store host and physical offset, with an IPv4 and an IPv6 host
 ID_DIGITS, ID_DIGITS_V6 = 32, 56
 TIME_MAX_MS = (1 << 63) - 1
@@ -121,14 +121,14 @@ class Query:
     def _records_at(self, offsets: Int64s) -> pa.RecordBatch:
         """The records at offsets that the index knows; those of deleted files are left out."""
         size = self._log.config.segment_size_bytes
-        parts = []
+        parts: list[pa.RecordBatch] = []
         starts = offsets - offsets % size
         for start in np.unique(starts).tolist():
-            file = self._log.queue.find(start)
-            if file is None:
+            try:
+                view, base = self._log.view(start)
+            except OffsetOutOfRange:
                 continue
-            view = file.read_view()
-            where = offsets[starts == start] - start
+            where = _records_only(view, base, offsets[starts == start] - base)
             sizes = gather(view, where, _INT).astype(np.int64)
             parts.append(record.decode(view, where, sizes))
         return _one_batch(pa.Table.from_batches(parts, schema=record.RECORD_SCHEMA))
@@ -252,8 +252,10 @@ class _StoreTimes:
             units = self._queue.read(offset, 1 + (1 << 12))
             solid = np.flatnonzero(units["size"] != BLANK_SIZE)
             if len(solid):
-                position = int(units["position"][solid[0]])
-                return _store_time(self._log, position) if position >= self._log.start else -1
+                try:
+                    return _store_time(self._log, int(units["position"][solid[0]]))
+                except OffsetOutOfRange:
+                    return -1
             offset += max(1, len(units))
         return TIME_MAX_MS
 
@@ -264,6 +266,19 @@ def _store_time(log: CommitLog, position: int) -> int:
     v6 = int(gather(view, where + _SYS_FLAG_AT, _INT)[0]) & fmt.SYS_BORN_HOST_V6
     at = where + _STORE_TIME_AT + (fmt.IPV6_EXTRA_BYTES if v6 else 0)
     return int(gather(view, at, _LONG)[0])
+
+
+def _records_only(view: memoryview, base: int, where: Int64s) -> Int64s:
+    """Those of `where` at which a record stands: RocketMQ leaves index entries behind when it cuts a log."""
+    where = where[where <= len(view) - fmt.RECORD_MIN_BYTES]
+    sizes = gather(view, where, _INT).astype(np.int64)
+    magics = gather(view, where + _MAGIC_AT, _UINT)
+    known = (magics == fmt.MAGIC_V1) | (magics == fmt.MAGIC_V2)
+    known &= gather(view, where + _PHYSICAL_OFFSET_AT, _LONG) == where + base
+    known &= (sizes >= fmt.RECORD_MIN_BYTES) & (where + sizes <= len(view))
+    where, sizes = where[known], sizes[known]
+    _, good = layout(view, where, sizes)
+    return where[good]
 
 
 def parse_message_id(message_id: str) -> tuple[str, int]:

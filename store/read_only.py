@@ -28,6 +28,7 @@ from .marks import read_marks
 from .meta import read_meta
 from .recovery import Decision
 from .rows import tag_column
+from .segment_paths import other_directories
 from .slices import Stretch
 from .state import INTERNAL_TOPIC, PROGRESS
 
@@ -48,11 +49,16 @@ class ReadOnlyStore:
                 limit="a store directory",
             )
         self.faults = Faults(root)
-        self.segment_size_bytes = self.usual_size([root / "commitlog"])
+        others = other_directories(root, files=self.files)
+        self.segment_size_bytes = self.usual_size([root / "commitlog", *others])
         self.log: MappedFileQueue | None = None
         if self.segment_size_bytes:
             self.log = MappedFileQueue(
-                root / "commitlog", self.segment_size_bytes, files=self.files, writable=False
+                root / "commitlog",
+                self.segment_size_bytes,
+                files=self.files,
+                writable=False,
+                read_from=others,
             )
             self.log.load()
         self.meta = read_meta(root / "raymq" / "meta", files=self.files)
@@ -259,6 +265,8 @@ class ReadOnlyStore:
             queue = ConsumeQueue(directory, size, files=self.files, writable=False)
             queue.load()
             queue.recover()
+            # Units of deleted log files may stay until their queue's file is only about such.
+            queue.correct_min_offset(self.start)
             yield topic, queue_id, queue
 
     def queue_directories(self) -> list[tuple[str, int, Path]]:

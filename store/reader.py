@@ -45,18 +45,15 @@ class Reader:
             # The log has it. After a restart dispatch (in a mirror C too) may come there once more only later.
             high = offset
         if offset < low or offset > high:
-            raise OffsetOutOfRange(
-                f"queue {queue_id} of {topic} holds offsets {low} to {high}, not {offset}; seek() to choose",
-                min=low,
-                max=high,
-                offset=offset,
-                queue_id=queue_id,
-            )
+            raise _out_of_range(topic, queue_id, offset, low, high)
         empty = pa.array([], pa.binary())
         count = min(max_records, high - offset)
         if count <= 0:
             return FetchSlice(queue_id, offset, offset, low, high, empty, None)
         units = self._queues.get(topic, queue_id).read(offset, count)
+        if not len(units):
+            # Deleted since the look at the range.
+            raise _out_of_range(topic, queue_id, offset, *self.queue_range(topic, queue_id))
         # Queues of foreign stores may have gaps, filled with units that point at nothing.
         gaps = np.flatnonzero(units["size"] == BLANK_SIZE)
         if len(gaps):
@@ -69,7 +66,12 @@ class Reader:
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         fits = max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
-        view, base = self._log.view(int(positions[0]))
+        try:
+            view, base = self._log.view(int(positions[0]))
+        except OffsetOutOfRange as error:
+            raise _out_of_range(
+                topic, queue_id, offset, *self.queue_range(topic, queue_id)
+            ) from error
         inside = positions[:fits] < base + self._log.config.segment_size_bytes
         fits = fits if inside.all() else int(np.argmin(inside))
         self._check_units(topic, queue_id, offset, positions[:fits] - base, sizes[:fits], len(view))
@@ -93,3 +95,13 @@ class Reader:
                 rule="a unit points at its record",
                 found=(int(starts[row]), int(sizes[row])),
             )
+
+
+def _out_of_range(topic: str, queue_id: int, offset: int, low: int, high: int) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"queue {queue_id} of {topic} holds offsets {low} to {high}, not {offset}; seek() to choose",
+        min=low,
+        max=high,
+        offset=offset,
+        queue_id=queue_id,
+    )

@@ -24,6 +24,7 @@ from .marks import PAGE_BYTES
 from .read_only import ReadOnlyStore
 from .slices import by_queue
 from .state import INTERNAL_TOPIC, ShardState
+from .verify_files import newest_store_time, readable
 
 Queue = tuple[str, int]
 
@@ -118,16 +119,6 @@ def chain(store: ReadOnlyStore) -> None:
     swap(target, files=files)
 
 
-def newest_store_time(store: ReadOnlyStore) -> int:
-    """The greatest store time of the last records, 0 without any."""
-    times = [
-        int(np.max(part.decode().column("store_time_ms").to_numpy()))
-        for stretch in store.records[-2:]
-        for part in stretch.slices()
-    ]
-    return max(times, default=0)
-
-
 def write_checkpoint(store: ReadOnlyStore) -> None:
     """Log and consume queues as far as they are; index time 0: its files are checked from the first on."""
     newest = newest_store_time(store)
@@ -145,8 +136,6 @@ def write_marks(store: ReadOnlyStore) -> None:
 
 def config(store: ReadOnlyStore, name: str) -> str:
     """A config file: its readable backup, else what the log says. Returns: where it came from."""
-    from .verify_files import readable
-
     files, path = store.files, store.root / "config" / name
     backup = path.with_name(f"{name}.bak")
     if readable(files, backup):
@@ -187,7 +176,7 @@ def _topics(store: ReadOnlyStore, state: ShardState) -> dict[str, Any]:
             queues[group.topic] = max(queues.get(group.topic, 0), group.queue_id + 1)
     return {
         name: {
-            "attributes": {},
+            "attributes": dict(state.topics[name].attributes) if name in state.topics else {},
             "order": False,
             "perm": 6,
             "readQueueNums": count,

@@ -15,7 +15,14 @@ import numpy.typing as npt
 from .files import Files
 from .read_only import ReadOnlyStore
 from .rebuild import begin, swap
-from .verify_index import ENTRIES_PER_SLOT, ENTRY_DTYPE, HEADER_STRUCT, PER_SLOT_BYTES, key_hashes
+from .verify_index import (
+    ENTRIES_PER_SLOT,
+    ENTRY_DTYPE,
+    HEADER_STRUCT,
+    PER_SLOT_BYTES,
+    key_hashes,
+    slots_of,
+)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -27,19 +34,23 @@ _MAX_INT = 0x7FFFFFFF
 class _IndexWriter:
     """One index file, written entry by entry in order and finished with its slots and header."""
 
-    def __init__(self, path: Path, slots: int, begin_ms: int, *, files: Files) -> None:
+    def __init__(
+        self, path: Path, slots: int, entries: int, begin_ms: int, *, files: Files
+    ) -> None:
         self._files = files
         self._slots = np.zeros(slots, dtype=np.int64)
+        self._entries = entries
         self._count = 0
         self._begin_ms = begin_ms
         self._header = [0, 0, 0, 0]
         self._fd = files.open_file(path, create=True)
-        files.truncate(self._fd, HEADER_STRUCT.size + PER_SLOT_BYTES * slots)
+        size = HEADER_STRUCT.size + 4 * slots + ENTRY_DTYPE.itemsize * entries
+        files.truncate(self._fd, size)
 
     @property
     def room(self) -> int:
         """Entries that fit; number 0 is never used."""
-        return ENTRIES_PER_SLOT * len(self._slots) - 1 - self._count
+        return self._entries - 1 - self._count
 
     @property
     def end_ms(self) -> int:
@@ -98,8 +109,7 @@ class _IndexWriter:
 def rebuild_index(store: ReadOnlyStore) -> None:
     """All keys of all records, in files of the size that most have (RocketMQ's default without any)."""
     files, target = store.files, store.root / "index"
-    size = store.usual_size([target])
-    slots = (size - HEADER_STRUCT.size) // PER_SLOT_BYTES if size > PER_SLOT_BYTES else SLOTS
+    slots, entries = _sizes(store)
     directory = begin(target, files=files)
     writer: _IndexWriter | None = None
     last_name, end_ms = "", 0
@@ -113,7 +123,9 @@ def rebuild_index(store: ReadOnlyStore) -> None:
             while done < len(rows):
                 if writer is None:
                     last_name = _file_name(int(times[done]), last_name)
-                    writer = _IndexWriter(directory / last_name, slots, end_ms, files=files)
+                    writer = _IndexWriter(
+                        directory / last_name, slots, entries, end_ms, files=files
+                    )
                 stop = min(len(rows), done + writer.room)
                 writer.put(hashes[done:stop], positions[done:stop], times[done:stop])
                 done = stop
@@ -131,7 +143,28 @@ def rebuild_index(store: ReadOnlyStore) -> None:
         if writer is not None:
             writer.close()
     files.sync_dir(directory)
+    # What it says of the old files counts no more; without it a complete index is taken as it is.
+    files.unlink(store.root / "raymq" / "index")
     swap(target, files=files)
+
+
+def _sizes(store: ReadOnlyStore) -> tuple[int, int]:
+    """Slots and entries of the files that are there, else of RocketMQ's defaults."""
+    target, files = store.root / "index", store.files
+    size = store.usual_size([target])
+    for name in files.list(target) if size > HEADER_STRUCT.size + PER_SLOT_BYTES else ():
+        fd = files.open_file(target / name, writable=False)
+        try:
+            slots = None
+            if files.size(fd) == size:
+                view = files.map_read(fd, size)
+                slots = slots_of(view)
+                files.unmap(view)
+        finally:
+            files.close(fd)
+        if slots is not None:
+            return slots, (size - HEADER_STRUCT.size - 4 * slots) // ENTRY_DTYPE.itemsize
+    return SLOTS, ENTRIES_PER_SLOT * SLOTS
 
 
 def _file_name(time_ms: int, last: str) -> str:

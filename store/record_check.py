@@ -11,10 +11,19 @@ from . import format as fmt
 from .errors import Rejected
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
-from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, TAGS, separators_absent
+from .properties import (
+    PROPERTY_SEPARATOR,
+    TAG_EXTRA_BYTES,
+    TAG_NAME,
+    TAGS,
+    WAIT,
+    separators_absent,
+)
 from .record_row import BATCH_BYTES_MAX, PUT_SCHEMA, Row, only_row, plain
 
 Int64s = npt.NDArray[np.int64]
+
+_WAITS_NOT = f"{WAIT}\x01false\x02".encode()
 
 #: what a row that is no batch counts for besides its body and properties
 ROW_BYTES = 64
@@ -82,6 +91,25 @@ def batch_bytes(batch: pa.RecordBatch | Row) -> int:
     held: int = batch.get_total_buffer_size()
     size: int = held if held <= BATCH_BYTES_MAX else batch.nbytes
     return size
+
+
+def waits(batch: pa.RecordBatch | Row) -> bool:
+    """Whether the answer waits for the flush and the replicas: not when every row says WAIT=false.
+
+    Source: MessageBatch#generateFromList, which wants the same of all rows.
+    """
+    if isinstance(batch, Row):
+        return not (batch.properties and _waits_not(batch.properties))
+    properties = batch.column(2)
+    if properties.null_count:
+        return True
+    # Mostly the first row says all.
+    return not (_waits_not(properties[0].as_py()) and all(map(_waits_not, properties.to_pylist())))
+
+
+def _waits_not(properties: bytes) -> bool:
+    at = properties.find(_WAITS_NOT)
+    return at == 0 or (at > 0 and b"\x02" + _WAITS_NOT in properties)
 
 
 def _check_columns(batch: pa.RecordBatch) -> None:

@@ -107,9 +107,8 @@ class PreparedRow:
         "_queue_id",
         "_tail",
         "keyed",
+        "_tag",
         "size",
-        "sizes",
-        "tags_codes",
     )
 
     #: rows
@@ -120,7 +119,8 @@ class PreparedRow:
     ) -> None:
         """Args: `topic` is its field in the record, `host` the 8 bytes of born and store host."""
         self._magic, self._queue_id, self._host = magic, queue_id, host
-        self._body, tag, properties, self._born_time_ms = row
+        self._body, self._tag, properties, self._born_time_ms = row
+        tag = self._tag
         stored = b"" if stamp is None else stamp_bytes(*stamp)
         if tag:
             stored += TAG_NAME + tag.encode() + b"\x02"
@@ -130,10 +130,16 @@ class PreparedRow:
         self._tail = topic + len(stored).to_bytes(2, "big") + stored
         #: bytes of the record
         self.size = _HEADER.size + len(self._body) + len(self._tail)
-        #: the same as of a batch
-        self.sizes: Int64s = np.array([self.size], dtype=np.int64)
-        #: consume-queue tags code
-        self.tags_codes: Int64s = np.array([fmt.tags_code(tag)], dtype=np.int64)
+
+    @property
+    def sizes(self) -> Int64s:
+        """As of a batch; made when asked for, because nobody needs it before the row is in the log."""
+        return np.array([self.size], dtype=np.int64)
+
+    @property
+    def tags_codes(self) -> Int64s:
+        """As of a batch: the consume-queue tags code."""
+        return np.array([fmt.tags_code(self._tag)], dtype=np.int64)
 
     def encode(
         self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int

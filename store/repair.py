@@ -32,6 +32,7 @@ from .meta import Meta
 from .read_only import ReadOnlyStore
 from .rebuild_index import rebuild_index
 from .recovery import Decision
+from .segment_paths import other_directories
 from .slices import by_queue
 from .verify_chain import crc_is_wrong
 
@@ -46,6 +47,13 @@ _WORDS = {
     "checkpoint": "write the checkpoint again",
     "marks": "write the marks again",
     "config": "write config files from their backups, or from the log",
+}
+#: what a part is, where that is not a file or directory of its name
+_FILES = {
+    "chain": {"raymq/chain"},
+    "marks": {"raymq/marks"},
+    "config": {"config/topics.json"},
+    "index": {"index", "raymq/index"},
 }
 
 
@@ -277,8 +285,11 @@ class Repair:
     def _do_cut(self, offset: int, aside: KeepAside) -> None:
         """Cut the log as recovery does it: a cut that is interrupted is finished by the next start."""
         root, files = self._root, self._files
-        size = ReadOnlyStore(root, files).segment_size_bytes
-        queue = MappedFileQueue(root / "commitlog", size, files=files)
+        store = ReadOnlyStore(root, files)
+        size = store.segment_size_bytes
+        store.close()
+        others = other_directories(root, files=files)
+        queue = MappedFileQueue(root / "commitlog", size, files=files, read_from=others)
         queue.load()
         try:
             for file in queue.files:
@@ -348,14 +359,13 @@ def _steps(faults: tuple[Fault, ...], wanted: set[str]) -> list[Step]:
         if names[0] == "consumequeue" and len(names) >= 3:
             damaged["consumequeue"].add("/".join(names[:3]))
         elif names[0] in ("checkpoint", "index"):
-            damaged[names[0]].add(names[0])
+            damaged[names[0]] |= _FILES.get(names[0], {names[0]})
         elif names[0] == "config":
             damaged["config"].add(fault.file)
         elif names[0] == "raymq" and names[1:] and names[1] in ("chain", "marks"):
             damaged[names[1]].add("/".join(names[:2]))
     for part in wanted:
-        whole = {"chain": "raymq/chain", "marks": "raymq/marks", "config": "config/topics.json"}
-        damaged[part].add(whole.get(part, part))
+        damaged[part] |= _FILES.get(part, {part})
     return [
         Step(part, _WORDS[part], tuple(sorted(damaged[part]))) for part in PARTS if damaged[part]
     ]

@@ -47,11 +47,12 @@ def send_back(
     delay_level: int = 0,
     retry_max_times: int = RETRY_MAX_TIMES,
     shard: int = 0,
-) -> Append:
+) -> tuple[str, Append]:
     """Put a message that a group could not handle into its retry topic, later; or into its dead letter queue.
 
     Args: `delay_level` 0: the next of the schedule; above: that level; below: the dead letter queue at once. `shard`
     is this store's: a queue of it is taken. A topic that does not exist is created, with 1 queue, here.
+    Returns: the topic where it will be, and what was appended.
     Durable: nothing; the flush service syncs.
     Raises: Rejected when there is no such message, or for a bad group name; as put_inner.
     """
@@ -72,7 +73,7 @@ def send_back(
     levels = len(store.config.delay_levels_ms)
     here = _queue_here(store.state.topics[target], shard)
     (append,) = store.put_inner([_copy(message, target, here, min(level, levels))])
-    return append
+    return target, append
 
 
 def _queue_here(info: TopicInfo, shard: int) -> int:

@@ -22,6 +22,7 @@ from .errors import Corrupt, RayMQError, Rejected
 from .files import Files
 from .marks import read_marks
 from .read_only import ReadOnlyStore
+from .segment_paths import find_segment, list_segments, other_directories
 
 #: bytes of the log read and compared a second
 BYTES_PER_S = 8 << 20
@@ -226,7 +227,7 @@ class Scrub:
         segment = unit.start // self._size * self._size
         if segment != self._segment:
             self._close_log()
-            path = self._root / "commitlog" / f"{segment:020d}"
+            path = find_segment(self._root / "commitlog", segment, files=self._files)
             if not self._files.exists(path):
                 return None
             self._fd, self._segment = self._files.open_file(path, writable=False), segment
@@ -246,7 +247,7 @@ class Scrub:
 
     def _report(self, offset: int, detail: str, rule: str, **fields: Any) -> None:
         segment = offset // self._size * self._size
-        path = self._root / "commitlog" / f"{segment:020d}"
+        path = find_segment(self._root / "commitlog", segment, files=self._files)
         fault = Corrupt(
             f"{path} at {offset}: {detail}; `raymq store verify` says more",
             path=str(path),
@@ -309,7 +310,8 @@ def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scr
         )
 
     def start() -> int:
-        names = [name for name in files.list(root / "commitlog") if name.isdigit()]
+        directories = [root / "commitlog", *other_directories(root, files=files)]
+        names = [path.name for path in list_segments(directories, files=files)]
         return int(names[0]) if names else 0
 
     def limit() -> int:

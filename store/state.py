@@ -256,16 +256,17 @@ class ShardState:
         if len(self.producer_epochs) > PRODUCER_ENTRIES_MAX:
             self.producer_epochs.popitem(last=False)
 
-    def apply_internal(self, kind: str, body: bytes) -> None:
+    def apply_internal(self, kind: str, body: bytes) -> bool:
         """Account for one internal record. Unknown kinds are a newer version's and are ignored.
 
+        Returns: whether it completed a snapshot, which is all that is known now.
         Raises: what `reading_internal` makes Corrupt of, for a body that no store of ours wrote.
         """
         if kind == SNAPSHOT:
             parts = self._parts.add(body)
             if parts is not None:
                 self._restore(parts)
-            return
+            return parts is not None
         value = json.loads(body)
         if kind == TOPIC:
             self._add_topic(
@@ -283,6 +284,7 @@ class ShardState:
                     table.pop(key, None)
                 else:
                     table[key] = found
+        return False
 
     # --- snapshots ------------------------------------------------------------------------------------------
 

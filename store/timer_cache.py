@@ -171,6 +171,8 @@ class TimerCache:
         check = TimerCheck(read_time_ms, self._timer_log.end, queue_offset, queue_offset, *version)
         write_check(self._check_path, check, files=self._files)
         self._last = check
+        # No record waits for longer than the roll window.
+        self._timer_log.drop(read_time_ms - ROLL_WINDOW_MS - PRECISION_MS)
 
     def close(self) -> None:
         """Close every file."""

@@ -8,10 +8,11 @@ Source: TimerMessageStore#doEnqueue, #convert, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from .commit_log import CommitLog
+from .delay_levels import TIMER_TOPIC
 from .delayed_record import Waiting, waiting
 from .inner_message import InnerMessage
 from .properties import decode
-from .timer_rule import MAGIC_ROLL, ROLL_TIMES, TIMER_TOPIC
+from .timer_rule import MAGIC_ROLL, ROLL_TIMES
 from .timer_topic import TimerTopic
 
 SLICE_ROWS = 4096

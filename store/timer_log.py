@@ -62,6 +62,7 @@ class TimerLog:
     """The units of a store's timers, in the order of the timer topic. Callers: one thread."""
 
     def __init__(self, directory: Path, file_size: int, *, files: Files) -> None:
+        self._files = files
         self._queue = MappedFileQueue(directory, file_size, files=files)
         self._file_size = file_size
         #: units of a whole file
@@ -112,6 +113,18 @@ class TimerLog:
         if file is not None:
             file.pwrite(_BLANK.pack(left, 0, fmt.MAGIC_BLANK), inside)
         self.end += left
+
+    def drop(self, until_ms: int) -> None:
+        """Delete files all of whose units were enqueued before a time. Durable.
+
+        RocketMQ keeps them as long as the commit log has their records.
+        """
+        files = self._queue.files
+        while len(files) > 1 and self._first(files[1].read_view()) < until_ms:
+            oldest, self._queue.files = files[0], files[1:]
+            oldest.destroy()
+            self._files.sync_dir(self._queue.directory)
+            files = self._queue.files
 
     def sync(self) -> None:
         """fdatasync what was written since the last sync. Raises: OSError."""

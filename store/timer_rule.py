@@ -20,8 +20,6 @@ from . import format as fmt
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
-#: topic of waiting timers; all are in queue 0
-TIMER_TOPIC = "rmq_sys_wheel_timer"
 OUT_MS, ROLL_TIMES, DELETE_KEY = "TIMER_OUT_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY"
 #: timerPrecisionMs: the width of a slot
 PRECISION_MS = 1000

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .delay_levels import TIMER_TOPIC
 from .delayed_record import Waiting, by_queue, fitting, waiting
 from .failpoints import fail_point
 from .inner_message import InnerMessage, Progress
@@ -27,7 +28,6 @@ from .timer_rule import (
     MAGIC_ROLL,
     PRECISION_MS,
     ROLL_TIMES,
-    TIMER_TOPIC,
     TimerProgress,
 )
 from .timer_topic import Rows, TimerTopic
@@ -297,10 +297,10 @@ class TimerMessageStore:
     def _cancelled(
         self, positions: Int64s, sizes: Int64s, magic: npt.NDArray[Any]
     ) -> frozenset[str]:
-        """What the cancellations among these records name: real topic + "+" + unique key."""
+        """What the cancellations among these records name."""
         delete = (magic & MAGIC_DELETE != 0) & (magic & MAGIC_ROLL == 0)
         found = waiting(self._log, positions[delete], sizes[delete])
-        return frozenset(key for each in found if (key := _key(each, DELETE_KEY)))
+        return frozenset(decode(each.properties).get(DELETE_KEY, "") for each in found)
 
     def _deliver_group(self, second: Second, now_ms: int) -> int:
         """Deliver what fits a group, and note how far it came; the last one ends the second."""
@@ -309,7 +309,7 @@ class TimerMessageStore:
         messages: list[InnerMessage] = []
         offset = 0
         if low < len(second.positions):
-            sizes = second.sizes[low : low + SLICE_ROWS]
+            sizes = second.sizes[low:]
             high = low + fitting(sizes, self._log.config.group_bytes_max)
             messages, offset = self._messages(
                 second.positions[low:high],
@@ -351,7 +351,7 @@ class TimerMessageStore:
             if kind & MAGIC_ROLL:
                 messages.append(_rolled(each, times))
                 continue
-            if kind & MAGIC_DELETE or (cancelled and _key(each, "UNIQ_KEY") in cancelled):
+            if kind & MAGIC_DELETE or (cancelled and _key(each) in cancelled):
                 continue
             if ROLL_TIMES.encode() in each.properties:
                 each = each._replace(properties=_ADDED.sub(_only_rolls, each.properties))
@@ -392,11 +392,10 @@ class TimerMessageStore:
             self._cache.close()
 
 
-def _key(found: Waiting, name: str) -> str | None:
-    """What a cancellation and its target have in common. Source: TimerMessageStore#buildDeleteKey."""
+def _key(found: Waiting) -> str:
+    """What a cancellation names as its target. Source: TimerMessageStore#buildDeleteKey."""
     properties = decode(found.properties)
-    value = properties.get(name)
-    return None if value is None else f"{properties.get('REAL_TOPIC')}+{value}"
+    return f"{properties.get('REAL_TOPIC')}+{properties.get('UNIQ_KEY')}"
 
 
 def _rolled(found: Waiting, times: str) -> InnerMessage:

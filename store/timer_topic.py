@@ -10,9 +10,10 @@ import numpy.typing as npt
 from .commit_log import CommitLog
 from .consume_queue import BLANK_SIZE, ConsumeQueue
 from .consume_queues import ConsumeQueues
+from .delay_levels import TIMER_TOPIC
 from .delayed_record import batches
 from .record_walk import gather
-from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, TIMER_TOPIC, Due, due
+from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, Due, due
 
 Int64s = npt.NDArray[np.int64]
 

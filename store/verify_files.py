@@ -5,14 +5,13 @@ Source: StoreCheckpoint, ConfigManager, TimerWheel, TimerLog of RocketMQ 5.3.3 (
 
 from __future__ import annotations
 
-import json
-import re
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from . import fastjson
 from . import format as fmt
 from .errors import Corrupt
 from .files import Files
@@ -47,9 +46,6 @@ TIMER_SLOT_DTYPE = np.dtype(
     [("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("magic", ">i4")]
 )
 _BLANK_MAGIC_AT = 12
-#: fastjson writes integer keys without quotes
-_BARE_KEY = re.compile(r"([{,]\s*)(-?\d+)(\s*:)")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def check_checkpoint(store: ReadOnlyStore) -> None:
@@ -67,9 +63,9 @@ def check_checkpoint(store: ReadOnlyStore) -> None:
     for index, (name, value) in enumerate(zip(("log", "queues", "index"), times, strict=True)):
         if value < 0:
             store.faults.add(path, 8 * index, CHECKPOINT_TIMES, f"{name}: {value}")
-    newest = _newest_store_time(store)
+    newest = newest_store_time(store)
     cut = store.verdict is None or store.verdict.decision != Decision.KEEP.value
-    if newest is None or cut or store.crashed:
+    if not newest or cut or store.crashed:
         return
     for index, (name, value) in enumerate(zip(("log", "queues"), times, strict=False)):
         if value > newest:
@@ -81,15 +77,14 @@ def check_checkpoint(store: ReadOnlyStore) -> None:
             )
 
 
-def _newest_store_time(store: ReadOnlyStore) -> int | None:
-    """The greatest store time of the last file's records: within a file it may step back."""
-    if not store.records:
-        return None
-    return max(
+def newest_store_time(store: ReadOnlyStore) -> int:
+    """The greatest store time of the last two files' records, 0 without any: within a file it may step back."""
+    times = [
         int(np.max(part.decode().column("store_time_ms").to_numpy()))
         for stretch in store.records[-2:]
         for part in stretch.slices()
-    )
+    ]
+    return max(times, default=0)
 
 
 def check_marks(store: ReadOnlyStore) -> None:
@@ -126,19 +121,10 @@ def why_no_object(data: bytes) -> tuple[int, str] | None:
     except UnicodeDecodeError as error:
         return error.start, "no UTF-8"
     try:
-        value = json.loads(_quote_keys(text))
-    except ValueError as error:
-        return getattr(error, "pos", 0), str(error)
+        value = fastjson.loads(text)
+    except fastjson.NotJson as error:
+        return error.at, str(error)
     return None if isinstance(value, dict) else (0, "no object")
-
-
-def _quote_keys(text: str) -> str:
-    """Integer keys with quotes, strings as they are."""
-    parts, at = [], 0
-    for found in _STRING.finditer(text):
-        parts += [_BARE_KEY.sub(r'\1"\2"\3', text[at : found.start()]), found.group()]
-        at = found.end()
-    return "".join([*parts, _BARE_KEY.sub(r'\1"\2"\3', text[at:])])
 
 
 def check_timer(store: ReadOnlyStore) -> None:

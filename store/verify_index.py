@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from . import format as fmt
 from .read_only import ReadOnlyStore, joined
+from .record_walk import gather
 
 Int64s = npt.NDArray[np.int64]
 
@@ -140,6 +141,27 @@ def keys_of(store: ReadOnlyStore) -> Keys:
     return Keys(np.sort(np.concatenate(codes)), starts, np.concatenate(times))
 
 
+def slots_of(view: memoryview) -> int | None:
+    """How many slots an index file has: its length says that only for the usual ratio, else its first entry does."""
+    room = len(view) - HEADER_STRUCT.size
+    usual, odd = divmod(room, PER_SLOT_BYTES)
+    first = int(HEADER_STRUCT.unpack_from(view)[2])
+
+    def leads_to_first(counts: Int64s) -> npt.NDArray[np.bool_]:
+        # Entry 0 is not used; the position is the second field of entry 1.
+        at = HEADER_STRUCT.size + 4 * counts + ENTRY_DTYPE.itemsize + 4
+        return np.asarray(gather(view, at, np.dtype(">i8")) == first)
+
+    if not odd and (first == 0 or bool(leads_to_first(np.array([usual]))[0])):
+        return usual
+    # 4 bytes a slot and 20 an entry, two entries at least.
+    counts = np.arange(room // 4 % 5 or 5, (room - 2 * ENTRY_DTYPE.itemsize) // 4 + 1, 5)
+    found = counts[leads_to_first(counts)] if first and room % 4 == 0 else counts[:0]
+    if len(found):
+        return int(found[0])
+    return None if odd else usual
+
+
 class IndexCheck:
     """Compares every index file with itself and with the log."""
 
@@ -189,16 +211,19 @@ class IndexCheck:
         files = self._store.files
         fd = files.open_file(path, writable=False)
         size = files.size(fd)
-        count, odd = divmod(size - HEADER_STRUCT.size, PER_SLOT_BYTES)
-        if count < 1 or odd:
+        if size < HEADER_STRUCT.size + PER_SLOT_BYTES:
             files.close(fd)
             self._add(path, size, LENGTH, f"{size} bytes")
             return None
         view = files.map_read(fd, size)
         held.append((fd, view))
         begin_ms, end_ms, begin, end, used, entry_count = HEADER_STRUCT.unpack_from(view)
+        count = slots_of(view)
+        if count is None:
+            self._add(path, size, LENGTH, f"{size} bytes")
+            return None
         at = HEADER_STRUCT.size + 4 * count
-        room = ENTRIES_PER_SLOT * count
+        room = (size - at) // ENTRY_DTYPE.itemsize
         if not 0 <= entry_count <= room:
             self._add(path, 36, HEADER, f"{entry_count - 1} entries; there is room for {room - 1}")
             return None

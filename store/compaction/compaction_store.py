@@ -9,28 +9,40 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from raymq.store import record
+from raymq.store.clock import Clock
 from raymq.store.commit_log import CommitLog
 from raymq.store.consume_queue import BLANK_SIZE
 from raymq.store.consume_queues import ConsumeQueues
-from raymq.store.errors import OffsetOutOfRange, RayMQError
+from raymq.store.errors import OffsetOutOfRange, RayMQError, Unavailable
 from raymq.store.put import FetchSlice
 from raymq.store.state import ShardState
 
 from . import swap
 from .compactor import Compacted, write_compacted
 from .sparse_log import Rows, SparseLog
-from .units import DIRECTORY, LOG, keys_of, log_directory, queue_directory
+from .units import (
+    COMPACTING,
+    DIRECTORY,
+    LOG,
+    file_sizes,
+    keys_of,
+    log_directory,
+    queue_directory,
+)
 
 #: messages, and bytes of them, copied in one go
 _COPIED_MAX = 4096
 _COPIED_BYTES = 8 << 20
 _SYNCED = "compaction"
+#: from one step of a service's thread to the next
+_STEP_S = 5.0
 
 Key = tuple[str, int]
 
@@ -50,6 +62,7 @@ class CompactionStore:
         self._positions: dict[str, int] = {}
         #: how far each queue is synced: (start of the last file, bytes in it)
         self._synced: dict[Key, tuple[int, int]] = {}
+        self._closed = False
         #: behind what was looked at and not copied
         self._passed: dict[Key, int] = {}
 
@@ -93,13 +106,19 @@ class CompactionStore:
             self._positions[name] = following - 1
 
     def _make(self, topic: str, queue_id: int) -> SparseLog:
-        root, config = self._log.root, self._config
+        root = self._log.root
         return SparseLog(
             log_directory(root, topic, queue_id),
             queue_directory(root, topic, queue_id),
-            config.compaction_file_size_bytes,
-            config.compaction_queue_file_size_bytes,
+            *self._sizes,
             files=self._files,
+        )
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        config = self._config
+        return file_sizes(
+            config.compaction_file_size_bytes, config.compaction_queue_file_size_bytes
         )
 
     def close(self) -> None:
@@ -112,9 +131,12 @@ class CompactionStore:
 
     def abandon(self) -> None:
         """Close every file, as a crash would."""
-        for log in self._logs.values():
-            log.close()
-        self._logs.clear()
+        with self._lock:
+            self._closed = True
+            for log in self._logs.values():
+                with log.lock:
+                    log.close()
+            self._logs.clear()
 
     # --- filling --------------------------------------------------------------------------------------------
 
@@ -139,6 +161,8 @@ class CompactionStore:
         if queue is None:
             return False
         with self._lock:
+            if self._closed:
+                raise Unavailable("the store is closed", field="store")
             offset = max(self.next_offset(topic, queue_id), queue.min_offset)
             units = queue.read(offset, min(_COPIED_MAX, queue.max_offset - offset))
             if queue.max_offset <= offset or not len(units):
@@ -228,8 +252,9 @@ class CompactionStore:
     def holds_from(self) -> int | None:
         """No record of the commit log at or above this physical offset may be deleted yet; None: any may.
 
-        Callers: retention, behind a `sync`.
+        Syncs what was copied. Callers: retention. Raises: OSError, StorageFull.
         """
+        self.sync()
         lowest: int | None = None
         dispatched = self._queues.keys()
         for topic, queue_id in dispatched:
@@ -257,7 +282,7 @@ class CompactionStore:
         log = self._logs.get((topic, queue_id))
         if log is None:
             return None
-        root, files, config = self._log.root, self._files, self._config
+        root, files = self._log.root, self._files
         with self._lock, log.lock:
             if roll and log.pairs and log.pairs[-1].count:
                 log.seal()
@@ -269,19 +294,15 @@ class CompactionStore:
         if not filled or int(filled[-1].units()["offset"][-1]) <= done:
             return None
         swap.drop_unfinished(root, topic, queue_id, files=files)
-        names, result = write_compacted(
-            pairs,
-            log,
-            file_bytes=config.compaction_file_size_bytes,
-            queue_file_bytes=config.compaction_queue_file_size_bytes,
-            files=files,
-        )
+        names, result = write_compacted(pairs, log, self._sizes, files=files)
         for directory in (log.log_directory, log.queue_directory):
             if names:
-                files.sync_dir(directory / "compacting")
+                files.sync_dir(directory / COMPACTING)
         old = [pair.log.path.name for pair in pairs]
         plan = swap.Swap(topic, queue_id, old, names, result.last_offset)
         with self._lock, log.lock:
+            if self._closed:
+                raise Unavailable("the store was closed meanwhile", field="store")
             swap.commit(root, plan, files=files)
             swap.finish(root, plan, files=files)
             self._positions = swap.read_positions(root, files=files)
@@ -325,7 +346,7 @@ class CompactionStore:
 
 
 class CompactionService:
-    """What a host calls again and again: copies, syncs, and compacts at intervals.
+    """What a host calls again and again, or gives a thread: copies, syncs, and compacts at intervals.
 
     Source: CompactionStore's schedule; compactionScheduleInternal 15 minutes.
     """
@@ -334,6 +355,9 @@ class CompactionService:
         self._store = store
         self._interval_ms = interval_ms
         self._next_ms = now_ms + interval_ms
+        self._wake = threading.Event()
+        #: why the last step failed, for status; None after one that did not
+        self.failed: str | None = None
 
     def step(self, now_ms: int) -> bool:
         """Some work, of at most a slice a queue, or one compaction of all queues that is due.
@@ -348,3 +372,19 @@ class CompactionService:
             for topic, queue_id in self._store.queues():
                 self._store.compact(topic, queue_id)
         return False
+
+    def run(self, stopping: Callable[[], bool], clock: Clock) -> None:
+        """Work until told to stop: a thread of whoever has the store open. A failure is tried again."""
+        while not stopping():
+            try:
+                more = self.step(clock.monotonic_ms())
+                self.failed = None
+            except (OSError, RayMQError) as error:
+                self.failed, more = str(error), False
+            if not more:
+                self._wake.wait(_STEP_S)
+                self._wake.clear()
+
+    def wake(self) -> None:
+        """Look at `stopping` now."""
+        self._wake.set()

@@ -72,7 +72,7 @@ def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
 
 
 def write_compacted(
-    pairs: list[Pair], log: SparseLog, *, file_bytes: int, queue_file_bytes: int, files: Files
+    pairs: list[Pair], log: SparseLog, sizes: tuple[int, int], *, files: Files
 ) -> tuple[list[str], Compacted]:
     """Write what stays of sealed pairs into `compacting` beside them; sealed and synced.
 
@@ -82,8 +82,7 @@ def write_compacted(
     new = SparseLog(
         log.log_directory / COMPACTING,
         log.queue_directory / COMPACTING,
-        file_bytes,
-        queue_file_bytes,
+        *sizes,
         files=files,
     )
     try:

@@ -38,7 +38,21 @@ LOG, QUEUES, POSITIONS = "compactionLog", "compactionCq", "position-checkpoint"
 COMPACTING = "compacting"
 
 _KEYS = r"(?s)^(?:.*\x02)?KEYS\x01(?P<v>[^\x02]+)"
+#: a log file is at least as large as so many files of units
+_LEAST_RATIO = 5
 _BLANK = r"^\s*$"
+
+
+def file_sizes(log_bytes: int, queue_bytes: int) -> tuple[int, int]:
+    """What RocketMQ makes of the configured sizes: whole units, and a log file of a whole number of unit files.
+
+    With its defaults, 100 and 10 MiB: 104,857,460 and 10,485,746. Source: CompactionLog#getCompactionLogSize.
+    """
+    queue = queue_bytes // UNIT_BYTES * UNIT_BYTES
+    count, rest = divmod(log_bytes, queue)
+    if count < _LEAST_RATIO:
+        return queue * _LEAST_RATIO, queue
+    return queue * (count if 0 < rest < queue // 2 else count + 1), queue
 
 
 def log_directory(root: Path, topic: str, queue_id: int) -> Path:

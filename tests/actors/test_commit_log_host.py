@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,20 @@ from typing import Any
 import pytest
 
 from raymq.actors import appender, supervisor
-from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.commit_log_host import ANNOUNCED_ROWS_MAX, LeaderHost
 from raymq.actors.doorbell import doorbell_directory
 from raymq.actors.shard_api import PutTicket
+from raymq.store import record
 from raymq.store.config import StoreConfig
+from raymq.store.delay_hook import transform
+from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, DeliveryUnknown, Fenced, Rejected, Unavailable
-from raymq.store.put import FetchRequest
-from tests.support.batches import request
+from raymq.store.files import Files
+from raymq.store.inner_message import InnerMessage
+from raymq.store.put import FetchRequest, PutRequest
+from raymq.store.timer_check import read_check
+from tests.support.batches import batch, request
+from tests.support.clock import ManualClock
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -269,6 +277,22 @@ def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
     until(lambda: threading.get_ident() in answering, put)
 
 
+def test_the_flusher_hears_of_a_small_put_before_it_is_accounted_for(
+    serving: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, heard = serving.host, []
+    apply_rows = host.store.state.apply_rows
+
+    def spy(*args: Any, **kwargs: Any) -> None:
+        heard.append(host.supervisor.describe()["appended"] == host.store.log.end)
+        apply_rows(*args, **kwargs)
+
+    monkeypatch.setattr(host.store.state, "apply_rows", spy)
+    host.put(request([b"small"])).wait(30)
+    host.put(request([b"large"] * (ANNOUNCED_ROWS_MAX + 1))).wait(30)
+    assert heard == [True, False]
+
+
 def test_large_batches_wait_for_room_before_they_are_appended(
     serving: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,3 +354,57 @@ def test_what_is_acknowledged_is_seen_by_the_next_read(serving: Shard) -> None:
         serving.host.put(request([b"%d" % number], producer=13, sequence=number)).wait(30)
         parts = serving.host.fetch(FetchRequest("t", {0: number}, 1 << 20, 1, 0))
         assert [len(part.records) for part in parts if part.records is not None] == [1]
+
+
+def test_a_compaction_topic_is_served_compacted_and_scrub_reads_the_log(serving: Shard) -> None:
+    host = serving.host
+    attributes = {"cleanup.policy": "COMPACTION"}
+    host.call("create_topic", {"name": "c", "queues": 1, "shards": [0], "attributes": attributes})
+    with pytest.raises(Rejected, match="KEYS"):
+        host.put(request([b"no key"], topic="c"))
+    for body in (b"1", b"2"):
+        rows = batch([body, body], properties=b"KEYS\x01k\x02")
+        host.put(PutRequest("c", 0, rows, None, 0, 0, "quorum")).wait(30)
+    host.await_dispatch()
+    assert host.store.compaction.compact("c", 0, roll=True) is not None
+    (part,) = host.fetch(FetchRequest("c", {0: 0}, 1 << 20, 100, 1000))
+    assert part.records is not None
+    assert (len(part.records), part.next_offset) == (1, 4)
+    told = host.call("status", {})
+    assert told["compaction"] == {"error": None}
+    until(
+        lambda: host.scrub.counters.passes + host.scrub.counters.units > 0,
+        lambda: threading.Event().wait(0.01),
+    )
+    assert host.call("status", {})["scrub"]["found"] == []
+
+
+def test_what_is_to_be_delivered_later_arrives_and_what_waits_outlives_the_host(
+    serving: Shard,
+) -> None:
+    def put(body: bytes, properties: dict[str, str]) -> None:
+        host = serving.host
+        message = InnerMessage("t", 0, body, properties, born_time_ms=host.clock.now_ms())
+        (appended,) = host.store.put_inner([transform(message, host.clock.now_ms(), host.config)])
+        host.await_promise(appended)
+
+    put(b"level", {"DELAY": "1"})
+    put(b"soon", {"TIMER_DELAY_MS": "1"})
+    put(b"later", {"TIMER_DELAY_SEC": "60"})
+    assert sorted(body_of(raw) for raw in serving.records(0, 2)) == [b"level", b"soon"]
+    serving.close()
+    check = read_check(serving.root / "config" / "timercheck", files=Files())
+    assert check is not None
+    assert check.queue_offset == 2
+    clock = ManualClock(check.read_time_ms + 70_000)
+    with closing(EmbeddedStore(serving.root, config=CONFIG, clock=clock)) as store:
+        assert store.deliver_due() is None
+        found = store.fetch("t", 0, 2).records
+        assert found is not None
+        assert [body_of(raw) for raw in found.to_pylist()] == [b"later"]
+
+
+def body_of(raw: bytes) -> bytes:
+    row = record.decode(raw, [0], [len(raw)])
+    body: bytes = row.column("body")[0].as_py()
+    return body

@@ -26,7 +26,14 @@ from raymq.actors.latency import (
 )
 from raymq.actors.metrics import METRICS, Collector, Readings
 from raymq.actors.processes import ProcessIdentity
-from raymq.actors.readings import LAGS_MAX, as_status, consumer_lags, read_leader
+from raymq.actors.readings import (
+    LAGS_MAX,
+    TOPICS_MAX,
+    as_status,
+    consumer_lags,
+    read_leader,
+    topic_messages,
+)
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown, Rejected
 from raymq.store.files import Files
@@ -245,7 +252,7 @@ from raymq.actors.latency import NO_LATENCIES
 from raymq.actors.metrics import METRICS, Collector, ray_instrument
 
 kinds = {"counter": 3, "gauge": 4, "latency": NO_LATENCIES}
-readings = {m.name: {("t", "g"): 1} if m.tags else kinds[m.kind] for m in METRICS}
+readings = {m.name: {m.tags: 1} if m.tags else kinds[m.kind] for m in METRICS}
 collector = Collector(lambda: readings, ray_instrument, cluster="c", shard=0)
 for _ in range(2):
     collector.collect()
@@ -372,6 +379,7 @@ def test_status_tells_the_same_as_json(leader: Leader) -> None:
     assert {f"raymq_{name}" for name in told} == {metric.name for metric in METRICS}
     assert told["append_messages_total"] == 1
     assert told["consumer_lag_messages"] == {"t": {"g": 1}}
+    assert told["topic_messages"] == {"t": 1}
     latency = told["append_seconds"]
     assert latency["count"] == 1
     assert 0 < latency["sum"] < latency["p50"] <= latency["p99"]
@@ -386,16 +394,20 @@ def test_consumer_lag_is_counted_per_group_and_topic_over_queues_with_an_offset(
     for group, offsets in (("slow", {"0": 1, "1": 2}), ("half", {"1": 7}), ("ahead", {"0": 9})):
         host.call("commit_offsets", {"group": group, "topic": "t", "offsets": offsets})
     until(lambda: host.store.dispatched == host.store.log.end, wait_a_little)
+    assert topic_messages(host) == {("t",): 12}
     assert consumer_lags(host) == {("t", "slow"): 9, ("t", "half"): 0, ("t", "ahead"): 0}
 
 
-def test_a_program_that_makes_groups_without_end_does_not_make_series_without_end(
-    leader: Leader,
+def test_a_program_that_makes_groups_or_topics_without_end_does_not_make_series_without_end(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = leader.open(CONFIG)
     for number in range(LAGS_MAX + 5):
         host.store.state.offsets[f"g{number}", "t"] = {0: 0}
     assert len(consumer_lags(host)) == LAGS_MAX
+    many = [(f"t{number:04}", queue) for number in range(TOPICS_MAX + 5) for queue in range(2)]
+    monkeypatch.setattr(host.store, "queues", lambda: many)
+    assert list(topic_messages(host)) == [(f"t{number:04}",) for number in range(TOPICS_MAX)]
 
 
 def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader: Leader) -> None:

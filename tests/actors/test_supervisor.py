@@ -153,6 +153,22 @@ def test_a_put_is_flushed_by_another_process(make_replica: MakeReplica):
     until(lambda: replica.facts()["requests"] == 5, replica.step)
 
 
+def test_a_flusher_that_syncs_all_there_is_gets_no_bell(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+):
+    replica = make_replica()
+    replica.await_grant_of(replica.spawn())
+    replica.put(1000)
+    replica.await_flushed()
+    rung: list[str] = []
+    monkeypatch.setattr(replica.supervisor, "_ring", rung.append)
+    replica.supervisor.ring()
+    assert rung == []
+    replica.supervisor.revoke("group_commit", 5_000)
+    replica.supervisor.ring()
+    assert rung == ["group_commit"]
+
+
 def test_nobody_is_granted_before_a_witness_sync(make_replica: MakeReplica):
     replica = make_replica()
     replica.append(1000)

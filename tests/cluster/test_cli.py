@@ -109,8 +109,8 @@ class FakeCluster:
     def topics(self) -> dict[str, Any]:
         return {"t": {"queues": 2, "shards": [0]}}
 
-    def create_topic(self, name: str, *, queues: int) -> bool:
-        return name != "t"
+    def create_topic(self, name: str, *, queues: int, compacted: bool = False) -> bool:
+        return name != "t" or compacted
 
     def describe_topic(self, name: str) -> dict[str, Any]:
         if name != "t":
@@ -261,6 +261,9 @@ def test_an_unknown_option_exits_2_and_suggests_the_nearest(
         ("consume",),
         ("store", "verify"),
         ("store", "dump"),
+        ("store", "repair"),
+        ("store", "export"),
+        ("store", "scrub"),
         ("doctor",),
     ],
 )
@@ -418,6 +421,8 @@ def test_creating_a_topic_twice_is_no_fault_and_says_so(terminal: Terminal) -> N
     assert terminal.out == b"new: created\n"
     assert terminal.run("topic", "create", "t", "--json") == 0
     assert terminal.json() == {"topic": "t", "queues": 4, "created": False}
+    assert terminal.run("topic", "create", "t", "--compacted") == 0
+    assert terminal.out == b"t: created\n"
 
 
 # --- produce ----------------------------------------------------------------------------------

@@ -15,7 +15,11 @@ import pytest
 from raymq.cluster.message import Message, Receipt
 from raymq.cluster.partitioner import queue_of
 from raymq.cluster.producer import Producer
+from raymq.store import record
+from raymq.store.clock import Clock
+from raymq.store.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Rejected, StorageFull, Unavailable
+from raymq.store.properties import decode
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
 Make = Callable[..., Producer]
@@ -159,7 +163,8 @@ def test_a_codec_makes_the_body_and_names_itself(make: Make, backend: FakeBacken
         ({"body": b"x" * 11}, "body"),
         ({"body": b"x", "tag": "\x02"}, "tag"),
         ({"body": b"x", "queue_id": 4}, "queue_id"),
-        ({"body": b"x", "deliver_at_ms": 1}, "deliver_at_ms"),
+        ({"body": b"x", "deliver_at_ms": 1 << 50}, "deliver_at_ms"),
+        ({"body": b"x", "deliver_at_ms": "soon"}, "deliver_at_ms"),
         ({"body": b"x", "topic": "nowhere"}, "topic"),
     ],
 )
@@ -288,3 +293,33 @@ def test_threads_share_a_producer(make: Make, backend: FakeBackend) -> None:
     for thread in range(4):
         mine = [body for body in bodies if body.startswith(b"%d:" % thread)]
         assert mine == [b"%d:%d" % (thread, number) for number in range(200)]
+
+
+def test_what_is_for_later_waits_on_its_queues_shard_and_what_is_late_goes_at_once(
+    make: Make, backend: FakeBackend
+) -> None:
+    at = Clock().now_ms() + 60_000
+    with make(linger_ms=FOREVER_MS) as producer:
+        futures = [
+            producer.send("t", b"%d" % n, queue_id=n, tag="a", deliver_at_ms=at) for n in range(4)
+        ]
+        late = producer.send(Message(topic="t", body=b"late", key=b"k", deliver_at_ms=1))
+    receipts = [future.result(10) for future in futures]
+    assert [receipt[:4] for receipt in receipts] == [(TIMER_TOPIC, 0, 0, n) for n in range(4)]
+    assert late.result(10).topic == "t"
+    rows = [
+        record.decode(raw, [0], [len(raw)]).to_pylist()[0]
+        for raw in backend.queues[TIMER_TOPIC, 0].records
+    ]
+    properties = [decode(row["properties"]) for row in rows]
+    assert [each.pop("_P") != "" for each in properties] == [True] * 4
+    assert properties == [
+        {
+            "TAGS": "a",
+            "TIMER_DELIVER_MS": str(at),
+            "TIMER_OUT_MS": str(-(-at // 1000) * 1000 - 1000),
+            "REAL_TOPIC": "t",
+            "REAL_QID": str(n),
+        }
+        for n in range(4)
+    ]

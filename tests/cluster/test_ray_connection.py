@@ -19,6 +19,7 @@ from raymq.actors.ray_methods import (
     INLINE_BYTES,
     STREAMS_MAX,
     RayMethods,
+    pack_acks,
     pack_call,
     unpack_acks,
     unpack_call,
@@ -43,7 +44,9 @@ from raymq.store.errors import (
     StorageFull,
     Unavailable,
     from_wire,
+    to_wire,
 )
+from raymq.store.put import PutOutcome
 from raymq.store.record import PUT_SCHEMA, Row
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
@@ -185,6 +188,16 @@ def receive(stream: RayPutStream, count: int) -> list[dict[str, Any]]:
 
 
 # --- put streams ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, -1, 1 << 62, 1 << 70, "seven"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_acks_are_read_as_they_were_written(number: Any, count: int) -> None:
+    stored, refused = PutOutcome(5, 3, 1, 1 << 40, 1 << 50, 7), Rejected("no", field="tag")
+    told = {"id": number, **stored._asdict()}
+    assert unpack_acks(pack_acks([(number, stored)] * count)) == [told] * count
+    told = {"id": number, "error": to_wire(refused)}
+    assert unpack_acks(pack_acks([(number, refused)] * count)) == [told] * count
 
 
 def test_batches_are_stored_and_answered_in_the_order_of_the_sends(

@@ -41,7 +41,7 @@ def trace(width: int) -> tuple[SimulatedDisk, dict[bytes, Sent]]:
         now = world.clock.now_ms()
         disk.note(Promise(now, confirmed, frozenset(cancelled)))
 
-    for turn in range(24):
+    for turn in range(14):
         for number in range(4):
             note()
             sent = random_send(world, chance, 10 * turn + number)
@@ -62,18 +62,20 @@ def trace(width: int) -> tuple[SimulatedDisk, dict[bytes, Sent]]:
             world.delays.run_once(world.clock.now_ms(), limit=1)
         world.clock.advance(chance.choice((300, 1_000, 2_700, 30_000, HOUR_MS)))
         note()
-        if turn % 8 == 7:
+        if turn % 5 == 4:
             world.restart()
             note()
     world.close()
     return disk, world.sent
 
 
-@pytest.mark.parametrize(("width", "stride"), [(4096, 13), (512, 53)])
-@pytest.mark.parametrize("power", [False, True])
-def test_after_a_crash_anywhere_each_message_is_delivered_once(width, stride, power) -> None:
+@pytest.mark.parametrize(
+    ("width", "power", "stride"),
+    [(4096, False, 31), (512, False, 61), (4096, True, 101), (512, True, 301)],
+)
+def test_after_a_crash_anywhere_each_message_is_delivered_once(width, power, stride) -> None:
     disk, sent = trace(width)
-    every = disk.crash_states(limit_per_point=12, seed=SEED) if power else disk.kill_states()
+    every = disk.crash_states(limit_per_point=6, seed=SEED) if power else disk.kill_states()
     tried = 0
     for image in itertools.islice(every, 0, None, stride):
         promise = image.notes[-1] if image.notes else NOTHING
@@ -83,10 +85,14 @@ def test_after_a_crash_anywhere_each_message_is_delivered_once(width, stride, po
             # It crashes again a little later.
             world.delays.run_once(promise.now_ms, limit=3)
             world.kill()
-        world.run_out()
+        due = world.run()
+        while due is not None:
+            # In long steps: that none comes early the random schedules see to.
+            world.clock.advance(max(due - world.clock.now_ms(), 40 * HOUR_MS))
+            due = world.run()
         arrived = {each.body for each in world.arrived()}
         assert promise.confirmed - promise.cancelled <= arrived, image.crashed_at
         world.check(arrived)
         tried += 1
         world.close()
-    assert tried > 20
+    assert tried >= 10

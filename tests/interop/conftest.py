@@ -16,7 +16,13 @@ from tests.support.oracle import Missing, Oracle, Program, RocketMQ, prepare
 REQUIRED = "RAYMQ_INTEROP"
 MIB = 1024 * 1024
 #: file sizes of every store here, ours and RocketMQ's
-CONFIG = StoreConfig(segment_size_bytes=MIB, consume_queue_file_size_bytes=2000, flush="async")
+CONFIG = StoreConfig(
+    segment_size_bytes=MIB,
+    consume_queue_file_size_bytes=2000,
+    max_hash_slot_num=1000,
+    max_index_num=4000,
+    flush="async",
+)
 SIZES = {"segment": MIB, "queue": 2000, "slots": 1000, "entries": 4000, "flush": "ASYNC_FLUSH"}
 
 _why_missing: list[str] = []

@@ -38,7 +38,7 @@ def test_we_take_over_what_rocketmq_wrote(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    rocketmq.write_and_halt(root, kinds.ordinary())
+    rocketmq.write_and_leave(root, kinds.ordinary())
     rocketmq.config(root, **TABLES)
     store = MessageStore.open(root, config=config)
     expected = {name: TopicInfo(name, queues, (0,)) for name, queues in TABLES["topics"].items()}
@@ -86,7 +86,7 @@ def test_each_finds_what_the_other_changed(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    rocketmq.write_and_halt(root, [kinds.kind(b"x")])
+    rocketmq.write_and_leave(root, [kinds.kind(b"x")])
     rocketmq.config(root, **TABLES)
     store = MessageStore.open(root, config=config)
     store.commit_offsets("g", "TopicTest", {0: 13})
@@ -99,4 +99,28 @@ def test_each_finds_what_the_other_changed(
     store = MessageStore.open(root, config=config)
     assert store.state.offsets[("g", "TopicTest")] == {0: 12, 3: 1}
     assert store.state.topics["madeLater"].queues == 3
+    store.abandon()
+
+
+def test_topics_and_offsets_outlive_the_files_that_rocketmq_deletes(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    store = MessageStore.open(root, config=config)
+    put_all(store, kinds.ordinary())
+    store.commit_offsets("g", kinds.TOPIC, {0: 3, 2: 1})
+    store.put_inner([], progress=Progress("delay", {"2": 9}))
+    dispatch_all(store)
+    topics, known = dict(store.state.topics), dict(store.state.next_offsets)
+    store.close()
+    # With the files go all our snapshots; what RocketMQ writes has none.
+    rocketmq.write_and_leave(root, [*kinds.rolling(), {"action": "delete"}])
+    store = MessageStore.open(root, config=config)
+    assert store.log.start > 0
+    assert topics.items() <= store.state.topics.items()
+    assert store.state.offsets == {("g", kinds.TOPIC): {0: 3, 2: 1}}
+    assert store.state.progress["delay"] == {"2": 9}
+    # Nor is a queue offset given twice.
+    counted = {key: count for key, count in known.items() if key[0] in topics}
+    assert {key: store.state.next_offsets[key] for key in counted} == counted
     store.abandon()

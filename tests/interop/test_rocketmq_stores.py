@@ -47,7 +47,7 @@ def test_we_read_all_that_rocketmq_wrote_and_rocketmq_what_we_appended(
     assert {answer["status"] for answer in answers} == {"PUT_OK"}
     assert (root / "abort").exists() == (end == "halted")
     theirs = rocketmq.read(root)
-    assert_same(read_copy(root, config), theirs, index=True)
+    assert_same(read_copy(root, config), theirs)
     count = sum(answer["count"] for answer in answers)
     assert stored(theirs) == count
     assert len(list((root / "commitlog").iterdir())) >= 3
@@ -55,24 +55,51 @@ def test_we_read_all_that_rocketmq_wrote_and_rocketmq_what_we_appended(
     more = kinds.ordinary()
     put_ours(root, config, more, crash=end == "halted")
     both = rocketmq.read(root)
-    # The index of what we appended is rebuilt after a crash only, as long as we write none.
-    index = end == "halted" or (root / "raymq" / "index").exists()
-    assert_same(read_copy(root, config), both, index=index)
+    assert_same(read_copy(root, config), both)
     assert stored(both) > count + len(more)
+
+
+@pytest.mark.parametrize("end", ["shut down", "running"])
+def test_we_find_keys_in_all_of_rocketmqs_index_files(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path, end: str
+) -> None:
+    root = tmp_path / "store"
+    small = StoreConfig(**{**vars(config), "max_hash_slot_num": 20, "max_index_num": 60})
+    theirs = rocketmq.resized(slots=20, entries=60)
+    write = theirs.write if end == "shut down" else theirs.write_and_leave
+    write(root, [*kinds.rolling(), *[*kinds.ordinary(), *kinds.special()] * 3])
+    assert len(list((root / "index").iterdir())) >= 2
+    assert_same(read_copy(root, small), theirs.read(root))
+    put_ours(root, small, [*kinds.ordinary(), *kinds.rolling()], crash=end == "running")
+    assert_same(read_copy(root, small), theirs.read(root))
+
+
+def test_we_see_what_is_left_when_rocketmq_deleted_old_files(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    messages = [*kinds.ordinary(), *kinds.special(), *kinds.rolling(), {"action": "delete"}]
+    *_, done = rocketmq.write_and_leave(root, messages)
+    assert done["deleted"] >= 2
+    theirs = rocketmq.read(root)
+    assert_same(read_copy(root, config), theirs, times=False)
+    assert any(line["kind"] == "queue" and line["min"] > 0 for line in theirs)
+    put_ours(root, config, kinds.ordinary(), crash=False)
+    assert_same(read_copy(root, config), rocketmq.read(root), times=False)
 
 
 def test_both_write_in_turn(rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path) -> None:
     root = tmp_path / "store"
     put_ours(root, config, kinds.ordinary(), crash=False)
     counts = []
-    for turn in range(2):
-        rocketmq.write(root, [*kinds.special(), *kinds.rolling(12)])
+    for turn, write in enumerate((rocketmq.write, rocketmq.write_and_leave)):
+        write(root, [*kinds.special(), *kinds.rolling(12)])
         both = rocketmq.read(root)
-        assert_same(read_copy(root, config), both, index=False)
+        assert_same(read_copy(root, config), both)
         counts.append(stored(both))
         put_ours(root, config, [*kinds.ordinary(), *kinds.rolling(9)], crash=turn == 1)
         both = rocketmq.read(root)
-        assert_same(read_copy(root, config), both, index=turn == 1)
+        assert_same(read_copy(root, config), both)
         counts.append(stored(both))
     assert counts == sorted(set(counts))
 
@@ -90,11 +117,11 @@ def test_rocketmq_brings_back_what_it_cut_away_and_we_read_what_it_reads(
         file.seek(second + 4)
         file.write(bytes(4))
     # Its recovery cuts the log before the second message; the new one is as long as that was.
-    (fourth,) = rocketmq.write_and_halt(root, [kinds.kind(b"fourth")])
+    (fourth,) = rocketmq.write_and_leave(root, [kinds.kind(b"fourth")])
     assert fourth["phy"] == second
     lines = rocketmq.read(root)
     # What came back is older than what stands before it.
-    assert_same(read_copy(root, config), lines, index=True, times=False)
+    assert_same(read_copy(root, config), lines, times=False)
     assert [line["position"] for line in lines if line["kind"] == "unit"] == [
         answers[0]["phy"],
         second,

@@ -77,7 +77,7 @@ def test_half_and_committed_messages_are_the_same_and_rocketmq_asks_for_the_open
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:
     messages = halves()
-    rocketmq.write_and_halt(tmp_path / "theirs", [*messages, *FIRST_TWO])
+    rocketmq.write_and_leave(tmp_path / "theirs", [*messages, *FIRST_TWO])
     theirs = rocketmq.read(tmp_path / "theirs")
 
     ours = Ours(tmp_path / "ours", config)
@@ -86,7 +86,7 @@ def test_half_and_committed_messages_are_the_same_and_rocketmq_asks_for_the_open
     ours.service.rollback(offsets[1], group="g")
     ours.close()
     mine = rocketmq.read(tmp_path / "ours")
-    assert_same(read_copy(tmp_path / "ours", config), mine, index=False)
+    assert_same(read_copy(tmp_path / "ours", config), mine)
 
     assert shape(mine, HALF, kinds.TOPIC) == shape(theirs, HALF, kinds.TOPIC)
     assert len(shape(mine, HALF)) == 3
@@ -94,7 +94,7 @@ def test_half_and_committed_messages_are_the_same_and_rocketmq_asks_for_the_open
         (first, *_) = [line for line in lines if line.get("topic") == HALF and "phy" in line]
         (final,) = [line for line in lines if line.get("topic") == kinds.TOPIC and "phy" in line]
         assert final["prepared"] == first["phy"]
-    *_, checked = rocketmq.write_and_halt(tmp_path / "ours", [{"action": "check"}])
+    *_, checked = rocketmq.write_and_leave(tmp_path / "ours", [{"action": "check"}])
     assert checked["asked"] == ["c"]
 
 
@@ -102,7 +102,7 @@ def test_we_go_on_with_the_transactions_that_rocketmq_left(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    rocketmq.write_and_halt(root, [*halves(), *FIRST_TWO])
+    rocketmq.write_and_leave(root, [*halves(), *FIRST_TWO])
     ours = Ours(root, config)
     ours.service.take_over()
     for offset in (0, 1):
@@ -114,7 +114,7 @@ def test_we_go_on_with_the_transactions_that_rocketmq_left(
     lines = rocketmq.read(root)
     final = [line["properties"]["UNIQ_KEY"] for line in shape(lines, kinds.TOPIC)]
     assert final == ["IDa", "IDc"]
-    *_, checked = rocketmq.write_and_halt(root, [{"action": "check"}])
+    *_, checked = rocketmq.write_and_leave(root, [{"action": "check"}])
     assert checked["asked"] == []
 
 
@@ -124,7 +124,7 @@ def test_a_message_that_is_sent_back_is_the_same(
 ) -> None:
     first = kinds.kind(b"again", properties={"TAGS": "TagA", "KEYS": "k", "WAIT": "true"}, flag=3)
     back = {"action": "sendBack", "phy": 0, "group": "g", "topic": kinds.TOPIC, "delayLevel": level}
-    rocketmq.write_and_halt(tmp_path / "theirs", [first, back])
+    rocketmq.write_and_leave(tmp_path / "theirs", [first, back])
     theirs = rocketmq.read(tmp_path / "theirs")
 
     ours = Ours(tmp_path / "ours", config)
@@ -147,7 +147,7 @@ def test_messages_for_later_are_rewritten_alike(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:
     later = [*kinds.delayed(), *kinds.timed(int(time.time() * 1000))]
-    rocketmq.write_and_halt(tmp_path / "theirs", later, timers=True)
+    rocketmq.write_and_leave(tmp_path / "theirs", later, timers=True)
     theirs = rocketmq.read(tmp_path / "theirs")
     ours = Ours(tmp_path / "ours", config)
     put_all(ours.store, later)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 import yaml
 
 from raymq.cluster.placement import NODE_LABEL
+from raymq.cluster.tls_check import validity
+from tests.support.certificates import make_certificates
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -90,3 +93,78 @@ def test_the_kubernetes_example_keeps_the_data_on_volumes_of_labelled_pods() -> 
     assert all(group["maxReplicas"] == 1 for group in stores[1:])
     command = stores[0]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]
     assert command["exec"]["command"] == ["raymq", "stop", "/data/raymq"]
+
+
+#: what KubeRay documents of a RayCluster, and Kubernetes of a pod, as far as the example uses it: field -> type
+CLUSTER = {
+    "rayVersion": str,
+    "authOptions": dict,
+    "headGroupSpec": dict,
+    "workerGroupSpecs": list,
+}
+GROUP = {"labels": dict, "rayStartParams": dict, "template": dict}
+WORKERS = {**GROUP, "groupName": str, "replicas": int, "minReplicas": int, "maxReplicas": int}
+POD = {
+    "terminationGracePeriodSeconds": int,
+    "securityContext": dict,
+    "containers": list,
+    "volumes": list,
+}
+CONTAINER = {
+    "name": str,
+    "image": str,
+    "lifecycle": dict,
+    "env": list,
+    "resources": dict,
+    "volumeMounts": list,
+}
+
+
+def check_fields(place: str, found: dict[str, Any], known: dict[str, type]) -> None:
+    """The operator refuses fields that it does not know, and values of another type."""
+    for name, value in found.items():
+        assert name in known, f"{place}.{name}"
+        assert isinstance(value, known[name]), f"{place}.{name}: {value!r}"
+
+
+def test_the_kubernetes_example_has_only_fields_that_the_operator_knows() -> None:
+    *_, cluster = yaml.safe_load_all((EXAMPLES / "kuberay.yaml").read_text())
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    spec = cluster["spec"]
+    check_fields("spec", spec, CLUSTER)
+    check_fields("headGroupSpec", spec["headGroupSpec"], GROUP)
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        if group is not spec["headGroupSpec"]:
+            check_fields("workerGroupSpecs", group, WORKERS)
+            assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        # Parameters of `ray start` are text for the operator, numbers included.
+        for values in (group["rayStartParams"], group.get("labels", {})):
+            assert all(isinstance(value, str) for value in values.values())
+        pod = group["template"]["spec"]
+        check_fields("template.spec", pod, POD)
+        volumes = {volume["name"] for volume in pod.get("volumes", ())}
+        for container in pod["containers"]:
+            check_fields("containers", container, CONTAINER)
+            assert all(isinstance(entry["value"], str) for entry in container.get("env", ()))
+            assert {mount["name"] for mount in container.get("volumeMounts", ())} == volumes
+
+
+def test_the_certificate_that_a_pod_makes_for_itself_is_one_that_clients_take(
+    tmp_path: Path,
+) -> None:
+    text = (EXAMPLES.parent / "docs" / "operating.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```\n(openssl req .*?)```", text, re.DOTALL)
+    made, pod = make_certificates(tmp_path / "ca"), tmp_path / "tls"
+    pod.mkdir()
+    made.ca.rename(made.ca.with_name("tls.crt"))
+    made.ca.with_name("ca.key").rename(made.ca.with_name("tls.key"))
+    for path in ("ca", "tls"):
+        script = script.replace(f" /{path}/", f" {tmp_path / path}/")
+    subprocess.run(
+        ["sh", "-ec", script],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "POD_IP": "10.1.2.3"},
+    )
+    found = validity(str(pod / "tls.crt"), str(pod / "tls.key"), (pod / "ca.crt").read_bytes())
+    assert found.names == ("IP Address:10.1.2.3", "IP Address:127.0.0.1", "DNS:raymq-head-svc")

@@ -184,11 +184,17 @@ def test_lingering_puts_are_sent_by_flush_and_shutdown(cluster: raymq.Cluster) -
     items.flush(30)
     assert items.qsize() == 1000
     items.put(1000)
+    # More than waits for company: the end of it lingers.
+    items.put_nowait_batch([bytes(1024)] * 5000)
+    with pytest.raises(Rejected, match="max_message_bytes"):
+        items.put_nowait_batch([b"not sent", bytes(5 << 20)])
     items.shutdown()
     with pytest.raises(Rejected, match="shut down"):
         items.qsize()
     again = raymq.Queue("linger", cluster=cluster)
     assert again.get_nowait_batch(1001) == list(range(1001))
+    assert again.get_nowait_batch(5000) == [bytes(1024)] * 5000
+    assert again.empty()
 
 
 @pytest.mark.timeout(120)

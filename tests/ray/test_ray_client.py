@@ -24,6 +24,7 @@ import raymq
 from raymq.cluster import ray_host
 from raymq.cluster.batch_sender import BatchSender
 from raymq.cluster.columns import message_batch
+from raymq.cluster.message import ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.range_reader import read_range
 from raymq.cluster.routes import Routes
@@ -175,6 +176,45 @@ def test_a_driver_does_everything_through_actor_calls(world: World) -> None:
     with world.flight.consumer("driver", group="g") as consumer:
         assert consumer.committed() == {0: 10, 1: 10, 2: 10}
     assert cluster.status()["state"] == "RUNNING"
+
+
+def test_what_a_group_sends_back_comes_again_or_ends_in_its_dead_letter_queue(
+    world: World,
+) -> None:
+    world.flight.create_topic("work", queues=2)
+    with world.flight.producer() as producer:
+        for number in range(2):
+            producer.send("work", b"%d" % number, queue_id=number).result(20)
+    for cluster in (world.cluster, world.flight):
+        with cluster.consumer("work", group="back", start="earliest") as consumer:
+            got: list[ReceivedMessage] = []
+            while len(got) < 2:
+                got += consumer.poll(timeout=10)
+            by_body = {message.body: message for message in got}
+            assert consumer.send_back(by_body[b"0"], delay_level=1) == "%RETRY%back"
+            assert consumer.send_back(by_body[b"1"], delay_level=-1) == "%DLQ%back"
+    for topic, body in (("%DLQ%back", b"1"), ("%RETRY%back", b"0")):
+        with world.cluster.consumer(topic, start="earliest") as consumer:
+            found: list[bytes] = []
+            while len(found) < 2:
+                found += [message.body for message in consumer.poll(timeout=10)]
+        assert found == [body, body]
+
+
+def test_a_message_for_later_is_read_behind_its_time_and_not_before(world: World) -> None:
+    world.cluster.create_topic("later", queues=2)
+    at = Clock().now_ms() + 1_500
+    with world.cluster.producer() as producer:
+        later = producer.send("later", b"later", queue_id=1, deliver_at_ms=at)
+        assert later.result(20).topic == "rmq_sys_wheel_timer"
+        assert producer.send("later", b"now", queue_id=1).result(20).offset == 0
+    read: list[ReceivedMessage] = []
+    with world.flight.consumer("later", start="earliest") as consumer:
+        while len(read) < 2:
+            read += consumer.poll(timeout=10)
+    assert [(message.body, message.offset) for message in read] == [(b"now", 0), (b"later", 1)]
+    assert at <= read[1].store_time_ms <= at + 10_000
+    assert not read[1].properties
 
 
 def test_tasks_and_actors_use_the_handle_that_they_are_given(world: World) -> None:

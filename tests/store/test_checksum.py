@@ -51,6 +51,13 @@ def test_large_bodies_have_the_same_crcs_as_small_ones(size):
     assert checksum.body_crcs(column).tolist() == [CRC32(b) & 0x7FFFFFFF for b in bodies[2:8]]
 
 
+@pytest.mark.parametrize("size", [1, 100, 2000])
+def test_bodies_of_one_size_have_the_same_crcs_as_others(size):
+    bodies = [bytes([n]) * size for n in range(9)]
+    column = pa.array(bodies, pa.binary()).slice(2, 6)
+    assert checksum.body_crcs(column).tolist() == [CRC32(b) & 0x7FFFFFFF for b in bodies[2:8]]
+
+
 def test_null_bodies_are_our_bug():
     with pytest.raises(Bug):
         checksum.body_crcs(pa.array([b"a", None], pa.binary()))

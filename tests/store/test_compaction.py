@@ -14,6 +14,7 @@ import pytest
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.compaction.compaction_store import CompactionService
+from raymq.store.compaction.units import file_sizes
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
@@ -23,14 +24,19 @@ from raymq.store.message_store import MessageStore
 from raymq.store.put import PutRequest
 from raymq.store.state import ShardState
 from tests.support.clock import ManualClock
+from tests.support.damaged_store import copy, flip
 
 CONFIG = StoreConfig(
     segment_size_bytes=64 * 1024,
     consume_queue_file_size_bytes=2000,
     compaction_file_size_bytes=4096,
-    compaction_queue_file_size_bytes=46 * 30,
+    max_hash_slot_num=100,
+    max_index_num=400,
+    compaction_queue_file_size_bytes=46 * 18,
 )
 COMPACTED = {"cleanup.policy": "COMPACTION"}
+#: of these the log file's size is made
+FILE = 46 * 18 * 5
 LOG = Path("compaction/compactionLog/c/0")
 QUEUE = Path("compaction/compactionCq/c/0")
 
@@ -229,6 +235,12 @@ def test_a_random_history_ends_as_a_dict_would(store: MessageStore) -> None:
             assert {key: value for key, value in seen.items() if value[1]} == alive
 
 
+def test_file_sizes_are_made_of_the_configured_ones_as_rocketmq_makes_them() -> None:
+    assert file_sizes(100 << 20, 10 << 20) == (104_857_460, 10_485_746)
+    assert file_sizes(4096, 46 * 18) == (FILE, 46 * 18)
+    assert file_sizes(46 * 69, 460) == (46 * 70, 460)
+
+
 # --- RocketMQ's files -----------------------------------------------------------------------------
 
 
@@ -239,13 +251,13 @@ def test_files_are_those_of_rocketmq(tmp_path: Path) -> None:
     read(store)
     names = sorted(path.name for path in (tmp_path / LOG).iterdir())
     assert names == sorted(path.name for path in (tmp_path / QUEUE).iterdir())
-    assert names[:2] == [f"{0:020d}", f"{4096:020d}"]
+    assert names[:2] == [f"{0:020d}", f"{FILE:020d}"]
     assert len(names) > 2
     store.compaction.compact("c", 0)
     store.close()
     for name in sorted(path.name for path in (tmp_path / LOG).iterdir()):
         log, units = (tmp_path / LOG / name).read_bytes(), (tmp_path / QUEUE / name).read_bytes()
-        assert (len(log), len(units)) == (4096, 46 * 30)
+        assert (len(log), len(units)) == (FILE, 46 * 18)
         at = place = 0
         while struct.unpack_from(">i", units, place + 8)[0] > 0:
             position, size, code, stored, offset, count, compacted, zero = struct.unpack_from(
@@ -259,7 +271,7 @@ def test_files_are_those_of_rocketmq(tmp_path: Path) -> None:
             at, place = at + size, place + 46
         walk = record.walk(log, int(name))
         if walk.reason is record.WalkStop.BLANK:
-            assert struct.unpack_from(">i", log, at)[0] == 4096 - at
+            assert struct.unpack_from(">i", log, at)[0] == FILE - at
             assert struct.unpack_from(">qi", units, place) == (-1, 0)
     positions = json.loads((tmp_path / "compaction/position-checkpoint").read_text())
     assert positions["queueOffsetMap"].keys() == {"c_0"}
@@ -300,7 +312,7 @@ def test_what_was_not_synced_is_copied_again_after_a_crash(tmp_path: Path) -> No
     data = last.read_bytes()
     last.write_bytes(data[:1000].ljust(len(data), b"\0"))
     units = tmp_path / QUEUE / last.name
-    units.write_bytes(bytes(46 * 30))
+    units.write_bytes(bytes(46 * 18))
     store = opened(tmp_path)
     confirm(store)
     assert len(read(store)) == 50
@@ -348,7 +360,7 @@ def test_every_crash_behind_a_compaction_finds_all_that_came_later(tmp_path: Pat
     assert len(read(store)) == 30
     newest = sorted((tmp_path / LOG).iterdir())[-1]
     store.abandon()
-    newest.write_bytes(bytes(4096))
+    newest.write_bytes(bytes(FILE))
     store = opened(tmp_path)
     confirm(store)
     assert [row[1] for row in read(store)] == [
@@ -365,7 +377,7 @@ def test_a_lost_file_is_damage_and_an_unfinished_pair_is_not(tmp_path: Path) -> 
     count = len(read(store))
     store.close()
     last = sorted((tmp_path / LOG).iterdir())[-1]
-    (tmp_path / LOG / f"{int(last.name) + 4096:020d}").write_bytes(b"")
+    (tmp_path / LOG / f"{int(last.name) + FILE:020d}").write_bytes(b"")
     store = opened(tmp_path)
     assert len(read(store)) == count
     store.close()
@@ -416,3 +428,33 @@ def test_the_service_copies_at_once_and_compacts_at_its_interval(tmp_path: Path)
     service.step(1500)
     assert len(read(store)) == left
     store.close()
+
+
+def test_verify_names_what_is_wrong_with_a_compacted_queue(tmp_path: Path) -> None:
+    store = opened(tmp_path / "s")
+    store.create_topic("c", 1, [0], COMPACTED)
+    fill(store)
+    read(store)
+    store.close()
+    name = sorted(path.name for path in (tmp_path / "s" / LOG).iterdir())[1]
+    log, units = LOG / name, QUEUE / name
+    row = struct.unpack_from(">qi", (tmp_path / "s" / units).read_bytes(), 3 * 46)
+    for n, (file, at, offset) in enumerate(
+        [
+            (units, 3 * 46 + 7, 3 * 46),  # its position
+            (units, 3 * 46 + 11, 3 * 46),  # its size
+            (units, 3 * 46 + 35, row[0]),  # its queue offset
+            (log, row[0] - int(name) + 90, 3 * 46),  # a body
+        ]
+    ):
+        root = copy(tmp_path / "s", tmp_path / str(n))
+        flip(root / file, at)
+        faults = verify(root)
+        named = log if at == 3 * 46 + 35 else units
+        assert (faults[0].file, faults[0].offset) == (str(named), offset)
+        assert {fault.file for fault in faults} <= {str(log), str(units)}
+    root = copy(tmp_path / "s", tmp_path / "lone")
+    (root / units).unlink()
+    assert [(f.file, f.rule) for f in verify(root)] == [
+        (str(log), "a compaction log file has its file of units")
+    ]

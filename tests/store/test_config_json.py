@@ -79,7 +79,7 @@ def test_topics_and_offsets_of_rocketmq_become_ours_once(tmp_path):
     store = open_store(tmp_path, identity={"shard": 2})
     # The patterns for new topics, and what every broker makes itself, are none of ours.
     assert store.state.topics == {
-        "T": TopicInfo("T", 4, (2,)),
+        "T": TopicInfo("T", 4, (2,), (("message.type", "NORMAL"),)),
         "%RETRY%g": TopicInfo("%RETRY%g", 1, (2,)),
     }
     assert store.state.offsets == {("g", "T"): {0: 12, 3: 1}, ("g", "%RETRY%g"): {0: 2}}
@@ -91,6 +91,22 @@ def test_topics_and_offsets_of_rocketmq_become_ours_once(tmp_path):
     assert again.log.end == end
     assert again.state.offsets[("g", "T")] == {0: 12, 3: 1}
     close(again)
+
+
+def test_a_compaction_topic_is_one_on_both_sides(tmp_path):
+    compacted = topic("C", 1, attributes={"cleanup.policy": "COMPACTION"})
+    batches = topic("B", 1, attributes={"queue.type": "BatchCQ"})
+    put_files(tmp_path, {"topics.json": {"topicConfigTable": {"C": compacted, "B": batches}}})
+    store = open_store(tmp_path)
+    # RocketMQ would refuse a store that has queues of the plain form for the other topic.
+    assert set(store.state.topics) == {"C"}
+    assert store.state.topics["C"].compacted
+    store.create_topic("D", 1, [0], {"cleanup.policy": "COMPACTION"})
+    close(store)
+    table = load(tmp_path, "topics.json")["topicConfigTable"]
+    assert table["C"] == compacted
+    assert table["B"] == batches
+    assert table["D"]["attributes"] == {"cleanup.policy": "COMPACTION"}
 
 
 def test_what_is_newer_in_the_log_is_not_set_back_by_an_old_file(tmp_path):

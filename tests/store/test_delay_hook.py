@@ -8,11 +8,10 @@ import pytest
 
 from raymq.store.config import StoreConfig
 from raymq.store.delay_hook import transform
-from raymq.store.delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC, parse_levels
+from raymq.store.delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC, TIMER_TOPIC, parse_levels
 from raymq.store.errors import Rejected
 from raymq.store.inner_message import InnerMessage
 from raymq.store.properties import encode
-from raymq.store.timer_rule import TIMER_TOPIC
 
 NOW = 1_700_000_000_250
 CONFIG = StoreConfig()

@@ -332,7 +332,7 @@ def test_a_failpoint_acts_only_while_it_is_set():
 
 
 def test_an_unknown_failpoint_or_action_is_refused():
-    with pytest.raises(KeyError, match="known: commit"):
+    with pytest.raises(KeyError, match="known: clean"):
         activate("log.rol", "raise")
     with pytest.raises(ValueError, match="unknown failpoint action"):
         activate("log.roll", "explode")

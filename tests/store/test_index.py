@@ -485,7 +485,7 @@ def test_nothing_points_above_the_end_of_a_log_that_was_cut(tmp_path):
     index.close()
 
 
-def test_a_full_disk_lets_only_the_index_fall_behind(tmp_path):
+def test_a_full_disk_lets_only_the_index_fall_behind():
     disk = SimulatedDisk(record=False)
     clock = ManualClock()
     store = opened(Path("/s"), files=disk, clock=clock)
@@ -535,3 +535,41 @@ def test_an_index_of_impossible_numbers_is_refused(field, value):
     with pytest.raises(Rejected) as caught:
         StoreConfig(**{field: value})
     assert caught.value.field == field
+
+
+def test_records_without_keys_do_not_move_the_mark_at_every_sync():
+    disk = SimulatedDisk(record=False)
+    index = service(Path("/i"), disk)
+    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    put(index, [1])
+    index.sync()
+    writes = disk.calls["pwrite"]
+    index.indexed = 1 << 20
+    index.sync()
+    assert disk.calls["pwrite"] == writes
+    index.indexed = 1 << 30
+    index.sync()
+    assert disk.calls["pwrite"] == writes + 1
+    index.indexed += 1
+    index.sync(closing=True)
+    assert disk.calls["pwrite"] == writes + 2
+    index.close()
+
+
+def test_a_start_on_a_full_disk_does_without_the_index():
+    disk = SimulatedDisk(record=False)
+    store = opened(Path("/s"), files=disk)
+    store.put(keyed_request(KEYS[:20]))
+    settle(store)
+    store.sync_queues()
+    store.put(keyed_request(KEYS[20:30]))
+    settle(store)
+    store.abandon()
+    # What the start allocates first are the slots of the index.
+    disk.fail("allocate", error=errno.ENOSPC)
+    store = opened(Path("/s"), files=disk)
+    assert store.index.indexed == store.log.start
+    disk.heal()
+    catch_up(store)
+    check_keys(store, 30)
+    store.close()

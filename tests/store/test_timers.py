@@ -10,13 +10,14 @@ import pytest
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.delay_levels import TIMER_TOPIC
 from raymq.store.errors import StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.inner_message import InnerMessage
 from raymq.store.timer_check import TimerCheck, read_check, write_check
 from raymq.store.timer_log import UNIT_BYTES, UNIT_DTYPE
-from raymq.store.timer_rule import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, TIMER_TOPIC
+from raymq.store.timer_rule import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 from raymq.store.timer_wheel import FILE_BYTES, SLOT
 from tests.support.delays import CONFIG, START_MS, DelayWorld
 
@@ -329,6 +330,25 @@ def test_a_file_of_the_timer_log_ends_with_a_blank(world, tmp_path):
     world.restart()
     world.run_out()
     world.check({b"%d" % number for number in range(100)})
+
+
+def test_files_of_the_timer_log_go_when_nothing_in_them_can_wait_any_more(world, tmp_path):
+    for turn in range(6):
+        for number in range(100):
+            world.send(b"%d-%d" % (turn, number), delay_ms=5_000)
+        world.send(b"far%d" % turn, delay_ms=3 * DAY_MS - 250)
+        world.confirm()
+        world.run()
+        world.clock.advance(DAY_MS)
+        world.run()
+        if turn == 4:
+            world.kill()
+    names = sorted(path.name for path in (tmp_path / "timerlog").iterdir())
+    assert 2 < len(names) < 6
+    assert int(names[0]) > 2 * 4096
+    world.restart()
+    world.run_out()
+    world.check(set(world.sent))
 
 
 @pytest.mark.parametrize("spoiled", ["timerwheel", "timerlog", "config/timercheck", "previous"])

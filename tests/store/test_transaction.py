@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.inner_message import InnerMessage
 from raymq.store.inspect import verify
 from raymq.store.resolutions import Resolution
-from raymq.store.stored_message import StoredMessage
+from raymq.store.stored_message import StoredMessage, read
 from raymq.store.transaction import (
     COMMITTED,
     DISCARD_TOPIC,
@@ -18,7 +19,7 @@ from raymq.store.transaction import (
     HALF_TOPIC,
     OP_TOPIC,
 )
-from tests.support.engine import Engine
+from tests.support.engine import CONFIG, Engine
 
 
 @pytest.fixture
@@ -149,3 +150,16 @@ def test_op_records_of_rocketmq_count(engine: Engine) -> None:
         engine.service.commit(offsets[2])
     engine.service.commit(offsets[1])
     assert engine.bodies() == [b"b"]
+
+
+def test_an_embedded_store_keeps_the_promise_of_each_step(tmp_path: Path) -> None:
+    store = EmbeddedStore(tmp_path, config=CONFIG)
+    store.create_topic("t", 1)
+    kept = store.prepare(InnerMessage("t", 0, b"kept"))
+    dropped = store.prepare(InnerMessage("t", 0, b"dropped"))
+    assert store.fetch("t", 0, 0).max_offset == 0
+    store.rollback(dropped.offset)
+    assert store.commit(kept.offset).end_offset <= store.store.log.synced
+    store.fetch("t", 0, 0)
+    assert [message.body for message in read(store.store, "t", 0, 0, max_records=9)[0]] == [b"kept"]
+    store.close()

@@ -189,7 +189,7 @@ class Replay:
         elif op.kind == "stores":
             for store in op.value:
                 self.apply(at, store)
-        elif op.kind in ("link", "mkdir", "unlink", "rename"):
+        elif op.kind in ("link", "mkdir", "unlink", "rename", "moved_in"):
             self.dirs[op.node].changes.append(op)
             if op.kind == "mkdir":
                 self.dirs[op.value[1]] = DirState({})

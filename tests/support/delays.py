@@ -139,7 +139,7 @@ class DelayWorld:
                 sent.queue,
                 b"cancel",
                 {
-                    "TIMER_DEL_UNIQKEY": sent.body.hex(),
+                    "TIMER_DEL_UNIQKEY": f"t+{sent.body.hex()}",
                     "TIMER_DELIVER_MS": str(sent.due_ms + shift_ms),
                 },
             )

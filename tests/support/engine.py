@@ -17,8 +17,9 @@ CONFIG = StoreConfig(segment_size_bytes=256 * 1024, consume_queue_file_size_byte
 class Engine:
     """A store whose records are confirmed at once, and its transactions."""
 
-    def __init__(self, root: Path, **options: int) -> None:
+    def __init__(self, root: Path, config: StoreConfig = CONFIG, **options: int) -> None:
         self.root = root
+        self.config = config
         self.options = options
         self.clock = ManualClock()
         self.open()
@@ -26,7 +27,7 @@ class Engine:
             self.store.create_topic("t", 2, [0])
 
     def open(self) -> None:
-        self.store = MessageStore.open(self.root, config=CONFIG, clock=self.clock)
+        self.store = MessageStore.open(self.root, config=self.config, clock=self.clock)
         self.service = TransactionService(self.store, **self.options)
         self.confirm()
 

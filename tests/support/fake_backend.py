@@ -15,10 +15,13 @@ from raymq.cluster.flight_server import Server, serve
 from raymq.cluster.routes import Routes
 from raymq.store import record
 from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.delay_levels import TIMER_TOPIC
 from raymq.store.errors import DeliveryUnknown, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 from raymq.store.producer_stamp import Stamp
 from raymq.store.put import FetchRequest, FetchSlice, PutOutcome, PutRequest
 from raymq.store.state import ShardState, TopicInfo
+from raymq.store.timer_put import check_timer_put
 
 TOKEN = "t0ken"
 CLUSTER_ID = "c" * 32
@@ -129,7 +132,15 @@ class FakeBackend:
 
     def _store(self, request: PutRequest) -> PutOutcome:
         info = self.state.topics.get(request.topic)
-        if info is None or not 0 <= request.queue_id < info.queues:
+        if request.topic == TIMER_TOPIC:
+            check_timer_put(
+                request.queue_id,
+                request.batch,
+                topics=self.state.topics,
+                config=StoreConfig(),
+                now_ms=self.clock.now_ms(),
+            )
+        elif info is None or not 0 <= request.queue_id < info.queues:
             raise Rejected(f"no queue {request.queue_id} of {request.topic}", field="topic")
         record.check_put(request.topic, request.batch, max_message_bytes=self.max_message_bytes)
         count = request.batch.num_rows

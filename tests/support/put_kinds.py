@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Iterable
 
 import pyarrow as pa
 
 from raymq.store import record
+from raymq.store.delay_hook import transform
 from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
 from raymq.store.properties import encode as encode_properties
@@ -16,9 +16,6 @@ from raymq.store.put import PutRequest
 from tests.support.message_kinds import BORN_MS, IPV4, Kind
 
 QUEUES = 4
-#: the levels of RocketMQ's messageDelayLevel
-LEVELS = 18
-TIMER_TOPIC = "rmq_sys_wheel_timer"
 
 
 def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer: int | None = None) -> None:
@@ -30,7 +27,7 @@ def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer: int | None 
                 store.create_topic(kind["topic"], QUEUES, [0])
             put(store, kind, producer, sequences)
         else:
-            put_inner(store, rewritten(kind))
+            put_inner(store, kind)
 
 
 def is_ordinary(kind: Kind) -> bool:
@@ -66,7 +63,7 @@ def put(
 
 
 def put_inner(store: MessageStore, kind: Kind) -> None:
-    """As the store's own services do; its store host is the store's."""
+    """As the store's own services do; its store host is the store's. A message for later goes where those wait."""
     message = InnerMessage(
         kind["topic"],
         kind["queueId"],
@@ -79,30 +76,7 @@ def put_inner(store: MessageStore, kind: Kind) -> None:
         reconsume_times=kind.get("reconsume", 0),
         prepared_transaction_offset=kind.get("prepared", 0),
     )
-    store.put_inner([message])
-
-
-def rewritten(kind: Kind) -> Kind:
-    """A message for later as HookUtils rewrites it."""
-    properties = dict(kind["properties"])
-    real = {"REAL_TOPIC": kind["topic"], "REAL_QID": str(kind["queueId"])}
-    if "TIMER_DELIVER_MS" in properties:
-        deliver_ms = int(properties["TIMER_DELIVER_MS"])
-        if deliver_ms <= time.time() * 1000:
-            return kind
-        # Whole seconds, and always before the time that was asked for.
-        out_ms = (deliver_ms - 1) // 1000 * 1000
-        properties |= {"TIMER_OUT_MS": str(out_ms), **real}
-        return {**kind, "topic": TIMER_TOPIC, "queueId": 0, "properties": properties}
-    if "DELAY" not in properties:
-        return kind
-    level = min(int(properties["DELAY"]), LEVELS)
-    properties |= {
-        "DELAY": str(level),
-        "REAL_TOPIC": kind["topic"],
-        "REAL_QID": str(kind["queueId"]),
-    }
-    return {**kind, "topic": "SCHEDULE_TOPIC_XXXX", "queueId": level - 1, "properties": properties}
+    store.put_inner([transform(message, store.clock.now_ms(), store.config)])
 
 
 def dispatch_all(store: MessageStore) -> None:
@@ -110,7 +84,8 @@ def dispatch_all(store: MessageStore) -> None:
     log = store.log
     log.sync()
     log.note_confirmed(log.end)
-    while store.dispatched < log.end:
-        before = store.dispatched
-        if store.dispatch(log.end) == before:
+    while store.dispatched < log.end or store.index_behind:
+        before = (store.dispatched, store.index.indexed)
+        store.dispatch(log.end)
+        if (store.dispatched, store.index.indexed) == before:
             raise ValueError(f"dispatch stays at {before}, the log ends at {log.end}")

@@ -19,9 +19,12 @@ import errno
 import os
 import posixpath
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from raymq.store.errors import Corrupt, Unavailable
 from raymq.store.failpoints import fail_point
@@ -36,7 +39,7 @@ class Op(NamedTuple):
     kind: str
     node: int = 0
     #: write: ({block: content}, new length or None); resize: new length; unlink: name;
-    #: link and mkdir: (name, node); rename: (old, new, node); stores: writes through maps
+    #: link, moved_in and mkdir: (name, node); rename: (old, new, node); stores: writes through maps
     value: Any = None
 
 
@@ -108,6 +111,9 @@ class SimulatedDisk(Files):
         self._locks: dict[int, int] = {}
         self._faults: list[Fault] = []
         self._mapped: list[Node] = []
+        self._arrays: dict[int, weakref.ref[Any]] = {}
+        #: what `used_ratio` answers, percent, by directory; others are at 0
+        self.used: dict[str, float] = {}
         self._mutex = threading.RLock()
 
     def _add_dir(self, path: str, number: int) -> None:
@@ -381,19 +387,25 @@ class SimulatedDisk(Files):
 
     def map_read(self, fd: int, size: int) -> memoryview:
         with self._mutex:
-            return self._map(fd, size).toreadonly()
+            return self._map(fd, size)
 
     def map_words(self, fd: int, size: int) -> memoryview:
         with self._mutex:
-            view = self._map(fd, size)
             node = self._node(fd)
+            view = self._whole(node, size)
             node.words, node.words_seen = view, bytes(view)
             if self._trace is not None and node not in self._mapped:
                 self._mapped.append(node)
             return memoryview(view)
 
     def _map(self, fd: int, size: int) -> memoryview:
-        node = self._node(fd)
+        # The array is to the view what the mmap is on a real disk: it lives as long as any slice of the view.
+        array = np.frombuffer(self._whole(self._node(fd), size), dtype=np.uint8)
+        view = memoryview(array).toreadonly()
+        self._arrays[id(view)] = weakref.ref(array)
+        return view
+
+    def _whole(self, node: Node, size: int) -> memoryview:
         if node.size < size:
             raise Corrupt(
                 f"a file has {node.size} bytes, expected {size}",
@@ -403,9 +415,15 @@ class SimulatedDisk(Files):
             )
         return memoryview(self._content(node))[:size]
 
+    def forget(self, view: memoryview) -> Callable[[], bool]:
+        with self._mutex:
+            array = self._arrays.pop(id(view))
+            return lambda: array() is None
+
     def unmap(self, view: memoryview) -> None:
         with self._mutex:
             self._see_maps()
+            self._arrays.pop(id(view), None)
             try:
                 view.release()
             except BufferError:
@@ -426,11 +444,17 @@ class SimulatedDisk(Files):
             self._enter("rename")
             directory, old = self._split(source)
             into, new = self._split(target)
-            if directory != into:
-                raise OSError(errno.EXDEV, "renames stay in one directory here")
             names = self._names[directory]
             if old not in names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
+            if directory.split("/")[1] != into.split("/")[1]:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            if directory != into:
+                # Each directory is settled for itself: a crash may leave both names, or none.
+                number = self._names[into][new] = names.pop(old)
+                self._log(Op("moved_in", self._dirs[into], (new, number)))
+                self._log(Op("unlink", self._dirs[directory], old))
+                return
             names[new] = names.pop(old)
             self._move_dirs(_normal(source), _normal(target))
             self._log(Op("rename", self._dirs[directory], (old, new, names[new])))
@@ -485,7 +509,10 @@ class SimulatedDisk(Files):
             self._names.pop(normal, None)
 
     def free_bytes(self, path: PathLike) -> int:
-        return 1 << 40
+        return 0 if self.used_ratio(path) > 90 else 1 << 40
+
+    def used_ratio(self, path: PathLike) -> float:
+        return self.used.get(_normal(path), 0.0)
 
     def read_file(self, path: PathLike) -> bytes:
         with self._mutex:

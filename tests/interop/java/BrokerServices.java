@@ -54,6 +54,8 @@ final class BrokerServices {
                 return sendBack(given);
             case "deliver":
                 return deliver(given);
+            case "delete":
+                return delete();
             default:
                 throw new IllegalArgumentException("unknown action " + given);
         }
@@ -144,6 +146,14 @@ final class BrokerServices {
         broker.getScheduleMessageService().shutdown();
         JSONObject line = Oracle.line("put");
         line.put("status", "PUT_OK");
+        return line;
+    }
+
+    /** Deletes every commit log file but the last, whatever its age. */
+    private JSONObject delete() {
+        JSONObject line = Oracle.line("put");
+        line.put("status", "PUT_OK");
+        line.put("deleted", open.store.getCommitLog().deleteExpiredFile(0, 0, 0, true, 10));
         return line;
     }
 

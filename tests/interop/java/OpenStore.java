@@ -132,9 +132,16 @@ final class OpenStore {
         }
     }
 
-    /** Shuts down in a thread of its own: RocketMQ sleeps for seconds, and a copy that was read needs no end. */
+    /** Shuts down in a thread of its own, when nobody looks at the directory any more: RocketMQ takes seconds for it. */
     void shutdownLater() {
-        Thread thread = new Thread(store::shutdown, "shutdown");
+        Thread thread = new Thread(() -> {
+            try {
+                Thread.sleep(20_000);
+                shutdown();
+            } catch (Exception error) {
+                error.printStackTrace();
+            }
+        }, "shutdown");
         thread.setDaemon(true);
         thread.start();
     }

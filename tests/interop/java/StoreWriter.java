@@ -21,7 +21,8 @@ import org.apache.rocketmq.store.PutMessageResult;
  * Puts the command's "messages" into a store, new or not, and says what RocketMQ answered to each.
  *
  * <p>A message is what a broker would hand to its store; one with "batch" is a batch of such bodies; one with "action" is
- * for the broker's services. With "halt" the process ends then; else the store is shut down in order.
+ * for the broker's services. With "halt" the process ends then, with "leave" the store stays as it is for a while; else it
+ * is shut down in order.
  */
 final class StoreWriter {
     private final JSONObject command;
@@ -44,7 +45,9 @@ final class StoreWriter {
         if (!command.getBooleanValue("undispatched")) {
             open.awaitDispatch();
         }
-        if (!command.getBooleanValue("halt")) {
+        if (command.getBooleanValue("leave")) {
+            open.shutdownLater();
+        } else if (!command.getBooleanValue("halt")) {
             open.shutdown();
             if (new File(command.getString("dir"), "abort").exists()) {
                 throw new IllegalStateException("the shutdown was no clean one");

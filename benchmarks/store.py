@@ -1,0 +1,318 @@
+"""How fast is the engine beside RocketMQ's own? `python -m benchmarks.store [--quick] [--json FILE]`
+
+RocketMQ 5.3.3's DefaultMessageStore and our EmbeddedStore do the same on equal settings, one right behind the other in
+each of three rounds: bodies of 1 KiB, files of 1 GiB, index on, a key a message where batches are appended. Each has
+its best batch of at most 1 MiB, found before. A ratio is the median of the rounds' ratios. Needs Java 17 and Maven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.put import ROUNDS, Rounds
+from raymq.store import record
+from raymq.store.config import StoreConfig
+from raymq.store.embedded import EmbeddedStore
+from raymq.store.message_store import MessageStore
+from raymq.store.put import PutRequest
+from tests.support import oracle
+
+BODY = 1024
+BATCH_ROWS = (64, 256, 900)
+IN_FLIGHT = 8
+#: keys asked for at a time
+KEYS = 256
+QUEUES = 4
+#: log bytes of one message of these benchmarks, about
+RECORD = BODY + 110
+JAVA = ("-Xms1g", "-Xmx2g", "-XX:MaxDirectMemorySize=4g")
+
+
+class Spent(NamedTuple):
+    """What something took, of all threads and children."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def spend(work: Callable[[], object]) -> Spent:
+    """Run it."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    begin = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - begin
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Spent(seconds, cpu)
+
+
+# --- RocketMQ -----------------------------------------------------------------------------------------------
+
+
+class RocketMQ:
+    """benchmarks/java/StoreBench in a JVM of its own for each figure."""
+
+    def __init__(self, cache: Path) -> None:
+        program = oracle.prepare(cache)
+        source = Path(__file__).parent / "java" / "StoreBench.java"
+        classes = cache / "bench"
+        classes.mkdir(exist_ok=True)
+        words = [oracle.find("javac"), "--release", "17", "-nowarn", "-proc:none"]
+        words += ["-d", str(classes), "-cp", program.class_path, str(source)]
+        subprocess.run(words, check=True)
+        self._java = program.java
+        self._class_path = f"{classes}{os.pathsep}{program.class_path}"
+        self._home = cache
+
+    def run(self, what: str, root: Path, flush: str, count: int, rows: int = 1) -> Spent:
+        """One figure."""
+        words = [self._java, *JAVA, f"-Duser.home={self._home}"]
+        words += [f"-Drmq.logback.configurationFile={oracle.SOURCES / 'logback.xml'}"]
+        words += ["-cp", self._class_path, "StoreBench"]
+        words += [what, str(root), f"{flush.upper()}_FLUSH", str(count), str(BODY), str(rows)]
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        return Spent(found["seconds"], found["cpu_seconds"])
+
+
+# --- ours ---------------------------------------------------------------------------------------------------
+
+
+def keyed_batch(rows: int) -> pa.RecordBatch:
+    """Random bodies, and keys k0, k1, ..."""
+    data = np.random.default_rng(1).bytes(rows * BODY)
+    offsets = pa.py_buffer(np.arange(0, (rows + 1) * BODY, BODY, dtype=np.int32))
+    columns = [
+        pa.Array.from_buffers(pa.binary(), rows, [None, offsets, pa.py_buffer(data)]),
+        pa.nulls(rows, pa.string()),
+        pa.array([b"KEYS\x01k%d\x02" % row for row in range(rows)], pa.binary()),
+        pa.array(np.full(rows, time.time_ns() // 1_000_000)),
+    ]
+    return pa.record_batch(columns, schema=record.PUT_SCHEMA)
+
+
+def open_store(root: Path, flush: str) -> EmbeddedStore:
+    """A store with topic t."""
+    store = EmbeddedStore(root, config=StoreConfig(flush="sync" if flush == "sync" else "async"))
+    store.create_topic("t", QUEUES)
+    return store
+
+
+def append(store: EmbeddedStore, count: int, rows: int) -> None:
+    """Batches, some on their way at a time; all acknowledged at the end."""
+    batch = keyed_batch(rows)
+    waiting = []
+    for number in range(count // rows):
+        request = PutRequest("t", number % QUEUES, batch, None, 0, 0, "quorum")
+        waiting.append(store.append(request))
+        if len(waiting) == IN_FLIGHT:
+            store.wait(waiting.pop(0))
+    for appended in waiting:
+        store.wait(appended)
+
+
+def single(store: EmbeddedStore, count: int) -> None:
+    """Messages one by one; nobody waits for the one before."""
+    puts = store.async_put()
+    body = os.urandom(BODY)
+    for number in range(count):
+        last = puts.put("t", number % QUEUES, body)
+    last.result()
+    puts.close()
+
+
+def read(store: EmbeddedStore, count: int) -> None:
+    """Queue 0 to its end, every body byte compared with the record's CRC."""
+    offset, end = store.store.queue_range("t", 0)
+    end = min(end, offset + count)
+    while offset < end:
+        part = store.fetch("t", 0, offset, max_bytes=1 << 20)
+        records = part.records
+        if records is None or not len(records):
+            raise SystemExit("nothing was read")
+        data = records.buffers()[2]
+        first, last = np.frombuffer(records.buffers()[1], np.int32)[
+            [records.offset, records.offset + len(records)]
+        ]
+        walk = record.walk(memoryview(data)[first:last], 0, check_position=False)
+        if len(walk.positions) != len(records):
+            raise SystemExit(f"a record of [{offset}, {part.next_offset}) is damaged")
+        offset = part.next_offset
+
+
+def query(store: EmbeddedStore, count: int, keys: int) -> None:
+    """Keys in turn, many at a time; RocketMQ takes one."""
+    for first in range(0, count, KEYS):
+        asked = [f"k{number * 7919 % keys}" for number in range(first, first + KEYS)]
+        hits = store.store.query_messages("t", asked, max_num=32)
+        if len(set(hits.keys.tolist())) != len(asked):
+            raise SystemExit(f"a key of {asked} has no message")
+
+
+def recover(root: Path) -> None:
+    """Open a store that died, and let go of it."""
+    MessageStore.open(root, config=StoreConfig(flush="async")).abandon()
+
+
+# --- rounds -------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """One directory, both engines."""
+
+    def __init__(self, directory: Path, rocketmq: RocketMQ, *, quick: bool) -> None:
+        self.directory = directory
+        self.rocketmq = rocketmq
+        self.rounds = Rounds()
+        self.count = 100_000 if quick else 400_000
+
+    def fresh(self, name: str) -> Path:
+        """An empty directory for one store."""
+        root = self.directory / name
+        shutil.rmtree(root, ignore_errors=True)
+        return root
+
+    def note(self, name: str, ours: Spent, theirs: Spent, count: int) -> None:
+        """Rates and CPU of both."""
+        gigabytes = count * RECORD / 1e9
+        for side, spent in (("", ours), ("rocketmq_", theirs)):
+            self.rounds.note(f"{side}{name}", count / spent.seconds)
+            self.rounds.note(f"{side}{name}_cpu", spent.cpu_seconds / gigabytes)
+
+    def ours(self, flush: str, work: Callable[[EmbeddedStore], object]) -> Spent:
+        """A fresh store, warmed by nothing but its first quarter (as StoreBench's)."""
+        store = open_store(self.fresh("ours"), flush)
+        try:
+            return spend(lambda: work(store))
+        finally:
+            store.close()
+
+    def best_rows(self) -> tuple[int, int]:
+        """Rows of a batch, of ours and of RocketMQ's, that were quickest."""
+        count = self.count // 4
+        ours = [
+            self.ours("sync", lambda store, rows=rows: append(store, count, rows)).seconds
+            for rows in BATCH_ROWS
+        ]
+        theirs = [
+            self.rocketmq.run("append", self.fresh("rocketmq"), "sync", count, rows).seconds
+            for rows in BATCH_ROWS
+        ]
+        return BATCH_ROWS[int(np.argmin(ours))], BATCH_ROWS[int(np.argmin(theirs))]
+
+    def puts(self, rows: int, their_rows: int) -> None:
+        """Durable batches, asynchronous single messages."""
+        theirs = self.rocketmq.run("append", self.fresh("rocketmq"), "sync", self.count, their_rows)
+        ours = self.ours("sync", lambda store: append(store, self.count, rows))
+        self.note("append", ours, theirs, self.count)
+        count = self.count // 2
+        theirs = self.rocketmq.run("single", self.fresh("rocketmq"), "async", count)
+        ours = self.ours("async", lambda store: single(store, count))
+        self.note("single", ours, theirs, count)
+
+    def reads(self) -> None:
+        """One store that we wrote, read by both: the queue to its end, and by key."""
+        root, rows = self.fresh("shared"), 900
+        store = open_store(root, "async")
+        append(store, self.count, rows)
+        store.close()
+        count = self.count // QUEUES
+        theirs = self.rocketmq.run("read", self.copy(root), "async", count)
+        store = EmbeddedStore(root, config=StoreConfig(flush="async"))
+        self.note("read", spend(lambda: read(store, count)), theirs, count)
+        count = 2000
+        theirs = self.rocketmq.run("query", self.copy(root), "async", count, rows)
+        self.note("query", spend(lambda: query(store, count, rows)), theirs, count)
+        store.close()
+
+    def recoveries(self, counts: tuple[int, ...]) -> None:
+        """A store of ours that died with so many messages, opened by both."""
+        for count in counts:
+            root = self.fresh("crashed")
+            store = open_store(root, "async")
+            append(store, count, min(count, 900))
+            store.fetch("t", 0, 0)
+            store.store.abandon()
+            theirs = self.rocketmq.run("recover", self.copy(root), "async", 0)
+            ours = spend(partial(recover, root))
+            self.rounds.note(f"recover_{count}", ours.seconds)
+            self.rounds.note(f"rocketmq_recover_{count}", theirs.seconds)
+
+    def copy(self, root: Path) -> Path:
+        """The same store for the other engine, holes kept."""
+        target = self.fresh("copy")
+        subprocess.run(["cp", "-a", "--sparse=always", str(root), str(target)], check=True)
+        return target
+
+
+def table(rounds: Rounds, counts: tuple[int, ...]) -> list[tuple[str, str, str, str, str]]:
+    """(what, ours, RocketMQ's, ratio, floor)."""
+    rows = []
+    for name, what, floor in (
+        ("append", "durable batches, 1 KiB", ">= 3"),
+        ("single", "single async puts, 1 KiB", ">= 1"),
+        ("read", "sequential read, checksummed", ">= 1"),
+        ("query", "queries by key", ">= 0.5"),
+    ):
+        ours, theirs = rounds.median(name), rounds.median(f"rocketmq_{name}")
+        ratio = rounds.ratio(name, f"rocketmq_{name}")
+        rows.append((what, f"{ours:,.0f}/s", f"{theirs:,.0f}/s", f"{ratio:.2f} x", floor))
+        cpu, their_cpu = rounds.median(f"{name}_cpu"), rounds.median(f"rocketmq_{name}_cpu")
+        if name != "query":
+            rows.append(("  CPU seconds a GB", f"{cpu:.2f}", f"{their_cpu:.2f}", "", ""))
+    for count in counts:
+        ours, theirs = rounds.median(f"recover_{count}"), rounds.median(f"rocketmq_recover_{count}")
+        ratio = rounds.ratio(f"recover_{count}", f"rocketmq_recover_{count}")
+        what = f"recovery of {count:,} messages"
+        rows.append(
+            (what, f"{ours * 1000:,.0f} ms", f"{theirs * 1000:,.0f} ms", f"{ratio:.2f} x", "<= 1")
+        )
+    return rows
+
+
+def main() -> None:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a quarter of the messages")
+    parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    directory = options.directory / "store"
+    cache = directory / "java"
+    cache.mkdir(parents=True, exist_ok=True)
+    bench = Bench(directory, RocketMQ(cache), quick=options.quick)
+    counts = (1_000, 1_000_000) if options.quick else (1_000, 100_000, 1_000_000, 10_000_000)
+    rows, their_rows = bench.best_rows()
+    print(f"best batches: ours {rows} messages, RocketMQ's {their_rows}", file=sys.stderr)
+    for number in range(ROUNDS):
+        print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
+        bench.puts(rows, their_rows)
+        bench.reads()
+    for _ in range(1 if counts[-1] > 1_000_000 else ROUNDS):
+        bench.recoveries(counts)
+    shutil.rmtree(directory, ignore_errors=True)
+    if options.json:
+        figures = {"cores": os.cpu_count(), "rounds": bench.rounds.all()}
+        options.json.write_text(json.dumps(figures, indent=1))
+    lines = [("", "ours", "RocketMQ", "", ""), *table(bench.rounds, counts)]
+    widths = [max(len(line[i]) for line in lines) for i in range(5)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Messages for later: what each side delivers, and that what one side left waiting the other delivers once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from raymq.store.config import StoreConfig
+from raymq.store.delay_schedule import ScheduleMessageService
+from raymq.store.message_store import MessageStore
+from raymq.store.timer_store import TimerMessageStore
+from tests.support import message_kinds as kinds
+from tests.support.message_kinds import Kind
+from tests.support.oracle import Line, RocketMQ
+from tests.support.put_kinds import dispatch_all, put_all
+from tests.support.store_facts import assert_same, read_copy
+from tests.support.waiting import until
+
+QUEUE = 1
+#: what the clock decides
+TIMES = ("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_OUT_MS")
+#: how long a second delivery would have come in: RocketMQ begins after one second
+SETTLE_MS = 2_000
+
+
+def soon(name: str) -> list[Kind]:
+    """One message of the shortest level and one timer, both due within two seconds."""
+    at = {"TIMER_DELIVER_MS": str(int(time.time() * 1000) + 1_000), "KEYS": f"timer-{name}"}
+    level = {"DELAY": "1", "TAGS": "TagA", "KEYS": f"level-{name}"}
+    return [
+        kinds.kind(f"level {name}".encode(), queue=QUEUE, properties=level, flag=3),
+        kinds.kind(f"timer {name}".encode(), queue=QUEUE, properties=at, flag=3),
+    ]
+
+
+def deliver(count: int, settle_ms: int = 0) -> Kind:
+    return {
+        "action": "deliver",
+        "topic": kinds.TOPIC,
+        "queueId": QUEUE,
+        "count": count,
+        "settleMs": settle_ms,
+    }
+
+
+def delivered(lines: list[Line]) -> list[Line]:
+    """What came to the topic, without what the clock decides, by key."""
+    found = []
+    for line in lines:
+        if line["kind"] == "record" and line["topic"] == kinds.TOPIC:
+            properties = {k: "" if k in TIMES else v for k, v in line["properties"].items()}
+            names = (
+                "queueId",
+                "flag",
+                "sysFlag",
+                "reconsume",
+                "prepared",
+                "born",
+                "tags",
+                "bodyCRC",
+            )
+            found.append({"properties": properties, **{name: line[name] for name in names}})
+    return sorted(found, key=lambda line: line["properties"]["KEYS"])
+
+
+def deliver_ours(root: Path, config: StoreConfig, *, put: list[Kind], count: int) -> None:
+    """Open, put, deliver until the queue has `count` messages, close. By the real clock: RocketMQ's comes after it."""
+    store = MessageStore.open(root, config=config)
+    if kinds.TOPIC not in store.state.topics:
+        store.create_topic(kinds.TOPIC, 4, [0])
+    put_all(store, put)
+    dispatch_all(store)
+    levels, timers = ScheduleMessageService(store), TimerMessageStore(store)
+    pause = threading.Event()
+
+    def step() -> None:
+        now_ms = int(time.time() * 1000)
+        levels.deliver_due(now_ms, limit=100)
+        timers.run(now_ms, limit=100)
+        dispatch_all(store)
+        pause.wait(0.01)
+
+    until(lambda: store.queue_range(kinds.TOPIC, QUEUE)[1] >= count, step)
+    timers.close(int(time.time() * 1000))
+    dispatch_all(store)
+    store.close()
+
+
+def test_what_is_delivered_is_the_same(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    messages = soon("a")
+    rocketmq.write_and_halt(tmp_path / "theirs", [*messages, deliver(2)], timers=True)
+    theirs = delivered(rocketmq.read(tmp_path / "theirs"))
+    deliver_ours(tmp_path / "ours", config, put=messages, count=2)
+    lines = rocketmq.read(tmp_path / "ours")
+    assert_same(read_copy(tmp_path / "ours", config), lines)
+    assert delivered(lines) == theirs
+    assert len(theirs) == 2
+
+
+@pytest.mark.parametrize("end", ["halted", "shut down"])
+def test_we_deliver_what_rocketmq_left_waiting_and_it_delivers_nothing_again(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path, end: str
+) -> None:
+    root = tmp_path / "store"
+    write = rocketmq.write if end == "shut down" else rocketmq.write_and_halt
+    # Two are delivered there, two are stored and wait.
+    write(root, [*soon("a"), deliver(2), *soon("b")], timers=True)
+    deliver_ours(root, config, put=[], count=4)
+    wanted = ["level-a", "level-b", "timer-a", "timer-b"]
+    lines = delivered(rocketmq.read(root))
+    assert [line["properties"]["KEYS"] for line in lines] == wanted
+    rocketmq.write_and_halt(root, [deliver(4, SETTLE_MS)], timers=True)
+    again = delivered(rocketmq.read(root))
+    assert [line["properties"]["KEYS"] for line in again] == wanted
+
+
+def test_rocketmq_delivers_what_we_left_waiting_once(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    deliver_ours(root, config, put=soon("a"), count=2)
+    deliver_ours(root, config, put=soon("b"), count=2)
+    rocketmq.write_and_halt(root, [deliver(4, SETTLE_MS)], timers=True)
+    lines = delivered(rocketmq.read(root))
+    wanted = ["level-a", "level-b", "timer-a", "timer-b"]
+    assert [line["properties"]["KEYS"] for line in lines] == wanted

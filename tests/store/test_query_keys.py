@@ -1,0 +1,107 @@
+"""Many keys at once give what each gives alone."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from raymq.store import index_file, record
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Rejected
+from raymq.store.inner_message import InnerMessage
+from raymq.store.query_keys import KeyHits
+from tests.support.engine import Engine
+
+CONFIG = StoreConfig(
+    segment_size_bytes=64 * 1024,
+    consume_queue_file_size_bytes=2000,
+    max_hash_slot_num=50,
+    max_index_num=300,
+)
+WORDS = [f"k{number}" for number in range(40)] + ["schlüssel", "键"]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory):
+    made = Engine(tmp_path_factory.mktemp("keys"), config=CONFIG)
+    chance = random.Random(4)
+    for number in range(400):
+        keys = " ".join(chance.choices(WORDS, k=chance.randrange(3)))
+        properties = {"KEYS": keys} if keys else {}
+        if number % 3 == 0:
+            properties["UNIQ_KEY"] = f"u{number}"
+        topic = "t" if number % 7 else "other"
+        made.store.put_inner([InnerMessage(topic, 0, b"%d" % number * 40, properties)])
+        made.clock.advance(500)
+        if number % 50 == 0:
+            made.confirm()
+    made.confirm()
+    while made.store.index_behind:
+        made.store.dispatch(made.store.log.confirmed)
+    assert len(made.store.index._files) > 1
+    yield made
+    made.store.close()
+
+
+def bodies(hits: KeyHits, key: int) -> list[bytes]:
+    raws = [hits.records[row].as_py() for row in hits.rows[hits.keys == key].tolist()]
+    return [
+        record.decode(raw, np.array([0]), np.array([len(raw)])).column("body")[0].as_py()
+        for raw in raws
+    ]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("max_num", [1, 3, 64])
+@pytest.mark.parametrize("span", [(0, 1 << 62), (60_000, 150_000)])
+def test_each_key_has_the_messages_that_it_has_alone(
+    engine: Engine, exact: bool, max_num: int, span: tuple[int, int]
+) -> None:
+    start = 1_700_000_000_000
+    begin, end = (start + span[0], start + span[1]) if span[0] else span
+    keys = [*WORDS, "u0", "u3", "u399", "nothing"]
+    options = {"max_num": max_num, "begin_ms": begin, "end_ms": end, "exact": True}
+    hits = engine.store.query_messages("t", keys, **{**options, "exact": exact})
+    for number, key in enumerate(keys):
+        alone = engine.store.query_message("t", key, **options).records.column("body").to_pylist()
+        found = bodies(hits, number)
+        if exact and max_num == 64:
+            assert found == alone
+        else:
+            # Candidates of the same hash, or just outside of the time, count against max_num.
+            assert len(found) <= max_num
+            assert len(alone) <= max_num
+
+
+def test_chains_of_thousands_are_looked_through_as_a_whole(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = engine.store.query_messages("t", WORDS, max_num=64, exact=True)
+    monkeypatch.setattr(index_file, "CHAIN_STEPS", 3)
+    have = engine.store.query_messages("t", WORDS, max_num=64, exact=True)
+    assert [bodies(have, key) for key in range(9)] == [bodies(want, key) for key in range(9)]
+
+
+def test_no_key_and_no_hit_are_empty(engine: Engine) -> None:
+    for keys in ([], ["nothing"]):
+        hits = engine.store.query_messages("t", keys, max_num=5)
+        assert (len(hits.keys), len(hits.rows), len(hits.records)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("topic", "keys", "max_num", "field"),
+    [
+        ("t", ["a", ""], 1, "key"),
+        ("t", ["\x02"], 1, "key"),
+        ("", ["a"], 1, "topic"),
+        ("t", [], 0, "max_num"),
+    ],
+)
+def test_a_query_that_is_none_is_refused(
+    engine: Engine, topic: str, keys: list[str], max_num: int, field: str
+) -> None:
+    with pytest.raises(Rejected) as refused:
+        engine.store.query_messages(topic, keys, max_num=max_num)
+    assert refused.value.field == field

@@ -1,0 +1,110 @@
+"""Columns of messages for later, as producers send them: checked whole, delivered as any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.store.config import StoreConfig
+from raymq.store.delay_levels import TIMER_TOPIC
+from raymq.store.errors import Rejected
+from raymq.store.properties import encode
+from raymq.store.put import PutRequest
+from raymq.store.record import Row
+from tests.support.batches import batch
+from tests.support.delays import CONFIG, START_MS, DelayWorld, Sent
+
+GOOD = {"TIMER_OUT_MS": str(START_MS + 3_000), "REAL_TOPIC": "t", "REAL_QID": "1"}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> DelayWorld:
+    made = DelayWorld(tmp_path)
+    made.store.create_topic("t", 2, [0])
+    made.confirm()
+    return made
+
+
+def put(world: DelayWorld, properties: dict[str, str] | None, rows: int = 1, **fields: int) -> None:
+    text = None if properties is None else encode(properties)
+    bodies: list[bytes | None] = [b"%d" % row for row in range(rows)]
+    sequence = fields.get("sequence", 0)
+    values = batch(bodies, tag="x", properties=text)
+    world.store.put(
+        PutRequest(TIMER_TOPIC, fields.get("queue", 0), values, 77, 0, sequence, "quorum")
+    )
+
+
+def test_a_batch_is_delivered_once_without_its_producers_stamp(world):
+    put(world, GOOD, rows=100)
+    put(world, GOOD, rows=100)
+    world.confirm()
+    world.run_out()
+    world.sent = {each.body: Sent(each.body, 1, START_MS + 4_000, 0) for each in world.arrived()}
+    world.check({b"%d" % row for row in range(100)})
+    assert {"_P" in each.properties for each in world.arrived()} == {False}
+    world.kill()
+    # The rows of its queue are no rows of the producer: its next sequence is that of the timer topic.
+    assert set(world.store.state.producers) == {(77, TIMER_TOPIC, 0)}
+    put(world, GOOD, rows=1, sequence=100)
+    world.confirm()
+    world.run_out()
+    assert len(world.arrived()) == 101
+
+
+def test_a_row_that_goes_alone_is_checked_and_delivered_too(world):
+    row = Row(b"x", None, encode(GOOD), START_MS)
+    world.store.put(PutRequest(TIMER_TOPIC, 0, row, 5, 0, 0, "quorum"))
+    world.confirm()
+    world.run_out()
+    assert [(each.body, each.queue) for each in world.arrived()] == [(b"x", 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"TIMER_OUT_MS": None}, "properties"),
+        ({"TIMER_OUT_MS": "soon"}, "properties"),
+        ({"REAL_TOPIC": None}, "properties"),
+        ({"REAL_QID": None}, "properties"),
+        ({"REAL_QID": "-1"}, "properties"),
+        ({"TIMER_ROLL_TIMES": "1"}, "properties"),
+        ({"TIMER_DEL_UNIQKEY": "t+k"}, "properties"),
+        ({"REAL_QID": "2"}, "queue_id"),
+        ({"REAL_TOPIC": "u"}, "topic"),
+        ({"REAL_TOPIC": "rmq_sys_raymq"}, "topic"),
+        ({"TIMER_OUT_MS": str(START_MS + 4 * 86_400_000)}, "deliver_at_ms"),
+    ],
+)
+def test_a_batch_that_could_not_be_delivered_is_refused_whole(world, change, field):
+    properties = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
+    end = world.store.log.end
+    with pytest.raises(Rejected) as caught:
+        put(world, properties, rows=3)
+    assert caught.value.field == field
+    assert world.store.log.end == end
+
+
+def test_a_property_that_stands_there_twice_is_refused(world):
+    text = encode(GOOD) + encode({"REAL_TOPIC": "rmq_sys_raymq"})
+    with pytest.raises(Rejected):
+        world.store.put(
+            PutRequest(TIMER_TOPIC, 0, batch([b"x"], properties=text), None, 0, 0, "quorum")
+        )
+
+
+def test_a_record_that_fits_no_group_is_refused(world):
+    row = Row(bytes(1_990), None, encode({**GOOD, "pad": "p" * 5_000}), START_MS)
+    with pytest.raises(Rejected, match="a record may have"):
+        world.store.put(PutRequest(TIMER_TOPIC, 0, row, None, 0, 0, "quorum"))
+
+
+def test_another_queue_and_switched_off_timers_are_refused(world, tmp_path):
+    with pytest.raises(Rejected):
+        put(world, GOOD, queue=1)
+    off = StoreConfig(**{**vars(CONFIG), "timer_wheel_enabled": False})
+    other = DelayWorld(tmp_path / "off", config=off)
+    with pytest.raises(Rejected) as caught:
+        put(other, GOOD)
+    assert caught.value.status == "WHEEL_TIMER_NOT_ENABLE"
