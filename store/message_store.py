@@ -163,24 +163,25 @@ class MessageStore:
         complete = min(known, log.marks.dispatched_end) if doubt else known
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
 
-        boundaries = {log.start, -1}
+        at_boundary = False
 
         def visit(view: memoryview, base: int, walk: record.Walk) -> None:
-            ends = walk.positions + walk.sizes
-            if complete == base or (ends == complete).any():
-                boundaries.add(complete)
+            nonlocal at_boundary
+            if base <= complete <= walk.end:
+                ends = walk.positions + walk.sizes
+                at_boundary |= complete == base or bool((ends == complete).any())
             self._visit(view, base, walk)
 
         def settle(end: int) -> None:
             nonlocal complete
-            if complete <= end and complete not in boundaries:
-                # They end inside a record: damaged, so all of them are built anew.
+            damaged = log.start < complete <= end and not at_boundary
+            if damaged:
+                # They end inside a record: all of them are built anew.
                 complete = -1
-            # Above what was synced a unit may be torn: it is dispatched again.
-            # What is below the log's start cannot be, and was synced before that was deleted.
-            self.consume_queues.truncate(
-                min(end, max(complete, log.start)) if doubt or complete < 0 else end
-            )
+            # Above what was synced a unit may be torn: it is dispatched again. What is below the log's start cannot be,
+            # and was synced before that was deleted.
+            trusted = max(complete, log.start) if doubt or damaged else end
+            self.consume_queues.truncate(min(end, trusted))
 
         scan_start = self._scan_start(low)
         log.recover(scan_start, visit, settle)
