@@ -420,6 +420,9 @@ class SimulatedDisk(Files):
             array = self._arrays.pop(id(view))
             return lambda: array() is None
 
+    def memory_bytes(self) -> int:
+        return 1 << 34
+
     def lock_memory(self, view: memoryview) -> None:
         with self._mutex:
             self._enter("lock_memory")
