@@ -44,9 +44,23 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def crash(session: nox.Session) -> None:
-    """The crash states of the engine alone."""
+    """The crash states of the engine alone, four times as many as in the tests; takes a quarter of an hour."""
     session.install("-e", ".[dev]")
-    session.run("python", "-m", "pytest", "tests/crash", *session.posargs)
+    session.run(
+        *("python", "-m", "pytest", "tests/crash", "--timeout", "3600", *session.posargs),
+        env={"RAYMQ_CRASH_DEPTH": "4"},
+    )
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """New random cases for everything that hypothesis tests; a failed one prints how to make it again."""
+    session.install("-e", ".[dev]")
+    session.run(
+        *("python", "-m", "pytest", "--timeout", "3600", "tests/store", "tests/replication"),
+        *("tests/crash/test_store_model.py", *session.posargs),
+        env={"RAYMQ_FUZZ_EXAMPLES": "3000"},
+    )
 
 
 @nox.session

@@ -132,6 +132,9 @@ class LeaderHost:
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
         self._messages = MessagePut(self.store, self.await_promise)
+        if self._mirror:
+            # The replication process maps files, too, and nobody here sees for how long.
+            self.store.log.queue.spares = None
         self._ahead = self.store.log.allocate_ahead()
         self.scrub = self._make_scrub(files)
         self.housekeeper = Housekeeper(

@@ -51,7 +51,7 @@ from .flush_service import (
     EXIT_STOPPED,
     EXIT_STOPPED_BY_COMMIT_LOG,
 )
-from .replica_link import Down, LinkEvent, ReplicaLink, Transport, Up
+from .replica_link import Down, Frame, ReplicaLink, Transport, Up
 from .ring import FLAG_FLUSH, FLAG_REPLICA
 from .satellite import IDLE_WAIT_MS, Satellite, Standing
 
@@ -252,7 +252,10 @@ class Replicator:
             self._satellite.ring()
 
     def _link_events(self) -> list[Event]:
-        return [_to_event(item) for item in self._link.take_events()]
+        return [
+            Connected(self._log.start()) if isinstance(item, Up) else _to_event(item)
+            for item in self._link.take_events()
+        ]
 
     def _perform(self, effects: list[Effect], combiner: PutCombiner) -> None:
         for effect in effects:
@@ -317,9 +320,7 @@ class LogReader:
             self._files.close(fd)
 
 
-def _to_event(item: LinkEvent) -> Event:
-    if isinstance(item, Up):
-        return Connected()
+def _to_event(item: Down | Frame) -> Event:
     if isinstance(item, Down):
         return Disconnected(item.reason)
     try:

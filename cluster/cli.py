@@ -127,6 +127,12 @@ def _lifecycle(commands: Any, json_option: argparse.ArgumentParser) -> None:
         help="acknowledge after the disk's sync (default) or before",
     )
     start.add_argument(
+        "--file-reserved-hours",
+        type=float,
+        metavar="HOURS",
+        help="how long a full file of messages is kept at least, 72 if not given; may change at each start",
+    )
+    start.add_argument(
         "--transient-pool",
         action=argparse.BooleanOptionalAction,
         help="append through shared memory (128 MiB of /dev/shm a shard)",

@@ -99,6 +99,7 @@ def start(options: argparse.Namespace, console: Console) -> int:
         replication=options.replication,
         flush=options.flush,
         transient_pool=options.transient_pool,
+        file_reserved_hours=options.file_reserved_hours,
         address=options.address,
         ephemeral=options.ephemeral,
         segment_size_bytes=options.segment_size_bytes,

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, Rejected
 from raymq.store.files import Files
 
@@ -55,6 +56,8 @@ class ClusterRecord:
     insecure: bool = False
     #: leaders append through a pool in shared memory; a later start may change it
     transient_pool: bool = False
+    #: hours for which a full file of messages is kept; a later start may change it
+    file_reserved_hours: float = StoreConfig.file_reserved_hours
 
     @property
     def replicas(self) -> int:
@@ -84,6 +87,7 @@ def new_record(
     tls: bool = False,
     insecure: bool = False,
     transient_pool: bool | None = None,
+    file_reserved_hours: float | None = None,
 ) -> ClusterRecord:
     """A new cluster; None takes the default. Raises: Rejected naming the option."""
     record = ClusterRecord(
@@ -99,6 +103,9 @@ def new_record(
         tls=tls,
         insecure=insecure,
         transient_pool=bool(transient_pool),
+        file_reserved_hours=StoreConfig.file_reserved_hours
+        if file_reserved_hours is None
+        else file_reserved_hours,
     )
     if not 1 <= record.shards <= _SHARDS_MAX:
         raise Rejected(
@@ -125,10 +132,11 @@ def resume_record(
     tls: bool | None = None,
     insecure: bool = False,
     transient_pool: bool | None = None,
+    file_reserved_hours: float | None = None,
 ) -> ClusterRecord:
     """The stored cluster with what a later start may change changed.
 
-    That is flush, host, tls, insecure and transient_pool.
+    That is flush, host, tls, insecure, transient_pool and file_reserved_hours.
 
     Raises: Rejected when an option contradicts what the directory holds.
     """
@@ -160,6 +168,9 @@ def resume_record(
         tls=stored.tls if tls is None else tls,
         insecure=insecure or stored.insecure,
         transient_pool=stored.transient_pool if transient_pool is None else transient_pool,
+        file_reserved_hours=stored.file_reserved_hours
+        if file_reserved_hours is None
+        else file_reserved_hours,
     )
 
 

@@ -69,6 +69,7 @@ def start(
     replication: Literal["single", "mirror"] | None = None,
     flush: Literal["sync", "async"] | None = None,
     transient_pool: bool | None = None,
+    file_reserved_hours: float | None = None,
     address: str | None = None,
     ephemeral: bool = False,
     segment_size_bytes: int | None = None,
@@ -89,9 +90,11 @@ def start(
         acknowledged after the disk's sync) or "async"; may change at each start.
         transient_pool: leaders append into shared memory, from where CommitRealTime moves the bytes
             into the files: readers and followers see them then (async: 200 ms later), and with
-            flush="async" a machine that ends takes them. May change at each start. address: the Ray
-        to run in. Without it: the Ray that this process is connected to, else the one in
-            RAY_ADDRESS, else an own one that lives until `stop`.
+            flush="async" a machine that ends takes them. May change at each start.
+        file_reserved_hours: a file of messages may be deleted so long after the last one in it; 72
+            if not given. May change at each start. address: the Ray to run in. Without it: the Ray
+            that this process is connected to, else the one in RAY_ADDRESS, else an own one that
+            lives until `stop`.
         ephemeral: allow a data directory that does not survive a reboot (/tmp, tmpfs). host: the
         address that shards listen on; "node": the one that Ray knows their node by, which is the
             default with `nodes`; else 127.0.0.1. insecure: allow it to be reachable from other
@@ -131,6 +134,7 @@ def start(
                 tls=bool(use_tls),
                 insecure=insecure,
                 transient_pool=transient_pool,
+                file_reserved_hours=file_reserved_hours,
             )
         else:
             record = resume_record(
@@ -145,6 +149,7 @@ def start(
                 tls=use_tls,
                 insecure=insecure,
                 transient_pool=transient_pool,
+                file_reserved_hours=file_reserved_hours,
             )
         options = _store_options(record)
         _check_pool_room(paths, record, options, files)
@@ -413,6 +418,7 @@ def _store_options(record: ClusterRecord) -> dict[str, Any]:
         segment_size_bytes=record.segment_size_bytes,
         flush=flush,
         transient_pool=record.transient_pool,
+        file_reserved_hours=record.file_reserved_hours,
     )
     return asdict(config)
 

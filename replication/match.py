@@ -52,7 +52,7 @@ class MatchSearch:
         self.found: Match | None = None
         #: no match at the start of the leader's log either
         self.failed = False
-        if upto <= log_start:
+        if upto < log_start or not upto:
             # Nothing to compare: an empty follower matches an empty beginning.
             self._finish(upto)
         else:
@@ -92,8 +92,8 @@ class MatchSearch:
             self._ask()
 
     def _finish(self, start: int) -> None:
-        # Below offset 0 there is nothing, on which all agree.
-        if start == 0:
+        # Below offset 0 there is nothing, on which all agree; what a leader has deleted is something.
+        if start == self._log_start == 0:
             self.found = Match(0, 0)
         else:
             self.failed = True

@@ -72,6 +72,9 @@ class Progress(NamedTuple):
 class Connected(NamedTuple):
     """The connection that `Connect` asked for stands."""
 
+    #: the leader's first stored offset now: old files are deleted meanwhile
+    log_start: int = 0
+
 
 class Disconnected(NamedTuple):
     """It does not, or not any more."""
@@ -205,6 +208,7 @@ class MirrorLeader:
         elif isinstance(event, Received):
             self._receive(event, now_ms, effects)
         elif isinstance(event, Connected):
+            self._log_start = max(self._log_start, event.log_start)
             self._greet(now_ms, effects)
         elif isinstance(event, Disconnected) and self.phase is not Phase.IDLE:
             # Idle, it is the end of a connection that this side has dropped, with its own delay.

@@ -1,7 +1,7 @@
 """Deletion of old commit log files, and of what was derived from them, by age, disk use or demand.
 
 `run_once` is one pass; whoever owns the store calls it every `clean_resource_interval_ms`. What may go is decided
-here: never the file that is written, nothing above C or above what is synced, and only up to a file that begins with
+here: never the file that is written, nothing above C or above what is synced, and only below a file that begins with
 a complete snapshot of the state, because state = snapshot + tail (design D6).
 Order: consume queues forget the messages (readers get OffsetOutOfRange), the files go one by one, oldest first, each
 durably, then their chain, consume queue files and derived stores. A crash between any two leaves a store that opens,
@@ -135,29 +135,48 @@ class CleanService:
             return 0
         self._store.forget_before(start)
         deleted = 0
-        while self._log.start < start:
+        # A store that is closed meanwhile has no files.
+        while self._log.queue.files and self._log.start < start:
             if deleted:
                 self._clock.sleep_ms(self._config.delete_files_interval_ms)
             self._log.delete_first()
             self.deleted += 1
             deleted += 1
-        log.info("%d commit log files deleted; the log begins at %d", deleted, start)
+        tell = log.warning if at_once else log.info
+        tell(
+            "%d commit log files deleted%s; the log begins at %d",
+            deleted,
+            ", expired or not, because the disk is nearly full" if at_once else "",
+            start,
+        )
         fail_point("clean.after_segments")
         return deleted
 
     def _new_start(self, *, at_once: bool) -> int:
-        """Where the log may begin: the start of a file that recovery can begin at."""
-        limit = min(self._store.deletable_end(), self._log.confirmed, self._log.synced)
+        """Where the log may begin."""
+        limit = min(self._log.confirmed, self._log.synced)
         expired_ms = self._clock.now_ms() - self._config.file_reserved_hours * 3_600_000
         found = self._log.start
         for file in self._log.queue.files[1 : self._config.delete_file_batch_max + 1]:
             # Everything before was stored before the first message of this file.
             if file.start >= limit or not (at_once or first_store_time(file) <= expired_ms):
                 break
-            complete_at, _ = read_head(file)
-            if complete_at is not None and complete_at <= limit:
-                found = file.start
-        return found
+            found = file.start
+        if found == self._log.start:
+            return found
+        return min(found, self._newest_snapshot(min(limit, self._store.deletable_end())))
+
+    def _newest_snapshot(self, limit: int) -> int:
+        """Start of the newest file whose snapshot is complete below `limit`; else the log's start.
+
+        A start that has to walk from an older file meets this snapshot on its way, and knows all from there on.
+        """
+        for file in reversed(self._log.queue.files):
+            if file.start < limit:
+                complete_at, _ = read_head(file)
+                if complete_at is not None and complete_at <= limit:
+                    return file.start
+        return self._log.start
 
     def as_status(self) -> dict[str, Any]:
         """For people: JSON-able."""

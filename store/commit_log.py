@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from . import record
@@ -25,7 +23,6 @@ from .clock import Clock
 from .config import StoreConfig
 from .errors import (
     Corrupt,
-    OffsetOutOfRange,
     RayMQError,
     Rejected,
     Unavailable,
@@ -33,30 +30,19 @@ from .errors import (
 )
 from .failpoints import fail_point
 from .files import Files
+from .log_files import open_log_files, rewrite, same_until, view_of
 from .log_pool import LogPool
 from .log_scan import Known, Visit, scan
 from .mapped_file import MappedFile
-from .mapped_file_queue import AllocateAhead, MappedFileQueue
+from .mapped_file_queue import AllocateAhead
 from .marks import Marks
 from .meta import Meta
-from .recovery import Decision
-from .segment_paths import note_directories, other_directories
+from .recovery import Decision, Recovered
 
+#: in `raymq/meta`: a sync of a consume queue failed, and what is in the page cache of one may never reach the disk
+QUEUES_DOUBTFUL = "queues_doubtful"
 #: a record may end no closer than this to the end of its file (reference 1.5)
 BLANK_BYTES = 8
-
-
-@dataclass(frozen=True)
-class Recovered:
-    """What opening found and did."""
-
-    end: int
-    scanned_from: int
-    row: str
-    cause: str
-    own: bool
-    same_boot: bool
-    clean: bool
 
 
 class CommitLog:
@@ -128,7 +114,7 @@ class CommitLog:
         self._opened.callback(self.chain.close)
         self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
         self._opened.callback(self.checkpoint.close)
-        self.queue = self._open_queue()
+        self.queue = open_log_files(self.root, self.config, files=self.files)
         self._opened.callback(self.queue.close)
         self.queue.load()
         if self.queue.files:
@@ -153,24 +139,12 @@ class CommitLog:
         self.abort.create()
         self.end = 0
         self._ahead = AllocateAhead(
-            self.queue, lambda: self.end, window_bytes=self.config.prewrite_window_bytes
+            self.queue,
+            lambda: self.end,
+            window_bytes=self.config.prewrite_window_bytes,
+            warm=self.config.warm_mapped_file,
         )
         self.recovered: Recovered | None = None
-
-    def _open_queue(self) -> MappedFileQueue:
-        """The files of the log, in all the directories that they are in."""
-        config = self.config
-        directories = [*config.commit_log_paths, *config.read_only_commit_log_paths]
-        note_directories(self.root, [Path(name) for name in directories], files=self.files)
-        for name in config.commit_log_paths:
-            self.files.make_dirs(name)
-        return MappedFileQueue(
-            self.root / "commitlog",
-            config.segment_size_bytes,
-            files=self.files,
-            write_to=[Path(name) for name in config.commit_log_paths],
-            read_from=other_directories(self.root, files=self.files),
-        )
 
     # --- positions ------------------------------------------------------------------------------------------
 
@@ -213,32 +187,12 @@ class CommitLog:
 
         Raises: OffsetOutOfRange below the log's start.
         """
-        file = self.queue.find(offset)
-        if file is not None:
-            try:
-                return file.read_view(), file.start
-            except Unavailable:
-                if offset >= self.start:
-                    raise
-        if 0 <= offset < self.start:
-            raise OffsetOutOfRange(
-                f"the log begins at {self.start}; what stood at {offset} was deleted",
-                min=self.start,
-                max=self.end,
-                offset=offset,
-            )
-        raise Corrupt(
-            f"no commit log file holds offset {offset}",
-            path=str(self.root / "commitlog"),
-            offset=offset,
-            rule="offset has a file",
-        )
+        return view_of(self.queue, offset, self.end)
 
     def _current(self) -> MappedFile:
         file = self.queue.find(self.end)
         require(file is not None, "the tail has a file", end=self.end)
-        assert_file: MappedFile = file  # type: ignore[assignment]
-        return assert_file
+        return file  # type: ignore[return-value]
 
     # --- appending ------------------------------------------------------------------------------------------
 
@@ -402,23 +356,8 @@ class CommitLog:
             self.marks.appended_end = self.end
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
-        """Where this log's bytes first differ from the units' bytes, or the end of the shorter of both.
-
-        Raises: Corrupt when `data` has not the CRCs of its units: then it proves nothing.
-        """
-        check_units(units, data)
-        position = base = units[0].start
-        stop = min(units[-1].end, self.end)
-        while position < stop:
-            view, start = self.view(position)
-            upto = min(stop, start + self.config.segment_size_bytes)
-            mine = np.frombuffer(view[position - start : upto - start], dtype=np.uint8)
-            theirs = np.frombuffer(data[position - base : upto - base], dtype=np.uint8)
-            different = mine != theirs
-            if different.any():
-                return position + int(np.argmax(different))
-            position = upto
-        return stop
+        """See `log_files.same_until`."""
+        return same_until(self.queue, self.end, units, data)
 
     def note_synced(self, offset: int) -> None:
         """A flush service proved everything below `offset` synced."""
@@ -449,14 +388,7 @@ class CommitLog:
 
         A flusher died inside a sync: had that failed, the error died with it and the pages count as clean.
         """
-        position = max(start, self.synced, self.start)
-        while position < self.end:
-            view, base = self.view(position)
-            file = self.queue.find(position)
-            stop = min(self.end, base + self.config.segment_size_bytes, position + (1 << 20))
-            if file is not None:
-                file.pwrite(bytes(view[position - base : stop - base]), position - base)
-            position = stop
+        rewrite(self.queue, max(start, self.synced, self.start), self.end)
 
     def poison(self, reason: str) -> None:
         """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
@@ -609,6 +541,7 @@ class CommitLog:
                 "boot_id": self._boot_id,
                 "clean": False,
                 "cut": None,
+                QUEUES_DOUBTFUL: None,
                 "pool": pool_name,
                 **self._identity,
             }

@@ -112,6 +112,10 @@ class StoreConfig:
     clean_file_forcibly: bool = False
     #: commit log files that one pass deletes at most (deleteFileBatchMax)
     delete_file_batch_max: int = 10
+    #: whole files are written ahead and locked in memory, as far as permitted (warmMapedFileEnable)
+    warm_mapped_file: bool = False
+    #: deleted files are zeroed and used again, once nobody reads them (not by a mirror's leader)
+    recycle_commit_log_files: bool = False
     #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list);
     #: none: in `commitlog/`, whose files are read in any case
     commit_log_paths: tuple[str, ...] = ()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from .delay_hook import transform
 from .delay_levels import SCHEDULE_TOPIC
 from .delay_schedule import ScheduleMessageService
-from .inner_message import InnerMessage
-from .put_hooks import PutHook
 from .timer_store import TimerMessageStore
 
 if TYPE_CHECKING:
@@ -27,23 +23,6 @@ class DelayRun(NamedTuple):
     next_due_ms: int | None
 
 
-class DelayHook(PutHook):
-    """Sends messages that are to be delivered later where they wait."""
-
-    name = "delay"
-
-    def __init__(self, store: MessageStore, waiting: Callable[[int], int]) -> None:
-        """Args: as of `delay_hook.transform`."""
-        self._store = store
-        self._waiting = waiting
-
-    def before_put(self, message: InnerMessage) -> InnerMessage:
-        """See `delay_hook.transform`."""
-        store = self._store
-        now_ms = store.clock.now_ms()
-        return transform(message, now_ms, store.config, waiting=self._waiting)
-
-
 class DelayService:
     """Delivers what waited. Callers: one thread."""
 
@@ -52,7 +31,6 @@ class DelayService:
         self.levels = ScheduleMessageService(store)
         self.timers = TimerMessageStore(store)
         store.delay_hook.waiting = self.timers.waiting
-        store.hooks.insert(0, DelayHook(store, self.timers.waiting))
 
     @property
     def active(self) -> bool:

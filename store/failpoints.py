@@ -21,6 +21,8 @@ NAMES: dict[str, str] = {
     "config.imported": "what a RocketMQ configuration file says is in the log, the note that it is not yet",
     "config.backed_up": "a configuration file's old content is in its .bak, the new one is not written",
     "files.allocated": "a new file has its blocks, its directory entry is not synced",
+    "files.moved_to_spares": "an old file is moved to the spares, no directory is synced",
+    "files.spare_zeroed": "a spare is zeroed and synced, it is not used yet",
     "files.unlinked": "an old file has no name any more, its directory is not synced",
     "clean.after_segments": "old segments are deleted, their chain, consume queues and indexes are not",
     "clean.after_chain": "the chain of deleted segments is gone, consume queues still have its units",

@@ -7,6 +7,7 @@ by one whose k-th call fails. It must import neither pyarrow nor numpy: flush sa
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -179,6 +180,20 @@ class Files:
             if mapped is not None:
                 mapped.close()
 
+    def lock_memory(self, view: memoryview) -> None:
+        """mlock the pages of a view of `map_read`, and read them in (MADV_WILLNEED).
+
+        Raises: OSError, mostly because RLIMIT_MEMLOCK is lower.
+        """
+        mapped = self._maps[id(view)]
+        _lock_call("mlock", mapped, len(view))
+        mapped.madvise(mmap.MADV_WILLNEED)
+
+    def unlock_memory(self, view: memoryview) -> None:
+        """munlock; pages that are not locked are no error."""
+        with contextlib.suppress(OSError):
+            _lock_call("munlock", self._maps[id(view)], len(view))
+
     def forget(self, view: memoryview) -> Callable[[], bool]:
         """Let go of a view without taking it from who still reads it or a slice of it.
 
@@ -303,6 +318,37 @@ class Files:
             return self.read_file(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
         except OSError:
             return "unknown"
+
+
+class _PyBuffer(ctypes.Structure):
+    """CPython's Py_buffer: the only way to the address of a read-only map without numpy."""
+
+    _fields_: ClassVar = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
+def _lock_call(name: str, mapped: mmap.mmap, size: int) -> None:
+    """Call mlock or munlock on a map. Raises: OSError."""
+    buffer = _PyBuffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapped), ctypes.byref(buffer), 0)
+    try:
+        call = getattr(ctypes.CDLL(None, use_errno=True), name)
+        if call(ctypes.c_void_p(buffer.buf), ctypes.c_size_t(size)):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
 
 
 def _translate(error: OSError, path: PathLike | None) -> Exception:

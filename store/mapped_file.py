@@ -164,6 +164,16 @@ class MappedFile:
             self._files.close(self._fd)
             self._fd = -1
 
+    def lock_memory(self) -> None:
+        """Keep the file's pages in memory. Raises: OSError where that is not permitted; Unavailable when deleted."""
+        self._files.lock_memory(self.read_view())
+
+    def unlock_memory(self) -> None:
+        """Undo `lock_memory`; harmless without one."""
+        with self._living:
+            if self._view is not None and self._fd >= 0:
+                self._files.unlock_memory(self._view)
+
     def retire(self) -> Callable[[], bool]:
         """Close the descriptor for good, but leave the map to whoever still reads: its pages outlive the name.
 

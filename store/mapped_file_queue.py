@@ -5,6 +5,7 @@ Source: MappedFileQueue and AllocateMappedFileService, RocketMQ 5.3.3 (reference
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,10 @@ from .failpoints import fail_point
 from .files import Files
 from .mapped_file import CLEAR_CHUNK_BYTES, MappedFile
 from .segment_paths import list_segments
+from .spare_files import SpareFiles
 from .status import PutStatus
+
+log = logging.getLogger("raymq.store")
 
 #: zeros written ahead at a time: small, so that the flush service's sync never waits long behind
 #: them
@@ -42,6 +46,8 @@ class MappedFileQueue:
         self._read_from = tuple(dict.fromkeys((directory, *self.write_to, *read_from)))
         #: of `write_to`, those that get no new files while another has room
         self.full: frozenset[Path] = frozenset()
+        #: deleted files that become new ones; None: none do
+        self.spares: SpareFiles | None = None
         self.file_size = file_size
         self._fs = files
         self._writable = writable
@@ -138,8 +144,11 @@ class MappedFileQueue:
         else:
             start = (start or 0) - (start or 0) % self.file_size
             self._fs.make_dirs(self.directory)
-        directory = self._directory_of(start)
-        file = MappedFile.create(directory / f"{start:020d}", start, self.file_size, files=self._fs)
+        path = self._directory_of(start) / f"{start:020d}"
+        if self.spares is not None and self.spares.give(path):
+            file = MappedFile.open(path, start, self.file_size, files=self._fs)
+        else:
+            file = MappedFile.create(path, start, self.file_size, files=self._fs)
         self.files.append(file)
         return file
 
@@ -160,12 +169,31 @@ class MappedFileQueue:
             require(len(self.files) > 1, "the last file stays", files=len(self.files))
             first = self.files[0]
             # Where one of these fails the file stays in the list, and is unlinked again before any younger one.
-            self._fs.unlink(first.path)
-            fail_point("files.unlinked")
+            spare = self._make_spare(first.path)
+            if spare is None:
+                self._fs.unlink(first.path)
+                fail_point("files.unlinked")
             self._fs.sync_dir(first.path.parent)
             # A new list: readers look files up in the one they took.
             self.files = self.files[1:]
-            first.retire()
+            unread = first.retire()
+            if spare is not None and self.spares is not None:
+                self.spares.add(spare, unread)
+
+    def _make_spare(self, path: Path) -> Path | None:
+        """Move a file to the spares. Returns: where it is now; None when it is to be unlinked."""
+        spares = self.spares
+        if spares is None or spares.full or not self._fs.exists(path):
+            return None
+        target = spares.path_of(path)
+        try:
+            self._fs.rename(path, target)
+        except OSError:
+            # On another disk, for example.
+            return None
+        fail_point("files.moved_to_spares")
+        self._fs.sync_dir(target.parent)
+        return target
 
     def truncate_to(self, offset: int) -> None:
         """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
@@ -213,11 +241,21 @@ class AllocateAhead:
     """
 
     def __init__(
-        self, queue: MappedFileQueue, tail: Callable[[], int], *, window_bytes: int
+        self,
+        queue: MappedFileQueue,
+        tail: Callable[[], int],
+        *,
+        window_bytes: int,
+        warm: bool = False,
     ) -> None:
+        """Args: warm: whole files are written ahead, the next one and the one behind it, and locked in memory."""
         self._queue = queue
         self._tail = tail
-        self._window = min(window_bytes, queue.file_size)
+        self._window_max = 2 * queue.file_size if warm else queue.file_size
+        self._window = self._window_max if warm else min(window_bytes, queue.file_size)
+        self._warm = warm
+        #: files in front of the tail that are locked in memory, as far as that is permitted
+        self._locked: list[MappedFile] = []
         #: the whole window was ready since it grew last
         self._caught_up = False
         self._last_tail = queue.files[0].start if queue.files else 0
@@ -312,7 +350,7 @@ class AllocateAhead:
         moved = tail != self._last_tail
         self._last_tail = tail
         if self._caught_up and ready < self._window // 2:
-            self._window = min(2 * self._window, self._queue.file_size)
+            self._window = min(2 * self._window, self._window_max)
             self._caught_up = False
         if moved and (ready >= self._window // 2 or (not ready and self._overtaken)):
             return False
@@ -328,7 +366,26 @@ class AllocateAhead:
             self._queue.create_next()
             return True
         self._caught_up = True
-        return False
+        if self._warm:
+            self._lock_files(tail)
+        return self._queue.spares is not None and self._queue.spares.step()
+
+    def _lock_files(self, tail: int) -> None:
+        """Lock what is in front of the tail in memory, let go of what is behind. Failures are told, not more.
+
+        Source: DefaultMappedFile#warmMappedFile, #mlock, #munlock.
+        """
+        size = self._queue.file_size
+        for file in [file for file in self._locked if file.start + size <= tail]:
+            self._locked.remove(file)
+            file.unlock_memory()
+        for file in self._queue.files:
+            if file.start + size > tail and file not in self._locked:
+                self._locked.append(file)
+                try:
+                    file.lock_memory()
+                except OSError as error:
+                    log.warning("%s is not locked in memory: %s", file.path, error)
 
     @property
     def ready(self) -> int:

@@ -6,6 +6,7 @@ builds consume queues from log[0, C); `fetch` reads them. The engine is usable a
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,13 +17,13 @@ import pyarrow as pa
 from . import config_json, record, rows
 from .clean import CleanService, Derived
 from .clock import Clock
-from .commit_log import CommitLog
+from .commit_log import QUEUES_DOUBTFUL, CommitLog
 from .compaction.compaction_store import CompactionStore
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
 from .delay_hook import DelayHook
 from .dispatch import Dispatch
-from .errors import Rejected
+from .errors import RayMQError, Rejected, Unavailable
 from .failpoints import fail_point
 from .files import Files
 from .get_message import BYTES_MAX, GetMessage, GetMessageResult
@@ -46,6 +47,7 @@ from .state import (
     PROGRESS,
     TOPIC,
     ShardState,
+    reading_internal,
 )
 from .stats import StoreStats
 from .topics import check_new_topic
@@ -108,6 +110,8 @@ class MessageStore:
         #: next queue offsets as of the snapshot that recovery began at
         self._first_snapshot: dict[tuple[str, int], int] | None = None
         self._closed = False
+        #: a sync of a consume queue failed
+        self._queues_doubtful = False
 
     @classmethod
     def open(
@@ -153,20 +157,34 @@ class MessageStore:
         sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
         self.consume_queues.load(after_crash=log.crashed, sound_below=sound_below)
         known = self.consume_queues.max_physical_offset
-        # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted.
-        complete = (
-            known if log.same_boot or not log.crashed else min(known, log.marks.dispatched_end)
-        )
+        # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted. After a
+        # failed sync too: what is in the page cache counts as clean, and nothing but a second write brings it to disk.
+        doubt = log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL))
+        complete = min(known, log.marks.dispatched_end) if doubt else known
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
-        # After a reboot a unit above what was synced may be torn: it is dispatched again. What is below the log's
-        # start cannot be, and was synced before that was deleted.
-        trusted = None if log.same_boot or not log.crashed else max(complete, log.start)
+
+        at_boundary = False
+
+        def visit(view: memoryview, base: int, walk: record.Walk) -> None:
+            nonlocal at_boundary
+            if base <= complete <= walk.end:
+                ends = walk.positions + walk.sizes
+                at_boundary |= complete == base or bool((ends == complete).any())
+            self._visit(view, base, walk)
 
         def settle(end: int) -> None:
-            self.consume_queues.truncate(end if trusted is None else min(end, trusted))
+            nonlocal complete
+            damaged = log.start < complete <= end and not at_boundary
+            if damaged:
+                # They end inside a record: all of them are built anew.
+                complete = -1
+            # Above what was synced a unit may be torn: it is dispatched again. What is below the log's start cannot be,
+            # and was synced before that was deleted.
+            trusted = max(complete, log.start) if doubt or damaged else end
+            self.consume_queues.truncate(min(end, trusted))
 
         scan_start = self._scan_start(low)
-        log.recover(scan_start, self._visit, settle)
+        log.recover(scan_start, visit, settle)
         if self.put_path.group[1] > log.end:
             self._cut_half_group(scan_start)
             self.consume_queues.truncate(log.end)
@@ -255,9 +273,11 @@ class MessageStore:
             tags = rows.tag_column(run.batch.column("properties")).to_pylist()
             bodies = run.batch.column("body").to_pylist()
             for tag, body, at in zip(tags, bodies, run.positions.tolist(), strict=True):
-                if tag == PROGRESS.encode():
-                    self.put_path.group = (at, int(json.loads(body)["end"]))
-                restored = self.state.apply_internal((tag or b"").decode(), body)
+                kind = (tag or b"").decode("utf-8", "replace")
+                with reading_internal(kind, at):
+                    if kind == PROGRESS:
+                        self.put_path.group = (at, int(json.loads(body)["end"]))
+                    restored = self.state.apply_internal(kind, body)
                 if restored and self._first_snapshot is None:
                     self._first_snapshot = dict(self.state.next_offsets)
         self.state.apply_rows(
@@ -321,12 +341,26 @@ class MessageStore:
         return self._dispatch.index_behind
 
     def sync_queues(self, *, closing: bool = False) -> None:
-        """fdatasync every consume queue and the index, and remember how far they are complete."""
+        """fdatasync every consume queue and the index, and remember how far they are complete.
+
+        Raises: OSError; then Unavailable, for no second sync proves anything. The next start writes them again.
+        """
+        if self._queues_doubtful:
+            raise Unavailable(
+                "an fdatasync of a consume queue failed; the next start builds anew what was not synced",
+                field="consumequeue",
+            )
         upto = self.dispatched
-        self.consume_queues.sync()
-        if self.config.message_index:
-            checkpoint = self.log.checkpoint
-            checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
+        try:
+            self.consume_queues.sync()
+            if self.config.message_index:
+                checkpoint = self.log.checkpoint
+                checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
+        except OSError:
+            self._queues_doubtful = True
+            with contextlib.suppress(OSError, RayMQError):
+                self.log.meta.update({QUEUES_DOUBTFUL: True})
+            raise
         self.log.marks.dispatched_end = upto
 
     # --- deletion: what `cleaner` asks ------------------------------------------------------------------------
@@ -370,7 +404,9 @@ class MessageStore:
         Raises: Unavailable, too, when the store is not readable.
         """
         self.flags.check_readable()
-        reader = self.compaction if self.compaction.owns(topic) else self.reader
+        reader: CompactionStore | Reader = self.reader
+        if self.compaction.owns(topic):
+            reader = self.compaction
         found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         self.stats.note_get(0 if found.records is None else len(found.records))
         return found

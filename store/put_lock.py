@@ -18,14 +18,15 @@ class PutLock:
     """Orders puts. Not re-entrant."""
 
     def __init__(self, clock: Clock) -> None:
-        self._lock = threading.Lock()
-        self._clock = clock
+        #: the hot path takes it itself and sets `begin_ms`: two calls of ours cost more than all else here
+        self.mutex = threading.Lock()
+        self._now_ms = clock.monotonic_ms
         #: when the holder got it, monotonic; 0: nobody holds it
         self.begin_ms = 0
 
     def __enter__(self) -> None:
-        self._lock.acquire()
-        self.begin_ms = self._clock.monotonic_ms()
+        self.mutex.acquire()
+        self.begin_ms = self._now_ms()
 
     def __exit__(
         self,
@@ -34,12 +35,12 @@ class PutLock:
         trace: TracebackType | None,
     ) -> None:
         self.begin_ms = 0
-        self._lock.release()
+        self.mutex.release()
 
     def held_ms(self) -> int:
         """For how long the holder has it, as of now; 0 when nobody does. Callers: any thread."""
         begin = self.begin_ms
-        return self._clock.monotonic_ms() - begin if begin else 0
+        return self._now_ms() - begin if begin else 0
 
     def busy(self, limit_ms: int) -> bool:
         """Whether the holder has it for longer than `limit_ms`.

@@ -100,7 +100,8 @@ class PutPath:
         Raises: Rejected, Unavailable, StorageFull; nothing was stored.
         """
         try:
-            self.check_serving()
+            if self.closed or self._flags.bits or self._lock.begin_ms:
+                self.check_serving()
             return self._check(request)
         except RayMQError:
             self._stats.note_failed()
@@ -158,7 +159,8 @@ class PutPath:
         )
         self._check_sizes(prepared, timer=timer)
         # The offsets of duplicates are searched here, where nobody else waits for it.
-        waits = record.waits(row or request.batch)
+        plain = row is not None and not row.properties
+        waits = plain or record.waits(row or request.batch)
         return CheckedPut(request, prepared, self._originals(request), waits)
 
     def append(self, checked: CheckedPut) -> Append:
@@ -168,12 +170,16 @@ class PutPath:
         DeliveryUnknown when the first rows are stored and the next ones could not be: `append` says what is.
         Source: CommitLog#asyncPutMessages; the order of steps is design section 3.
         """
-        try:
-            with self._lock:
+        lock = self._lock
+        with lock.mutex:
+            lock.begin_ms = self._clock.monotonic_ms()
+            try:
                 appended = self._append_new(checked)
-        except (RayMQError, OSError):
-            self._stats.note_failed()
-            raise
+            except (RayMQError, OSError):
+                self._stats.note_failed()
+                raise
+            finally:
+                lock.begin_ms = 0
         if not checked.waits:
             appended = appended._replace(waits=False)
         if not appended.duplicates:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from . import format as fmt
 from . import record
 from .commit_log import CommitLog
 from .consume_queue import BLANK_SIZE
 from .consume_queues import ConsumeQueues
-from .errors import OffsetOutOfRange
+from .errors import Corrupt, OffsetOutOfRange
 from .put import FetchSlice
 from .state import ShardState
+
+Int64s = npt.NDArray[np.int64]
 
 
 class Reader:
@@ -33,7 +37,8 @@ class Reader:
         """Read records of one queue from `offset`, at least one if there is one, never past C.
 
         Returns: raw RocketMQ records as one binary column, zero-copy where they are neighbours.
-        Raises: OffsetOutOfRange below the queue's min, or above what the log holds of it.
+        Raises: OffsetOutOfRange below the queue's min, or above what the log holds of it. Corrupt for a
+        damaged consume queue.
         """
         low, high = self.queue_range(topic, queue_id)
         if high < offset <= self._state.next_offsets.get((topic, queue_id), 0):
@@ -69,8 +74,27 @@ class Reader:
             ) from error
         inside = positions[:fits] < base + self._log.config.segment_size_bytes
         fits = fits if inside.all() else int(np.argmin(inside))
+        self._check_units(topic, queue_id, offset, positions[:fits] - base, sizes[:fits], len(view))
         records = record.select(view, positions[:fits] - base, sizes[:fits])
         return FetchSlice(queue_id, offset, offset + fits, low, high, records, None)
+
+    def _check_units(
+        self, topic: str, queue_id: int, offset: int, starts: Int64s, sizes: Int64s, length: int
+    ) -> None:
+        """Consume queues are a cache without a checksum. Raises: Corrupt for units that point at no records."""
+        ends = starts + sizes
+        good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= length)
+        good[1:] &= starts[1:] >= ends[:-1]
+        if not good.all():
+            row = int(good.argmin())
+            raise Corrupt(
+                f"unit {offset + row} of queue {queue_id} of {topic} points at no record; stop the store and "
+                "delete its directory consumequeue, the next start builds it anew",
+                path=f"consumequeue/{topic}/{queue_id}",
+                offset=offset + row,
+                rule="a unit points at its record",
+                found=(int(starts[row]), int(sizes[row])),
+            )
 
 
 def _out_of_range(topic: str, queue_id: int, offset: int, low: int, high: int) -> OffsetOutOfRange:

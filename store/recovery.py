@@ -33,6 +33,19 @@ class Decision(Enum):
     CORRUPT = "corrupt"
 
 
+@dataclass(frozen=True)
+class Recovered:
+    """What opening found and did."""
+
+    end: int
+    scanned_from: int
+    row: str
+    cause: str
+    own: bool
+    same_boot: bool
+    clean: bool
+
+
 class Facts(NamedTuple):
     """What the scan observed at the stop position."""
 

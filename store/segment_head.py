@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from . import record, rows
+from . import properties, record
 from .mapped_file import MappedFile
-from .state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts
+from .record_walk import layout
+from .state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts, reading_internal
 
 
 def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, int]:
@@ -19,10 +20,15 @@ def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, i
         walk = record.walk(view[at - file.start :], at, limit=1)
         if not len(walk.positions):
             return None, at
-        batch = record.decode(view, walk.positions - file.start, walk.sizes)
-        tag = rows.tag_column(batch.column("properties"))[0].as_py()
-        if batch.column("topic")[0].as_py() != INTERNAL_TOPIC or tag != SNAPSHOT.encode():
+        places, _ = layout(view, walk.positions - file.start, walk.sizes)
+        body_start, body_end, topic_start, topic_end, low, high = (
+            int(place[0]) for place in places
+        )
+        tag = properties.decode(bytes(view[low:high])).get(properties.TAGS)
+        if view[topic_start:topic_end] != INTERNAL_TOPIC.encode() or tag != SNAPSHOT:
             return None, at
+        with reading_internal(SNAPSHOT, at):
+            complete = parts.add(bytes(view[body_start:body_end])) is not None
         at = walk.end
-        if parts.add(batch.column("body")[0].as_py()) is not None:
+        if complete:
             return at, at

@@ -11,11 +11,12 @@ import json
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from .errors import Fenced, Rejected
+from .errors import Corrupt, Fenced, Rejected
 
 #: topic of the records this module reads and writes; queue 0
 INTERNAL_TOPIC = "rmq_sys_raymq"
@@ -259,6 +260,7 @@ class ShardState:
         """Account for one internal record. Unknown kinds are a newer version's and are ignored.
 
         Returns: whether it completed a snapshot, which is all that is known now.
+        Raises: what `reading_internal` makes Corrupt of, for a body that no store of ours wrote.
         """
         if kind == SNAPSHOT:
             parts = self._parts.add(body)
@@ -267,19 +269,16 @@ class ShardState:
             return parts is not None
         value = json.loads(body)
         if kind == TOPIC:
-            self.topics[value["name"]] = TopicInfo(
-                value["name"],
-                int(value["queues"]),
-                tuple(value["shards"]),
-                tuple(sorted(value.get("attributes", {}).items())),
+            self._add_topic(
+                value["name"], value["queues"], value["shards"], value.get("attributes", {})
             )
         elif kind == OFFSETS:
-            offsets = self.offsets.setdefault((value["group"], value["topic"]), {})
+            offsets = self.offsets.setdefault((_text(value["group"]), _text(value["topic"])), {})
             offsets.update({int(queue): int(offset) for queue, offset in value["offsets"].items()})
         elif kind == PRODUCER:
             self.raise_epoch(int(value["producer"]), int(value["epoch"]))
         elif kind == PROGRESS:
-            table = self.progress.setdefault(value["service"], {})
+            table = self.progress.setdefault(_text(value["service"]), {})
             for key, found in value["set"].items():
                 if found is None:
                     table.pop(key, None)
@@ -345,23 +344,60 @@ class ShardState:
         for row in itertools.chain.from_iterable(parts):
             kind = row["t"]
             if kind == "time":
-                self.store_time_ms = row["v"]
+                self.store_time_ms = int(row["v"])
             elif kind == "topic":
-                self.topics[row["n"]] = TopicInfo(
-                    row["n"], row["q"], tuple(row["s"]), tuple(sorted(row.get("a", {}).items()))
-                )
+                self._add_topic(row["n"], row["q"], row["s"], row.get("a", {}))
             elif kind == "queue":
-                self.next_offsets[row["n"], row["q"]] = row["o"]
+                self.next_offsets[_text(row["n"]), int(row["q"])] = int(row["o"])
             elif kind == "offsets":
-                self.offsets[row["g"], row["n"]] = {int(q): o for q, o in row["o"].items()}
+                table = {int(q): int(o) for q, o in row["o"].items()}
+                self.offsets[_text(row["g"]), _text(row["n"])] = table
             elif kind == "progress":
-                self.progress.setdefault(row["s"], {})[row["k"]] = row["v"]
+                self.progress.setdefault(_text(row["s"]), {})[_text(row["k"])] = row["v"]
             elif kind == "epoch":
-                self.producer_epochs[row["p"]] = row["e"]
+                self.producer_epochs[int(row["p"])] = int(row["e"])
             elif kind == "seq":
-                self.producers[row["p"], row["n"], row["q"]] = ProducerQueue(
-                    row["s"], row["e"], [Run(*run) for run in row["r"]]
+                self.producers[int(row["p"]), _text(row["n"]), int(row["q"])] = ProducerQueue(
+                    int(row["s"]),
+                    int(row["e"]),
+                    [Run(int(first), int(count), int(at)) for first, count, at in row["r"]],
                 )
+
+    def _add_topic(self, name: Any, queues: Any, shards: Any, attributes: Any) -> None:
+        ids = tuple(int(shard) for shard in shards)
+        if int(queues) < 1 or not ids:
+            raise ValueError(f"a topic has queues and shards, not {queues!r} and {shards!r}")
+        self.topics[_text(name)] = TopicInfo(
+            name, int(queues), ids, tuple(sorted(attributes.items()))
+        )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name")
+    return value
+
+
+@contextmanager
+def reading_internal(kind: str, at: int) -> Iterator[None]:
+    """Of a record of the internal topic at physical offset `at`. Raises: Corrupt when it cannot be understood."""
+    try:
+        yield
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        raise Corrupt(
+            f"the internal record at offset {at} ({kind or 'of no kind'}) cannot be read: {error!r}. No store of ours "
+            "writes such a one; restore the replica from its peer, or from a copy.",
+            offset=at,
+            rule="internal records can be read",
+            found=kind,
+        ) from error
 
 
 class SnapshotParts:
@@ -373,9 +409,10 @@ class SnapshotParts:
     def add(self, body: bytes) -> list[list[dict[str, Any]]] | None:
         """Take the body of the next SNAPSHOT record. Returns: the rows of all parts with the last one."""
         value = json.loads(body)
-        if value["part"] == 0:
+        part, parts, rows = int(value["part"]), int(value["parts"]), list(value["rows"])
+        if part == 0:
             self._parts = []
-        if value["part"] != len(self._parts):
+        if part != len(self._parts):
             return None
-        self._parts.append(value["rows"])
-        return self._parts if len(self._parts) == value["parts"] else None
+        self._parts.append(rows)
+        return self._parts if len(self._parts) == parts else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -20,6 +21,16 @@ TESTS = Path(__file__).parent
 # The same cases at every run, and no verdict from a busy machine's clock.
 settings.register_profile("raymq", derandomize=True, deadline=None, database=None)
 settings.load_profile("raymq")
+if "RAYMQ_FUZZ_EXAMPLES" in os.environ:
+    # New cases at every run, of which a failed one prints how to make it again (`nox -s fuzz`).
+    settings.register_profile(
+        "fuzz",
+        parent=settings.get_profile("raymq"),
+        derandomize=False,
+        print_blob=True,
+        max_examples=int(os.environ["RAYMQ_FUZZ_EXAMPLES"]),
+    )
+    settings.load_profile("fuzz")
 
 
 class BareImportGuard(MetaPathFinder):

@@ -11,6 +11,7 @@ import pytest
 
 from raymq.cluster import cluster_record, paths
 from raymq.cluster.cluster_record import ClusterRecord, load_record, new_record, resume_record
+from raymq.cluster.start import _store_options
 from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.files import Files
 
@@ -296,3 +297,16 @@ def test_known_clusters_are_those_whose_directory_still_exists(
     (tmp_path / "gone" / "cluster.json").unlink()
     (tmp_path / "home" / "clusters" / "damaged.json").write_text("{")
     assert cluster_record.known_clusters(files) == {"kept": str(tmp_path / "kept")}
+
+
+def test_how_long_messages_are_kept_may_change_at_each_start_and_reaches_the_store() -> None:
+    made = record()
+    assert made.file_reserved_hours == 72
+    week = resume(made, file_reserved_hours=168)
+    assert week.file_reserved_hours == 168
+    assert resume(week).file_reserved_hours == 168
+    assert record(file_reserved_hours=1).file_reserved_hours == 1
+    assert _store_options(week)["file_reserved_hours"] == 168
+    with pytest.raises(Rejected) as caught:
+        _store_options(record(file_reserved_hours=-1))
+    assert caught.value.field == "file_reserved_hours"

@@ -1,10 +1,13 @@
-"""A process that dies while it recovers from a power loss: the next start sees a machine that did not stop."""
+"""Two faults, one behind the other: a crash while a crash is recovered from, a power loss behind a failed sync."""
 
 from __future__ import annotations
 
+import pytest
+
+from raymq.store.errors import Unavailable
 from tests.support.batches import request
-from tests.support.crash_states import disk_of, kill_states
-from tests.support.crash_traces import dispatch_all, open_store
+from tests.support.crash_states import disk_of, kill_states, last_states
+from tests.support.crash_traces import SEED, dispatch_all, open_store
 from tests.support.simulated_disk import SimulatedDisk
 
 
@@ -32,3 +35,34 @@ def test_a_kill_during_recovery_from_a_power_loss_leaves_no_hole_in_a_consume_qu
         dispatch_all(again)
         assert again.queue_range("t", 0) == (0, 2)
         assert again.queue_range("t", 1) == (0, 1), f"killed at {image.crashed_at} of recovery"
+
+
+def test_consume_queues_whose_sync_failed_are_written_again_at_the_next_start() -> None:
+    """The kernel calls their pages clean: no later sync would bring them to the disk."""
+    disk = SimulatedDisk()
+    store = open_store(disk)
+    store.create_topic("t", 2, [0])
+    for queue in (0, 0, 1):
+        store.put(request([b"body"], queue=queue))
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    dispatch_all(store)
+    disk.fail("sync_data", at=2)
+    with pytest.raises(OSError, match="error"):
+        store.sync_queues()
+    with pytest.raises(Unavailable):
+        store.sync_queues()
+    disk.heal()
+    # The process ends; the machine goes on, so what is in the page cache stays.
+    store.abandon()
+    store = open_store(disk)
+    dispatch_all(store)
+    store.sync_queues()
+    _, lost = last_states(disk, 64, SEED)
+    assert len(lost) > 1
+    for image in lost:
+        again = open_store(image)
+        again.log.note_confirmed(again.log.end)
+        dispatch_all(again)
+        assert again.queue_range("t", 0) == (0, 2)
+        assert again.queue_range("t", 1) == (0, 1)

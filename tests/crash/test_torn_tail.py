@@ -1,11 +1,10 @@
-"""A torn last append at every byte and in every sector, and every single I/O error of a small workload."""
+"""A torn last append at every byte and in every sector,, and errors of the disk in an append and in a cut."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
 import itertools
-import os
 import struct
 import tarfile
 from pathlib import Path
@@ -450,127 +449,3 @@ def test_a_log_whose_cut_failed_appends_nothing_until_the_cut_is_done(
         again.recover(0)
         assert again.end in (TAIL.start, TAIL.ends[-1])
     assert at > 1
-
-
-class Outcome:
-    """What a workload with one injected error was told."""
-
-    def __init__(self) -> None:
-        self.acked: list[bytes] = []
-        self.errors: list[Exception] = []
-
-
-def run_workload(disk: SimulatedDisk, store: MessageStore) -> Outcome:
-    """30 puts, each synced and confirmed; consume queues synced after every tenth.
-
-    Like the host it ends at the first failed sync, and goes on after a refused put.
-    """
-    told = Outcome()
-    for number in range(30):
-        body = b"%02d" % number * 300
-        try:
-            made = store.put(request([body]))
-        except (OSError, RayMQError) as error:
-            told.errors.append(error)
-            continue
-        try:
-            confirm(store)
-            assert made.first_offset == len(told.acked)
-            told.acked.append(body)
-            if number % 10 == 9:
-                store.sync_queues()
-        except StorageFull as error:
-            # The log was synced; only its consume queue found no room, and is tried again.
-            told.errors.append(error)
-            told.acked.append(body)
-        except (OSError, RayMQError) as error:
-            told.errors.append(error)
-            return told
-    return told
-
-
-def ready_disk() -> tuple[SimulatedDisk, MessageStore]:
-    disk = SimulatedDisk()
-    store = open_store(Path("/s"), disk)
-    store.create_topic("t", 1, [0])
-    confirm(store)
-    return disk, store
-
-
-def calls_of(kind: str) -> int:
-    disk, store = ready_disk()
-    before = disk.calls[kind]
-    assert len(run_workload(disk, store).acked) == 30
-    return disk.calls[kind] - before
-
-
-def bodies_on(disk: SimulatedDisk, wanted: list[bytes]) -> bool:
-    """Whether all of `wanted` are in the commit log, in order."""
-    log = b"".join(data for path, data in disk.tree().items() if path.startswith("/s/commitlog/"))
-    position = 0
-    for body in wanted:
-        position = log.find(body, position)
-        if position < 0:
-            return False
-        position += len(body)
-    return True
-
-
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
-@pytest.mark.parametrize("kind", ["sync_data", "sync", "pwrite", "allocate"])
-def test_any_single_error_loses_no_acknowledged_put(kind: str, error: int) -> None:
-    count = calls_of(kind)
-    poisoned = refused = 0
-    for at in range(1, count + 1):
-        disk, store = ready_disk()
-        disk.fail(kind, at=at, error=error)
-        told = run_workload(disk, store)
-        context = f"{kind} {at} of {count}, {os.strerror(error)}, told {told.errors}"
-        assert_no_second_sync(disk, context)
-        if store.log.poisoned is not None:
-            poisoned += 1
-            with pytest.raises(RayMQError):
-                store.put(request([b"after a failed sync"]))
-        elif told.errors:
-            refused += 1
-            if kind in ("pwrite", "allocate") and isinstance(told.errors[0], StorageFull):
-                assert len(told.acked) >= 28, context
-        dispatch_all(store)
-        kept = list(raw_records(store))
-        assert len(kept) >= len(told.acked), context
-        for raw, body in zip(kept, told.acked, strict=False):
-            assert body in raw, context
-        assert_survives_a_crash(disk, told.acked, context)
-    print(
-        f"\n{kind} {errno.errorcode[error]}: {count} places, {poisoned} poisoned, {refused} refused"
-    )
-    assert count > 0
-
-
-def assert_no_second_sync(disk: SimulatedDisk, context: str) -> None:
-    failed: set[int] = set()
-    for op in disk.snapshot():
-        if op.kind == "sync_failed":
-            failed.add(op.node)
-        elif op.kind == "sync":
-            assert op.node not in failed, f"a second sync of a file after a failed one: {context}"
-
-
-def assert_survives_a_crash(disk: SimulatedDisk, acked: list[bytes], context: str) -> None:
-    """The last disk that a kill leaves, and those that a power loss at the end leaves."""
-    *_, killed = kill_states(disk)
-    last = len(disk.snapshot())
-    lost = [s for s in power_loss_states(disk, 3, 0) if s.crashed_at == last]
-    for image in (killed, *lost):
-        assert bodies_on(image, acked), context
-        try:
-            opened = open_store(Path("/s"), image)
-        except Corrupt as refusal:
-            if refusal.rule != "poisoned":
-                raise
-            continue
-        confirm(opened)
-        for raw, body in zip(raw_records(opened), acked, strict=False):
-            assert body in raw, context
-        assert opened.queue_range("t", 0)[1] >= len(acked), context
-        opened.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from raymq.store.clean import MANUAL_PASSES
 from raymq.store.config import StoreConfig
 from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
+from raymq.store.files import Files
 from raymq.store.inspect import verify
 from raymq.store.message_store import MessageStore
 from raymq.store.segment_head import read_head
@@ -181,7 +182,7 @@ def test_nothing_goes_that_is_not_confirmed_synced_and_dispatched(shop: Shop, wh
     shop.check()
 
 
-def test_a_file_without_a_snapshot_is_no_place_to_begin_at(shop: Shop) -> None:
+def test_nothing_goes_behind_the_newest_file_that_begins_with_a_snapshot(shop: Shop) -> None:
     shop.fill(1)
     # Half a snapshot: the next part of the state does not fit what a snapshot may have.
     shop.store.state.progress["s"] = {"k": "x" * shop.config.snapshot_bytes_max}
@@ -194,12 +195,21 @@ def test_a_file_without_a_snapshot_is_no_place_to_begin_at(shop: Shop) -> None:
     shop.clock.advance(2 * DAY_MS)
     shop.store.cleaner._config = replace(CONFIG, delete_file_batch_max=3)
     shop.clock.advance(2 * DAY_MS)
-    assert shop.clean() == 1
-    shop.store.cleaner._config = CONFIG
+    # The log begins with such a file meanwhile: the snapshot behind it makes the state.
     assert shop.clean() == 3
+    topics, offsets = shop.store.state.topics, dict(shop.store.state.next_offsets)
     shop.store.abandon()
     shop.open()
+    assert (shop.store.state.topics, shop.store.state.next_offsets) == (topics, offsets)
     shop.settle()
+    shop.check()
+    assert shop.clean() == 1
+    shop.clock.advance(DAY_MS)
+    shop.store.state.progress["s"] = {"k": "x" * shop.config.snapshot_bytes_max}
+    shop.fill(3)
+    shop.settle()
+    shop.clock.advance(4 * DAY_MS)
+    assert shop.clean() == 0
     shop.check()
 
 
@@ -484,3 +494,47 @@ def test_a_failed_deletion_is_taken_up_by_the_next_pass(shop: Shop) -> None:
     assert shop.starts[0] == 4
     assert shop.derived.told == [4 * SIZE]
     shop.check()
+
+
+class Watching(Files):
+    """Keeps what tells whether the readers of a deleted file are gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: list[Callable[[], bool]] = []
+
+    def forget(self, view: memoryview) -> Callable[[], bool]:
+        self.forgotten.append(super().forget(view))
+        return self.forgotten[-1]
+
+
+def test_on_a_real_disk_the_map_of_a_deleted_file_lives_as_long_as_its_last_reader(
+    tmp_path: Path,
+) -> None:
+    clock, files = ManualClock(), Watching()
+    store = MessageStore.open(tmp_path, config=CONFIG, clock=clock, files=files)
+    store.create_topic("t", 1, [0])
+    for number in range(60):
+        store.put(request([b"%d " % number + b"x" * 900]))
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    while store.dispatched < store.log.confirmed:
+        store.dispatch(store.log.confirmed)
+    records = store.fetch("t", 0, 0, max_bytes=1 << 20, max_records=5).records
+    file = store.log.queue.files[0]
+    piece = file.read_view()[100:200]
+    kept = bytes(piece)
+    clock.advance(4 * DAY_MS)
+    assert store.cleaner.run_once() == 3
+    assert not file.path.exists()
+    gone = files.forgotten[0]
+    del file
+    assert not gone()
+    assert records is not None
+    assert [body_of(raw)[:2] for raw in records.to_pylist()] == [b"%d " % i for i in range(5)]
+    assert bytes(piece) == kept
+    del records
+    assert not gone()
+    del piece
+    assert gone()
+    store.abandon()

@@ -350,7 +350,7 @@ class _Log:
     st.integers(1, 120),
     st.sampled_from([None, {0}, {1, 2}, set()]),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_all_units_at_once_give_what_one_after_the_other_gives(
     parts, start, memory, max_nums, max_bytes, tags
 ):

@@ -399,8 +399,8 @@ def test_a_message_that_says_wait_false_is_answered_without_its_promise(
 @pytest.fixture
 def stuck(tmp_path: Path) -> Iterator[EmbeddedStore]:
     """A store whose flush does not come."""
-    store = EmbeddedStore(tmp_path, config=replace(CONFIG, sync_flush_timeout_ms=200))
-    store.create_topic("t", 1)
+    store = EmbeddedStore(tmp_path, config=replace(CONFIG, sync_flush_timeout_ms=1))
+    store.store.create_topic("t", 1, [0])
     blocked = threading.Event()
     with failpoint("flush.before_sync", lambda: blocked.wait(20)):
         yield store

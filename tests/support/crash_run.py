@@ -9,18 +9,22 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tests.support.crash_check import Checker, states
-from tests.support.crash_traces import SEED, TRACES, Trace, fixed_names, make_trace
+from tests.support.crash_traces import SEED, Trace, fixed_names
+from tests.support.crash_workloads import TRACES, make_trace
 from tests.support.simulated_disk import SimulatedDisk
+
+Key = TypeVar("Key", bound=Hashable)
+Done = TypeVar("Done")
 
 #: combinations tried at each place of a recovery that crashes again
 SECOND_LIMIT = 6
 #: disks of each trace whose recovery crashes again
-SECOND_IMAGES = 5
+SECOND_IMAGES = 4
 
 
 class Task(NamedTuple):
@@ -84,7 +88,9 @@ def recover_and_go_on(trace: Trace, image: SimulatedDisk, *, power: bool) -> Non
     trace.begin_with_crash(image, power=power)
     with fixed_names():
         trace.go_on()
-    if "t" in trace.store.state.topics:
+    if trace.groups and "t" in trace.store.state.topics:
+        trace.put_group(2, 50)
+    elif "t" in trace.store.state.topics:
         trace.put(0, 1, 50)
     trace.ack()
     trace.store.close()
@@ -109,18 +115,19 @@ class Explorers:
         self._pool = ProcessPoolExecutor(
             len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn")
         )
-        self._futures: dict[Task, Future[Explored]] = {}
+        self._futures: dict[Any, Future[Any]] = {}
 
-    def start(self, tasks: Iterable[Task]) -> None:
-        """Begin these, in this order."""
-        for task in tasks:
-            if task not in self._futures:
-                self._futures[task] = self._pool.submit(explore, task)
+    def start(self, work: Callable[[Key], Done], keys: Iterable[Key]) -> None:
+        """Begin these, in this order. Args: `work` is a function of a module."""
+        for key in keys:
+            if key not in self._futures:
+                self._futures[key] = self._pool.submit(work, key)
 
-    def result(self, task: Task) -> Explored:
-        """Wait for a task. Raises: what it raised."""
-        self.start([task])
-        return self._futures[task].result()
+    def result(self, work: Callable[[Key], Done], key: Key) -> Done:
+        """Wait for one. Raises: what it raised."""
+        self.start(work, [key])
+        done: Done = self._futures[key].result()
+        return done
 
     def close(self) -> None:
         """End the workers; what did not begin is left out."""

@@ -189,7 +189,7 @@ class Replay:
         elif op.kind == "stores":
             for store in op.value:
                 self.apply(at, store)
-        elif op.kind in ("link", "mkdir", "unlink", "rename"):
+        elif op.kind in ("link", "mkdir", "unlink", "rename", "moved_in"):
             self.dirs[op.node].changes.append(op)
             if op.kind == "mkdir":
                 self.dirs[op.value[1]] = DirState({})
@@ -210,6 +210,10 @@ class Replay:
         for directory in self.dirs.values():
             if directory.changes:
                 directory.settle()
+
+    def forget(self) -> None:
+        """Which disks there were."""
+        self._seen.clear()
 
     def choices(self) -> list[tuple[Any, int]]:
         """Open questions: (node, block or "size" or change), answers beside "not on disk"."""
@@ -294,6 +298,27 @@ def kill_states(disk: SimulatedDisk) -> Iterator[SimulatedDisk]:
         image = replay.image(at, {}, boot=disk.boot)
         if image is not None:
             yield image
+
+
+def last_states(
+    disk: SimulatedDisk, limit: int, seed: int
+) -> tuple[SimulatedDisk, list[SimulatedDisk]]:
+    """What a kill, and what a power loss may leave at the end of the trace."""
+    replay = Replay(disk)
+    at = 0
+    for at, op in _places(disk):
+        if op is not None:
+            replay.apply(at, op)
+    lost = [
+        image
+        for answers in _combinations(replay.choices(), limit, f"{seed}/{at}")
+        if (image := replay.image(at, answers, boot=disk.boot + 1)) is not None
+    ]
+    replay.settle_all()
+    replay.forget()
+    killed = replay.image(at, {}, boot=disk.boot)
+    assert killed is not None
+    return killed, lost
 
 
 def _torn(replay: Replay, at: int, op: Op) -> Iterator[SimulatedDisk]:

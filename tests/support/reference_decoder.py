@@ -55,7 +55,9 @@ def decode_record(data: bytes, at: int = 0) -> dict[str, Any]:
     row["reconsume_times"] = reader.number("i")
     row["prepared_transaction_offset"] = reader.number("q")
     row["body"] = reader.take(reader.number("i"))
-    row["topic"] = reader.take(reader.number("b" if magic == 0xDAA320A7 else "h")).decode()
+    row["topic"] = reader.take(reader.number("b" if magic == 0xDAA320A7 else "h")).decode(
+        errors="replace"
+    )
     row["properties"] = reader.take(reader.number("h"))
     if reader.at - at != size:
         raise ValueError(f"size {size}, its parts have {reader.at - at}")

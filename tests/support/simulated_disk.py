@@ -39,7 +39,7 @@ class Op(NamedTuple):
     kind: str
     node: int = 0
     #: write: ({block: content}, new length or None); resize: new length; unlink: name;
-    #: link and mkdir: (name, node); rename: (old, new, node); stores: writes through maps
+    #: link, moved_in and mkdir: (name, node); rename: (old, new, node); stores: writes through maps
     value: Any = None
 
 
@@ -163,6 +163,10 @@ class SimulatedDisk(Files):
                 for name, number in sorted(names.items())
                 if number in self._nodes
             }
+
+    def number_of(self, path: str) -> int | None:
+        """The node that a file or directory is in the trace."""
+        return self._look_up(path)
 
     def content(self, place: str) -> Iterator[tuple[str, bytes]]:
         """Path and content of the files in a directory and those below it."""
@@ -416,6 +420,17 @@ class SimulatedDisk(Files):
             array = self._arrays.pop(id(view))
             return lambda: array() is None
 
+    def memory_bytes(self) -> int:
+        return 1 << 34
+
+    def lock_memory(self, view: memoryview) -> None:
+        with self._mutex:
+            self._enter("lock_memory")
+
+    def unlock_memory(self, view: memoryview) -> None:
+        with self._mutex:
+            self._enter("unlock_memory")
+
     def unmap(self, view: memoryview) -> None:
         with self._mutex:
             self._see_maps()
@@ -440,11 +455,17 @@ class SimulatedDisk(Files):
             self._enter("rename")
             directory, old = self._split(source)
             into, new = self._split(target)
-            if directory != into:
-                raise OSError(errno.EXDEV, "renames stay in one directory here")
             names = self._names[directory]
             if old not in names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
+            if directory.split("/")[1] != into.split("/")[1]:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            if directory != into:
+                # Each directory is settled for itself: a crash may leave both names, or none.
+                number = self._names[into][new] = names.pop(old)
+                self._log(Op("moved_in", self._dirs[into], (new, number)))
+                self._log(Op("unlink", self._dirs[directory], old))
+                return
             names[new] = names.pop(old)
             self._move_dirs(_normal(source), _normal(target))
             self._log(Op("rename", self._dirs[directory], (old, new, names[new])))

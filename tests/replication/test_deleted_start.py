@@ -1,0 +1,89 @@
+"""A leader whose oldest files are deleted, and followers that end before, at and behind the start that is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.replication.mirror import Connected, Effect, Halt, MirrorLeader, Progress, Received, Send
+from raymq.replication.mirror import Tick as Time
+from raymq.replication.wire import Append, Header, HelloOk, Member, Probe, ProbeOk
+from raymq.store.chain import ChainUnit
+
+SIZE = 4096
+CLUSTER = b"c" * 16
+ME, PEER = Member(0, 7), Member(1, 9)
+
+
+def chain(count: int) -> list[ChainUnit]:
+    """Units of 1 KiB, four a segment."""
+    units: list[ChainUnit] = []
+    for number in range(count):
+        previous = units[-1].value if units else 0
+        units.append(ChainUnit(number * 1024, (number + 1) * 1024, 0, number, previous))
+    return units
+
+
+class Left:
+    """What is left of a chain: a segment that is deleted has no units."""
+
+    def __init__(self, units: list[ChainUnit], start: int) -> None:
+        self._units = [unit for unit in units if unit.start >= start]
+
+    def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
+        stop = (offset // SIZE + 1) * SIZE
+        found = [unit for unit in self._units if offset <= unit.start < stop]
+        return found[: max(1, max_bytes // 1024)] if found and found[0].start == offset else []
+
+
+UNITS = chain(16)
+
+
+def greet(ends: int, value: int, *, known_start: int, start: int) -> list[Effect]:
+    """What the leader does when a follower says where its log ends."""
+    leader = MirrorLeader(
+        cluster=CLUSTER,
+        shard=0,
+        me=ME,
+        follower_id=1,
+        chain=Left(UNITS, start),
+        segment_size_bytes=SIZE,
+        log_start=known_start,
+    )
+    leader.step(Progress(16 * 1024, 16 * 1024), 0)
+    leader.step(Time(), 0)
+    leader.step(Connected(start), 1)
+    hello = HelloOk(ends, ends, 0, value, 0)
+    effects = leader.step(Received(Header(CLUSTER, 0, PEER, ME, 0, 1), hello), 2)
+    while probes := [
+        e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Probe)
+    ]:
+        (probe,) = probes
+        # The follower has the bytes up to its end, in the leader's units.
+        held = [i for i, match in enumerate(probe.candidates) if match[0] <= ends and ends >= start]
+        answer = ProbeOk(held[-1] if held else -1, probe.candidates[-1][0])
+        effects = leader.step(Received(Header(CLUSTER, 0, PEER, ME, 0, 1), answer), 3)
+    return effects
+
+
+@pytest.mark.parametrize("known_start", [0, 2 * SIZE])
+@pytest.mark.parametrize("ends", [0, 1024, 2 * SIZE - 1024])
+def test_a_follower_that_ends_before_the_start_needs_a_copy_and_is_told_so(
+    ends: int, known_start: int
+) -> None:
+    effects = greet(ends, -1, known_start=known_start, start=2 * SIZE)
+    (halt,) = [effect for effect in effects if isinstance(effect, Halt)]
+    assert "begins at 8192" in halt.reason
+    assert "copy the leader's store" in halt.reason
+
+
+@pytest.mark.parametrize("ends", [2 * SIZE, 2 * SIZE + 1024, 4 * SIZE])
+@pytest.mark.parametrize("told", [True, False])
+def test_a_follower_that_ends_at_the_start_or_behind_goes_on_from_there(
+    ends: int, told: bool
+) -> None:
+    value = next(unit.value for unit in UNITS if unit.end == ends)
+    effects = greet(ends, value if told else -1, known_start=0, start=2 * SIZE)
+    appends = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Append)]
+    assert appends
+    assert appends[0].prev_end <= ends
+    assert not [effect for effect in effects if isinstance(effect, Halt)]

@@ -1,0 +1,269 @@
+"""Deleted files that become new ones, and files that are kept in memory."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.store.config import StoreConfig
+from raymq.store.failpoints import FailPointReached, failpoint
+from raymq.store.files import Files
+from raymq.store.inspect import verify
+from raymq.store.message_store import MessageStore
+from tests.support.batches import request
+from tests.support.clock import ManualClock
+from tests.support.simulated_disk import SimulatedDisk
+
+ROOT = Path("/s")
+SIZE = 16 * 1024
+CONFIG = StoreConfig(
+    segment_size_bytes=SIZE,
+    consume_queue_file_size_bytes=400,
+    max_message_bytes=2000,
+    prewrite_window_bytes=4096,
+    file_reserved_hours=0,
+    delete_when=";".join(f"{hour:02d}" for hour in range(24)),
+    recycle_commit_log_files=True,
+)
+
+
+def open_store(files: Files, config: StoreConfig = CONFIG, root: Path = ROOT) -> MessageStore:
+    store = MessageStore.open(root, config=config, files=files, clock=ManualClock())
+    store.create_topic("t", 1, [0])
+    return store
+
+
+def fill(store: MessageStore, files: int) -> None:
+    until_end = store.log.end + files * SIZE
+    while store.log.end < until_end:
+        store.put(request([b"x" * 900]))
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    while store.dispatched < store.log.confirmed:
+        store.dispatch(store.log.confirmed)
+
+
+def prepare(store: MessageStore) -> None:
+    """Let the worker do all that it finds to do."""
+    ahead = store.log.allocate_ahead()
+    ahead.step()
+    while ahead.step():
+        pass
+
+
+def spares(files: Files, root: Path = ROOT) -> list[int]:
+    return [int(name) // SIZE for name in files.list(root / "raymq" / "spare")]
+
+
+def numbers(disk: SimulatedDisk) -> set[int]:
+    """The numbers of the files in the log: a recycled one keeps its own."""
+    return set(disk._names["/s/commitlog"].values())
+
+
+def test_a_deleted_file_becomes_the_next_one_once_its_reader_is_gone() -> None:
+    disk = SimulatedDisk(record=False)
+    store = open_store(disk)
+    fill(store, 1)
+    part = store.fetch("t", 0, 0, max_bytes=2000, max_records=2)
+    assert part.records is not None
+    kept = part.records.to_pylist()
+    old = numbers(disk)
+    assert store.cleaner.run_once() == 1
+    assert spares(disk) == [0]
+    prepare(store)
+    fill(store, 1)
+    # Its reader still holds it: the new file is another one.
+    assert len(numbers(disk) & old) == 1
+    assert part.records.to_pylist() == kept
+    part = None  # type: ignore[assignment]
+    prepare(store)
+    while spares(disk):
+        fill(store, 1)
+    assert len(numbers(disk) & old) == 2
+    end = store.log.end
+    store.abandon()
+    assert verify(ROOT, disk) == []
+    again = open_store(disk)
+    assert again.log.end == end
+    again.close()
+
+
+def test_nothing_of_its_former_life_is_in_a_recycled_file() -> None:
+    disk = SimulatedDisk(record=False)
+    store = open_store(disk)
+    fill(store, 1)
+    store.cleaner.run_once()
+    prepare(store)
+    seen = disk._names["/s/raymq/spare"]["0" * 20]
+    assert disk._nodes[seen].data == bytes(SIZE)
+    store.log.queue.create_next()
+    assert disk._names["/s/commitlog"][f"{store.log.queue.files[-1].start:020d}"] == seen
+    assert bytes(store.log.queue.files[-1].read_view()) == bytes(SIZE)
+    store.abandon()
+
+
+def test_more_than_two_are_just_deleted_and_a_start_deletes_all() -> None:
+    disk = SimulatedDisk(record=False)
+    store = open_store(disk)
+    fill(store, 5)
+    assert store.cleaner.run_once() == 5
+    assert spares(disk) == [0, 1]
+    store.abandon()
+    store = open_store(disk, replace(CONFIG, recycle_commit_log_files=False))
+    assert spares(disk) == []
+    assert store.log.queue.spares is None
+    store.close()
+
+
+def test_a_file_on_another_disk_is_deleted() -> None:
+    disk = SimulatedDisk(record=False)
+    store = open_store(disk, replace(CONFIG, commit_log_paths=("/other/log",)))
+    fill(store, 2)
+    assert store.cleaner.run_once() == 2
+    assert spares(disk) == []
+    assert store.log.start == 2 * SIZE
+    store.close()
+
+
+def test_a_spare_that_cannot_be_zeroed_is_none() -> None:
+    disk = SimulatedDisk(record=False)
+    store = open_store(disk)
+    fill(store, 1)
+    store.cleaner.run_once()
+    prepare(store)
+    disk.fail("sync_data")
+    spare = store.log.queue.spares
+    assert spare is not None
+    spare._spares[0].zeroed = 0
+    assert not store.log.allocate_ahead().step()
+    assert spares(disk) == []
+    fill(store, 2)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "point", ["files.moved_to_spares", "files.spare_zeroed", "clean.after_segments"]
+)
+def test_a_kill_on_the_way_to_a_spare_loses_nothing(point: str) -> None:
+    disk = SimulatedDisk(record=False)
+    store = open_store(disk)
+    fill(store, 3)
+    high = store.queue_range("t", 0)[1]
+    try:
+        with failpoint(point, "raise"):
+            store.cleaner.run_once()
+            prepare(store)
+    except FailPointReached:
+        pass
+    store.abandon()
+    store = open_store(disk)
+    assert verify(ROOT, disk) == []
+    fill(store, 1)
+    assert store.queue_range("t", 0)[1] > high
+    assert spares(disk) == []
+    store.close()
+
+
+def test_every_power_loss_while_a_file_is_recycled_leaves_a_whole_log() -> None:
+    disk = SimulatedDisk(record=True)
+    store = open_store(disk)
+    fill(store, 2)
+    disk.note("begin")
+    store.cleaner.run_once()
+    prepare(store)
+    fill(store, 3)
+    disk.note("end")
+    seen = 0
+    for image in disk.crash_states(limit_per_point=3):
+        seen += "begin" in image.notes
+        if "begin" not in image.notes or seen % 5:
+            continue
+        again = open_store(image)
+        assert verify(ROOT, image) == []
+        fill(again, 1)
+        low, high = again.queue_range("t", 0)
+        assert high - low > 10
+        again.abandon()
+    assert seen > 100
+
+
+# --- warm files ----------------------------------------------------------------------------------
+
+
+class Locking(Files):
+    """Remembers what was locked, and refuses if told to."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        super().__init__()
+        self.locked: list[int] = []
+        self.unlocked: list[int] = []
+        self.error = error
+
+    def lock_memory(self, view: memoryview) -> None:
+        if self.error is not None:
+            raise self.error
+        self.locked.append(id(view))
+
+    def unlock_memory(self, view: memoryview) -> None:
+        self.unlocked.append(id(view))
+
+
+WARM = replace(CONFIG, warm_mapped_file=True, recycle_commit_log_files=False)
+
+
+def test_warm_files_are_written_ahead_whole_and_locked_until_they_are_full(tmp_path: Path) -> None:
+    files = Locking()
+    store = open_store(files, WARM, tmp_path)
+    prepare(store)
+    queue = store.log.queue
+    assert len(queue.files) == 3
+    assert [file.prewritten for file in queue.files[:2]] == [SIZE, SIZE]
+    assert files.locked == [id(file.read_view()) for file in queue.files]
+    first = id(queue.files[0].read_view())
+    fill(store, 1)
+    prepare(store)
+    assert files.unlocked == [first]
+    assert len(files.locked) == len(set(files.locked)) == 4
+    store.close()
+
+
+def test_where_locking_is_not_permitted_that_is_told_and_puts_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(Locking(OSError(errno.ENOMEM, "Cannot allocate memory")), WARM, tmp_path)
+    with caplog.at_level(logging.WARNING, "raymq.store"):
+        prepare(store)
+    assert len(caplog.records) == 3
+    assert "not locked in memory: [Errno 12]" in caplog.text
+    fill(store, 1)
+    store.close()
+
+
+def test_a_real_lock_is_held_or_refused_with_its_reason(tmp_path: Path) -> None:
+    files = Files()
+    fd = files.open_file(tmp_path / "f", create=True)
+    files.allocate(fd, 1 << 20)
+    view = files.map_read(fd, 1 << 20)
+
+    def locked_kb() -> int:
+        lines = files.read_file("/proc/self/status").decode().splitlines()
+        return int(next(line for line in lines if line.startswith("VmLck")).split()[1])
+
+    before = locked_kb()
+    refused = 0
+    try:
+        files.lock_memory(view)
+    except OSError as error:
+        refused = error.errno or 0
+    assert refused in (0, errno.EPERM, errno.ENOMEM, errno.EAGAIN)
+    assert locked_kb() == before + (0 if refused else 1024)
+    files.unlock_memory(view)
+    assert locked_kb() == before
+    assert view[:4] == bytes(4)
+    files.unmap(view)
+    os.close(fd)
