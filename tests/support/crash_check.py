@@ -35,7 +35,7 @@ def states(trace: Trace, limit: int) -> Iterator[tuple[bool, SimulatedDisk]]:
     seen: set[tuple[bool, int, Owed]] = set()
     for power in (True, False):
         images = (
-            trace.disk.crash_states(limit_per_point=limit, seed=SEED)
+            trace.disk.crash_states(limit_per_point=limit, seed=SEED + trace.disk.block_bytes)
             if power
             else trace.disk.kill_states()
         )
