@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from raymq.store.clock import Clock
-from raymq.store.delay_service import DelayService
+from raymq.store.delay.delay_service import DelayService
 from raymq.store.errors import Bug, RayMQError
 from raymq.store.message_store import MessageStore
 from raymq.store.put import Append

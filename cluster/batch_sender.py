@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from raymq.store import producer_stamp
 from raymq.store.clock import Clock
-from raymq.store.delay_levels import TIMER_TOPIC
+from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 

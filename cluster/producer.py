@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from raymq.store.clock import Clock
-from raymq.store.delay_levels import TIMER_TOPIC
+from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
 

@@ -13,12 +13,12 @@ from .cli_commands import EXIT_FAULT, EXIT_OK, Console
 from .store_progress import StoreProgress
 
 if TYPE_CHECKING:
-    from raymq.store.repair import Plan, Repaired
+    from raymq.store.tools.repair import Plan, Repaired
 
 
 def verify(options: argparse.Namespace, console: Console) -> int:
     """raymq store verify DIR: a store, or every store of a data directory."""
-    from raymq.store.inspect import check
+    from raymq.store.tools.inspect import check
 
     found = 0
     for root in stores(options.directory):
@@ -45,7 +45,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
 
 def dump(options: argparse.Namespace, console: Console) -> int:
     """raymq store dump DIR: always JSON, one object a line."""
-    from raymq.store.inspect import dump as messages
+    from raymq.store.tools.inspect import dump as messages
 
     faults = 0
     for root in stores(options.directory):
@@ -59,7 +59,7 @@ def dump(options: argparse.Namespace, console: Console) -> int:
 
 def repair(options: argparse.Namespace, console: Console) -> int:
     """raymq store repair DIR: shows the plan; with --yes carries it out."""
-    from raymq.store.repair import Repair
+    from raymq.store.tools.repair import Repair
 
     roots = stores(options.directory)
     if len(roots) > 1 and (options.cut_at is not None or options.keep is not None):
@@ -162,7 +162,7 @@ def scrub(options: argparse.Namespace, console: Console) -> int:
 
 def export(options: argparse.Namespace, console: Console) -> int:
     """raymq store export DIR TARGET: Parquet files."""
-    from raymq.store.export import Choice, export
+    from raymq.store.tools.export import Choice, export
 
     (root, *others) = stores(options.directory)
     if others:

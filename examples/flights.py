@@ -35,9 +35,9 @@ from raymq.cluster.range_reader import read_range
 from raymq.spark.session import raydp_session, use_java
 from raymq.spark.sink import write
 from raymq.spark.source import read
-from raymq.store.inspect import verify
 from raymq.store.producer_stamp import read_column
 from raymq.store.rows import stamp_bytes
+from raymq.store.tools.inspect import verify
 
 TOPIC, PROBE = "flights", "probe"
 QUEUES, SHARDS = 8, 2

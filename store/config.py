@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .delay_levels import DEFAULT_LEVELS, parse_levels
+from .delay.delay_levels import DEFAULT_LEVELS, parse_levels
 from .errors import Rejected
 
 MIB = 1024 * 1024

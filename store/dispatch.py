@@ -15,9 +15,9 @@ from . import record, rows
 from .clock import Clock
 from .commit_log import CommitLog
 from .consume_queues import ConsumeQueues
-from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
-from .index_builder import IndexBuilder, KeyedUnit
-from .index_keys import Keyed
+from .delay.delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
+from .index.index_builder import IndexBuilder, KeyedUnit
+from .index.index_keys import Keyed
 from .put_lock import PutLock
 from .running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 

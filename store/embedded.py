@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .async_put import AsyncPut
-from .delay_service import DelayService
+from .delay.delay_service import DelayService
 from .errors import DeliveryUnknown, Rejected, Unavailable
 from .flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from .inner_message import InnerMessage

@@ -21,22 +21,22 @@ from .commit_log import QUEUES_DOUBTFUL, CommitLog
 from .compaction.compaction_store import CompactionStore
 from .config import StoreConfig
 from .consume_queues import ConsumeQueues
-from .delay_hook import DelayHook
+from .delay.delay_hook import DelayHook
 from .dispatch import Dispatch
 from .errors import RayMQError, Rejected, Unavailable
 from .failpoints import fail_point
 from .files import Files
 from .get_message import BYTES_MAX, GetMessage, GetMessageResult
-from .index_builder import IndexBuilder
-from .index_service import IndexService
+from .index.index_builder import IndexBuilder
+from .index.index_service import IndexService
+from .index.query import TIME_MAX_MS, Boundary, Query, QueryResult
+from .index.query_keys import KeyHits, by_keys
 from .inner_message import InnerMessage, Progress
 from .message_filter import MessageFilter
 from .put import Append, FetchSlice, PutRequest
 from .put_hooks import PutHook
 from .put_lock import PutLock
 from .put_path import CheckedPut, PutPath
-from .query import TIME_MAX_MS, Boundary, Query, QueryResult
-from .query_keys import KeyHits, by_keys
 from .reader import Reader
 from .running_flags import RunningFlags
 from .segment_head import read_head

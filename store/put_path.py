@@ -15,13 +15,14 @@ from . import record
 from .commit_log import CommitLog
 from .compaction.units import check_keys
 from .consume_queues import ConsumeQueues
-from .delay_levels import TIMER_TOPIC
-from .delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
+from .delay.delay_levels import TIMER_TOPIC
+from .delay.delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
+from .delay.timer_put import check_timer_put
 from .dispatch import Dispatch, Pending
 from .duplicates import Search
 from .errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from .failpoints import fail_point
-from .index_keys import keyed_rows
+from .index.index_keys import keyed_rows
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
 from .producer_stamp import Stamp
 from .put import Append, PutRequest
@@ -37,7 +38,6 @@ from .state import (
 )
 from .stats import StoreStats
 from .status import PutStatus
-from .timer_put import check_timer_put
 from .topics import check_target
 
 Prepared = record.Prepared | record.PreparedRow

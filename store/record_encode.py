@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from . import format as fmt
 from .checksum import body_crc, body_crcs
 from .errors import Rejected, require
-from .index_keys import Keyed, keyed_column
+from .index.index_keys import Keyed, keyed_column
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
 from .properties import TAG_NAME
 from .record_check import value_lengths

@@ -15,7 +15,7 @@ import pyarrow as pa
 from . import format as fmt
 from .checksum import body_crc
 from .errors import require
-from .index_keys import keyed_row
+from .index.index_keys import keyed_row
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_bytes
 from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separators_absent

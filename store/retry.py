@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import format as fmt
-from .delay_levels import SCHEDULE_TOPIC
+from .delay.delay_levels import SCHEDULE_TOPIC
 from .errors import Rejected
 from .inner_message import InnerMessage
 from .put import Append

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from . import format as fmt
 from . import record
-from .delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC
+from .delay.delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC
 from .producer_stamp import STAMP_BYTES, read_column
 from .properties import TAG_NAME
 

@@ -21,8 +21,8 @@ from .clock import Clock
 from .errors import Corrupt, RayMQError, Rejected
 from .files import Files
 from .marks import read_marks
-from .read_only import ReadOnlyStore
 from .segment_paths import find_segment, list_segments, other_directories
+from .tools.read_only import ReadOnlyStore
 
 #: bytes of the log read and compared a second
 BYTES_PER_S = 8 << 20

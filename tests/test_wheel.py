@@ -74,7 +74,14 @@ def test_spark_java_and_plots_are_extras(wheel, names):
     needs = [str(value) for value in headers.get_all("Requires-Dist", [])]
     plain = {need.split(";")[0].split("=")[0].strip() for need in needs if "extra ==" not in need}
     assert plain == {"ray", "pyarrow", "numpy", "crcmod", "google-crc32c", "isal"}
-    assert set(headers.get_all("Provides-Extra", [])) == {"spark", "demo", "bench", "client", "dev"}
+    assert set(headers.get_all("Provides-Extra", [])) == {
+        "spark",
+        "demo",
+        "bench",
+        "client",
+        "sql",
+        "dev",
+    }
     assert headers["Requires-Python"] == ">=3.10"
 
 

@@ -20,13 +20,13 @@ from raymq.actors.doorbell import doorbell_directory
 from raymq.actors.shard_api import PutTicket
 from raymq.store import record
 from raymq.store.config import StoreConfig
-from raymq.store.delay_hook import transform
+from raymq.store.delay.delay_hook import transform
+from raymq.store.delay.timer_check import read_check
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, DeliveryUnknown, Fenced, Rejected, Unavailable
 from raymq.store.files import Files
 from raymq.store.inner_message import InnerMessage
 from raymq.store.put import FetchRequest, PutRequest
-from raymq.store.timer_check import read_check
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.waiting import until

@@ -17,7 +17,7 @@ from raymq.cluster.partitioner import queue_of
 from raymq.cluster.producer import Producer
 from raymq.store import record
 from raymq.store.clock import Clock
-from raymq.store.delay_levels import TIMER_TOPIC
+from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Rejected, StorageFull, Unavailable
 from raymq.store.properties import decode
 from tests.support.fake_backend import FakeBackend, FakeCluster

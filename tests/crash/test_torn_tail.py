@@ -19,9 +19,9 @@ from raymq.store.commit_log import CommitLog
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, StorageFull, Unavailable
 from raymq.store.files import Files
-from raymq.store.inspect import check
 from raymq.store.message_store import MessageStore
 from raymq.store.put import Append, PutRequest
+from raymq.store.tools.inspect import check
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.crash_states import disk_of, kill_states, power_loss_states

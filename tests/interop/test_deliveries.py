@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from raymq.store.config import StoreConfig
-from raymq.store.delay_schedule import ScheduleMessageService
+from raymq.store.delay.delay_schedule import ScheduleMessageService
+from raymq.store.delay.timer_store import TimerMessageStore
 from raymq.store.message_store import MessageStore
-from raymq.store.timer_store import TimerMessageStore
 from tests.support import message_kinds as kinds
 from tests.support.message_kinds import Kind
 from tests.support.oracle import Line, RocketMQ

@@ -27,7 +27,7 @@ from raymq.cluster.range_reader import read_range
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, from_wire
 from raymq.store.files import Files
-from raymq.store.inspect import verify
+from raymq.store.tools.inspect import verify
 from tests.support.batches import batch
 from tests.support.history import History, Load, Read, faults
 from tests.support.waiting import until

@@ -16,9 +16,9 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
-from raymq.store.inspect import verify
 from raymq.store.message_store import MessageStore
 from raymq.store.segment_head import read_head
+from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk

@@ -19,10 +19,10 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
-from raymq.store.inspect import verify
 from raymq.store.message_store import MessageStore
 from raymq.store.put import PutRequest
 from raymq.store.state import ShardState
+from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import copy, flip
 

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from raymq.store.config import StoreConfig
-from raymq.store.delay_hook import transform
-from raymq.store.delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC, TIMER_TOPIC, parse_levels
+from raymq.store.delay.delay_hook import transform
+from raymq.store.delay.delay_levels import (
+    DEFAULT_LEVELS_MS,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    parse_levels,
+)
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.inner_message import InnerMessage

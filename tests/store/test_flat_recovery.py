@@ -10,9 +10,9 @@ import pytest
 from raymq.store.chain import UNIT_BYTES
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
-from raymq.store.inspect import verify
 from raymq.store.message_store import MessageStore
 from raymq.store.state import OFFSETS
+from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 

@@ -18,14 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raymq.store import format as fmt
-from raymq.store import index_keys, properties, record
+from raymq.store import properties, record
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.files import Files
-from raymq.store.index_file import HEADER
-from raymq.store.index_keys import Keyed, hash_keys, key_hash, keys_of, topic_hash
-from raymq.store.index_service import IndexService
+from raymq.store.index import index_keys
+from raymq.store.index.index_file import HEADER
+from raymq.store.index.index_keys import Keyed, hash_keys, key_hash, keys_of, topic_hash
+from raymq.store.index.index_service import IndexService
 from raymq.store.inner_message import InnerMessage, Progress
 from raymq.store.message_store import MessageStore
 from raymq.store.put import PutRequest
@@ -263,8 +264,8 @@ def found(index: IndexService, key: str = "k", begin: int = 0, end: int = 1 << 6
 
 def test_long_chains_are_followed_to_their_end(tmp_path, monkeypatch):
     for steps, entries in ((1, 7), (5, 1 << 16), (2048, 1 << 16)):
-        monkeypatch.setattr("raymq.store.index_file.CHAIN_STEPS", steps)
-        monkeypatch.setattr("raymq.store.index_file.SCAN_ENTRIES", entries)
+        monkeypatch.setattr("raymq.store.index.index_file.CHAIN_STEPS", steps)
+        monkeypatch.setattr("raymq.store.index.index_file.SCAN_ENTRIES", entries)
         index = service(tmp_path / str(steps))
         index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
         for low in range(0, 90, 3):

@@ -8,8 +8,8 @@ import pytest
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, Fenced, OffsetOutOfRange, Rejected, Unavailable
-from raymq.store.inspect import dump, verify
 from raymq.store.record import decode
+from raymq.store.tools.inspect import dump, verify
 from tests.support.batches import request
 
 SMALL = StoreConfig(segment_size_bytes=64 * 1024, consume_queue_file_size_bytes=2000)

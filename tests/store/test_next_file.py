@@ -16,12 +16,12 @@ from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.files import Files
-from raymq.store.inspect import verify
 from raymq.store.mapped_file_queue import AllocateAhead
 from raymq.store.message_store import MessageStore
 from raymq.store.put_errors import status_of
 from raymq.store.segment_paths import find_segment, list_segments
 from raymq.store.status import PutStatus
+from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk

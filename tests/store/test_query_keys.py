@@ -7,11 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from raymq.store import index_file, record
+from raymq.store import record
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
+from raymq.store.index import index_file
+from raymq.store.index.query_keys import KeyHits
 from raymq.store.inner_message import InnerMessage
-from raymq.store.query_keys import KeyHits
 from tests.support.engine import Engine
 
 CONFIG = StoreConfig(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from raymq.store import record
 from raymq.store.errors import Corrupt
-from raymq.store.inspect import check
 from raymq.store.message_store import MessageStore
 from raymq.store.properties import encode
 from raymq.store.state import INTERNAL_TOPIC, OFFSETS, PRODUCER, PROGRESS, SNAPSHOT, TOPIC
+from raymq.store.tools.inspect import check
 from tests.support.batches import request
 from tests.support.crash_states import disk_of
 from tests.support.crash_traces import CONFIG, ROOT, dispatch_all, open_store

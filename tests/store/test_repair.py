@@ -13,8 +13,8 @@ from raymq.store.chain import UNIT_BYTES, unpack_units
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.inspect import verify
-from raymq.store.repair import Repair
+from raymq.store.tools.inspect import verify
+from raymq.store.tools.repair import Repair
 from tests.support.batches import request
 from tests.support.damaged_store import (
     CONFIG,

@@ -13,8 +13,8 @@ import pytest
 from raymq.store.config import StoreConfig
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
-from raymq.store.inspect import verify
 from raymq.store.message_store import MessageStore
+from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raymq.store.config import StoreConfig
-from raymq.store.delay_levels import TIMER_TOPIC
+from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Rejected
 from raymq.store.properties import encode
 from raymq.store.put import PutRequest

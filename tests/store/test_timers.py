@@ -10,15 +10,15 @@ import pytest
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.delay_levels import TIMER_TOPIC
+from raymq.store.delay.delay_levels import TIMER_TOPIC
+from raymq.store.delay.timer_check import TimerCheck, read_check, write_check
+from raymq.store.delay.timer_log import UNIT_BYTES, UNIT_DTYPE
+from raymq.store.delay.timer_rule import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
+from raymq.store.delay.timer_wheel import FILE_BYTES, SLOT
 from raymq.store.errors import StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.inner_message import InnerMessage
-from raymq.store.timer_check import TimerCheck, read_check, write_check
-from raymq.store.timer_log import UNIT_BYTES, UNIT_DTYPE
-from raymq.store.timer_rule import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
-from raymq.store.timer_wheel import FILE_BYTES, SLOT
 from tests.support.delays import CONFIG, START_MS, DelayWorld
 
 DAY_MS = 86_400_000

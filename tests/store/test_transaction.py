@@ -9,9 +9,9 @@ import pytest
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.inner_message import InnerMessage
-from raymq.store.inspect import verify
 from raymq.store.resolutions import Resolution
 from raymq.store.stored_message import StoredMessage, read
+from raymq.store.tools.inspect import verify
 from raymq.store.transaction import (
     COMMITTED,
     DISCARD_TOPIC,

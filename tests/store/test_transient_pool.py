@@ -18,8 +18,8 @@ from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull, Unavailable
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
-from raymq.store.inspect import verify
 from raymq.store.message_store import MessageStore
+from raymq.store.tools.inspect import verify
 from raymq.store.transient_pool import PoolReader, TransientPool, check_room
 from tests.support.batches import request
 from tests.support.clock import ManualClock

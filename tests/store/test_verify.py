@@ -14,11 +14,11 @@ import pytest
 
 from raymq.store import format as fmt
 from raymq.store.chain import UNIT_BYTES, unpack_units
-from raymq.store.faults import NAMED_MAX
-from raymq.store.inspect import check, verify
 from raymq.store.message_store import MessageStore
-from raymq.store.verify_files import TIMER_UNIT_DTYPE, why_no_object
-from raymq.store.verify_index import java_hashes
+from raymq.store.tools.faults import NAMED_MAX
+from raymq.store.tools.inspect import check, verify
+from raymq.store.tools.verify_files import TIMER_UNIT_DTYPE, why_no_object
+from raymq.store.tools.verify_index import java_hashes
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import (
     CONFIG,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from raymq.store import record, rows
-from raymq.store.inspect import check as inspect_store
 from raymq.store.message_store import MessageStore
 from raymq.store.segment_head import read_head
 from raymq.store.state import INTERNAL_TOPIC
+from raymq.store.tools.inspect import check as inspect_store
 from tests.support.batches import request
 from tests.support.crash_traces import (
     KEYS,

@@ -10,8 +10,8 @@ import numpy as np
 
 from raymq.store import record
 from raymq.store.config import StoreConfig
-from raymq.store.delay_hook import transform
-from raymq.store.delay_service import DelayService
+from raymq.store.delay.delay_hook import transform
+from raymq.store.delay.delay_service import DelayService
 from raymq.store.files import Files
 from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore

@@ -16,12 +16,12 @@ from raymq.cluster.routes import Routes
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.delay_levels import TIMER_TOPIC
+from raymq.store.delay.delay_levels import TIMER_TOPIC
+from raymq.store.delay.timer_put import check_timer_put
 from raymq.store.errors import DeliveryUnknown, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 from raymq.store.producer_stamp import Stamp
 from raymq.store.put import FetchRequest, FetchSlice, PutOutcome, PutRequest
 from raymq.store.state import ShardState, TopicInfo
-from raymq.store.timer_put import check_timer_put
 
 TOKEN = "t0ken"
 CLUSTER_ID = "c" * 32

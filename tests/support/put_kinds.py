@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from raymq.store import record
-from raymq.store.delay_hook import transform
+from raymq.store.delay.delay_hook import transform
 from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
 from raymq.store.properties import encode as encode_properties

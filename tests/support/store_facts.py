@@ -14,9 +14,9 @@ from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
+from raymq.store.index.query import Boundary
 from raymq.store.message_store import MessageStore
 from raymq.store.properties import decode as decode_properties
-from raymq.store.query import Boundary
 from tests.support.oracle import copied
 from tests.support.put_kinds import dispatch_all
 

@@ -1,0 +1,184 @@
+"""What a put does with a message that is to be delivered later: it goes to the topic where such messages wait.
+
+The put door calls `transform` for every message. It wins over nothing: half messages of transactions pass as they
+are. Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3; there a second that is congested refuses by chance,
+the more waits the less likely; here it refuses from the limit on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from raymq.store import format as fmt
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Rejected
+from raymq.store.inner_message import InnerMessage
+from raymq.store.properties import decode
+from raymq.store.put_errors import error_of
+from raymq.store.put_hooks import PutHook
+from raymq.store.status import PutStatus
+
+from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
+from .delayed_record import GROUP_RESERVE_BYTES, REAL_QUEUE, REAL_TOPIC, ROW_RESERVE_BYTES
+from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
+
+DELAY = "DELAY"
+DELAY_S, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"
+
+_NO_TRANSACTION = (0x0, 0x8)
+
+
+def transform(
+    message: InnerMessage,
+    now_ms: int,
+    config: StoreConfig,
+    *,
+    waiting: Callable[[int], int] | None = None,
+) -> InnerMessage:
+    """The message as it is stored: itself, or on its way to the delay levels or the timers.
+
+    Args: `waiting(ms)` is how many messages wait for that second (`TimerMessageStore.waiting`).
+    Raises: Rejected with `status` MESSAGE_ILLEGAL or one of WHEEL_TIMER_*, Unavailable with WHEEL_TIMER_FLOW_CONTROL;
+    nothing was stored.
+    """
+    if message.sys_flag & fmt.SYS_TRANSACTION_MASK not in _NO_TRANSACTION:
+        return message
+    if message.topic in (TIMER_TOPIC, SCHEDULE_TOPIC):
+        return message
+    text = message.properties_text
+    properties = dict(message.properties) if text is None else decode(text)
+    level = _level(properties)
+    if level > 0:
+        for name in (DELIVER_MS, DELAY_S, DELAY_MS):
+            properties.pop(name, None)
+        level = min(level, len(config.delay_levels_ms))
+        properties[DELAY] = str(level)
+        return _moved(message, properties, SCHEDULE_TOPIC, level - 1, config)
+    deliver_ms = _deliver_ms(properties, now_ms)
+    if deliver_ms is None:
+        return message
+    if not config.timer_wheel_enabled:
+        raise Rejected(
+            "timers are switched off (timer_wheel_enabled); use a delay level, or send the message without a time",
+            field="deliver_at_ms",
+            limit=None,
+            status=PutStatus.WHEEL_TIMER_NOT_ENABLE.value,
+        )
+    if deliver_ms <= now_ms:
+        if DELETE_KEY in properties:
+            raise Rejected(
+                f"{DELETE_KEY} names a message that is due at {deliver_ms} ms, which is over: it cannot be cancelled",
+                field=DELETE_KEY,
+                limit=now_ms,
+                status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
+            )
+        return message
+    check_deliver_at(deliver_ms, now_ms, config)
+    out_ms = out_time_ms(deliver_ms)
+    limit = config.timer_congest_num_each_slot
+    if waiting is not None and waiting(out_ms) >= limit:
+        raise error_of(
+            PutStatus.WHEEL_TIMER_FLOW_CONTROL,
+            f"{limit} messages wait for the second of {deliver_ms} ms; choose another time",
+            field="deliver_at_ms",
+            limit=limit,
+        )
+    properties[OUT_MS] = str(out_ms)
+    return _moved(message, properties, TIMER_TOPIC, 0, config)
+
+
+class DelayHook(PutHook):
+    """`transform` for the store's door: the first of `MessageStore.hooks`."""
+
+    name = "delay"
+
+    def __init__(self, config: StoreConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        #: see `transform`; set by the service that knows
+        self.waiting: Callable[[int], int] | None = None
+
+    def before_put(self, message: InnerMessage) -> InnerMessage:
+        """See `transform`."""
+        return transform(message, self._clock.now_ms(), self._config, waiting=self.waiting)
+
+
+def check_deliver_at(deliver_ms: int, now_ms: int, config: StoreConfig) -> None:
+    """Raises: Rejected for a time further away than timers reach."""
+    limit = config.timer_max_delay_s * 1000
+    if deliver_ms - now_ms > limit:
+        raise Rejected(
+            f"the message is to be delivered in {deliver_ms - now_ms} ms; timers reach {limit} ms (timer_max_delay_s)",
+            field="deliver_at_ms",
+            limit=now_ms + limit,
+            status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
+        )
+
+
+def out_time_ms(deliver_ms: int) -> int:
+    """The second whose end is the first full second at or after `deliver_ms`: its messages are due at its end."""
+    return -(-deliver_ms // PRECISION_MS) * PRECISION_MS - PRECISION_MS
+
+
+def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
+    if OUT_MS in properties:
+        # Delivered by a timer before.
+        return None
+    if DELAY_S in properties:
+        return now_ms + 1000 * _number(properties, DELAY_S)
+    if DELAY_MS in properties:
+        return now_ms + _number(properties, DELAY_MS)
+    if DELIVER_MS in properties:
+        return _number(properties, DELIVER_MS)
+    return None
+
+
+def _level(properties: dict[str, str]) -> int:
+    """0: none, also where it is no number."""
+    try:
+        return int(properties.get(DELAY, "0"))
+    except ValueError:
+        return 0
+
+
+def _number(properties: dict[str, str], name: str) -> int:
+    text = properties[name]
+    try:
+        value = int(text) if text.isascii() and "_" not in text else None
+    except ValueError:
+        value = None
+    if value is None or not -(1 << 63) <= value < 1 << 63:
+        raise Rejected(
+            f"property {name} is {text!r}; it must be a whole number",
+            field=name,
+            limit="a whole number",
+            status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
+        )
+    return value
+
+
+def _moved(
+    message: InnerMessage,
+    properties: dict[str, str],
+    topic: str,
+    queue_id: int,
+    config: StoreConfig,
+) -> InnerMessage:
+    """The message in the topic where it waits. Raises: Rejected where its delivery could not be appended."""
+    properties[REAL_TOPIC] = message.topic
+    properties[REAL_QUEUE] = str(message.queue_id)
+    text = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in properties.items())
+    size = fmt.HEADER_BYTES + 4 + len(message.body) + text + ROW_RESERVE_BYTES
+    limit = config.group_bytes_max - GROUP_RESERVE_BYTES
+    if size > limit:
+        raise Rejected(
+            f"the message makes a record of up to {size} bytes; one that is delivered later may have {limit}",
+            field="record",
+            limit=limit,
+            status=PutStatus.MESSAGE_ILLEGAL.value,
+        )
+    return replace(
+        message, topic=topic, queue_id=queue_id, properties=properties, properties_text=None
+    )

@@ -1,0 +1,116 @@
+"""Delay levels: what waited for its level's time is delivered, exactly once, across crashes too.
+
+The messages of a level wait in one queue of the schedule topic, in the order in which they are due. Each group of
+deliveries is appended together with how far its level came.
+Source: ScheduleMessageService, RocketMQ 5.3.3, which keeps that in a file written every ten seconds, and delivers
+again what came after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from raymq.store.consume_queue import BLANK_SIZE, ConsumeQueue
+from raymq.store.failpoints import fail_point
+from raymq.store.inner_message import InnerMessage, Progress
+
+from .delay_levels import SCHEDULE_TOPIC
+from .delayed_record import by_queue, fitting, waiting
+
+if TYPE_CHECKING:
+    from raymq.store.message_store import MessageStore
+
+SERVICE = "delay"
+#: units looked at in one go
+SLICE_ROWS = 4096
+
+
+class Delivered(NamedTuple):
+    """What one look at the levels did."""
+
+    messages: int
+    #: when the next message is due, ms; now or before: there is more to do; None: nothing waits
+    next_due_ms: int | None
+
+
+def level_offsets(store: MessageStore) -> dict[int, int]:
+    """Level -> offset of its queue in the schedule topic that is delivered next: delayOffset.json's offsetTable."""
+    return {int(level): offset for level, offset in store.state.progress.get(SERVICE, {}).items()}
+
+
+class ScheduleMessageService:
+    """The delay levels of one shard. Callers: one thread."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self.levels_ms = store.config.delay_levels_ms
+        #: messages that name no queue they could be delivered to, or that the log has no more
+        self.skipped = 0
+
+    def deliver_due(self, now_ms: int, *, limit: int) -> Delivered:
+        """Deliver what is due, at most about `limit` messages, the shortest level first.
+
+        Raises: StorageFull, Unavailable, OSError: what was not delivered is at the next call.
+        """
+        count = 0
+        next_due: int | None = None
+        offsets = level_offsets(self._store)
+        for level in range(1, len(self.levels_ms) + 1):
+            queue = self._store.consume_queues.find(SCHEDULE_TOPIC, level - 1)
+            if queue is None:
+                continue
+            offset = self._corrected(level, offsets.get(level, 0), queue)
+            due: int | None = now_ms
+            while due is not None and due <= now_ms and count < limit:
+                delivered, offset, due = self._deliver_slice(level, queue, offset, now_ms)
+                count += delivered
+            if due is not None:
+                next_due = due if next_due is None else min(next_due, due)
+        return Delivered(count, next_due)
+
+    def _corrected(self, level: int, offset: int, queue: ConsumeQueue) -> int:
+        """Inside the queue. That may be behind the log for a while after a start; then there is nothing to do."""
+        stored = self._store.state.next_offsets.get((SCHEDULE_TOPIC, level - 1), 0)
+        known = max(queue.max_offset, stored)
+        if offset > known:
+            # Another store's file said so. What is put from now on is not to be taken for delivered.
+            self._note(level, known, [])
+        return min(max(offset, queue.min_offset), known)
+
+    def _note(self, level: int, offset: int, messages: list[InnerMessage]) -> None:
+        self._store.put_inner(messages, progress=Progress(SERVICE, {str(level): offset}))
+
+    def _deliver_slice(
+        self, level: int, queue: ConsumeQueue, offset: int, now_ms: int
+    ) -> tuple[int, int, int | None]:
+        """One group of a level. Returns: messages looked at, the next offset, when that is due."""
+        if offset >= queue.max_offset:
+            return 0, offset, None
+        units = queue.read(offset, SLICE_ROWS)
+        at = units["tags_code"].astype(np.int64)
+        # The clock was further when it was stored: it waited long enough.
+        far = at > now_ms + self.levels_ms[level - 1]
+        blank = units["size"] == BLANK_SIZE
+        due = (at <= now_ms) | far | blank
+        ready = len(due) if due.all() else int(due.argmin())
+        if not ready:
+            return 0, offset, int(at[0])
+        sizes = np.where(blank, 0, units["size"])[:ready].astype(np.int64)
+        count = fitting(sizes, self._store.config.group_bytes_max)
+        positions = units["position"][:count].astype(np.int64)
+        there = ~blank[:count] & (positions >= self._store.log.start)
+        found = waiting(self._store.log, positions[there], sizes[:count][there])
+        messages = [message for each in found if (message := each.delivered()) is not None]
+        self.skipped += int((~blank[:count]).sum()) - len(messages)
+        next_offset = offset + count
+        self._note(level, next_offset, by_queue(messages))
+        fail_point("delay.group_appended")
+        if next_offset >= queue.max_offset:
+            return count, next_offset, None
+        if count < ready:
+            return count, next_offset, now_ms
+        if count < len(units):
+            return count, next_offset, int(at[count])
+        return count, next_offset, now_ms

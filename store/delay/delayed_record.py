@@ -1,0 +1,148 @@
+"""Waiting messages: read many from the log, make of each the message that is delivered.
+
+Source: ScheduleMessageService#messageTimeUp, TimerMessageStore#convertMessage, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.commit_log import CommitLog
+from raymq.store.errors import Rejected
+from raymq.store.inner_message import InnerMessage
+from raymq.store.producer_stamp import without_stamp
+from raymq.store.state import INTERNAL_TOPIC
+
+Int64s = npt.NDArray[np.int64]
+
+REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
+#: topic of prepared messages: nothing is delivered there
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+#: what a group needs beside its messages: the record of the progress
+GROUP_RESERVE_BYTES = 1024
+#: most messages of a group: for its time no other put gets into the log
+GROUP_MESSAGES_MAX = 512
+#: most bytes that a record grows by on its delivery: its topic, longer addresses, the timer's properties
+ROW_RESERVE_BYTES = 512
+
+_V6_BITS = fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6
+# Greedy: of several properties of one name the last counts.
+_REAL_TOPIC = re.compile(rb"(?:.*\x02)?REAL_TOPIC\x01([^\x02]+)", re.DOTALL)
+_REAL_QUEUE = re.compile(rb"(?:.*\x02)?REAL_QID\x01(\d{1,9})(?:\x02|\Z)", re.DOTALL)
+
+
+class Waiting(NamedTuple):
+    """One record of a waiting message."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    body: bytes
+    #: without a producer's stamp: what is delivered is no row of its producer's sequence
+    properties: bytes
+    flag: int
+    sys_flag: int
+    born_time_ms: int
+    born_host: str
+    reconsume_times: int
+
+    def moved(self, topic: str, queue_id: int, properties: bytes) -> InnerMessage:
+        """The message for another queue; body, flags, birth and text go with it."""
+        return InnerMessage(
+            topic,
+            queue_id,
+            self.body,
+            flag=self.flag,
+            sys_flag=self.sys_flag & ~_V6_BITS,
+            born_time_ms=self.born_time_ms,
+            born_host=_host(self.born_host),
+            reconsume_times=self.reconsume_times,
+            properties_text=properties,
+        )
+
+    def delivered(self, extra: bytes = b"") -> InnerMessage | None:
+        """The message for its real queue; None when it names none that may be delivered to.
+
+        The properties' text is as it was, DELAY and TIMER_* too (reference 1.13), and `extra` behind it as far as
+        there is room.
+        """
+        topic = _REAL_TOPIC.match(self.properties)
+        queue = _REAL_QUEUE.match(self.properties)
+        if topic is None or queue is None:
+            return None
+        name = topic[1].decode("utf-8", "replace")
+        if not _may_receive(name):
+            return None
+        return self.moved(name, int(queue[1]), self.with_text(extra))
+
+    def with_text(self, extra: bytes) -> bytes:
+        """The properties with more of them, if they fit."""
+        text = self.properties
+        if not extra or len(text) + 1 + len(extra) > fmt.PROPERTIES_MAX_BYTES:
+            return text
+        return text + (b"" if not text or text.endswith(b"\x02") else b"\x02") + extra
+
+
+@lru_cache(maxsize=1024)
+def _may_receive(topic: str) -> bool:
+    try:
+        fmt.check_topic_name(topic)
+    except Rejected:
+        return False
+    return topic not in (INTERNAL_TOPIC, HALF_TOPIC)
+
+
+@lru_cache(maxsize=1024)
+def _host(text: str) -> tuple[str, int]:
+    """An address and port from what `record.decode` made of them."""
+    address, _, port = text.rpartition(":")
+    return address.strip("[]"), int(port)
+
+
+def batches(log: CommitLog, positions: Int64s, sizes: Int64s) -> Iterator[pa.RecordBatch]:
+    """Decode records at ascending physical positions, a batch a segment file.
+
+    Args: none below `log.start`. Raises: Corrupt where the log has no file.
+    """
+    segment = log.config.segment_size_bytes
+    numbers = positions // segment
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)]
+    for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+        if low < high:
+            view, base = log.view(int(positions[low]))
+            yield record.decode(view, positions[low:high] - base, sizes[low:high])
+
+
+def waiting(log: CommitLog, positions: Int64s, sizes: Int64s) -> list[Waiting]:
+    """The records as objects: each is about to be delivered."""
+    found: list[Waiting] = []
+    for batch in batches(log, positions, sizes):
+        columns = [batch.column(name).to_pylist() for name in _COLUMNS]
+        columns[_PROPERTIES] = [without_stamp(text) for text in columns[_PROPERTIES]]
+        found.extend(map(Waiting._make, zip(*columns, strict=True)))
+    return found
+
+
+_COLUMNS = Waiting._fields
+_PROPERTIES = _COLUMNS.index("properties")
+
+
+def by_queue(messages: list[InnerMessage]) -> list[InnerMessage]:
+    """A group's messages with each queue's together, in their order: neighbours are accounted for together."""
+    return sorted(messages, key=lambda message: (message.topic, message.queue_id))
+
+
+def fitting(sizes: Int64s, group_bytes_max: int) -> int:
+    """How many of the first records, of these sizes, are delivered in one group; at least one."""
+    limit = group_bytes_max - GROUP_RESERVE_BYTES
+    ends = np.cumsum(sizes[:GROUP_MESSAGES_MAX] + ROW_RESERVE_BYTES)
+    return max(1, int(np.searchsorted(ends, limit, side="right")))

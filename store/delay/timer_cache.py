@@ -1,0 +1,189 @@
+"""The timer wheel and the timer log together: made from the timer topic, and again where there is doubt (D6).
+
+On disk they are complete up to what `config/timercheck` says; what came behind is cut at the start and made again.
+Source: TimerMessageStore#recover, #doEnqueue, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store.commit_log import CommitLog
+from raymq.store.errors import Corrupt
+from raymq.store.failpoints import fail_point
+
+from .timer_check import TimerCheck, read_check, remove_check, write_check
+from .timer_log import NONE, UNIT_BYTES, UNIT_DTYPE, TimerLog, Units
+from .timer_rule import MAGIC_DELETE, PRECISION_MS, ROLL_WINDOW_MS, WHEEL_SLOTS, Due
+from .timer_wheel import Slot, TimerWheel
+
+Int64s = npt.NDArray[np.int64]
+
+_MAGIC_ALL = 7
+
+
+class TimerCache:
+    """Which record waits for which second. Callers: one thread."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._files = log.files
+        self._check_path = log.root / "config" / "timercheck"
+        self._log_directory = log.root / "timerlog"
+        self._timer_log = TimerLog(
+            self._log_directory, log.config.timer_log_file_size_bytes, files=self._files
+        )
+        self.wheel = TimerWheel(log.root / "timerwheel", files=self._files)
+        #: records above this were not in the log that was recovered, nor added since
+        self._known_end = log.end if log.recovered is None else log.recovered.end
+        self._last: TimerCheck | None = None
+
+    def check(self) -> TimerCheck | None:
+        """What `config/timercheck` says."""
+        return read_check(self._check_path, files=self._files)
+
+    def load(self, check: TimerCheck | None, time_ms: int) -> bool:
+        """Take over what is complete on disk of the seconds from `time_ms` on.
+
+        Returns: whether it could be believed; else the cache is empty, and has to be filled from the timer topic.
+        """
+        self.wheel.clear()
+        if check is not None and self._load(check, time_ms):
+            self._last = check
+            self.wheel.create()
+            return True
+        self.reset()
+        self.wheel.create()
+        return False
+
+    def reset(self) -> None:
+        """Delete it. Durable: nobody believes what is left of it."""
+        remove_check(self._check_path, files=self._files)
+        self._timer_log.close()
+        self._files.remove_tree(self._log_directory)
+        self._timer_log.load(0)
+        self.wheel.clear()
+        self._last = None
+
+    def _load(self, check: TimerCheck, time_ms: int) -> bool:
+        try:
+            self._timer_log.load(check.log_end)
+        except Corrupt:
+            return False
+        if not self._timer_log.holds(check.log_end):
+            return False
+        positions, units = self._timer_log.units(time_ms - ROLL_WINDOW_MS - PRECISION_MS)
+        records = units["position"].astype(np.int64)
+        ends = records + units["record_size"]
+        magic = units["magic"]
+        if not (
+            bool((units["size"] == UNIT_BYTES).all() & (records >= 0).all())
+            and bool(((magic > 0) & (magic <= _MAGIC_ALL)).all())
+            and bool((records[1:] >= ends[:-1]).all())
+            and (not len(ends) or int(ends[-1]) <= self._known_end)
+        ):
+            return False
+        return self._fill(positions, units, time_ms)
+
+    def _fill(self, positions: Int64s, units: Units, time_ms: int) -> bool:
+        """Set the wheel from the units. Returns: False where a unit does not name the one before it."""
+        slots = units["enqueue_time_ms"].astype(np.int64) + units["delay_ms"]
+        rows = np.flatnonzero(slots >= time_ms)
+        rows = rows[np.argsort(slots[rows], kind="stable")]
+        slots, places = slots[rows], positions[rows]
+        previous = units["previous"][rows].astype(np.int64)
+        same = slots[1:] == slots[:-1]
+        if not (~same | (previous[1:] == places[:-1]) | (previous[1:] == NONE)).all():
+            return False
+        waiting = np.where(units["magic"][rows] & MAGIC_DELETE, -1, 1)
+        for low, high in _runs(slots):
+            slot = Slot(int(places[low]), int(places[high - 1]), int(waiting[low:high].sum()))
+            self.wheel.put(int(slots[low]), slot)
+        return True
+
+    def takes(self, slots_ms: Int64s) -> bool:
+        """Whether these seconds and those that wait lie within the wheel's fourteen days."""
+        first, latest = self.wheel.first(), self.wheel.latest
+        low = int(slots_ms.min()) if first is None else min(first, int(slots_ms.min()))
+        high = int(slots_ms.max()) if first is None else max(latest, int(slots_ms.max()))
+        return high - low < WHEEL_SLOTS * PRECISION_MS
+
+    def add(self, due: Due, positions: Int64s, sizes: Int64s, time_ms: int) -> None:
+        """Add records of the timer topic, in its order. Those before the second `time_ms` wait for nothing any more.
+
+        Raises: StorageFull, OSError; it must be loaded anew then.
+        """
+        count = len(positions)
+        places = self._timer_log.place(count)
+        units = np.zeros(count, dtype=UNIT_DTYPE)
+        units["size"] = UNIT_BYTES
+        units["magic"] = due.magic
+        units["enqueue_time_ms"] = due.enqueue_ms
+        units["delay_ms"] = due.slot_ms - due.enqueue_ms
+        units["position"] = positions
+        units["record_size"] = sizes
+        units["topic_hash"] = due.topic_hash
+        order = np.argsort(due.slot_ms, kind="stable")
+        slots, in_order = due.slot_ms[order], places[order]
+        previous = np.full(count, NONE, dtype=np.int64)
+        previous[1:] = np.where(slots[1:] == slots[:-1], in_order[:-1], NONE)
+        weights = np.where(due.magic[order] & MAGIC_DELETE, -1, 1)
+        changed: list[tuple[int, Slot]] = []
+        for low, high in _runs(slots):
+            time = int(slots[low])
+            if time < time_ms:
+                previous[low:high] = NONE
+                continue
+            old = self.wheel.get(time)
+            first, waiting = int(in_order[low]), int(weights[low:high].sum())
+            if old is not None:
+                previous[low] = old.last
+                first, waiting = old.first, old.waiting + waiting
+            changed.append((time, Slot(first, int(in_order[high - 1]), waiting)))
+        units["previous"][order] = previous
+        self._timer_log.append(units)
+        for time, slot in changed:
+            self.wheel.put(time, slot)
+        self._known_end = max(self._known_end, int(positions[-1] + sizes[-1]))
+
+    def units_of(self, time_ms: int) -> Units:
+        """The units of a second in their order."""
+        slot = self.wheel.get(time_ms)
+        return self._timer_log.chain(NONE if slot is None else slot.last)
+
+    def sync(self, read_time_ms: int, queue_offset: int, now_ms: int) -> None:
+        """Complete it on disk up to here. Raises: StorageFull, OSError.
+
+        Callers: only while the log is synced as far as anything of it depends on.
+        """
+        last = self._last
+        if last is not None and last[:4] == (
+            read_time_ms,
+            self._timer_log.end,
+            queue_offset,
+            queue_offset,
+        ):
+            return
+        self._timer_log.sync()
+        self.wheel.sync()
+        fail_point("timer.files_synced")
+        counter = 1 if last is None else last.counter + 1
+        version = (0, now_ms, counter)
+        check = TimerCheck(read_time_ms, self._timer_log.end, queue_offset, queue_offset, *version)
+        write_check(self._check_path, check, files=self._files)
+        self._last = check
+        # No record waits for longer than the roll window.
+        self._timer_log.drop(read_time_ms - ROLL_WINDOW_MS - PRECISION_MS)
+
+    def close(self) -> None:
+        """Close every file."""
+        self._timer_log.close()
+        self.wheel.close()
+
+
+def _runs(values: Int64s) -> list[tuple[int, int]]:
+    """Where equal neighbours begin and end."""
+    if not len(values):
+        return []
+    cuts = (np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()
+    return list(zip([0, *cuts], [*cuts, len(values)], strict=True))

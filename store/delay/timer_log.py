@@ -1,0 +1,173 @@
+"""RocketMQ's timer log: 52 bytes a waiting timer, each with the place of the one before it in its second; a cache.
+
+A unit (all numbers big-endian)::
+
+      0  4  size             52
+      4  8  previous         position of the unit before in the same second, -1: none
+     12  4  magic            1 default, 2 roll, 4 delete
+     16  8  enqueue_time_ms
+     24  4  delay_ms         the second it waits for - enqueue_time_ms
+     28  8  position         of the record in the commit log
+     36  4  record_size
+     40  4  topic_hash       Java's hash of the real topic
+     44  8  reserved         0
+
+A unit leaves at least 16 bytes of its file for a blank: int rest of the file, long 0, int BLANK_MAGIC.
+Source: TimerLog, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store import format as fmt
+from raymq.store.errors import require
+from raymq.store.files import Files
+from raymq.store.mapped_file_queue import MappedFileQueue
+
+Int64s = npt.NDArray[np.int64]
+Units = npt.NDArray[Any]
+
+UNIT_DTYPE = np.dtype(
+    [
+        ("size", ">i4"),
+        ("previous", ">i8"),
+        ("magic", ">i4"),
+        ("enqueue_time_ms", ">i8"),
+        ("delay_ms", ">i4"),
+        ("position", ">i8"),
+        ("record_size", ">i4"),
+        ("topic_hash", ">i4"),
+        ("reserved", ">i8"),
+    ]
+)
+UNIT_BYTES = UNIT_DTYPE.itemsize
+#: kept free at the end of a file
+BLANK_BYTES = 16
+#: no unit before
+NONE = -1
+
+_BLANK = struct.Struct(">iqI")
+_PREVIOUS = struct.Struct(">q")
+require(UNIT_BYTES == 52, "a timer log unit has 52 bytes", found=UNIT_BYTES)
+require(_BLANK.size == BLANK_BYTES, "a timer log blank has 16 bytes", found=_BLANK.size)
+
+
+class TimerLog:
+    """The units of a store's timers, in the order of the timer topic. Callers: one thread."""
+
+    def __init__(self, directory: Path, file_size: int, *, files: Files) -> None:
+        self._files = files
+        self._queue = MappedFileQueue(directory, file_size, files=files)
+        self._file_size = file_size
+        #: units of a whole file
+        self._file_units = (file_size - BLANK_BYTES) // UNIT_BYTES
+        #: where the next unit goes, when it fits its file
+        self.end = 0
+        self._synced = 0
+
+    def load(self, end: int) -> None:
+        """Open the files and cut what stands behind `end`. Durable: the cut. Raises: Corrupt."""
+        self._queue.load()
+        self._queue.truncate_to(end)
+        self.end = self._synced = end
+
+    def holds(self, end: int) -> bool:
+        """Whether the files reach up to `end`."""
+        return not end or self._queue.find(end - 1) is not None
+
+    def place(self, count: int) -> Int64s:
+        """The positions that the next `count` units get."""
+        number, inside = divmod(self.end, self._file_size)
+        first = number * self._file_units + -(-inside // UNIT_BYTES)
+        if inside // UNIT_BYTES >= self._file_units:
+            first = (number + 1) * self._file_units
+        ordinals = np.arange(first, first + count, dtype=np.int64)
+        return (
+            ordinals // self._file_units * self._file_size
+            + ordinals % self._file_units * UNIT_BYTES
+        )
+
+    def append(self, units: Units) -> None:
+        """Write units; they must have been given the next places. Raises: StorageFull, OSError."""
+        data = memoryview(units.tobytes())
+        while data:
+            inside = self.end % self._file_size
+            if inside // UNIT_BYTES >= self._file_units:
+                self._blank(inside)
+                inside = 0
+            file = self._queue.find(self.end) or self._queue.create_next(self.end)
+            room = (self._file_units - inside // UNIT_BYTES) * UNIT_BYTES
+            file.pwrite(data[:room], inside)
+            self.end += len(data[:room])
+            data = data[room:]
+
+    def _blank(self, inside: int) -> None:
+        file = self._queue.find(self.end)
+        left = self._file_size - inside
+        if file is not None:
+            file.pwrite(_BLANK.pack(left, 0, fmt.MAGIC_BLANK), inside)
+        self.end += left
+
+    def drop(self, until_ms: int) -> None:
+        """Delete files all of whose units were enqueued before a time. Durable.
+
+        RocketMQ keeps them as long as the commit log has their records.
+        """
+        files = self._queue.files
+        while len(files) > 1 and self._first(files[1].read_view()) < until_ms:
+            oldest, self._queue.files = files[0], files[1:]
+            oldest.destroy()
+            self._files.sync_dir(self._queue.directory)
+            files = self._queue.files
+
+    def sync(self) -> None:
+        """fdatasync what was written since the last sync. Raises: OSError."""
+        if self._synced < self.end:
+            self._queue.sync_range(self._synced, self.end)
+            self._synced = self.end
+
+    def chain(self, last: int) -> Units:
+        """The units of a second in their order, from the position of the last one."""
+        found: list[bytes] = []
+        low, view = 0, memoryview(b"")
+        while last != NONE:
+            if not low <= last < low + len(view):
+                file = self._queue.find(last)
+                if file is None:
+                    break
+                low, view = file.start, file.read_view()
+            unit = view[last - low : last - low + UNIT_BYTES]
+            found.append(bytes(unit))
+            last = _PREVIOUS.unpack_from(unit, 4)[0]
+        found.reverse()
+        return np.frombuffer(b"".join(found), dtype=UNIT_DTYPE)
+
+    def units(self, since_ms: int) -> tuple[Int64s, Units]:
+        """Positions and units of all files that may have units enqueued since then, up to the end."""
+        positions: list[Int64s] = []
+        found: list[Units] = []
+        files = self._queue.files
+        for index, file in enumerate(files):
+            after = files[index + 1] if index + 1 < len(files) else None
+            if after is not None and self._first(after.read_view()) < since_ms:
+                continue
+            count = min(self._file_units, (self.end - file.start) // UNIT_BYTES)
+            if count > 0:
+                found.append(np.frombuffer(file.read_view(), dtype=UNIT_DTYPE, count=count))
+                positions.append(file.start + np.arange(count, dtype=np.int64) * UNIT_BYTES)
+        if not found:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=UNIT_DTYPE)
+        return np.concatenate(positions), np.concatenate(found)
+
+    def _first(self, view: memoryview) -> int:
+        return int(np.frombuffer(view, dtype=UNIT_DTYPE, count=1)["enqueue_time_ms"][0])
+
+    def close(self) -> None:
+        """Close every file."""
+        self._queue.close()

@@ -1,0 +1,76 @@
+"""What a producer may put into the timer topic: messages that name their queue and a time that timers reach.
+
+RocketMQ's brokers move each message there themselves; our producers send columns of them, so that sequences and
+batches stay whole, and the shard only checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Rejected
+from raymq.store.record_row import Row
+from raymq.store.state import TopicInfo
+from raymq.store.status import PutStatus
+from raymq.store.topics import check_target
+
+from .delay_hook import check_deliver_at
+from .timer_rule import PRECISION_MS
+
+_OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})\x02"
+_TOPIC = r"(?:^|\x02)REAL_TOPIC\x01(?P<v>[^\x02]+)\x02"
+_QUEUE = r"(?:^|\x02)REAL_QID\x01(?P<v>[0-9]{1,9})\x02"
+#: what only the shard writes, and a name that stands there twice
+_WRONG = (
+    r"(?:^|\x02)TIMER_(?:ROLL_TIMES|DEL_UNIQKEY|ENQUEUE_MS|DEQUEUE_MS)\x01"
+    r"|(?:^|\x02)(?:TIMER_OUT_MS\x01.*\x02TIMER_OUT_MS|REAL_TOPIC\x01.*\x02REAL_TOPIC"
+    r"|REAL_QID\x01.*\x02REAL_QID)\x01"
+)
+
+
+def check_timer_put(
+    queue_id: int,
+    batch: pa.RecordBatch | Row,
+    *,
+    topics: Mapping[str, TopicInfo],
+    config: StoreConfig,
+    now_ms: int,
+) -> None:
+    """Refuse a batch for the timer topic with any row that could not be delivered.
+
+    Raises: Rejected naming the field, with RocketMQ's status; nothing was stored.
+    """
+    if not config.timer_wheel_enabled:
+        raise Rejected(
+            "timers are switched off in this cluster (timer_wheel_enabled); send without deliver_at_ms",
+            field="deliver_at_ms",
+            limit=None,
+            status=PutStatus.WHEEL_TIMER_NOT_ENABLE.value,
+        )
+    if isinstance(batch, Row):
+        batch = batch.to_batch()
+    properties = batch.column("properties").fill_null(b"")
+    out, topic, queue = (
+        pc.struct_field(pc.extract_regex(properties, pattern), 0)
+        for pattern in (_OUT, _TOPIC, _QUEUE)
+    )
+    wrong = pc.match_substring_regex(properties, f"(?s:{_WRONG})")
+    if queue_id or out.null_count or topic.null_count or queue.null_count or pc.any(wrong).as_py():
+        raise Rejected(
+            "messages of the timer topic need TIMER_OUT_MS, REAL_TOPIC and REAL_QID, once each, and none of the "
+            "shard's own TIMER_ properties; send with deliver_at_ms instead",
+            field="properties",
+            limit="TIMER_OUT_MS, REAL_TOPIC, REAL_QID",
+            status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
+        )
+    latest = int(np.max(out.cast(pa.string()).cast(pa.int64()).to_numpy())) + PRECISION_MS
+    # The clocks of producer and shard differ a little.
+    check_deliver_at(latest, now_ms + 60_000, config)
+    for name in pc.unique(topic).to_pylist():
+        mine = queue.filter(pc.equal(topic, name)).cast(pa.string()).cast(pa.int64())
+        check_target(name.decode("utf-8", "replace"), pc.max(mine).as_py(), topics)

@@ -1,0 +1,156 @@
+"""In which second a record of the timer topic is due: a function of the record alone.
+
+So the wheel can be made again from the timer topic, and what was delivered can be told from a few numbers.
+RocketMQ counts a roll from the time it reads the record, we from the record's store time; the bytes allow both.
+Source: TimerMessageStore#doEnqueue, RocketMQ 5.3.3 (reference 10.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store import format as fmt
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+OUT_MS, ROLL_TIMES, DELETE_KEY = "TIMER_OUT_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY"
+#: timerPrecisionMs: the width of a slot
+PRECISION_MS = 1000
+#: timerRollWindowSlot: a timer that is further away is put into the topic again on its way
+ROLL_WINDOW_MS = 2 * 86_400 * PRECISION_MS
+#: slots of the wheel: twice seven days (TIMER_WHEEL_TTL_DAY)
+WHEEL_SLOTS = 2 * 7 * 86_400
+
+#: a second further before the store time counts as this far: the difference stands in 4 bytes
+LATE_MAX_MS = 7 * 86_400 * PRECISION_MS
+
+MAGIC_DEFAULT, MAGIC_ROLL, MAGIC_DELETE = 1, 2, 4
+
+_OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})(?:\x02|$)"
+_TOPIC = r"(?:^|\x02)REAL_TOPIC\x01(?P<v>[^\x02]+)"
+_DELETE = r"(?:^|\x02)TIMER_DEL_UNIQKEY\x01"
+
+
+class Due(NamedTuple):
+    """One value a record."""
+
+    #: start of the second, ms; the record is due at its end
+    slot_ms: Int64s
+    #: MAGIC_* bits
+    magic: Int32s
+    #: the second it was stored in, ms: what RocketMQ calls the time it was enqueued
+    enqueue_ms: Int64s
+    #: Java's hash of the real topic, 0 without one
+    topic_hash: Int32s
+
+
+def due(batch: pa.RecordBatch) -> Due:
+    """When and how each record of the timer topic is due.
+
+    One without a readable TIMER_OUT_MS is due at once. A second before the store time is none of the past where the
+    clock went back: store times never do.
+    """
+    properties = batch.column("properties")
+    enqueue = _floor(batch.column("store_time_ms").to_numpy())
+    text = pc.struct_field(pc.extract_regex(properties, _OUT), 0)
+    out = text.cast(pa.string()).cast(pa.int64()).fill_null(0).to_numpy()
+    slot = np.maximum(_floor(out), enqueue - LATE_MAX_MS)
+    beyond = slot - enqueue - ROLL_WINDOW_MS
+    roll = beyond >= 0
+    # Not the whole window where little would be left: the next roll needs time.
+    step = np.where(beyond < ROLL_WINDOW_MS // 3, ROLL_WINDOW_MS // 2, ROLL_WINDOW_MS)
+    slot = np.where(roll, enqueue + step, slot)
+    magic = np.full(len(slot), MAGIC_DEFAULT, dtype=np.int32)
+    magic[roll] |= MAGIC_ROLL
+    delete = pc.match_substring_regex(properties, _DELETE).to_numpy(zero_copy_only=False)
+    magic[delete] |= MAGIC_DELETE
+    topics = pc.struct_field(pc.extract_regex(properties, _TOPIC), 0).dictionary_encode()
+    hashes = [fmt.java_hash(name.as_py().decode("utf-8", "replace")) for name in topics.dictionary]
+    index = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return Due(slot, magic, enqueue, np.array([*hashes, 0], dtype=np.int32)[index])
+
+
+def _floor(times_ms: Int64s) -> Int64s:
+    return times_ms - times_ms % PRECISION_MS
+
+
+class Past(NamedTuple):
+    """From before the clock went back: records below `queue` were delivered below (`time`, `at`)."""
+
+    queue: int
+    time: int
+    at: int
+
+
+@dataclass(frozen=True)
+class TimerProgress:
+    """How far timers came, as the log says it with every group of deliveries.
+
+    A record of the timer topic is delivered when it stands below `queue` and its second below `time`, or is `time`
+    and the record stands below `at`; or when one of `past` says so.
+    """
+
+    #: next offset of the timer topic to look at
+    queue: int = 0
+    #: the second that is delivered next, ms
+    time: int = 0
+    #: offset of the timer topic to which that second is delivered
+    at: int = 0
+    past: tuple[Past, ...] = ()
+    #: rolls below this offset were taken over from RocketMQ's files: they are done
+    imported: int = 0
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> TimerProgress:
+        """From `ShardState.progress`."""
+        past = tuple(Past(*each) for each in values.get("past", ()))
+        return cls(
+            values.get("queue", 0),
+            values.get("time", 0),
+            values.get("at", 0),
+            past,
+            values.get("imported", 0),
+        )
+
+    def values(self) -> dict[str, Any]:
+        """For a record of progress."""
+        return {
+            "queue": self.queue,
+            "time": self.time,
+            "at": self.at,
+            "past": [list(each) for each in self.past],
+            "imported": self.imported,
+        }
+
+    def waits(self, slot_ms: int, offsets: Int64s) -> npt.NDArray[np.bool_]:
+        """Which records of one second, all below `queue`, are not delivered yet."""
+        left = offsets >= (self.at if slot_ms == self.time else 0)
+        if slot_ms < self.time:
+            left[:] = False
+        for old in self.past:
+            if slot_ms < old.time:
+                left &= offsets >= old.queue
+            elif slot_ms == old.time:
+                left &= offsets >= min(old.at, old.queue)
+        return left
+
+    def turned_back(self, time_ms: int) -> TimerProgress:
+        """After the clock went back to the second `time_ms`."""
+        past = (*self.past, Past(self.queue, self.time, self.at))
+        return replace(self, time=time_ms, at=0, past=past)
+
+    def at_time(self, time_ms: int, at: int = 0) -> TimerProgress:
+        """Later. What of the past the time has reached again needs no word any more."""
+        past = tuple(old for old in self.past if old.time >= time_ms)
+        return replace(self, time=time_ms, at=at, past=past)
+
+    def at_queue(self, offset: int) -> TimerProgress:
+        """With more of the timer topic looked at."""
+        return replace(self, queue=offset)

@@ -1,0 +1,412 @@
+"""Timers: messages that wait for a time of their own, each delivered exactly once, across crashes too.
+
+They wait in the timer topic. Each group of deliveries is appended together with how far they came (`TimerProgress`),
+so what was delivered is what the log says was; wheel and timer log only find what is due. In order of (second due,
+offset in the timer topic). Source: TimerMessageStore, RocketMQ 5.3.3, which delivers again after a crash, drops
+after three failed puts, and loses what is due in a stop of more than seven days.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store.failpoints import fail_point
+from raymq.store.inner_message import InnerMessage, Progress
+from raymq.store.properties import decode
+
+from .delay_levels import TIMER_TOPIC
+from .delayed_record import Waiting, by_queue, fitting, waiting
+from .timer_cache import TimerCache
+from .timer_import import pending_rolls
+from .timer_rule import (
+    DELETE_KEY,
+    MAGIC_DELETE,
+    MAGIC_ROLL,
+    PRECISION_MS,
+    ROLL_TIMES,
+    TimerProgress,
+)
+from .timer_topic import Rows, TimerTopic
+
+if TYPE_CHECKING:
+    from raymq.store.message_store import MessageStore
+
+Int64s = npt.NDArray[np.int64]
+
+SERVICE = "timer"
+ENQUEUE_MS, DEQUEUE_MS = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
+
+#: records of the timer topic looked at in one go
+SLICE_ROWS = 4096
+#: how often the files are completed on disk, while anything moves (timerFlushIntervalMs)
+SYNC_INTERVAL_MS = 1000
+#: while the log is not as far as it was, or as the timers need it
+WAIT_MS = 100
+
+_ADDED = re.compile(rb"(?:(?<=\x02)|\A)TIMER_(?:ENQUEUE_MS|DEQUEUE_MS|ROLL_TIMES)\x01[^\x02]*\x02?")
+
+
+@dataclass
+class Second:
+    """A second whose timers are being delivered."""
+
+    time_ms: int
+    positions: Int64s
+    sizes: Int64s
+    magic: Int64s
+    enqueue_ms: Int64s
+    #: what is cancelled: real topic + "+" + unique key
+    cancelled: frozenset[str]
+    next_row: int = 0
+
+
+class TimerMessageStore:
+    """The timers of one shard. Callers: one thread; `waiting` any."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._log = store.log
+        self._topic = TimerTopic(store.log, store.consume_queues)
+        self._cache = TimerCache(store.log)
+        self._progress = TimerProgress()
+        self._ready = False
+        self._second: Second | None = None
+        #: the log must be synced up to here before the files may say that they are complete
+        self._needed_end = 0
+        self._dirty = False
+        self._next_sync_ms = 0
+        #: what comes next in the topic waits for a second that the wheel has no room for yet
+        self._blocked = False
+        #: messages that name no queue they could be delivered to, or that the log has no more
+        self.skipped = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether there ever was a timer here."""
+        return self.end > 0
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last confirmed record of the timer topic."""
+        return self._topic.end
+
+    def waiting(self, time_ms: int) -> int:
+        """How many timers are known to wait for a second."""
+        return self._cache.wheel.waiting(time_ms)
+
+    def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
+        """Take in what was stored, deliver what is due, at most about `limit` messages.
+
+        Returns: how many were delivered, and when to call again; None: nothing waits.
+        Raises: StorageFull, Unavailable, OSError: what was not delivered is at the next call.
+        """
+        if not self.active:
+            return 0, None
+        try:
+            if not self._ready and not self._prepare():
+                return 0, now_ms + WAIT_MS
+            return self._run(now_ms, limit)
+        except BaseException:
+            # What the files have of it is not known: they are loaded as after a crash.
+            self._ready = False
+            raise
+
+    def _run(self, now_ms: int, limit: int) -> tuple[int, int | None]:
+        floor = now_ms - now_ms % PRECISION_MS
+        if floor < self._progress.time:
+            self._append([], self._progress.turned_back(floor))
+            self._second = None
+        count = self._take_in(now_ms, limit)
+        behind = self._progress.queue < self._topic.end
+        first = self._cache.wheel.first()
+        # A cancellation that is confirmed counts: all is taken in before a second is delivered.
+        if not behind or (first is not None and first < floor and self._blocked):
+            count += self._deliver(now_ms, floor, limit - count)
+            first = self._cache.wheel.first()
+        self._sync_if_due(now_ms)
+        if behind or (first is not None and first < floor):
+            return count, now_ms
+        time = floor if first is None else min(floor, first)
+        if time > self._progress.time:
+            self._progress = self._progress.at_time(time)
+        due = None if first is None else first + PRECISION_MS
+        if self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0) > self._progress.queue:
+            # A roll, or a put, that is not confirmed yet.
+            due = now_ms + WAIT_MS if due is None else min(due, now_ms + WAIT_MS)
+        return count, due
+
+    # --- the start ------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> bool:
+        """Begin where the log says. Returns: False while dispatch has not come as far again."""
+        values = self._store.state.progress.get(SERVICE)
+        if values is None:
+            self._import()
+            values = self._store.state.progress[SERVICE]
+        self._second = None
+        progress = TimerProgress.of(values)
+        if self._topic.end < progress.queue:
+            return False
+        if values.get("foreign"):
+            if self._log.synced < self._needed_end:
+                return False
+            self._cache.reset()
+            self._store.put_inner([], progress=Progress(SERVICE, {"foreign": None}))
+        check = self._cache.check()
+        if check is not None and check.queue_offset > self._topic.end:
+            if check.queue_offset <= self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0):
+                return False
+            check = None
+        if self._cache.load(check, progress.time) and check is not None:
+            offset = check.queue_offset
+        elif progress.imported:
+            # Store times of a foreign store may fall.
+            offset = 0
+        else:
+            offset = min(progress.queue, self._topic.first_that_may_wait(progress.time))
+        self._progress = progress
+        while offset < progress.queue:
+            rows = self._topic.read(offset, min(SLICE_ROWS, progress.queue - offset))
+            self._add(
+                rows.where((rows.due.magic & MAGIC_ROLL == 0) | (rows.offsets >= progress.imported))
+            )
+            offset = max(rows.next_offset, offset + 1)
+        self._progress = progress.at_queue(max(offset, progress.queue))
+        self._ready = True
+        return True
+
+    def _import(self) -> None:
+        """The first time: go on where RocketMQ's files say that it stopped, if there are any."""
+        check = self._cache.check()
+        progress = TimerProgress()
+        messages: list[InnerMessage] = []
+        if check is not None:
+            end = min(check.queue_offset, self._topic.end)
+            time = check.read_time_ms - check.read_time_ms % PRECISION_MS
+            messages = pending_rolls(self._log, self._topic, end)
+            progress = TimerProgress(queue=end, time=max(0, time), imported=end)
+        values = {**progress.values(), "foreign": None if check is None else True}
+        self._store.put_inner(by_queue(messages), progress=Progress(SERVICE, values))
+        self._needed_end = self._log.end
+
+    # --- from the topic into the wheel ----------------------------------------------------------------------
+
+    def _take_in(self, now_ms: int, limit: int) -> int:
+        """Look at confirmed records of the topic; deliver those that come too late for the wheel."""
+        count = looked = 0
+        self._blocked = False
+        while self._progress.queue < self._topic.end and count < limit and looked < 16 * SLICE_ROWS:
+            rows = self._topic.read(self._progress.queue, SLICE_ROWS)
+            looked += SLICE_ROWS
+            rows = self._that_fit(rows)
+            if self._blocked and not len(rows.offsets):
+                break
+            count += self._take(rows, now_ms)
+        return count
+
+    def _that_fit(self, rows: Rows) -> Rows:
+        """The first rows whose seconds lie within the wheel; after a long stop some have to wait for others."""
+        if not len(rows.offsets) or self._cache.takes(rows.due.slot_ms):
+            return rows
+        for count in range(1, len(rows.offsets) + 1):
+            if not self._cache.takes(rows.due.slot_ms[:count]):
+                self._blocked = True
+                return rows.part(0, count - 1, int(rows.offsets[count - 1]))
+        return rows
+
+    def _take(self, rows: Rows, now_ms: int) -> int:
+        """Rows into the wheel; those of seconds that are over are delivered in their order, group by group."""
+        late = np.flatnonzero(rows.due.slot_ms < self._progress.time)
+        # A timer and its cancellation are rolled together, and may both be late after that.
+        cancelled = self._cancelled(rows.positions[late], rows.sizes[late], rows.due.magic[late])
+        done = count = 0
+        while len(late):
+            fit = fitting(rows.sizes[late], self._log.config.group_bytes_max)
+            stop = int(late[fit - 1]) + 1
+            offset = int(rows.offsets[stop - 1]) + 1
+            chosen = late[:fit]
+            messages, _ = self._messages(
+                rows.positions[chosen],
+                rows.sizes[chosen],
+                rows.due.magic[chosen],
+                rows.due.enqueue_ms[chosen],
+                cancelled,
+                now_ms,
+            )
+            if messages:
+                self._append(messages, self._progress.at_queue(offset))
+            self._add(rows.part(done, stop, offset))
+            self._progress = self._progress.at_queue(offset)
+            count += fit
+            late, done = late[fit:], stop
+        self._add(rows.part(done, len(rows.offsets), rows.next_offset))
+        self._progress = self._progress.at_queue(max(rows.next_offset, self._progress.queue))
+        return count
+
+    def _add(self, rows: Rows) -> None:
+        if not len(rows.offsets):
+            return
+        self._cache.add(rows.due, rows.positions, rows.sizes, self._progress.time)
+        self._needed_end = max(self._needed_end, int(rows.positions[-1] + rows.sizes[-1]))
+        self._dirty = True
+        second = self._second
+        if second is not None and bool((rows.due.slot_ms == second.time_ms).any()):
+            self._second = None
+
+    # --- what is due ----------------------------------------------------------------------------------------
+
+    def _deliver(self, now_ms: int, floor: int, limit: int) -> int:
+        count = 0
+        while count < limit:
+            time = self._cache.wheel.first()
+            if time is None or time >= floor:
+                break
+            if time > self._progress.time:
+                self._progress = self._progress.at_time(time)
+            if self._second is None or self._second.time_ms != time:
+                self._second = self._begin_second(time)
+            count += self._deliver_group(self._second, now_ms)
+        return count
+
+    def _begin_second(self, time_ms: int) -> Second:
+        units = self._cache.units_of(time_ms)
+        positions = units["position"].astype(np.int64)
+        left = positions >= self._log.start
+        self.skipped += len(positions) - int(left.sum())
+        progress = self._progress
+        if left.any() and (progress.at or progress.past):
+            offsets = np.full(len(positions), -1, dtype=np.int64)
+            offsets[left] = self._topic.offsets_of(positions[left])
+            left &= progress.waits(time_ms, offsets)
+        units, positions = units[left], positions[left]
+        sizes = units["record_size"].astype(np.int64)
+        magic = units["magic"].astype(np.int64)
+        return Second(
+            time_ms,
+            positions,
+            sizes,
+            magic,
+            units["enqueue_time_ms"].astype(np.int64),
+            self._cancelled(positions, sizes, magic),
+        )
+
+    def _cancelled(
+        self, positions: Int64s, sizes: Int64s, magic: npt.NDArray[Any]
+    ) -> frozenset[str]:
+        """What the cancellations among these records name."""
+        delete = (magic & MAGIC_DELETE != 0) & (magic & MAGIC_ROLL == 0)
+        found = waiting(self._log, positions[delete], sizes[delete])
+        return frozenset(decode(each.properties).get(DELETE_KEY, "") for each in found)
+
+    def _deliver_group(self, second: Second, now_ms: int) -> int:
+        """Deliver what fits a group, and note how far it came; the last one ends the second."""
+        low = second.next_row
+        high = low
+        messages: list[InnerMessage] = []
+        offset = 0
+        if low < len(second.positions):
+            sizes = second.sizes[low:]
+            high = low + fitting(sizes, self._log.config.group_bytes_max)
+            messages, offset = self._messages(
+                second.positions[low:high],
+                second.sizes[low:high],
+                second.magic[low:high],
+                second.enqueue_ms[low:high],
+                second.cancelled,
+                now_ms,
+            )
+        ends = high == len(second.positions)
+        if ends:
+            progress = self._progress.at_time(second.time_ms + PRECISION_MS)
+        else:
+            progress = replace(self._progress, at=offset + 1)
+        if messages:
+            self._append(messages, progress)
+        self._progress = progress
+        second.next_row = high
+        if ends:
+            self._cache.wheel.drop_first()
+            self._second = None
+        self._dirty = True
+        return high - low
+
+    def _messages(
+        self,
+        positions: Int64s,
+        sizes: Int64s,
+        magic: npt.NDArray[Any],
+        enqueue_ms: Int64s,
+        cancelled: frozenset[str],
+        now_ms: int,
+    ) -> tuple[list[InnerMessage], int]:
+        """What to put for these records, and the offset of the last of them."""
+        messages: list[InnerMessage] = []
+        found = waiting(self._log, positions, sizes)
+        for each, kind, enqueued in zip(found, magic.tolist(), enqueue_ms.tolist(), strict=True):
+            times = f"{ENQUEUE_MS}\x01{enqueued}\x02{DEQUEUE_MS}\x01{now_ms}\x02"
+            if kind & MAGIC_ROLL:
+                messages.append(_rolled(each, times))
+                continue
+            if kind & MAGIC_DELETE or (cancelled and _key(each) in cancelled):
+                continue
+            if ROLL_TIMES.encode() in each.properties:
+                each = each._replace(properties=_ADDED.sub(_only_rolls, each.properties))
+            message = each.delivered(times.encode())
+            if message is None:
+                self.skipped += 1
+            else:
+                messages.append(message)
+        return messages, found[-1].queue_offset
+
+    def _append(self, messages: list[InnerMessage], progress: TimerProgress) -> None:
+        self._store.put_inner(by_queue(messages), progress=Progress(SERVICE, progress.values()))
+        fail_point("delay.group_appended")
+        self._progress = progress
+        self._needed_end = max(self._needed_end, self._log.end)
+
+    # --- the files ------------------------------------------------------------------------------------------
+
+    def _sync_if_due(self, now_ms: int) -> None:
+        waits = 0 <= self._next_sync_ms - now_ms <= SYNC_INTERVAL_MS
+        if self._dirty and not waits and self._sync(now_ms):
+            self._next_sync_ms = now_ms + SYNC_INTERVAL_MS
+
+    def _sync(self, now_ms: int) -> bool:
+        if self._log.synced < self._needed_end:
+            return False
+        self._cache.sync(self._progress.time, self._progress.queue, now_ms)
+        self._dirty = False
+        return True
+
+    def close(self, now_ms: int) -> None:
+        """Complete the files on disk, so that the next start, or RocketMQ, goes on from them, and close them."""
+        try:
+            if self._ready:
+                self._sync(now_ms)
+        finally:
+            self._ready = False
+            self._cache.close()
+
+
+def _key(found: Waiting) -> str:
+    """What a cancellation names as its target. Source: TimerMessageStore#buildDeleteKey."""
+    properties = decode(found.properties)
+    return f"{properties.get('REAL_TOPIC')}+{properties.get('UNIQ_KEY')}"
+
+
+def _rolled(found: Waiting, times: str) -> InnerMessage:
+    """The message for another turn in the timer topic."""
+    turns = decode(found.properties).get(ROLL_TIMES, "0")
+    turn = int(turns) + 1 if turns.isdecimal() else 1
+    bare = found._replace(properties=_ADDED.sub(b"", found.properties))
+    text = bare.with_text(f"{times}{ROLL_TIMES}\x01{turn}\x02".encode())
+    return found.moved(TIMER_TOPIC, 0, text)
+
+
+def _only_rolls(found: re.Match[bytes]) -> bytes:
+    return found[0] if found[0].startswith(ROLL_TIMES.encode()) else b""

@@ -1,0 +1,130 @@
+"""The timer topic, read through its consume queue."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store.commit_log import CommitLog
+from raymq.store.consume_queue import BLANK_SIZE, ConsumeQueue
+from raymq.store.consume_queues import ConsumeQueues
+from raymq.store.record_walk import gather
+
+from .delay_levels import TIMER_TOPIC
+from .delayed_record import batches
+from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, Due, due
+
+Int64s = npt.NDArray[np.int64]
+
+_QUEUE_OFFSET_AT, _SYS_FLAG_AT, _BORN_HOST_AT = 20, 36, 48
+
+_NOTHING = Due(
+    np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
+)
+
+
+class Rows(NamedTuple):
+    """Consecutive records of the timer topic; none for an offset that the log has no more."""
+
+    offsets: Int64s
+    positions: Int64s
+    sizes: Int64s
+    due: Due
+    #: the offset behind the last
+    next_offset: int
+
+    def part(self, low: int, high: int, next_offset: int) -> Rows:
+        """Rows [low, high)."""
+        return Rows(
+            self.offsets[low:high],
+            self.positions[low:high],
+            self.sizes[low:high],
+            Due._make(column[low:high] for column in self.due),
+            next_offset,
+        )
+
+    def where(self, keep: npt.NDArray[np.bool_]) -> Rows:
+        """Only some."""
+        return Rows(
+            self.offsets[keep],
+            self.positions[keep],
+            self.sizes[keep],
+            Due._make(column[keep] for column in self.due),
+            self.next_offset,
+        )
+
+
+class TimerTopic:
+    """Reads what is confirmed. Callers: any thread."""
+
+    def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
+        self._log = log
+        self._queues = queues
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last confirmed record."""
+        queue = self._queue()
+        return 0 if queue is None else queue.max_offset
+
+    def _queue(self) -> ConsumeQueue | None:
+        return self._queues.find(TIMER_TOPIC, 0)
+
+    def read(self, offset: int, count: int) -> Rows:
+        """Records from an offset on, as far as there are."""
+        queue = self._queue()
+        empty = np.empty(0, dtype=np.int64)
+        if queue is None:
+            return Rows(empty, empty, empty, _NOTHING, offset)
+        offset = max(offset, queue.min_offset)
+        units = queue.read(offset, count)
+        offsets = np.arange(offset, offset + len(units), dtype=np.int64)
+        positions = units["position"].astype(np.int64)
+        sizes = units["size"].astype(np.int64)
+        there = (sizes != BLANK_SIZE) & (positions >= self._log.start)
+        offsets, positions, sizes = offsets[there], positions[there], sizes[there]
+        parts = [due(batch) for batch in batches(self._log, positions, sizes)]
+        columns = [np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True)]
+        return Rows(offsets, positions, sizes, Due(*columns), offset + len(units))
+
+    def first_that_may_wait(self, time_ms: int) -> int:
+        """Offset of the first record that may be due in the second `time_ms` or later.
+
+        Store times never fall, and no record waits for longer than the roll window.
+        """
+        queue = self._queue()
+        if queue is None:
+            return 0
+        since = time_ms - ROLL_WINDOW_MS - PRECISION_MS
+        low, high = queue.min_offset, queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            if self._store_time_ms(queue, middle) < since:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _store_time_ms(self, queue: ConsumeQueue, offset: int) -> int:
+        """0 where the log has the record no more."""
+        unit = queue.read(offset, 1)[0]
+        position = int(unit["position"])
+        if int(unit["size"]) == BLANK_SIZE or position < self._log.start:
+            return 0
+        view, base = self._log.view(position)
+        at = position - base
+        sys_flag = int.from_bytes(view[at + _SYS_FLAG_AT : at + _SYS_FLAG_AT + 4], "big")
+        at += _BORN_HOST_AT + (20 if sys_flag & 0x10 else 8)
+        return int.from_bytes(view[at : at + 8], "big")
+
+    def offsets_of(self, positions: Int64s) -> Int64s:
+        """The queue offsets of records at ascending positions."""
+        segment = self._log.config.segment_size_bytes
+        found: list[Int64s] = []
+        for number in np.unique(positions // segment).tolist():
+            mine = positions[positions // segment == number]
+            view, base = self._log.view(int(mine[0]))
+            found.append(gather(view, mine - base + _QUEUE_OFFSET_AT, np.dtype(">i8")))
+        return np.concatenate(found).astype(np.int64) if found else np.empty(0, dtype=np.int64)

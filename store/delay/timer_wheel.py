@@ -1,0 +1,103 @@
+"""RocketMQ's timer wheel: a slot a second, over fourteen days, with the last unit of each second; a cache.
+
+A slot: long time in seconds, long position of its first unit, long of its last, int how many wait, int magic (0).
+A slot counts for a second only when its time is that second.
+Source: TimerWheel, Slot, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from raymq.store.files import Files
+
+from .timer_rule import PRECISION_MS, WHEEL_SLOTS
+
+SLOT = struct.Struct(">qqqii")
+FILE_BYTES = SLOT.size * WHEEL_SLOTS
+
+
+class Slot(NamedTuple):
+    """A second that timers wait for: places of its units in the timer log."""
+
+    first: int
+    last: int
+    #: cancellations count -1, as in RocketMQ
+    waiting: int
+
+
+class TimerWheel:
+    """The seconds that anything waits for, in memory; RocketMQ's file follows. Callers: one thread, `waiting` any."""
+
+    def __init__(self, path: Path, *, files: Files) -> None:
+        self._path = path
+        self._files = files
+        self._fd = -1
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing waits. The file is not touched."""
+        self._slots: dict[int, Slot] = {}
+        self._order: list[int] = []
+        self._changed: set[int] = set()
+        #: the latest second that anything waited for, ms
+        self.latest = 0
+
+    def first(self) -> int | None:
+        """The second that is due first, ms; None when nothing waits."""
+        return self._order[0] if self._order else None
+
+    def get(self, time_ms: int) -> Slot | None:
+        """The slot of a second."""
+        return self._slots.get(time_ms)
+
+    def waiting(self, time_ms: int) -> int:
+        """How many timers wait for a second."""
+        slot = self._slots.get(time_ms)
+        return 0 if slot is None else max(0, slot.waiting)
+
+    def put(self, time_ms: int, slot: Slot) -> None:
+        """Set the slot of a second."""
+        if time_ms not in self._slots:
+            heapq.heappush(self._order, time_ms)
+            self.latest = max(self.latest, time_ms)
+        self._slots[time_ms] = slot
+        self._changed.add(time_ms)
+
+    def drop_first(self) -> None:
+        """The second that is due first is delivered. Its slot in the file stays, as RocketMQ leaves it."""
+        time_ms = heapq.heappop(self._order)
+        del self._slots[time_ms]
+
+    def create(self) -> None:
+        """An empty file, whatever was there. Raises: StorageFull, OSError."""
+        self.close()
+        self._fd = self._files.open_file(self._path, create=True)
+        self._files.truncate(self._fd, 0)
+        self._files.truncate(self._fd, FILE_BYTES)
+        self._files.sync(self._fd)
+        self._files.sync_dir(self._path.parent)
+
+    def sync(self) -> None:
+        """Write the slots that changed. Durable: they are. Raises: StorageFull, OSError."""
+        for time_ms in sorted(self._changed):
+            slot = self._slots.get(time_ms)
+            if slot is not None:
+                data = SLOT.pack(time_ms // PRECISION_MS, slot.first, slot.last, slot.waiting, 0)
+                self._files.pwrite(self._fd, data, _index(time_ms) * SLOT.size)
+        if self._changed:
+            self._files.sync_data(self._fd)
+        self._changed.clear()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            self._files.close(self._fd)
+            self._fd = -1
+
+
+def _index(time_ms: int) -> int:
+    return time_ms // PRECISION_MS % WHEEL_SLOTS

@@ -1,0 +1,205 @@
+"""Indexing below C, beside the consume queues: what was just put from memory, the rest from the log.
+
+Source: CommitLogDispatcherBuildIndex, RocketMQ 5.3.3. There a failure stops all writes; here the index is a cache that
+falls behind: it never holds up puts or consume queues, and catches up.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from raymq.store import record
+from raymq.store.clock import Clock
+from raymq.store.commit_log import CommitLog
+from raymq.store.errors import OffsetOutOfRange, StorageFull
+
+from .index_keys import (
+    Int64s,
+    Keyed,
+    UInt32s,
+    hash_keys,
+    key_hash,
+    keyed_column,
+    keys_of,
+    topic_hash,
+)
+from .index_service import IndexService
+
+log = logging.getLogger(__name__)
+
+#: records of the log that are looked through in one go: about 2 ms
+SLICE_RECORDS = 2048
+#: keyed records that are indexed in one go
+BATCH_RECORDS = 8192
+#: keyed records that are indexed one by one
+FEW_RECORDS = 2
+RETRY_MS = 1000
+
+_ROLLBACK, _TRANSACTION_MASK = 0xC, 0xC
+_COLUMNS = ("topic", "store_time_ms", "sys_flag", "properties")
+
+
+class KeyedUnit(NamedTuple):
+    """Neighbours in the log, of one topic, that may have keys."""
+
+    topic: str
+    positions: Int64s
+    store_time_ms: int
+    keyed: Keyed
+
+
+class IndexBuilder:
+    """The way of records into the index. Callers: the thread that dispatches."""
+
+    def __init__(self, commit_log: CommitLog, service: IndexService, clock: Clock) -> None:
+        self._log = commit_log
+        self._service = service
+        self._clock = clock
+        self._units: list[KeyedUnit] = []
+        self._records = 0
+        #: everything below this is indexed or in `_units`
+        self._seen = service.indexed
+        self._retry_at_ms = 0
+        #: why the index is behind, None when it is not because of a failure
+        self.failed: OSError | StorageFull | None = None
+
+    def behind(self, dispatched: int) -> bool:
+        """Whether records below `dispatched` can be indexed at once."""
+        return self._service.indexed < dispatched and self._may_try()
+
+    def _may_try(self) -> bool:
+        return self.failed is None or self._clock.monotonic_ms() >= self._retry_at_ms
+
+    def add(self, start: int, end: int, unit: KeyedUnit | None) -> None:
+        """Take records [start, end) that were just dispatched; None when they have no keys."""
+        if start != self._seen:
+            # The index is behind: it comes to them in the log.
+            return
+        self._seen = end
+        if unit is not None:
+            self._units.append(unit)
+            self._records += len(unit.positions)
+
+    def run(self, upto: int) -> None:
+        """Index what was taken; where the index is behind, a slice of the log below `upto`."""
+        if not self._may_try():
+            return
+        try:
+            if self._seen > self._service.indexed:
+                self._flush()
+            if self._service.indexed < upto:
+                self._from_log(upto)
+        except OffsetOutOfRange:
+            # Deleted between a look at the log's start and at its bytes: the next look finds it so.
+            pass
+        except (OSError, StorageFull) as error:
+            self._units, self._records = [], 0
+            self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
+            if self.failed is None:
+                log.warning("the index falls behind: %s", error)
+            self.failed = error
+        else:
+            self.failed = None
+        self._seen = self._service.indexed
+
+    @property
+    def full(self) -> bool:
+        """Whether enough records wait to be indexed in one go."""
+        return self._records >= BATCH_RECORDS
+
+    def _flush(self) -> None:
+        units, records = self._units, self._records
+        self._units, self._records = [], 0
+        if not units:
+            self._service.indexed = self._seen
+            return
+        if records <= FEW_RECORDS:
+            self._put_few(units)
+            return
+        counts = [len(unit.positions) for unit in units]
+        topics = np.array([topic_hash(unit.topic) for unit in units], dtype=np.uint32)
+        times = np.array([unit.store_time_ms for unit in units], dtype=np.int64)
+        if len(units) == 1:
+            keyed, positions = units[0].keyed, units[0].positions
+        else:
+            data = [unit.keyed.data for unit in units]
+            begins = np.cumsum([0, *map(len, data)])[:-1]
+            ends = [
+                unit.keyed.offsets[1:] + begin for unit, begin in zip(units, begins, strict=True)
+            ]
+            keyed = Keyed(b"".join(data), np.concatenate(([0], *ends)))
+            positions = np.concatenate([unit.positions for unit in units])
+        self._put(np.repeat(topics, counts), keyed, positions, np.repeat(times, counts), self._seen)
+
+    def _put_few(self, units: list[KeyedUnit]) -> None:
+        """Index a few records: one by one that costs a tenth."""
+        hashes, positions, times = [], [], []
+        for unit in units:
+            for row, position in enumerate(unit.positions.tolist()):
+                for key in keys_of(unit.keyed.rows(row, row + 1).data):
+                    hashes.append(key_hash(unit.topic, key))
+                    positions.append(position)
+                    times.append(unit.store_time_ms)
+        self._service.append(
+            np.array(hashes, dtype=np.int32),
+            np.array(positions, dtype=np.int64),
+            np.array(times, dtype=np.int64),
+            upto=self._seen,
+        )
+
+    def _put(
+        self,
+        topic_hashes: UInt32s,
+        keyed: Keyed,
+        positions: Int64s,
+        times: Int64s,
+        upto: int,
+    ) -> None:
+        found = hash_keys(topic_hashes, keyed)
+        rows = found.rows
+        self._service.append(found.values, positions[rows], times[rows], upto=upto)
+
+    def _from_log(self, upto: int) -> None:
+        # What was deleted meanwhile needs no index.
+        at = max(self._service.indexed, self._log.start)
+        view, base = self._log.view(at)
+        size = self._log.config.segment_size_bytes
+        walk = record.walk(
+            view[at - base :],
+            at,
+            stop=min(upto, base + size) - at,
+            check_crc=False,
+            check_position=False,
+            limit=SLICE_RECORDS,
+        )
+        end = walk.end
+        if walk.reason is record.WalkStop.BLANK or end >= base + size - 7:
+            end = base + size
+        if len(walk.positions):
+            batch = record.decode(view, walk.positions - base, walk.sizes, columns=_COLUMNS)
+            if self._put_batch(batch, walk.positions, end):
+                return
+        self._service.indexed = max(at, end)
+
+    def _put_batch(self, batch: pa.RecordBatch, positions: Int64s, end: int) -> bool:
+        kinds = batch.column("sys_flag").to_numpy() & _TRANSACTION_MASK
+        if (kinds == _ROLLBACK).any():
+            kept = kinds != _ROLLBACK
+            batch, positions = batch.filter(kept), positions[kept]
+        keyed = keyed_column(batch.column("properties"))
+        if keyed is None:
+            return False
+        topics = batch.column("topic").dictionary_encode()
+        table = np.array([topic_hash(name) for name in topics.dictionary.to_pylist()], np.uint32)
+        self._put(
+            table[topics.indices.to_numpy()],
+            keyed,
+            positions,
+            batch.column("store_time_ms").to_numpy(),
+            end,
+        )
+        return True

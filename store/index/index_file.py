@@ -1,0 +1,455 @@
+"""One index file: from the hash of a key to physical offsets; a cache, byte for byte RocketMQ's.
+
+Header 40 bytes, then `slots` ints, each the number of the newest entry of its chain, then `entries` units of 20
+bytes, of which number 0 is never used. Numbers begin at 1, and the header's count is that of the next entry.
+Source: IndexFile, IndexHeader, RocketMQ 5.3.3 (reference 6.7).
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store.errors import Corrupt, require
+from raymq.store.failpoints import fail_point
+from raymq.store.files import Files
+
+from .index_keys import Int32s, Int64s
+
+HEADER = struct.Struct(">4q2i")
+SLOT_BYTES = 4
+ENTRY_DTYPE = np.dtype(
+    [("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
+)
+ENTRY_BYTES = ENTRY_DTYPE.itemsize
+_ENTRY = struct.Struct(">iqii")
+_INT_MAX = (1 << 31) - 1
+
+require(HEADER.size == 40, "an index header has 40 bytes", found=HEADER.size)
+require(ENTRY_BYTES == 20, "an index entry has 20 bytes", found=ENTRY_BYTES)
+
+#: entries of a chain that are followed one by one; from there on all entries are looked through at once
+CHAIN_STEPS = 2048
+#: entries that are written one by one
+FEW_ENTRIES = 4
+#: entries looked through in one go
+SCAN_ENTRIES = 1 << 16
+
+
+class Header(NamedTuple):
+    """The header's fields; times in ms."""
+
+    begin_time_ms: int = 0
+    end_time_ms: int = 0
+    begin_offset: int = 0
+    end_offset: int = 0
+    slots_used: int = 0
+    #: number of the next entry
+    count: int = 1  # type: ignore[assignment]  # hides tuple.count
+
+
+class Candidates(NamedTuple):
+    """Entries of one hash, newest first; each record was stored in [time, time + 1 s)."""
+
+    physical_offsets: Int64s
+    times_ms: Int64s
+
+
+class IndexFile:
+    """One thread appends, cuts and syncs; any may look up.
+
+    Entries are written with pwrite. Slots lie anywhere in 20 MB: stores into a shared map are 50 times faster than as
+    many small writes, and harmless in a cache, which is cut back to a synced state after a crash. Their blocks are
+    reserved first, for a store into a hole of a full disk kills the process; those of the entries are not: most
+    files never fill.
+    Invariant: an entry is written before a slot or the header tells of it.
+    """
+
+    def __init__(self, path: Path, slots: int, entries: int, fd: int, *, files: Files) -> None:
+        self.path = path
+        self._slot_count = slots
+        self._entry_count = entries
+        self._fd = fd
+        self._files = files
+        self._slot_map: memoryview | None = None
+        self._view: memoryview | None = None
+        #: a failed write may have left slots that point at entries which do not count
+        self._torn = False
+        #: over the life of descriptor and map
+        self._living = threading.Lock()
+        #: something was written since the last sync
+        self.dirty = False
+        self.header = self._read_header()
+
+    @staticmethod
+    def size_of(slots: int, entries: int) -> int:
+        """Bytes of a file."""
+        return HEADER.size + slots * SLOT_BYTES + entries * ENTRY_BYTES
+
+    @classmethod
+    def create(
+        cls, path: Path, slots: int, entries: int, before: Header | None, *, files: Files
+    ) -> IndexFile:
+        """Create a sparse file that continues the one whose header was `before`.
+
+        Durable: the file and its name. Raises: StorageFull, with no file left behind.
+        """
+        fd = files.open_file(path, create=True)
+        try:
+            files.allocate(fd, HEADER.size + slots * SLOT_BYTES)
+            files.truncate(fd, cls.size_of(slots, entries))
+            if before is not None:
+                # The count stays 0 in an empty file; readers take it for 1.
+                inherited = HEADER.pack(
+                    before.end_time_ms,
+                    before.end_time_ms,
+                    before.end_offset,
+                    before.end_offset,
+                    0,
+                    0,
+                )
+                files.pwrite(fd, inherited, 0)
+            files.sync(fd)
+        except BaseException:
+            files.close(fd)
+            files.unlink(path)
+            raise
+        files.sync_dir(path.parent)
+        return cls(path, slots, entries, fd, files=files)
+
+    @classmethod
+    def open(cls, path: Path, slots: int, entries: int, *, files: Files) -> IndexFile:
+        """Open an existing file. Raises: Corrupt when its length is not that of the options."""
+        fd = files.open_file(path)
+        found, expected = files.size(fd), cls.size_of(slots, entries)
+        if found != expected:
+            files.close(fd)
+            raise Corrupt(
+                f"{path} has {found} bytes; an index file of {slots} slots and {entries} entries has {expected}",
+                path=str(path),
+                rule="file length",
+                expected=expected,
+                found=found,
+            )
+        return cls(path, slots, entries, fd, files=files)
+
+    def _read_header(self) -> Header:
+        found = Header(*HEADER.unpack(self._files.pread(self._fd, HEADER.size, 0)))
+        return found._replace(count=min(max(found.count, 1), self._entry_count))
+
+    @property
+    def room(self) -> int:
+        """Entries that can still be written."""
+        return self._entry_count - self.header.count
+
+    @property
+    def empty(self) -> bool:
+        """Whether no entry was written."""
+        return self.header.count <= 1
+
+    # --- writing --------------------------------------------------------------------------------------------
+
+    def append(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> None:
+        """Write entries, in order: as many as there is room for is the caller's business.
+
+        Raises: StorageFull, OSError; the entries do not count then.
+        """
+        count, header = len(hashes), self.header
+        require(0 < count <= self.room, "entries fit the file", count=count, room=self.room)
+        if self._torn:
+            self.cut(header.count)
+        if count <= FEW_ENTRIES:
+            self._append_few(hashes.tolist(), physical_offsets.tolist(), times_ms.tolist())
+            return
+        begin = header.begin_time_ms
+        first_time = int(times_ms[0])
+        seconds = np.zeros(count, dtype=np.int64)
+        # The first entry's time counts from what the file inherited, only then the file gets its own.
+        if begin > 0:
+            seconds[0] = (first_time - begin) // 1000
+        if header.count > 1:
+            seconds = (times_ms - begin) // 1000 if begin > 0 else seconds
+        elif first_time > 0:
+            seconds[1:] = (times_ms[1:] - first_time) // 1000
+        slots = self._slots()
+        numbers = np.arange(header.count, header.count + count, dtype=np.int32)
+        places = hashes % np.int32(self._slot_count)
+        entries = np.empty(count, dtype=ENTRY_DTYPE)
+        entries["hash"] = hashes
+        entries["physical_offset"] = physical_offsets
+        entries["seconds"] = np.clip(seconds, 0, _INT_MAX)
+        before = slots[places].astype(np.int32)
+        new_chains = int(np.count_nonzero(before == 0))
+        if count > 1:
+            order = np.argsort(places, kind="stable")
+            same = np.flatnonzero(places[order[1:]] == places[order[:-1]])
+            later = order[same + 1]
+            new_chains -= int(np.count_nonzero(before[later] == 0))
+            before[later] = numbers[order[same]]
+        entries["previous"] = before
+        at = HEADER.size + self._slot_count * SLOT_BYTES + header.count * ENTRY_BYTES
+        self.dirty = self._torn = True
+        self._files.pwrite(self._fd, entries.view(np.uint8), at)
+        fail_point("index.entries_written")
+        # Of several entries of one slot the last one stays.
+        slots[places] = numbers
+        fail_point("index.slots_written")
+        first = header.count <= 1
+        self._write_header(
+            Header(
+                first_time if first else begin,
+                int(times_ms[-1]),
+                int(physical_offsets[0]) if first else header.begin_offset,
+                int(physical_offsets[-1]),
+                header.slots_used + new_chains,
+                header.count + count,
+            )
+        )
+        self._torn = False
+
+    def _append_few(
+        self, hashes: list[int], physical_offsets: list[int], times_ms: list[int]
+    ) -> None:
+        """The same, one entry after the other: arrays would cost more than the work."""
+        self._slots()
+        slots, header = self._slot_map, self.header
+        require(slots is not None, "the slots are mapped")
+        begin, number = header.begin_time_ms, header.count
+        entries = []
+        heads: dict[int, bytes] = {}
+        new_chains = 0
+        for hashed, offset, time_ms in zip(hashes, physical_offsets, times_ms, strict=True):
+            place = HEADER.size + hashed % self._slot_count * SLOT_BYTES
+            head = heads.get(place) or bytes(slots[place : place + SLOT_BYTES])  # type: ignore[index]
+            seconds = (time_ms - begin) // 1000 if begin > 0 else 0
+            previous = int.from_bytes(head, "big")
+            entries.append(_ENTRY.pack(hashed, offset, min(max(seconds, 0), _INT_MAX), previous))
+            heads[place] = number.to_bytes(SLOT_BYTES, "big")
+            new_chains += not previous
+            if number == 1:
+                begin = time_ms
+            number += 1
+        at = HEADER.size + self._slot_count * SLOT_BYTES + header.count * ENTRY_BYTES
+        self.dirty = self._torn = True
+        self._files.pwrite(self._fd, b"".join(entries), at)
+        fail_point("index.entries_written")
+        for place, head in heads.items():
+            slots[place : place + SLOT_BYTES] = head  # type: ignore[index]
+        fail_point("index.slots_written")
+        self._write_header(
+            Header(
+                begin,
+                times_ms[-1],
+                physical_offsets[0] if header.count <= 1 else header.begin_offset,
+                physical_offsets[-1],
+                header.slots_used + new_chains,
+                number,
+            )
+        )
+        self._torn = False
+
+    def _write_header(self, header: Header) -> None:
+        self._files.pwrite(self._fd, HEADER.pack(*header), 0)
+        self.header = header
+
+    def _slots(self) -> npt.NDArray[Any]:
+        if self._slot_map is None:
+            size = HEADER.size + self._slot_count * SLOT_BYTES
+            # A file of RocketMQ's may have holes here.
+            self._files.allocate(self._fd, size)
+            self._slot_map = self._files.map_words(self._fd, size)
+        return np.frombuffer(self._slot_map, dtype=">i4", offset=HEADER.size)
+
+    def cut(self, count: int, *, end_time_ms: int | None = None) -> None:
+        """Let only the entries below number `count` be there, whatever stands in slots and behind them.
+
+        Args: `end_time_ms`: store time of the last one's record, if it is known.
+        """
+        slots, header = self._slots(), self.header
+        require(1 <= count <= header.count, "an index is cut", count=count, of=header.count)
+        entries = self._entries()
+        beyond = (slots >= count) | (slots < 0)
+        slots[beyond] = 0
+        if beyond.any():
+            for low in range(1, count, SCAN_ENTRIES):
+                high = min(low + SCAN_ENTRIES, count)
+                places = entries["hash"][low:high] % np.int32(self._slot_count)
+                rows = np.flatnonzero(beyond[places])
+                slots[places[rows]] = (rows + low).astype(np.int32)
+        if count < header.count:
+            start = HEADER.size + self._slot_count * SLOT_BYTES
+            self._files.zero(
+                self._fd, start + count * ENTRY_BYTES, start + header.count * ENTRY_BYTES
+            )
+        end_offset, end_time = header.begin_offset, header.begin_time_ms
+        if count > 1:
+            last = entries[count - 1]
+            end_offset = int(last["physical_offset"])
+            seconds = int(last["seconds"]) if count > 2 else 0
+            end_time = min(header.begin_time_ms + 1000 * seconds + 999, header.end_time_ms)
+            end_time = end_time if end_time_ms is None else end_time_ms
+        self._write_header(
+            header._replace(
+                end_time_ms=end_time,
+                end_offset=end_offset,
+                slots_used=int(np.count_nonzero(slots)),
+                count=count,
+            )
+        )
+        self.dirty, self._torn = True, False
+
+    def sync(self) -> None:
+        """fdatasync. Raises: OSError."""
+        self._files.sync_data(self._fd)
+        self.dirty = False
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def _read_view(self) -> memoryview | None:
+        """The whole file, read-only; None when it was closed. Who got it keeps it alive with an array of it."""
+        with self._living:
+            if self._view is None and self._fd >= 0:
+                size = self.size_of(self._slot_count, self._entry_count)
+                self._view = self._files.map_read(self._fd, size)
+            return None if self._view is None else self._view[:]
+
+    def _entries(self) -> npt.NDArray[Any]:
+        view = self._read_view()
+        require(view is not None, "the file is open", path=str(self.path))
+        start = HEADER.size + self._slot_count * SLOT_BYTES
+        return np.frombuffer(view, dtype=ENTRY_DTYPE, offset=start)  # type: ignore[arg-type]
+
+    def number_from(self, physical_offset: int) -> int:
+        """Number of the first entry of a record at or above `physical_offset`."""
+        offsets = self._entries()["physical_offset"][1 : self.header.count]
+        return 1 + int(np.searchsorted(offsets, physical_offset))
+
+    def find(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[Candidates]:
+        """Entries of a hash whose records may have been stored in [begin_ms, end_ms], newest first, some at a time.
+
+        Source: IndexFile#selectPhyOffset. An entry knows only the second; RocketMQ leaves out records of the first one,
+        here the caller compares exactly. It also reads the first entry's time as what that entry counts it from.
+        """
+        header = self.header
+        view = self._read_view()
+        if view is None:
+            # Deleted meanwhile: the log has none of its records any more.
+            return
+        start = HEADER.size + self._slot_count * SLOT_BYTES
+        place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
+        number = int.from_bytes(view[place : place + SLOT_BYTES], "big", signed=True)
+        offsets: list[int] = []
+        times: list[int] = []
+        for _ in range(CHAIN_STEPS):
+            if not 0 < number < self._entry_count:
+                break
+            found, offset, seconds, previous = _ENTRY.unpack_from(
+                view, start + number * ENTRY_BYTES
+            )
+            # What was written since the header was read is passed over.
+            if number < header.count:
+                time_ms = header.begin_time_ms + (1000 * seconds if number > 1 else 0)
+                if seconds < 0 or time_ms + 999 < begin_ms:
+                    number = 0
+                    break
+                if found == key_hash and time_ms <= end_ms:
+                    offsets.append(offset)
+                    times.append(time_ms)
+            if previous >= number:
+                number = 0
+                break
+            number = previous
+        if offsets:
+            yield Candidates(np.array(offsets), np.array(times))
+        entries = np.frombuffer(view, dtype=ENTRY_DTYPE, offset=start)
+        while number > 0:
+            low = max(1, number + 1 - SCAN_ENTRIES)
+            part = entries[low : number + 1]
+            rows = np.flatnonzero(part["hash"] == key_hash)[::-1]
+            spans = part["seconds"][rows].astype(np.int64)
+            spans[rows + low == 1] = 0
+            times_ms = header.begin_time_ms + 1000 * spans
+            right = (times_ms <= end_ms) & (times_ms + 999 >= begin_ms)
+            if right.any():
+                yield Candidates(
+                    part["physical_offset"][rows[right]].astype(np.int64), times_ms[right]
+                )
+            if len(rows) and times_ms[-1] + 999 < begin_ms:
+                break
+            number = low - 1
+
+    def find_many(
+        self, key_hashes: Int64s, wanted: Int64s, begin_ms: int, end_ms: int
+    ) -> tuple[Int64s, Int64s]:
+        """As `find` for many hashes at once: all chains are followed in step.
+
+        Args: `wanted`, how many entries of each hash. Returns: rows of `key_hashes` and physical offsets of their
+        entries, for each hash newest first.
+        """
+        header, view = self.header, self._read_view()
+        if view is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        slots = np.frombuffer(view, dtype=">i4", count=self._slot_count, offset=HEADER.size)
+        entries = np.frombuffer(
+            view, dtype=ENTRY_DTYPE, offset=HEADER.size + self._slot_count * SLOT_BYTES
+        )
+        left = wanted.copy()
+        rows = np.flatnonzero(left > 0)
+        numbers = slots[key_hashes[rows] % self._slot_count].astype(np.int64)
+        found_rows: list[Int64s] = []
+        found_offsets: list[Int64s] = []
+        for _ in range(CHAIN_STEPS):
+            inside = (numbers > 0) & (numbers < self._entry_count)
+            rows, numbers = rows[inside], numbers[inside]
+            if not len(rows):
+                break
+            met = entries[numbers]
+            known = numbers < header.count
+            spans = np.where(numbers > 1, met["seconds"].astype(np.int64), 0)
+            times_ms = header.begin_time_ms + 1000 * spans
+            too_old = known & (times_ms + 999 < begin_ms)
+            hit = known & (met["hash"] == key_hashes[rows]) & (times_ms <= end_ms) & ~too_old
+            found_rows.append(rows[hit])
+            found_offsets.append(met["physical_offset"][hit].astype(np.int64))
+            left[rows[hit]] -= 1
+            before = met["previous"].astype(np.int64)
+            on = (before < numbers) & ~too_old & (left[rows] > 0)
+            rows, numbers = rows[on], before[on]
+        else:
+            for row in rows.tolist():
+                # A chain of thousands: looked through as a whole.
+                gone = sum(int((part == row).sum()) for part in found_rows)
+                parts = self.find(int(key_hashes[row]), begin_ms, end_ms)
+                offsets = [part.physical_offsets for part in parts]
+                if not offsets:
+                    continue
+                rest = np.concatenate(offsets)[gone : int(wanted[row])]
+                found_rows.append(np.full(len(rest), row, np.int64))
+                found_offsets.append(rest)
+        if not found_rows:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate(found_rows), np.concatenate(found_offsets)
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the file; nothing is synced."""
+        with self._living:
+            for view in (self._slot_map, self._view):
+                if view is not None:
+                    self._files.unmap(view)
+            self._slot_map = self._view = None
+            if self._fd >= 0:
+                self._files.close(self._fd)
+                self._fd = -1
+
+    def destroy(self) -> None:
+        """Close and delete. Durable: after an fsync of the directory."""
+        self.close()
+        self._files.unlink(self.path)

@@ -1,0 +1,288 @@
+"""All index files of a store: the way from a key to the records that have it; a cache of log[0, C).
+
+Source: IndexService, RocketMQ 5.3.3 (reference 6.7, 6.8). After a crash it throws the last file away and may leave what
+stood in it unindexed; here a mark in `raymq/index` tells up to where files and log agree, and the rest is indexed
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Corrupt, StorageFull
+from raymq.store.failpoints import fail_point
+from raymq.store.files import Files
+from raymq.store.meta import Meta
+
+from .index_file import Candidates, IndexFile
+from .index_keys import Int32s, Int64s, key_hash
+
+_NAME_FORMAT = "%Y%m%d%H%M%S"
+#: log without keys that is indexed once more after a crash, at most
+MARK_STEP_BYTES = 64 << 20
+
+
+class IndexService:
+    """One thread builds, cuts, syncs and deletes; any may look up.
+
+    Invariant: every key of every record below `indexed` is in the files, and none of a record above it.
+    """
+
+    def __init__(
+        self, root: Path, mark_path: Path, config: StoreConfig, *, files: Files, clock: Clock
+    ) -> None:
+        self._directory = root
+        self._mark_path = mark_path
+        self._slots, self._entries = config.max_hash_slot_num, config.max_index_num
+        self._fs = files
+        self._clock = clock
+        #: oldest first; replaced, never changed in place: readers look through the one they took
+        self._files: tuple[IndexFile, ...] = ()
+        self._mark: Meta | None = None
+        self._synced: tuple[str, int, int] | None = None
+        #: everything below this is indexed
+        self.indexed = 0
+
+    # --- opening --------------------------------------------------------------------------------------------
+
+    def load(
+        self, *, log_start: int, log_end: int, uncut: int, crashed: bool, time_ms: int
+    ) -> None:
+        """Open what is there and bring it to a state that agrees with the log.
+
+        Args: `uncut`: the log was never cut below it since the index was synced. `time_ms`: the checkpoint's time of
+        the index; it counts for a store without a mark: RocketMQ wrote it, and its index is complete unless it
+        crashed.
+        """
+        self._mark = self._open_mark()
+        name, count, upto = (self._mark.get(key) for key in ("file", "count", "indexed"))
+        try:
+            self._open_files()
+            if upto is not None:
+                self.indexed = max(min(upto, uncut, log_end), log_start)
+                self._restore(name, count, crashed=crashed)
+            elif crashed:
+                # What is not known to be on disk goes.
+                self._drop(lambda file: file.header.end_time_ms > time_ms or file.empty)
+                ends = [file.header.end_offset for file in self._files]
+                self.indexed = max([log_start, *ends])
+            else:
+                self._drop(lambda file: file.empty)
+                self.indexed = log_end if self._files else log_start
+            self._cut_to(self.indexed)
+        except (Corrupt, StorageFull):
+            # Damaged, of other options, or no room to mend it: it is only a cache.
+            self._mark.update({"file": None, "count": 1, "indexed": log_start})
+            self._drop_all(log_start)
+
+    def _open_mark(self) -> Meta:
+        try:
+            return Meta.open(self._mark_path, files=self._fs)
+        except Corrupt:
+            self._fs.unlink(self._mark_path)
+            mark = Meta.open(self._mark_path, files=self._fs)
+            mark.update({"file": None, "count": 1, "indexed": 0})
+            return mark
+
+    def _open_files(self) -> None:
+        opened: list[IndexFile] = []
+        try:
+            for name in self._fs.list(self._directory):
+                opened.append(
+                    IndexFile.open(
+                        self._directory / name, self._slots, self._entries, files=self._fs
+                    )
+                )
+        finally:
+            self._files = tuple(opened)
+
+    def _restore(self, name: str | None, count: int, *, crashed: bool) -> None:
+        """Drop what was written after the mark was."""
+        if name is None:
+            self._drop_all(self.indexed)
+            return
+        self._drop(lambda file: file.path.name > name)
+        last = self._files[-1] if self._files else None
+        if last is None or last.path.name != name or not 1 < count <= last.header.count:
+            # Somebody removed it: what it held must be indexed again.
+            raise Corrupt(f"{self._directory / name} is not what it was", rule="index mark")
+        if crashed or count < last.header.count:
+            last.cut(count)
+
+    def _cut_to(self, physical_offset: int) -> None:
+        """Drop the entries of records at or above an offset."""
+        while self._files:
+            last = self._files[-1]
+            count = last.number_from(physical_offset)
+            if count > 1:
+                if count < last.header.count:
+                    last.cut(count)
+                return
+            self._drop([last].__contains__)
+
+    def _drop_all(self, log_start: int) -> None:
+        """Begin anew: the index is only a cache."""
+        for file in self._files:
+            file.close()
+        self._files = ()
+        for name in self._fs.list(self._directory):
+            self._fs.unlink(self._directory / name)
+        if self._fs.exists(self._directory):
+            self._fs.sync_dir(self._directory)
+        self.indexed = log_start
+
+    def _drop(self, unwanted: Callable[[IndexFile], bool]) -> int:
+        """Delete files. Returns: how many."""
+        gone = [file for file in self._files if unwanted(file)]
+        if gone:
+            self._files = tuple(file for file in self._files if file not in gone)
+            for file in gone:
+                file.destroy()
+            self._fs.sync_dir(self._directory)
+        return len(gone)
+
+    # --- building -------------------------------------------------------------------------------------------
+
+    def append(
+        self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s, *, upto: int
+    ) -> None:
+        """Index records: one item a key, in the order of the log. Afterwards everything below `upto` is indexed.
+
+        Raises: StorageFull, OSError; the same must be appended again then.
+        """
+        done = 0
+        try:
+            while done < len(hashes):
+                file = self._current()
+                stop = min(done + file.room, len(hashes))
+                file.append(hashes[done:stop], physical_offsets[done:stop], times_ms[done:stop])
+                done = stop
+        except BaseException:
+            if done:
+                # All or nothing: else the first ones would be indexed twice.
+                self._cut_to(int(physical_offsets[0]))
+            raise
+        self.indexed = max(self.indexed, upto)
+
+    def _current(self) -> IndexFile:
+        last = self._files[-1] if self._files else None
+        if last is not None and last.room > 0:
+            return last
+        self._fs.make_dirs(self._directory)
+        file = IndexFile.create(
+            self._directory / self._next_name(),
+            self._slots,
+            self._entries,
+            None if last is None else last.header,
+            files=self._fs,
+        )
+        fail_point("index.file_created")
+        self._files = (*self._files, file)
+        return file
+
+    def _next_name(self) -> str:
+        """Local time, as RocketMQ names them; later than the newest one's where the clock went back."""
+        name = _name_of(datetime.fromtimestamp(self._clock.now_ms() / 1000))
+        last = self._files[-1].path.name if self._files else ""
+        if name > last:
+            return name
+        time = datetime.strptime(last[:14], _NAME_FORMAT) + timedelta(milliseconds=int(last[14:]))
+        return _name_of(time + timedelta(milliseconds=1))
+
+    def sync(self, *, closing: bool = False) -> int:
+        """fdatasync what was written, then the mark. Returns: end time of the newest full file, 0 without one.
+
+        Durable: every entry. Records without keys do not move the mark at once, unless `closing`: they are quickly
+        looked through again. Raises: OSError.
+        """
+        files, upto = self._files, self.indexed
+        for file in files:
+            if file.dirty:
+                file.sync()
+        fail_point("index.synced")
+        # A new file that got no entry yet is none.
+        last = next((file for file in reversed(files) if not file.empty), None)
+        state = ("", 1, upto) if last is None else (last.path.name, last.header.count, upto)
+        before = self._synced
+        moved = (
+            before is None or state[:2] != before[:2] or not 0 <= upto - before[2] < MARK_STEP_BYTES
+        )
+        if self._mark is not None and (moved or (closing and state != before)):
+            self._mark.update({"file": state[0] or None, "count": state[1], "indexed": upto})
+            self._synced = state
+        return files[-2].header.end_time_ms if len(files) > 1 else 0
+
+    def delete_expired(self, min_physical_offset: int) -> int:
+        """Delete files all of whose records are gone, never the newest. Returns: how many.
+
+        Source: IndexService#deleteExpiredFile.
+        """
+        gone = [file for file in self._files[:-1] if file.header.end_offset < min_physical_offset]
+        return self._drop(gone.__contains__)
+
+    # --- looking up -----------------------------------------------------------------------------------------
+
+    def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[Candidates]:
+        """Records that may have a key and may have been stored in [begin_ms, end_ms], newest first, some at a time.
+
+        Another key may have the same hash. Source: IndexService#queryOffset.
+        """
+        hashed = key_hash(topic, key)
+        for file in reversed(self._files):
+            header = file.header
+            if file.empty or header.begin_time_ms > end_ms:
+                continue
+            if header.end_time_ms < begin_ms:
+                break
+            yield from file.find(hashed, begin_ms, end_ms)
+            if header.begin_time_ms < begin_ms:
+                break
+
+    def find_many(
+        self, key_hashes: Int64s, wanted: int, begin_ms: int, end_ms: int
+    ) -> tuple[Int64s, Int64s]:
+        """As `find` for many keys at once: rows of `key_hashes`, and physical offsets of records that may match."""
+        left = np.full(len(key_hashes), wanted, dtype=np.int64)
+        rows: list[Int64s] = []
+        offsets: list[Int64s] = []
+        for file in reversed(self._files):
+            header = file.header
+            if file.empty or header.begin_time_ms > end_ms:
+                continue
+            if header.end_time_ms < begin_ms or not (left > 0).any():
+                break
+            some, places = file.find_many(key_hashes, left, begin_ms, end_ms)
+            left -= np.bincount(some, minlength=len(left))
+            rows.append(some)
+            offsets.append(places)
+            if header.begin_time_ms < begin_ms:
+                break
+        if not rows:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate(rows), np.concatenate(offsets)
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """Store time (ms) and physical offset of the newest indexed record; (0, 0) without one."""
+        files = self._files
+        header = files[-1].header if files else None
+        return (header.end_time_ms, header.end_offset) if header else (0, 0)
+
+    def close(self) -> None:
+        """Close every file."""
+        files, self._files = self._files, ()
+        for file in files:
+            file.close()
+        if self._mark is not None:
+            self._mark.close()
+            self._mark = None
+
+
+def _name_of(time: datetime) -> str:
+    return time.strftime(_NAME_FORMAT) + f"{time.microsecond // 1000:03d}"

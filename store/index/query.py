@@ -1,0 +1,304 @@
+"""Finding messages: by key, by message id, by place in the log, by time.
+
+Source: DefaultMessageStore#queryMessage, #lookMessageByOffset, #getOffsetInQueueByTime, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.commit_log import CommitLog
+from raymq.store.consume_queue import BLANK_SIZE, ConsumeQueue
+from raymq.store.consume_queues import ConsumeQueues
+from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected
+from raymq.store.record_walk import gather, layout
+
+from .index_keys import Int64s, keys_of
+from .index_service import IndexService
+
+_INT, _UINT, _LONG = np.dtype(">i4"), np.dtype(">u4"), np.dtype(">i8")
+_MAGIC_AT, _PHYSICAL_OFFSET_AT, _SYS_FLAG_AT, _STORE_TIME_AT = 4, 28, 36, 56
+#: hex digits of a message id: store host and physical offset, with an IPv4 and an IPv6 host
+ID_DIGITS, ID_DIGITS_V6 = 32, 56
+TIME_MAX_MS = (1 << 63) - 1
+
+
+class Boundary(Enum):
+    """Which offset a time stands for."""
+
+    #: the first message stored at that time or later
+    LOWER = "lower"
+    #: the last message stored at that time or earlier
+    UPPER = "upper"
+
+
+class QueryResult(NamedTuple):
+    """Messages found by key."""
+
+    #: of RECORD_SCHEMA, in the order of the log
+    records: pa.RecordBatch
+    #: store time (ms) and physical offset of the newest record that is indexed; 0 without one
+    index_last_time_ms: int
+    index_last_offset: int
+
+
+class Query:
+    """Callers: any thread. Nothing past C is ever seen."""
+
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, index: IndexService) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+
+    # --- by key ---------------------------------------------------------------------------------------------
+
+    def by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_num: int,
+        begin_ms: int = 0,
+        end_ms: int = TIME_MAX_MS,
+        exact: bool = False,
+    ) -> QueryResult:
+        """The newest messages of a topic with a key or unique key, stored in [begin_ms, end_ms].
+
+        Args: `max_num`: at most `config.max_msgs_num_batch` are returned. `exact`: without it messages of other keys
+        and topics with the same hash are returned too, as RocketMQ's broker does; its clients look closer.
+        Raises: Rejected for a number or range that is none.
+        Source: DefaultMessageStore#queryMessage. Times are compared exactly; RocketMQ knows the second only.
+        """
+        if max_num < 1 or not topic or not key:
+            wrong = "max_num" if max_num < 1 else "key" if topic else "topic"
+            raise Rejected(
+                f"a query has a topic, a key and a max_num of 1 or more, not {topic!r}, {key!r}, {max_num}",
+                field=wrong,
+                limit="topic, key, max_num >= 1",
+            )
+        limit = min(max_num, self._log.config.max_msgs_num_batch)
+        parts: list[pa.RecordBatch] = []
+        found, oldest = 0, self._log.confirmed
+        for candidates in self._index.find(topic, key, begin_ms, end_ms):
+            at = 0
+            while at < len(candidates.physical_offsets) and found < limit:
+                # Twice a key in one message: twice the same offset.
+                offsets = np.unique(candidates.physical_offsets[at : at + limit])
+                at += limit
+                batch = self._matching(
+                    offsets[offsets < oldest], topic, key, begin_ms, end_ms, exact
+                )
+                oldest = min(oldest, int(offsets[0]))
+                batch = batch.slice(max(0, batch.num_rows - (limit - found)))
+                found += batch.num_rows
+                parts.append(batch)
+            if found >= limit:
+                break
+        rows = pa.Table.from_batches(parts[::-1], schema=record.RECORD_SCHEMA)
+        return QueryResult(_one_batch(rows), *self._index.last)
+
+    def _matching(
+        self, offsets: Int64s, topic: str, key: str, begin_ms: int, end_ms: int, exact: bool
+    ) -> pa.RecordBatch:
+        batch = self._records_at(offsets)
+        times = batch.column("store_time_ms").to_numpy()
+        good = (times >= begin_ms) & (times <= end_ms)
+        if exact:
+            pairs = zip(
+                batch.column("topic").to_pylist(),
+                batch.column("properties").to_pylist(),
+                strict=True,
+            )
+            good &= np.array([name == topic and key in keys_of(text) for name, text in pairs], bool)
+        return batch if good.all() else batch.filter(pa.array(good))
+
+    def _records_at(self, offsets: Int64s) -> pa.RecordBatch:
+        """The records at offsets that the index knows; those of deleted files are left out."""
+        size = self._log.config.segment_size_bytes
+        parts: list[pa.RecordBatch] = []
+        starts = offsets - offsets % size
+        for start in np.unique(starts).tolist():
+            try:
+                view, base = self._log.view(start)
+            except OffsetOutOfRange:
+                continue
+            where = _records_only(view, base, offsets[starts == start] - base)
+            sizes = gather(view, where, _INT).astype(np.int64)
+            parts.append(record.decode(view, where, sizes))
+        return _one_batch(pa.Table.from_batches(parts, schema=record.RECORD_SCHEMA))
+
+    # --- by place -------------------------------------------------------------------------------------------
+
+    def by_offset(self, offset: int) -> pa.RecordBatch:
+        """The record that begins at a physical offset, a batch of one.
+
+        Raises: OffsetOutOfRange outside of what the log holds below C; Rejected where no record begins; Corrupt where
+        its body is damaged.
+        Source: DefaultMessageStore#lookMessageByOffset, which takes for a record whatever stands there.
+        """
+        log = self._log
+        low, high = log.start, log.confirmed
+        if not low <= offset < high:
+            raise OffsetOutOfRange(
+                f"the log holds offsets {low} to {high}, not {offset}: the message was deleted, or is of another shard",
+                min=low,
+                max=high,
+                offset=offset,
+            )
+        view, base = log.view(offset)
+        at = offset - base
+        stop = min(high - base, len(view)) - at
+        walk = record.walk(view[at:], offset, stop=stop, limit=1, check_crc=True)
+        if walk.reason is record.WalkStop.BAD_CRC:
+            raise Corrupt(
+                f"the body of the record at offset {offset} is damaged: its CRC differs",
+                path=str(log.root / "commitlog"),
+                offset=offset,
+                rule="body CRC",
+            )
+        batch = record.decode(view, walk.positions - base, walk.sizes)
+        if not batch.num_rows or self._is_inside_another(batch):
+            raise Rejected(
+                f"no record begins at offset {offset}; message ids come from receipts and queries",
+                field="offset",
+                limit="the start of a record",
+            )
+        return batch
+
+    def _is_inside_another(self, batch: pa.RecordBatch) -> bool:
+        """Whether these bytes only look like a record: a body may hold anything."""
+        row = {
+            name: batch.column(name)[0].as_py()
+            for name in ("topic", "queue_id", "queue_offset", "physical_offset")
+        }
+        queue = self._queues.find(row["topic"], row["queue_id"])
+        if queue is None or not queue.min_offset <= row["queue_offset"] < queue.max_offset:
+            return False
+        if batch.column("sys_flag")[0].as_py() & fmt.SYS_TRANSACTION_MASK in (0x4, 0xC):
+            return False
+        units = queue.read(row["queue_offset"], 1)
+        return len(units) == 1 and int(units["position"][0]) != row["physical_offset"]
+
+    def by_id(self, message_id: str) -> pa.RecordBatch:
+        """The record that an offset message id names, a batch of one.
+
+        Raises: Rejected for what is no such id, or one of another store; as `by_offset`.
+        Source: MessageDecoder#decodeMessageId.
+        """
+        host, offset = parse_message_id(message_id)
+        batch = self.by_offset(offset)
+        stored = batch.column("store_host")[0].as_py()
+        if stored != host:
+            raise Rejected(
+                f"message id {message_id} was given by {host}; the record at its offset was stored by {stored}",
+                field="message_id",
+                limit=stored,
+            )
+        return batch
+
+    # --- by time --------------------------------------------------------------------------------------------
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """The queue offset that a store time stands for.
+
+        Returns: LOWER: the first message at or after it, the next offset when there is none. UPPER: the last one at or
+        before it, the oldest offset when there is none. 0 for a queue that does not exist.
+        Source: ConsumeQueue#getOffsetInQueueByTime, which returns offsets of deleted messages for times before them.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return 0
+        times = _StoreTimes(self._log, queue)
+        if boundary is Boundary.LOWER:
+            return times.low + bisect_left(times.offsets, time_ms, key=times.at)
+        return max(times.low, times.low + bisect_right(times.offsets, time_ms, key=times.at) - 1)
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int | None:
+        """Store time (ms) of a queue's oldest message; None without one.
+
+        Source: DefaultMessageStore#getEarliestMessageTime(topic, queueId).
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or queue.min_offset >= queue.max_offset:
+            return None
+        return _StoreTimes(self._log, queue).at(queue.min_offset)
+
+    def earliest_store_time_of_all(self) -> int | None:
+        """Store time (ms) of the oldest record of the log; None without one."""
+        log = self._log
+        return _store_time(log, log.start) if log.start < log.confirmed else None
+
+
+class _StoreTimes:
+    """Store times of a queue's messages, read from the log when they are asked for."""
+
+    def __init__(self, log: CommitLog, queue: ConsumeQueue) -> None:
+        self._log = log
+        self._queue = queue
+        self.low = queue.min_offset
+        self.offsets = range(self.low, queue.max_offset)
+
+    def at(self, offset: int) -> int:
+        """Of a message; of one that is gone -1, of a gap that of the next message."""
+        while offset < self.offsets.stop:
+            units = self._queue.read(offset, 1 + (1 << 12))
+            solid = np.flatnonzero(units["size"] != BLANK_SIZE)
+            if len(solid):
+                try:
+                    return _store_time(self._log, int(units["position"][solid[0]]))
+                except OffsetOutOfRange:
+                    return -1
+            offset += max(1, len(units))
+        return TIME_MAX_MS
+
+
+def _store_time(log: CommitLog, position: int) -> int:
+    view, base = log.view(position)
+    where = np.array([position - base])
+    v6 = int(gather(view, where + _SYS_FLAG_AT, _INT)[0]) & fmt.SYS_BORN_HOST_V6
+    at = where + _STORE_TIME_AT + (fmt.IPV6_EXTRA_BYTES if v6 else 0)
+    return int(gather(view, at, _LONG)[0])
+
+
+def _records_only(view: memoryview, base: int, where: Int64s) -> Int64s:
+    """Those of `where` at which a record stands: RocketMQ leaves index entries behind when it cuts a log."""
+    where = where[where <= len(view) - fmt.RECORD_MIN_BYTES]
+    sizes = gather(view, where, _INT).astype(np.int64)
+    magics = gather(view, where + _MAGIC_AT, _UINT)
+    known = (magics == fmt.MAGIC_V1) | (magics == fmt.MAGIC_V2)
+    known &= gather(view, where + _PHYSICAL_OFFSET_AT, _LONG) == where + base
+    known &= (sizes >= fmt.RECORD_MIN_BYTES) & (where + sizes <= len(view))
+    where, sizes = where[known], sizes[known]
+    _, good = layout(view, where, sizes)
+    return where[good]
+
+
+def parse_message_id(message_id: str) -> tuple[str, int]:
+    """Store host (as records show it) and physical offset of an offset message id. Raises: Rejected."""
+    try:
+        packed = bytes.fromhex(message_id)
+    except ValueError:
+        packed = b""
+    if len(message_id) not in (ID_DIGITS, ID_DIGITS_V6) or len(packed) * 2 != len(message_id):
+        raise Rejected(
+            f"{message_id!r} is no message id: it has {ID_DIGITS} hex digits, or {ID_DIGITS_V6} with an IPv6 host",
+            field="message_id",
+            limit=f"{ID_DIGITS} or {ID_DIGITS_V6} hex digits",
+        )
+    return fmt.format_host(packed[:-8]), int.from_bytes(packed[-8:], "big", signed=True)
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    if batches:
+        return batches[0]
+    return pa.RecordBatch.from_pylist([], schema=record.RECORD_SCHEMA)

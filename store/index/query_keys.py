@@ -1,0 +1,117 @@
+"""Finding the messages of many keys at once: what a table join or a gateway under load asks for.
+
+RocketMQ answers one key a request. Here all chains of the index are followed in step, and each record is read once,
+however many of its keys are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.store import record
+from raymq.store.commit_log import CommitLog
+from raymq.store.errors import Rejected
+from raymq.store.properties import PROPERTY_SEPARATOR
+from raymq.store.record_walk import gather
+
+from .index_keys import Int64s, key_hashes, keys_of
+from .index_service import IndexService
+
+Bools = npt.NDArray[np.bool_]
+
+_INT, _LONG = np.dtype(">i4"), np.dtype(">i8")
+_SYS_FLAG_AT, _STORE_TIME_AT, _BORN_V6, _V6_EXTRA_BYTES = 36, 56, 0x10, 12
+TIME_MAX_MS = (1 << 63) - 1
+
+
+class KeyHits(NamedTuple):
+    """Messages found: hit i says that key `keys[i]` is one of message `rows[i]` of `records`."""
+
+    keys: Int64s
+    rows: Int64s
+    #: raw RocketMQ records, in the order of the log, each once
+    records: pa.Array
+
+
+def by_keys(
+    log: CommitLog,
+    index: IndexService,
+    topic: str,
+    keys: Sequence[str],
+    *,
+    max_num: int,
+    begin_ms: int = 0,
+    end_ms: int = TIME_MAX_MS,
+    exact: bool = False,
+) -> KeyHits:
+    """The newest messages of a topic with each of some keys or unique keys, stored in [begin_ms, end_ms].
+
+    Args: `max_num`, of each key, at most `config.max_msgs_num_batch`; `exact`: as of `Query.by_key`.
+    Raises: Rejected for a number, topic or key that is none.
+    """
+    separator = PROPERTY_SEPARATOR.decode()
+    bad = next((key for key in keys if not key or separator in key), None)
+    if max_num < 1 or not topic or bad is not None:
+        raise Rejected(
+            f"a query has a topic, keys and a max_num of 1 or more, not {topic!r}, {bad!r}, {max_num}",
+            field="key" if bad is not None else "topic" if not topic else "max_num",
+            limit="topic, keys, max_num >= 1",
+        )
+    wanted = min(max_num, log.config.max_msgs_num_batch)
+    confirmed = log.confirmed
+    found, offsets = index.find_many(key_hashes(topic, keys), wanted, begin_ms, end_ms)
+    kept = (offsets >= log.start) & (offsets < confirmed)
+    # A key that stands twice in a message has two entries.
+    pairs = np.unique(offsets[kept] * len(keys) + found[kept])
+    offsets, found = pairs // max(len(keys), 1), pairs % max(len(keys), 1)
+    first = np.append(True, offsets[1:] != offsets[:-1]) if len(offsets) else np.empty(0, bool)
+    rows = np.cumsum(first) - 1
+    there, times, records = _read(log, offsets[first])
+    good = there & (times >= begin_ms) & (times <= end_ms)
+    # Rows among the records that were read: those of deleted files are not.
+    hits = KeyHits(found, (np.cumsum(there) - 1)[rows], records)
+    right = good[rows]
+    if exact:
+        right &= _exactly(hits, topic, keys, right)
+    return KeyHits(hits.keys[right], hits.rows[right], records)
+
+
+def _read(log: CommitLog, places: Int64s) -> tuple[Bools, Int64s, pa.Array]:
+    """Which of the records are there, their store times, and those that are, raw."""
+    size = log.config.segment_size_bytes
+    there = np.ones(len(places), dtype=bool)
+    times = np.zeros(len(places), dtype=np.int64)
+    parts = []
+    starts = places - places % size
+    for start in np.unique(starts).tolist():
+        rows = starts == start
+        file = log.queue.find(start)
+        if file is None:
+            there[rows] = False
+            continue
+        view, where = file.read_view(), places[rows] - start
+        flags = gather(view, where + _SYS_FLAG_AT, _INT)
+        at = where + _STORE_TIME_AT + np.where(flags & _BORN_V6, _V6_EXTRA_BYTES, 0)
+        times[rows] = gather(view, at, _LONG)
+        parts.append(record.select(view, where, gather(view, where, _INT).astype(np.int64)))
+    records = pa.chunked_array(parts, pa.binary()).combine_chunks()
+    return there, times, records
+
+
+def _exactly(hits: KeyHits, topic: str, keys: Sequence[str], asked: Bools) -> Bools:
+    """Which hits are of messages that have the topic and the very key."""
+    raws = hits.records.to_pylist()
+    sizes = np.array([len(raw) for raw in raws], dtype=np.int64)
+    batch = record.decode(b"".join(raws), np.cumsum(sizes) - sizes, sizes)
+    topics = batch.column("topic").to_pylist()
+    names = [set(keys_of(text)) for text in batch.column("properties").to_pylist()]
+    pairs = zip(hits.keys.tolist(), hits.rows.tolist(), asked.tolist(), strict=True)
+    return np.array(
+        [wanted and topics[row] == topic and keys[key] in names[row] for key, row, wanted in pairs],
+        dtype=bool,
+    )

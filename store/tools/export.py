@@ -1,0 +1,333 @@
+"""A store's messages as Parquet files, slice by slice: never more of it in memory.
+
+The target appears whole or not at all: files are written in a directory beside it, which is renamed at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raymq.store import format as fmt
+from raymq.store.errors import Corrupt, Rejected
+from raymq.store.failpoints import fail_point
+from raymq.store.files import Files
+from raymq.store.state import INTERNAL_TOPIC
+
+from .faults import Progress
+from .read_only import ReadOnlyStore
+from .slices import Stretch, queued
+
+#: a file is ended when it has this many bytes
+FILE_BYTES = 256 << 20
+
+_TIME = pa.timestamp("ms", tz="UTC")
+#: one row a message, in the order of the log
+SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("queue_id", pa.int32(), nullable=False),
+        pa.field("queue_offset", pa.int64(), nullable=False),
+        pa.field("body", pa.binary(), nullable=False),
+        #: TAGS, __SHARDINGKEY, the words of KEYS, UNIQ_KEY: null where the message has none
+        pa.field("tag", pa.string()),
+        pa.field("sharding_key", pa.string()),
+        pa.field("index_keys", pa.list_(pa.string())),
+        pa.field("unique_key", pa.string()),
+        #: all properties, those above and internal ones too
+        pa.field("properties", pa.map_(pa.string(), pa.string()), nullable=False),
+        pa.field("born_time", _TIME, nullable=False),
+        pa.field("store_time", _TIME, nullable=False),
+        pa.field("born_host", pa.string(), nullable=False),
+        pa.field("store_host", pa.string(), nullable=False),
+        #: RocketMQ's offsetMsgId
+        pa.field("message_id", pa.string(), nullable=False),
+        pa.field("physical_offset", pa.int64(), nullable=False),
+        pa.field("record_bytes", pa.int32(), nullable=False),
+        pa.field("flag", pa.int32(), nullable=False),
+        pa.field("sys_flag", pa.int32(), nullable=False),
+        pa.field("body_crc", pa.int32(), nullable=False),
+        pa.field("reconsume_times", pa.int32(), nullable=False),
+        pa.field("prepared_transaction_offset", pa.int64(), nullable=False),
+    ]
+)
+#: columns that are those of the decoded record
+_PLAIN = ("topic", "queue_id", "queue_offset", "body", "born_host", "store_host", "physical_offset")
+_NUMBERS = ("flag", "sys_flag", "body_crc", "reconsume_times", "prepared_transaction_offset")
+_PAIR = r"(?s)^(?P<k>[^\x01]+)\x01(?P<v>.+)$"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which messages: queue offsets are half-open, [start, stop)."""
+
+    #: None: all but RayMQ's own
+    topic: str | None = None
+    queue_id: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    #: also what is readable behind damage
+    behind_damage: bool = False
+
+    def rows(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Which rows of a decoded slice are chosen. Rows that stand in no queue never are."""
+        keep = queued(batch)
+        topics = batch.column("topic")
+        if self.topic is None:
+            keep &= pc.not_equal(topics, INTERNAL_TOPIC).to_numpy(zero_copy_only=False)
+        else:
+            keep &= pc.equal(topics, self.topic).to_numpy(zero_copy_only=False)
+        offsets = batch.column("queue_offset").to_numpy()
+        if self.queue_id is not None:
+            keep &= batch.column("queue_id").to_numpy() == self.queue_id
+        if self.start is not None:
+            keep &= offsets >= self.start
+        if self.stop is not None:
+            keep &= offsets < self.stop
+        return keep
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    messages: int
+    files: list[str]
+    bytes: int
+    #: where the log is damaged: nothing of these ranges was exported
+    damaged: list[tuple[int, int]]
+
+
+def export(
+    root: Path,
+    target: Path,
+    choice: Choice | None = None,
+    *,
+    file_bytes: int = FILE_BYTES,
+    files: Files | None = None,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write the chosen messages of a store into the new directory `target`, as part-00000.parquet and so on.
+
+    Raises: Rejected when `target` exists or `root` is no store; Corrupt for a damaged log unless the choice says
+    `behind_damage`: then its readable rest is exported too. Durable: at return.
+    """
+    files = files or Files()
+    choice = choice or Choice()
+    if files.exists(target):
+        raise Rejected(f"{target} exists; name a new directory", field="target", path=str(target))
+    store = ReadOnlyStore(root, files, progress)
+    try:
+        store.scan()
+        faults = store.faults.all()
+        if faults and not choice.behind_damage:
+            raise Corrupt(
+                f"the log is damaged: {faults[0].detail} ({faults[0].file} at {faults[0].offset}); "
+                "--behind-damage exports what can be read",
+                path=str(root / faults[0].file),
+                offset=faults[0].offset,
+                rule=faults[0].rule,
+            )
+        return _write(store, target, choice, file_bytes)
+    finally:
+        store.close()
+
+
+def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) -> Exported:
+    files = store.files
+    temporary = target.with_name(target.name + ".tmp")
+    files.remove_tree(temporary)
+    files.make_dirs(temporary)
+    writer: _PartWriter | None = None
+    names: list[str] = []
+    messages = total = 0
+    try:
+        for table in _tables(store, choice):
+            if writer is None:
+                names.append(f"part-{len(names):05d}.parquet")
+                writer = _PartWriter(temporary / names[-1], files)
+            messages += table.num_rows
+            writer.write(table)
+            if writer.size >= file_bytes:
+                total += writer.close()
+                writer = None
+        if writer is None and not names:
+            # An empty choice is an empty table, not a directory that no reader understands.
+            names.append("part-00000.parquet")
+            writer = _PartWriter(temporary / names[-1], files)
+        if writer is not None:
+            total += writer.close()
+            writer = None
+        files.sync_dir(temporary)
+        fail_point("export.before_rename")
+        files.rename(temporary, target)
+        files.sync_dir(target.parent)
+    except BaseException:
+        if writer is not None:
+            writer.abandon()
+        files.remove_tree(temporary)
+        raise
+    return Exported(messages, names, total, list(store.damaged))
+
+
+def _tables(store: ReadOnlyStore, choice: Choice) -> Iterator[pa.Table]:
+    total = max(1, store.end - store.start)
+    for part in store.slices(behind=choice.behind_damage):
+        batch = part.decode()
+        keep = choice.rows(batch)
+        if keep.any():
+            kept = part._replace(positions=part.positions[keep], sizes=part.sizes[keep])
+            yield table_of(batch if keep.all() else batch.filter(pa.array(keep)), kept)
+        store.progress("export", int(part.positions[-1]) - store.start, total)
+
+
+def table_of(batch: pa.RecordBatch, part: Stretch) -> pa.Table:
+    """A decoded slice as a table of SCHEMA."""
+    columns = {name: batch.column(name) for name in (*_PLAIN, *_NUMBERS)}
+    for name in ("born_time", "store_time"):
+        columns[name] = batch.column(f"{name}_ms").cast(_TIME)
+    rows, names, values = _pairs(batch.column("properties"))
+    count = batch.num_rows
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
+    columns["properties"] = pa.MapArray.from_arrays(pa.array(offsets), names, values)
+    for column, name in (
+        ("tag", "TAGS"),
+        ("sharding_key", "__SHARDINGKEY"),
+        ("unique_key", "UNIQ_KEY"),
+    ):
+        columns[column] = _one(rows, names, values, name, count)
+    words = pc.replace_substring_regex(_one(rows, names, values, "KEYS", count), " +", " ")
+    columns["index_keys"] = pc.split_pattern(pc.utf8_trim(words, " "), " ")
+    columns["message_id"] = _message_ids(batch.column("store_host"), part.positions)
+    columns["record_bytes"] = pa.array(part.sizes.astype(np.int32))
+    return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def _pairs(properties: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array, pa.Array]:
+    """Row, name and value of every property; incomplete pairs are dropped as RocketMQ's readers do."""
+    lists = pc.split_pattern(properties, b"\x02")
+    rows = pc.list_parent_indices(lists).to_numpy()
+    pairs = pc.extract_regex(pc.list_flatten(lists), _PAIR)
+    whole = pairs.is_valid()
+    pairs = pairs.filter(whole)
+    kept = rows[whole.to_numpy(zero_copy_only=False)].astype(np.int64)
+    return kept, _text(pc.struct_field(pairs, 0)), _text(pc.struct_field(pairs, 1))
+
+
+def _text(values: Any) -> pa.Array:
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([v.decode("utf-8", "replace") for v in values.to_pylist()], pa.string())
+
+
+def _one(
+    rows: npt.NDArray[np.int64], names: pa.Array, values: pa.Array, name: str, count: int
+) -> pa.Array:
+    """The value of one property in each of `count` rows; of a repeated one the last."""
+    at = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
+    where = np.full(count, -1, dtype=np.int64)
+    where[rows[at]] = at
+    return values.take(pa.array(where, mask=where < 0))
+
+
+def _message_ids(hosts: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
+    """RocketMQ's offsetMsgId of each row: store host and physical offset in hex."""
+    encoded = hosts.dictionary_encode()
+    prefixes = []
+    for host in encoded.dictionary.to_pylist():
+        ip, _, port = host.rpartition(":")
+        prefixes.append(fmt.pack_host(ip.strip("[]"), int(port)).hex().upper())
+    digits = positions.astype(">i8").tobytes().hex().upper().encode()
+    offsets = pa.array(np.frombuffer(digits, dtype="S16").astype("U16"), pa.string())
+    return pc.binary_join_element_wise(
+        pa.array(prefixes, pa.string()).take(encoded.indices), offsets, ""
+    )
+
+
+class _PartWriter:
+    """One Parquet file, through the seam."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self._sink = _Sink(path, files)
+        self._writer = pq.ParquetWriter(self._sink, SCHEMA, compression="zstd")
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._sink.tell()
+
+    def write(self, table: pa.Table) -> None:
+        """One row group."""
+        self._writer.write_table(table)
+
+    def close(self) -> int:
+        """Finish and sync the file. Returns: its bytes."""
+        self._writer.close()
+        return self._sink.finish()
+
+    def abandon(self) -> None:
+        """Let go of the file after a failure."""
+        # pyarrow writes the footer when the writer goes; it must not complain then.
+        self._sink.discarding = True
+        self._writer.close()
+        self._sink.close()
+
+
+class _Sink:
+    """What pyarrow needs of a file to write, on `Files`."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self._files = files
+        self._fd = files.open_file(path, create=True)
+        self._at = 0
+        self.closed = False
+        #: after a failure: what comes is dropped
+        self.discarding = False
+
+    def write(self, data: Any) -> int:
+        """Append."""
+        if not self.discarding:
+            self._files.pwrite(self._fd, data, self._at)
+            self._at += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """Bytes written."""
+        return self._at
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+    def readable(self) -> bool:
+        """No."""
+        return False
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """No."""
+        return False
+
+    def finish(self) -> int:
+        """Sync and close. Returns: bytes written."""
+        self._files.sync(self._fd)
+        self.close()
+        return self._at
+
+    def close(self) -> None:
+        """Close; called by nobody but this module: pyarrow leaves what it was given open."""
+        if not self.closed:
+            self.closed = True
+            self._files.close(self._fd)

@@ -1,0 +1,114 @@
+"""What `verify` says of a store: faults, each with its place and rule, and what a start would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raymq.store.errors import RayMQError
+
+#: faults of one kind that are named in one file; the last one says how many more there are
+NAMED_MAX = 20
+
+#: told how far a long walk is: (what, bytes done, bytes in all)
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong."""
+
+    #: relative to the store
+    file: str
+    #: commit log: physical offset; any other file: bytes from its start
+    offset: int
+    rule: str
+    detail: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON output."""
+        return {"kind": "fault", **vars(self)}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a start would do where the log ends: a row of the decision table of docs/recovery.md."""
+
+    end: int
+    #: keep | truncate | corrupt
+    decision: str
+    row: str
+    #: what the walk found there
+    found: str
+    #: what physically can have happened
+    cause: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON output."""
+        return dict(vars(self))
+
+    def __str__(self) -> str:
+        does = {"keep": "the log ends", "truncate": "a start cuts the log", "corrupt": "damage"}
+        return f"{does[self.decision]} at {self.end} (row {self.row}; {self.found}): {self.cause}"
+
+
+@dataclass
+class Faults:
+    """Collects faults, at most NAMED_MAX of a kind and file."""
+
+    root: Path
+    found: list[Fault] = field(default_factory=list)
+    _counts: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def add(self, file: Path, offset: int, rule: str, detail: str) -> None:
+        """One more fault; beyond NAMED_MAX of its kind it is only counted."""
+        name = str(file.relative_to(self.root))
+        count = self._counts[name, rule] = self._counts.get((name, rule), 0) + 1
+        if count <= NAMED_MAX:
+            self.found.append(Fault(name, int(offset), rule, detail))
+
+    def more(self, file: Path, rule: str, count: int) -> None:
+        """Further faults of a kind of which NAMED_MAX were added."""
+        if count > 0:
+            key = (str(file.relative_to(self.root)), rule)
+            self._counts[key] = self._counts.get(key, 0) + count
+
+    def error(self, error: RayMQError) -> None:
+        """What reading a file raised."""
+        self.found.append(from_error(self.root, error))
+
+    def all(self) -> list[Fault]:
+        """Every fault; where some of a kind were left out, its last one says how many."""
+        more = {key: count - NAMED_MAX for key, count in self._counts.items() if count > NAMED_MAX}
+        faults = list(self.found)
+        for (name, rule), count in more.items():
+            of_kind = [i for i, f in enumerate(faults) if (f.file, f.rule) == (name, rule)]
+            if not of_kind:
+                continue
+            at = of_kind[-1]
+            last = faults[at]
+            faults[at] = Fault(name, last.offset, rule, f"{last.detail}; and {count} more")
+        return faults
+
+
+def from_error(root: Path, error: RayMQError) -> Fault:
+    """What an error of a reader says, as a fault."""
+    path = str(error.fields.get("path", root))
+    name = path.removeprefix(str(root)).lstrip("/") or "."
+    return Fault(
+        name,
+        int(error.fields.get("offset") or 0),
+        str(error.fields.get("rule", "readable")),
+        str(error),
+    )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` found."""
+
+    faults: list[Fault]
+    #: None when the log could not be walked or has no file
+    verdict: Verdict | None

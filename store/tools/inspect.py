@@ -1,0 +1,66 @@
+"""Look into a store directory without changing it: `verify` names every fault, `dump` prints every message.
+
+This is the name to import; read_only opens and walks, verify_queues, _chain, _index and _files compare.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raymq.store.errors import Corrupt, RayMQError
+from raymq.store.files import Files
+from raymq.store.tools.verify_compaction import check_compaction
+
+from .dump import dump
+from .faults import Fault, Faults, Progress, Report, from_error
+from .read_only import ReadOnlyStore
+from .verify_chain import check_chain
+from .verify_files import check_checkpoint, check_config, check_marks, check_timer
+from .verify_index import IndexCheck
+from .verify_queues import QueueCheck
+
+__all__ = ["Fault", "Faults", "Report", "check", "check_derived", "dump", "verify"]
+
+
+def check(root: Path, files: Files | None = None, progress: Progress | None = None) -> Report:
+    """Every fault of a store, and what a start would do where its log ends.
+
+    Raises: Rejected when `root` is no store. Changes nothing.
+    """
+    try:
+        store = ReadOnlyStore(root, files, progress)
+    except Corrupt as error:
+        return Report([from_error(root, error)], None)
+    try:
+        store.scan()
+        check_derived(store)
+    except RayMQError as error:
+        store.faults.error(error)
+    finally:
+        store.close()
+    return Report(store.faults.all(), store.verdict)
+
+
+def check_derived(store: ReadOnlyStore) -> int:
+    """Everything that can be made from the log again, against the log. Callers: after `scan`.
+
+    Returns: the end of the last record that any consume queue knows, -1 without one.
+    """
+    queues = QueueCheck(store)
+    queues.run()
+    check_chain(store)
+    IndexCheck(store).run()
+    check_checkpoint(store)
+    check_marks(store)
+    check_config(store)
+    check_timer(store)
+    check_compaction(store)
+    return queues.known
+
+
+def verify(root: Path, files: Files | None = None) -> list[Fault]:
+    """Every fault of a store: file, offset, rule. Empty when there is none; a torn tail that a start cuts is none.
+
+    Raises: Rejected when `root` is no store. Changes nothing.
+    """
+    return check(root, files).faults

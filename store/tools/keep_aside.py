@@ -1,0 +1,67 @@
+"""Copies of what a repair is about to change, made and synced before it changes anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raymq.store.files import Files
+from raymq.store.mapped_file import CLEAR_CHUNK_BYTES
+
+
+class KeepAside:
+    """A directory that gets a copy of each file, under the name it has in the store."""
+
+    def __init__(self, root: Path, directory: Path, *, files: Files) -> None:
+        self.directory = directory
+        self._root = root
+        self._files = files
+        #: copied already: a file that two steps change is kept as it was before the first
+        self._kept: set[Path] = set()
+
+    def keep(self, path: Path) -> None:
+        """Copy a file, or a directory and all in it. Durable: at return. A missing one is no error."""
+        if not self._files.exists(path):
+            return
+        if self._files.is_dir(path):
+            for name in self._files.list(path):
+                self.keep(path / name)
+            return
+        if path in self._kept:
+            return
+        target = self.directory / path.relative_to(self._root)
+        fd = self._files.open_file(path, writable=False)
+        try:
+            self._copy(fd, target, 0, self._files.size(fd))
+        finally:
+            self._files.close(fd)
+        self._kept.add(path)
+
+    def keep_range(self, path: Path, start: int, stop: int, name: str) -> None:
+        """Copy the bytes [start, stop) of a file as `name`; zeros at their end are left out."""
+        fd = self._files.open_file(path, writable=False)
+        try:
+            while stop > start:
+                low = max(start, stop - CLEAR_CHUNK_BYTES)
+                chunk = self._files.pread(fd, stop - low, low).rstrip(b"\0")
+                stop = low + len(chunk)
+                if chunk:
+                    break
+            if stop > start:
+                self._copy(fd, self.directory / path.parent.name / name, start, stop)
+        finally:
+            self._files.close(fd)
+
+    def _copy(self, source: int, target: Path, start: int, stop: int) -> None:
+        self._files.make_dirs(target.parent)
+        fd = self._files.open_file(target, create=True)
+        try:
+            self._files.truncate(fd, stop - start)
+            for position in range(start, stop, CLEAR_CHUNK_BYTES):
+                chunk = self._files.pread(source, min(CLEAR_CHUNK_BYTES, stop - position), position)
+                # Zeros stay holes: a file of 1 GiB may hold little.
+                if chunk.count(0) != len(chunk):
+                    self._files.pwrite(fd, chunk, position - start)
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
+        self._files.sync_dir(target.parent)

@@ -1,0 +1,309 @@
+"""A store's directory opened for reading only: recovery in memory, over the whole log.
+
+Sizes are taken from the files, nothing is locked or changed: a store of RocketMQ or of ours, running or not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+
+from raymq.store import record
+from raymq.store.chain import Chain, ChainUnit
+from raymq.store.checksum import crc32c
+from raymq.store.config import StoreConfig
+from raymq.store.consume_queue import ConsumeQueue
+from raymq.store.errors import Rejected
+from raymq.store.files import Files
+from raymq.store.log_scan import Known, Scan, next_record, scan
+from raymq.store.mapped_file import MappedFile
+from raymq.store.mapped_file_queue import MappedFileQueue
+from raymq.store.marks import read_marks
+from raymq.store.meta import read_meta
+from raymq.store.recovery import Decision
+from raymq.store.rows import tag_column
+from raymq.store.segment_paths import other_directories
+from raymq.store.state import INTERNAL_TOPIC, PROGRESS
+
+from .faults import Faults, Progress, Verdict
+from .slices import Stretch
+
+
+class ReadOnlyStore:
+    """The files of a store. `scan` first; what it finds wrong is in `faults`."""
+
+    def __init__(
+        self, root: Path, files: Files | None = None, progress: Progress | None = None
+    ) -> None:
+        self.root = root
+        self.files = files or Files()
+        self.progress: Progress = progress or (lambda what, done, total: None)
+        if not self.files.exists(root / "commitlog"):
+            raise Rejected(
+                f"{root} is no store: it has no commitlog directory",
+                field="DIR",
+                limit="a store directory",
+            )
+        self.faults = Faults(root)
+        others = other_directories(root, files=self.files)
+        self.segment_size_bytes = self.usual_size([root / "commitlog", *others])
+        self.log: MappedFileQueue | None = None
+        if self.segment_size_bytes:
+            self.log = MappedFileQueue(
+                root / "commitlog",
+                self.segment_size_bytes,
+                files=self.files,
+                writable=False,
+                read_from=others,
+            )
+            self.log.load()
+        self.meta = read_meta(root / "raymq" / "meta", files=self.files)
+        #: before the scan: what is appended meanwhile stands above them
+        self.marks = read_marks(root / "raymq" / "marks", files=self.files)
+        self.own = self.meta.get("store_id") is not None
+        #: the last stop was no orderly one, or the store is open
+        self.crashed = self.files.exists(root / "abort")
+        self.verdict: Verdict | None = None
+        self.start = self.log.min_offset if self.log is not None else 0
+        self.end = self.start
+        #: the records below `end`
+        self.records: list[Stretch] = []
+        #: what is readable behind damage, and the damaged ranges [start, stop) before and between
+        self.behind: list[Stretch] = []
+        self.damaged: list[tuple[int, int]] = []
+
+    def usual_size(self, directories: list[Path]) -> int:
+        """What most files have, so that one of a wrong length is the one that is named; 0 when all are empty."""
+        sizes = Counter(
+            self.size(directory / name)
+            for directory in directories
+            for name in self.files.list(directory)
+            if name.isdigit()
+        )
+        # An unfinished file is shorter.
+        return max(((n, size) for size, n in sizes.items() if size), default=(0, 0))[1]
+
+    def size(self, path: Path) -> int:
+        """A file's length, bytes."""
+        fd = self.files.open_file(path, writable=False)
+        try:
+            return self.files.size(fd)
+        finally:
+            self.files.close(fd)
+
+    @property
+    def same_boot(self) -> bool:
+        """Whether the page cache of the last writer is there."""
+        # What only the pool has is not looked at: without it the log ends as after a power loss.
+        in_pool = self.meta.get("pool") is not None
+        return bool(self.meta.get("boot_id") == self.files.boot_id()) and not in_pool
+
+    # --- the log --------------------------------------------------------------------------------------------
+
+    def scan(self, *, trust_chain: bool = True) -> None:
+        """Walk the whole log in memory as recovery does; what recovery would report becomes a fault.
+
+        Where that is damage, what is readable behind it is looked for too. Without `trust_chain` the records alone
+        say where the log ends.
+        """
+        poisoned = self.meta.get("poisoned")
+        if poisoned:
+            self.faults.add(self.root / "raymq" / "meta", 0, "poisoned", str(poisoned))
+        if self.log is None:
+            return
+        chain = self.chain() if trust_chain else None
+        try:
+            found = self._scan(self.log, chain)
+            self.end, row = found.end, found.row
+            self.verdict = Verdict(found.end, row.decision.value, row.name, found.fault, row.cause)
+            if row.decision is Decision.CORRUPT:
+                self._fault_at(found.end, f"recovery row {row.name}", f"{found.fault}: {row.cause}")
+                self._look_behind(self.log, chain)
+            elif self.own:
+                self._leave_out_half_group()
+        finally:
+            if chain is not None:
+                chain.close()
+
+    def forget(self) -> None:
+        """As before the scan."""
+        self.faults = Faults(self.root)
+        self.verdict, self.end = None, self.start
+        self.records, self.behind, self.damaged = [], [], []
+
+    def _leave_out_half_group(self) -> None:
+        """What a start cuts off as a whole: a crash left the first messages of a group only."""
+        if not self.records:
+            return
+        last = self.records[-1]
+        # A group is one append unit, so its first record is no further away than that.
+        reach = StoreConfig(segment_size_bytes=self.segment_size_bytes).group_bytes_max
+        first = int(np.searchsorted(last.positions, self.end - reach))
+        tail = last._replace(positions=last.positions[first:], sizes=last.sizes[first:])
+        batch = tail.decode()
+        begins = pc.and_(
+            pc.equal(batch.column("topic"), INTERNAL_TOPIC),
+            pc.equal(tag_column(batch.column("properties")), PROGRESS.encode()),
+        )
+        rows = np.flatnonzero(begins.fill_null(False).to_numpy(zero_copy_only=False))
+        if not len(rows):
+            return
+        row = int(rows[-1])
+        if int(json.loads(batch.column("body")[row].as_py())["end"]) > self.end:
+            self.end = int(tail.positions[row])
+            kept = first + row
+            self.records[-1] = last._replace(
+                positions=last.positions[:kept], sizes=last.sizes[:kept]
+            )
+
+    def _scan(self, log: MappedFileQueue, chain: Chain | None) -> Scan:
+        marks = self.marks
+        total = len(log.files) * log.file_size
+        #: a cut that was begun: the next start finishes it before it looks at anything
+        cut = self.meta.get("cut")
+
+        def visit(view: memoryview, base: int, walk: record.Walk) -> None:
+            self.records.append(Stretch(view, base, walk.positions, walk.sizes))
+            self.progress("commit log", walk.end - log.min_offset, total)
+
+        return scan(
+            log,
+            chain,
+            Known(
+                self.own,
+                self.same_boot,
+                marks.synced_end if cut is None else min(cut, marks.synced_end),
+                marks.appended_end if cut is None else min(cut, marks.appended_end),
+            ),
+            files=self.files,
+            scan_from=self.start,
+            visit=visit,
+            top=cut,
+        )
+
+    def chain(self) -> Chain | None:
+        """The chain, not loaded yet; None where the store has none."""
+        directory = self.root / "raymq" / "chain"
+        if not self.files.exists(directory):
+            return None
+        return Chain(directory, self.segment_size_bytes, files=self.files, writable=False)
+
+    def _fault_at(self, offset: int, rule: str, detail: str) -> None:
+        """A fault of the log at a physical offset."""
+        file = None if self.log is None else self.log.find(offset)
+        self.faults.add(
+            self.root / "commitlog" if file is None else file.path, offset, rule, detail
+        )
+
+    def _look_behind(self, log: MappedFileQueue, chain: Chain | None) -> None:
+        """From damage on: every further unit that differs, every record that is whole.
+
+        A record counts here only with a right position, which a leftover of an earlier life seldom has.
+        """
+        units = [] if chain is None else chain.units(self.end, log.files[-1].start + log.file_size)
+        bad = self._differing(log, units)
+        for unit in bad:
+            if unit.start > self.end:
+                self._fault_at(
+                    unit.start,
+                    "bytes equal their chain unit",
+                    f"the bytes [{unit.start}, {unit.end}) differ from their unit's CRC",
+                )
+        known_bad = [(unit.start, unit.end) for unit in bad]
+        at, first = self.end, True
+        while True:
+            start = next_record(log, at + 1 if first else at)
+            if start is None:
+                return
+            # A hole is damage; that records end at a blank and go on in the next file is not.
+            if self._hole(log, at, start):
+                self.damaged.append((at, start))
+                if not first and not any(low <= at < high for low, high in known_bad):
+                    self._fault_at(at, "records follow each other", f"none is whole up to {start}")
+            file = log.find(start)
+            if file is None:
+                return
+            view = file.read_view()
+            walk = record.walk(view[start - file.start :], start)
+            self.behind.append(Stretch(view, file.start, walk.positions, walk.sizes))
+            at, first = walk.end, False
+
+    def _hole(self, log: MappedFileQueue, at: int, start: int) -> bool:
+        file = log.find(at)
+        if file is None or at >= start:
+            return False
+        return not (start == file.start + file.size and _is_blank(file, at))
+
+    @staticmethod
+    def _differing(log: MappedFileQueue, units: list[ChainUnit]) -> list[ChainUnit]:
+        found = []
+        for unit in units:
+            file = log.find(unit.start)
+            if file is None or unit.end > file.start + file.size:
+                continue
+            view = file.read_view()[unit.start - file.start : unit.end - file.start]
+            if crc32c(view) != unit.crc:
+                found.append(unit)
+        return found
+
+    def slices(self, *, behind: bool = False) -> Iterator[Stretch]:
+        """The records below `end`, in slices; `behind`: also those behind damage."""
+        for stretch in [*self.records, *self.behind] if behind else self.records:
+            yield from stretch.slices()
+
+    # --- consume queues -------------------------------------------------------------------------------------
+
+    def queues(self) -> Iterator[tuple[str, int, ConsumeQueue]]:
+        """Every consume queue on disk, by topic and queue id. Callers close what they get."""
+        found = self.queue_directories()
+        size = self.usual_size([directory for _, _, directory in found])
+        for topic, queue_id, directory in found if size else []:
+            queue = ConsumeQueue(directory, size, files=self.files, writable=False)
+            queue.load()
+            queue.recover()
+            # Units of deleted log files may stay until their queue's file is only about such.
+            queue.correct_min_offset(self.start)
+            yield topic, queue_id, queue
+
+    def queue_directories(self) -> list[tuple[str, int, Path]]:
+        """Topic, queue id and directory of every consume queue."""
+        base = self.root / "consumequeue"
+        return sorted(
+            (topic, int(name), base / topic / name)
+            for topic in self.files.list(base)
+            for name in self.files.list(base / topic)
+            if name.isdigit()
+        )
+
+    @property
+    def queues_end(self) -> int:
+        """Consume queues are believed up to here; a start cuts what they say of records behind it."""
+        if not self.own or self.same_boot or not self.crashed:
+            return self.end
+        return min(self.end, self.marks.dispatched_end)
+
+    def close(self) -> None:
+        """Close every file."""
+        if self.log is not None:
+            self.log.close()
+
+
+def _is_blank(file: MappedFile, offset: int) -> bool:
+    """Whether a blank record stands at a physical offset."""
+    walk = record.walk(file.read_view()[offset - file.start :], offset, limit=1)
+    return not len(walk.positions) and walk.reason is record.WalkStop.BLANK
+
+
+def joined(stretches: list[Stretch]) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and sizes of all records, ascending."""
+    if not stretches:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    return (
+        np.concatenate([stretch.positions for stretch in stretches]),
+        np.concatenate([stretch.sizes for stretch in stretches]),
+    )

@@ -1,0 +1,196 @@
+"""Makes derived files of a store again from its log: consume queues, chain, checkpoint, marks, config.
+
+Each is built beside the old one, synced, and put in its place by a rename. Callers hold the store's lock.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raymq.store import checkpoint, rows
+from raymq.store.chain import Chain, ChainUnit
+from raymq.store.checksum import crc32c
+from raymq.store.config import StoreConfig
+from raymq.store.consume_queue import ConsumeQueue
+from raymq.store.failpoints import fail_point
+from raymq.store.files import Files
+from raymq.store.marks import PAGE_BYTES
+from raymq.store.state import INTERNAL_TOPIC, ShardState
+
+from .read_only import ReadOnlyStore
+from .slices import by_queue
+from .verify_files import newest_store_time, readable
+
+Queue = tuple[str, int]
+
+
+def swap(target: Path, *, files: Files) -> None:
+    """Put `<target>.new` in the place of the directory `target`. Durable: at return."""
+    new, old = target.with_name(f"{target.name}.new"), target.with_name(f"{target.name}.old")
+    files.remove_tree(old)
+    if files.exists(target):
+        files.rename(target, old)
+    fail_point("repair.between_renames")
+    files.rename(new, target)
+    files.sync_dir(target.parent)
+    files.remove_tree(old)
+
+
+def begin(target: Path, *, files: Files) -> Path:
+    """The empty directory `<target>.new`."""
+    new = target.with_name(f"{target.name}.new")
+    files.remove_tree(new)
+    files.make_dirs(new)
+    return new
+
+
+def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> None:
+    """Consume queues of the records that end at or below `upto`.
+
+    Args: names of directories as `consumequeue/<topic>/<queue id>`; `consumequeue` stands for all of the log.
+    """
+    files = store.files
+    size = store.usual_size([directory for _, _, directory in store.queue_directories()])
+    size = size or StoreConfig().consume_queue_file_size_bytes
+    wanted: set[Queue] = set()
+    for name in names:
+        topic, _, number = name.removeprefix("consumequeue").lstrip("/").rpartition("/")
+        wanted |= {(topic, int(number))} if topic else _queues_of_log(store)
+    new: dict[Queue, ConsumeQueue] = {}
+    for topic, queue_id in sorted(wanted):
+        directory = store.root / "consumequeue" / topic / str(queue_id)
+        new[topic, queue_id] = ConsumeQueue(begin(directory, files=files), size, files=files)
+    try:
+        for part in store.slices():
+            kept = part.positions + part.sizes <= upto
+            part = part._replace(positions=part.positions[kept], sizes=part.sizes[kept])
+            if not len(part.positions):
+                break
+            for group in by_queue(part.decode(), part.positions, part.sizes):
+                queue = new.get((group.topic, group.queue_id))
+                if queue is None:
+                    continue
+                for run in group.runs():
+                    queue.append(int(run.offsets[0]), run.positions, run.sizes, run.tags_codes)
+            store.progress(
+                "consume queues", int(part.positions[-1]) - store.start, max(1, upto - store.start)
+            )
+        for queue in new.values():
+            queue.sync()
+    finally:
+        for queue in new.values():
+            queue.close()
+    for topic, queue_id in new:
+        swap(store.root / "consumequeue" / topic / str(queue_id), files=files)
+
+
+def _queues_of_log(store: ReadOnlyStore) -> set[Queue]:
+    return {
+        (rows_.topic, rows_.queue_id)
+        for part in store.slices()
+        for rows_ in by_queue(part.decode(), part.positions, part.sizes)
+    }
+
+
+def chain(store: ReadOnlyStore) -> None:
+    """The whole chain, in units as large as an append may be, of epoch 0 as recovery makes them."""
+    files, target = store.files, store.root / "raymq" / "chain"
+    size = store.segment_size_bytes
+    unit_bytes = StoreConfig(segment_size_bytes=size).append_unit_bytes
+    made = Chain(begin(target, files=files), size, files=files)
+    made.load()
+    position = store.start
+    while position < store.end and store.log is not None:
+        file = store.log.find(position)
+        if file is None:
+            break
+        stop = min(store.end, file.start + size, position + unit_bytes)
+        crc = crc32c(file.read_view()[position - file.start : stop - file.start])
+        made.append(ChainUnit(position, stop, 0, crc, made.value))
+        position = stop
+        store.progress("chain", position - store.start, store.end - store.start)
+    made.sync()
+    made.close()
+    swap(target, files=files)
+
+
+def write_checkpoint(store: ReadOnlyStore) -> None:
+    """Log and consume queues as far as they are; index time 0: its files are checked from the first on."""
+    newest = newest_store_time(store)
+    data = struct.pack(">5q", newest, newest, 0, 0, 0).ljust(checkpoint.FILE_BYTES, b"\0")
+    store.files.write_file_atomic(store.root / "checkpoint", data)
+
+
+def write_marks(store: ReadOnlyStore) -> None:
+    """Marks that vouch for what was just read and synced; C is found again by whoever leads."""
+    if store.log is not None:
+        store.log.sync_range(store.start, store.end)
+    data = struct.pack("=4q", store.end, store.end, 0, 0).ljust(PAGE_BYTES, b"\0")
+    store.files.write_file_atomic(store.root / "raymq" / "marks", data)
+
+
+def config(store: ReadOnlyStore, name: str) -> str:
+    """A config file: its readable backup, else what the log says. Returns: where it came from."""
+    files, path = store.files, store.root / "config" / name
+    backup = path.with_name(f"{name}.bak")
+    if readable(files, backup):
+        files.write_file_atomic(path, files.read_file(backup))
+        return f"its backup {backup.name}"
+    state = _state(store)
+    if name == "topics.json":
+        files.write_file_atomic(path, _json({"topicConfigTable": _topics(store, state)}))
+        return "the topics and queues of the log"
+    if name == "consumerOffset.json" and store.own:
+        table = {
+            f"{topic}@{group}": {str(queue): offset for queue, offset in offsets.items()}
+            for (group, topic), offsets in state.offsets.items()
+        }
+        files.write_file_atomic(path, _json({"offsetTable": table}))
+        return "the offsets of the log"
+    files.unlink(path)
+    files.sync_dir(path.parent)
+    return "nothing: it was removed, RocketMQ begins an empty one"
+
+
+def _state(store: ReadOnlyStore) -> ShardState:
+    """Topics and offsets, as the records of the log tell them."""
+    state = ShardState()
+    for part in store.slices():
+        batch = part.decode()
+        own = batch.filter(np.equal(batch.column("topic").to_numpy(False), INTERNAL_TOPIC))
+        tags = rows.tag_column(own.column("properties")).to_pylist()
+        for tag, body in zip(tags, own.column("body").to_pylist(), strict=True):
+            state.apply_internal((tag or b"").decode(), body)
+    return state
+
+
+def _topics(store: ReadOnlyStore, state: ShardState) -> dict[str, Any]:
+    queues = {name: info.queues for name, info in state.topics.items()}
+    for part in store.slices():
+        for group in by_queue(part.decode(), part.positions, part.sizes):
+            queues[group.topic] = max(queues.get(group.topic, 0), group.queue_id + 1)
+    return {
+        name: {
+            "attributes": dict(state.topics[name].attributes) if name in state.topics else {},
+            "order": False,
+            "perm": 6,
+            "readQueueNums": count,
+            "topicFilterType": "SINGLE_TAG",
+            "topicName": name,
+            "topicSysFlag": 0,
+            "writeQueueNums": count,
+        }
+        for name, count in sorted(queues.items())
+        if name != INTERNAL_TOPIC
+    }
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    version = {"counter": 1, "stateVersion": 0, "timestamp": 0}
+    return json.dumps({"dataVersion": version, **value}, indent="\t", sort_keys=True).encode()

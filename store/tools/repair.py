@@ -1,0 +1,372 @@
+"""Mends a store that is not open: first the plan, then, when asked, what it says.
+
+Derived files are made again from the log. The log itself is never mended, only cut, at an offset that the operator
+names. Whatever is changed is copied aside before. Source: none in RocketMQ, which cuts a log at the first bad record
+without asking.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raymq.store.abort_lock import StoreLock
+from raymq.store.chain import Chain
+from raymq.store.clock import Clock
+from raymq.store.errors import Rejected
+from raymq.store.failpoints import fail_point
+from raymq.store.files import Files
+from raymq.store.mapped_file_queue import MappedFileQueue
+from raymq.store.marks import Marks
+from raymq.store.meta import Meta
+from raymq.store.recovery import Decision
+from raymq.store.segment_paths import other_directories
+
+from . import rebuild
+from .faults import Fault, Progress, Verdict
+from .inspect import check, check_derived
+from .keep_aside import KeepAside
+from .read_only import ReadOnlyStore
+from .rebuild_index import rebuild_index
+from .slices import by_queue
+from .verify_chain import crc_is_wrong
+
+#: what can be made again from the log
+PARTS = ("consumequeue", "chain", "index", "checkpoint", "marks", "config")
+
+
+_WORDS = {
+    "consumequeue": "make consume queues again from the log",
+    "chain": "make the chain again from the log",
+    "index": "make the index again from the log",
+    "checkpoint": "write the checkpoint again",
+    "marks": "write the marks again",
+    "config": "write config files from their backups, or from the log",
+}
+#: what a part is, where that is not a file or directory of its name
+_FILES = {
+    "chain": {"raymq/chain"},
+    "marks": {"raymq/marks"},
+    "config": {"config/topics.json"},
+    "index": {"index", "raymq/index"},
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that a repair does."""
+
+    #: `log`, or one of PARTS
+    part: str
+    what: str
+    #: what is changed or removed, relative to the store; each is copied aside before
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Messages of one queue that a cut takes: queue offsets [first, last], as far as they can be read."""
+
+    topic: str
+    queue_id: int
+    first: int
+    last: int
+    messages: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The cut that a damaged log needs before it can be opened."""
+
+    offset: int
+    lost: tuple[Lost, ...]
+    #: physical ranges [start, stop) of which nothing can be read
+    unreadable: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        count = sum(lost.messages for lost in self.lost)
+        places = ", ".join(
+            f"{lost.messages} of queue {lost.queue_id} of {lost.topic} "
+            f"(offsets {lost.first} to {lost.last})"
+            for lost in self.lost
+        )
+        gone = sum(stop - start for start, stop in self.unreadable)
+        return (
+            f"a cut at {self.offset} loses {count} readable messages{f': {places}' if places else ''}, "
+            f"and {gone} bytes that cannot be read"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a repair would do."""
+
+    steps: tuple[Step, ...]
+    faults: tuple[Fault, ...]
+    #: the log is damaged and no cut was asked for: this is what one would take
+    needs_cut: Cut | None = None
+    #: the cut that was asked for
+    cut: Cut | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON output."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair did."""
+
+    steps: tuple[Step, ...]
+    #: the log is damaged and no cut was asked for, so nothing was done
+    needs_cut: Cut | None
+    #: where the copies are; None when nothing was changed
+    kept: Path | None
+    #: what `verify` still finds
+    faults: list[Fault]
+
+
+class Repair:
+    """A repair of one store. `rebuild` names PARTS to make again whatever `verify` says of them."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        cut_at: int | None = None,
+        rebuild: Iterable[str] = (),
+        keep: Path | None = None,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        unknown = set(rebuild) - set(PARTS)
+        if unknown:
+            raise Rejected(
+                f"{sorted(unknown)} cannot be rebuilt; choose from {', '.join(PARTS)}",
+                field="rebuild",
+                limit=", ".join(PARTS),
+            )
+        self._root = root
+        self._cut_at = cut_at
+        self._rebuild = set(rebuild)
+        self._keep = keep
+        self._files = files or Files()
+        self._clock = clock or Clock()
+        self._progress = progress
+        #: end of the last record that any consume queue knows
+        self._queues_known = -1
+
+    def plan(self) -> Plan:
+        """What `run` would do. Changes nothing.
+
+        Raises: Rejected for a cut that is not needed or not at a record; Corrupt where files are missing or have
+        other sizes, which nothing here mends.
+        """
+        store = ReadOnlyStore(self._root, self._files, self._progress)
+        try:
+            return self._plan(store)
+        finally:
+            store.close()
+
+    def run(self) -> Repaired:
+        """Make the plan under the store's lock and carry it out.
+
+        Raises: as `plan`; Unavailable while the store is open. Durable: each step at its end; a repair that was
+        interrupted is run again.
+        """
+        lock = StoreLock(self._root, files=self._files)
+        lock.acquire()
+        try:
+            return self._run()
+        finally:
+            lock.release()
+
+    def _run(self) -> Repaired:
+        plan = self.plan()
+        if not plan.steps:
+            return Repaired((), plan.needs_cut, None, list(plan.faults))
+        aside = KeepAside(self._root, self._kept_in(), files=self._files)
+        self._files.make_dirs(aside.directory)
+        report = json.dumps({"store": str(self._root), **plan.as_dict()}, indent=1).encode()
+        self._files.write_file_atomic(aside.directory / "plan.json", report)
+        fail_point("repair.planned")
+        if plan.cut is not None:
+            self._do_cut(plan.cut.offset, aside)
+        store = ReadOnlyStore(self._root, self._files, self._progress)
+        try:
+            # What was cut changes what the other files must say.
+            again = self._plan(store, cut=False)
+            self._rebuild_derived(store, again, aside)
+        finally:
+            store.close()
+        steps = (*(step for step in plan.steps if step.part == "log"), *again.steps)
+        return Repaired(steps, None, aside.directory, check(self._root, self._files).faults)
+
+    def _kept_in(self) -> Path:
+        if self._keep is not None:
+            if self._files.exists(self._keep) and self._files.list(self._keep):
+                raise Rejected(
+                    f"{self._keep} is not empty; name another directory for the copies",
+                    field="keep",
+                    path=str(self._keep),
+                )
+            return self._keep
+        now = datetime.fromtimestamp(self._clock.now_ms() / 1000, timezone.utc)
+        return self._root / "raymq" / f"repair-{now:%Y%m%dT%H%M%S%f}"
+
+    # --- the plan -------------------------------------------------------------------------------------------
+
+    def _plan(self, store: ReadOnlyStore, *, cut: bool = True) -> Plan:
+        store.scan()
+        wanted = set(self._rebuild)
+        verdict = store.verdict
+        needs: Cut | None = None
+        if _is_corrupt(verdict) and ("chain" in wanted or crc_is_wrong(store, store.end)):
+            wanted.add("chain")
+            store.forget()
+            store.scan(trust_chain=False)
+            verdict = store.verdict
+        if _is_corrupt(verdict):
+            needs = self._cut(store, store.end if self._cut_at is None else self._cut_at)
+        if cut and self._cut_at is not None and needs is None:
+            raise Rejected(
+                "a start would open this log as it is; a cut is for a log that it refuses",
+                field="cut_at",
+                limit="a damaged log",
+            )
+        self._queues_known = check_derived(store)
+        faults = tuple(store.faults.all())
+        steps = [] if needs is not None and self._cut_at is None else _steps(faults, wanted)
+        asked = needs if cut and self._cut_at is not None else None
+        if asked is not None:
+            steps.insert(0, self._cut_step(store, asked))
+        return Plan(
+            tuple(steps), faults, needs_cut=needs if self._cut_at is None else None, cut=asked
+        )
+
+    def _cut(self, store: ReadOnlyStore, offset: int) -> Cut:
+        """What a cut at `offset` takes. Raises: Rejected where no record starts."""
+        starts = np.concatenate([[store.end], *(part.positions for part in store.records)])
+        if offset not in starts:
+            raise Rejected(
+                f"no record starts at {offset} below the damage at {store.end}; cut there, or at a record before",
+                field="cut_at",
+                limit=store.end,
+            )
+        found: dict[tuple[str, int], list[int]] = {}
+        for part in store.slices(behind=True):
+            keep = part.positions >= offset
+            if not keep.any():
+                continue
+            part = part._replace(positions=part.positions[keep], sizes=part.sizes[keep])
+            for rows in by_queue(part.decode(), part.positions, part.sizes):
+                low, high = int(rows.offsets.min()), int(rows.offsets.max())
+                entry = found.setdefault((rows.topic, rows.queue_id), [low, high, 0])
+                entry[:] = [min(entry[0], low), max(entry[1], high), entry[2] + len(rows.offsets)]
+        lost = tuple(Lost(*key, *entry) for key, entry in sorted(found.items()))
+        damaged = store.damaged or [(store.end, store.end)]
+        return Cut(offset, lost, tuple(damaged))
+
+    def _cut_step(self, store: ReadOnlyStore, cut: Cut) -> Step:
+        log = store.log
+        changed = [] if log is None else [f for f in log.files if f.start + f.size > cut.offset]
+        names = tuple(f"commitlog/{file.path.name}" for file in changed)
+        pool = "; what is in the transient pool only goes too" if store.meta.get("pool") else ""
+        return Step("log", f"cut the log: {cut}{pool}", names)
+
+    # --- the steps ------------------------------------------------------------------------------------------
+
+    def _do_cut(self, offset: int, aside: KeepAside) -> None:
+        """Cut the log as recovery does it: a cut that is interrupted is finished by the next start."""
+        root, files = self._root, self._files
+        store = ReadOnlyStore(root, files)
+        size = store.segment_size_bytes
+        store.close()
+        others = other_directories(root, files=files)
+        queue = MappedFileQueue(root / "commitlog", size, files=files, read_from=others)
+        queue.load()
+        try:
+            for file in queue.files:
+                if file.start + file.size > offset:
+                    start = max(offset, file.start)
+                    name = f"{start:020d}.cut"
+                    aside.keep_range(file.path, start - file.start, file.size, name)
+            side = root / "raymq"
+            for name in ("meta", "marks", "chain"):
+                aside.keep(side / name)
+            fail_point("repair.kept")
+            meta = Meta.open(side / "meta", files=files) if files.exists(side / "meta") else None
+            if meta is not None:
+                meta.update({"cut": offset, "pool": None})
+            if files.exists(side / "marks"):
+                marks = Marks.open(side / "marks", files=files)
+                marks.lower(offset)
+                marks.close()
+            queue.truncate_to(offset)
+            fail_point("repair.cut_after_zero")
+            if files.exists(side / "chain"):
+                chain = Chain(side / "chain", size, files=files)
+                chain.load()
+                chain.truncate_to(offset)
+                chain.sync()
+                chain.close()
+            if meta is not None:
+                meta.update({"cut": None})
+                meta.close()
+        finally:
+            queue.close()
+
+    def _rebuild_derived(self, store: ReadOnlyStore, plan: Plan, aside: KeepAside) -> None:
+        parts = {step.part: step.files for step in plan.steps}
+        for step in plan.steps:
+            for name in step.files:
+                aside.keep(self._root / name)
+        if "chain" in parts:
+            rebuild.chain(store)
+        if "consumequeue" in parts:
+            rebuild.consume_queues(store, parts["consumequeue"], self._units_upto(store))
+        if "index" in parts:
+            rebuild_index(store)
+        if "checkpoint" in parts:
+            rebuild.write_checkpoint(store)
+        if "marks" in parts:
+            rebuild.write_marks(store)
+        for name in parts.get("config", ()):
+            rebuild.config(store, Path(name).name)
+        fail_point("repair.done")
+
+    def _units_upto(self, store: ReadOnlyStore) -> int:
+        """Units exist below C only, and a start dispatches what stands above all of them."""
+        confirmed = store.marks.confirmed_end if store.own else store.end
+        return min(store.end, max(confirmed, self._queues_known))
+
+
+def _is_corrupt(verdict: Verdict | None) -> bool:
+    return verdict is not None and verdict.decision == Decision.CORRUPT.value
+
+
+def _steps(faults: tuple[Fault, ...], wanted: set[str]) -> list[Step]:
+    """What makes the damaged or named parts again."""
+    damaged: dict[str, set[str]] = {part: set() for part in PARTS}
+    for fault in faults:
+        names = fault.file.split("/")
+        if names[0] == "consumequeue" and len(names) >= 3:
+            damaged["consumequeue"].add("/".join(names[:3]))
+        elif names[0] in ("checkpoint", "index"):
+            damaged[names[0]] |= _FILES.get(names[0], {names[0]})
+        elif names[0] == "config":
+            damaged["config"].add(fault.file)
+        elif names[0] == "raymq" and names[1:] and names[1] in ("chain", "marks"):
+            damaged[names[1]].add("/".join(names[:2]))
+    for part in wanted:
+        damaged[part] |= _FILES.get(part, {part})
+    return [
+        Step(part, _WORDS[part], tuple(sorted(damaged[part]))) for part in PARTS if damaged[part]
+    ]

@@ -1,0 +1,99 @@
+"""Walked records in slices of bounded memory, and the rows of a slice by queue (design D3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.store import format as fmt
+from raymq.store import record, rows
+from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
+
+Int64s = npt.NDArray[np.int64]
+
+#: bytes of records decoded at a time; a single larger record goes alone
+SLICE_BYTES = 32 << 20
+_NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: in no consume queue
+
+
+class Stretch(NamedTuple):
+    """Whole records of one commit log file."""
+
+    #: the file's bytes
+    view: memoryview
+    #: physical offset of the file's first byte
+    base: int
+    #: physical offset and bytes of each record
+    positions: Int64s
+    sizes: Int64s
+
+    def slices(self) -> Iterator[Stretch]:
+        """At most SLICE_ROWS records and about SLICE_BYTES of them at a time."""
+        ends = np.cumsum(self.sizes)
+        low, count = 0, len(self.sizes)
+        while low < count:
+            done = int(ends[low - 1]) if low else 0
+            high = int(np.searchsorted(ends, done + SLICE_BYTES, side="right"))
+            high = min(max(high, low + 1), low + rows.SLICE_ROWS)
+            yield self._replace(positions=self.positions[low:high], sizes=self.sizes[low:high])
+            low = high
+
+    def decode(self) -> pa.RecordBatch:
+        """Every record as a row of RECORD_SCHEMA. Callers: on a slice."""
+        return record.decode(self.view, self.positions - self.base, self.sizes)
+
+
+class QueueRows(NamedTuple):
+    """The rows of one queue in a slice, in log order."""
+
+    topic: str
+    queue_id: int
+    #: queue offset, physical offset, bytes and tags code of each
+    offsets: Int64s
+    positions: Int64s
+    sizes: Int64s
+    tags_codes: Int64s
+
+    def runs(self) -> Iterator[QueueRows]:
+        """Split where queue offsets are not consecutive."""
+        cuts = np.flatnonzero(np.diff(self.offsets) != 1) + 1
+        edges = [0, *cuts.tolist(), len(self.offsets)]
+        for low, high in zip(edges[:-1], edges[1:], strict=True):
+            columns = (column[low:high] for column in self[2:])
+            yield QueueRows(self.topic, self.queue_id, *columns)
+
+
+def queued(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Which rows stand in a consume queue: those of no transaction, and committed ones."""
+    kind = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
+    return np.asarray(~np.isin(kind, _NO_QUEUE), dtype=np.bool_)
+
+
+def by_queue(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[QueueRows]:
+    """The rows of a decoded slice by topic and queue."""
+    keep = queued(batch)
+    if not keep.all():
+        batch = batch.filter(pa.array(keep))
+        positions, sizes = positions[keep], sizes[keep]
+    if not batch.num_rows:
+        return
+    topics = batch.column("topic").dictionary_encode()
+    names = topics.dictionary.to_pylist()
+    queue_ids = batch.column("queue_id").to_numpy()
+    keys = (topics.indices.to_numpy().astype(np.int64) << 32) + queue_ids
+    order = np.argsort(keys, kind="stable")
+    edges = np.flatnonzero(np.diff(keys[order])) + 1
+    offsets = batch.column("queue_offset").to_numpy()
+    codes = rows.tags_codes("", batch)
+    for where in np.split(order, edges):
+        topic = names[int(keys[where[0]] >> 32)]
+        code = codes[where]
+        if topic == SCHEDULE_TOPIC:
+            code = rows.tags_codes(topic, batch.take(pa.array(where)))
+        yield QueueRows(
+            topic, int(queue_ids[where[0]]), offsets[where], positions[where], sizes[where], code
+        )

@@ -1,0 +1,86 @@
+"""The chain's own files: whole units, one behind the other, up to the log's end.
+
+That the log's bytes are those of their units is the business of `log_scan`; here it is whether the units can be
+believed. After a crash the chain may be old, torn or gone: the next start mends it, so only an orderly end is judged.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from pathlib import Path
+
+from raymq.store.chain import UNIT_BYTES, ChainUnit, unpack_units
+from raymq.store.checksum import crc32c
+
+from .read_only import ReadOnlyStore
+
+FOLLOWS = "a chain unit continues the one before"
+WHOLE = "chain files hold whole units"
+COVERS = "the chain covers the log"
+
+
+def crc_is_wrong(store: ReadOnlyStore, offset: int) -> bool:
+    """Whether the unit that starts at `offset` is damaged, not the log's bytes.
+
+    So it is when with the CRC that the bytes have the unit leads to the chain value that the next unit continues.
+    """
+    if store.log is None or not store.segment_size_bytes:
+        return False
+    directory = store.root / "raymq" / "chain"
+    names = [n for n in store.files.list(directory) if len(n) == 20 and n.isdigit()]
+    at = bisect.bisect_right([int(name) for name in names], offset) - 1
+    units = []
+    for name in names[max(at, 0) : at + 2]:
+        data = store.files.read_file(directory / name)
+        units += unpack_units(data[: len(data) - len(data) % UNIT_BYTES])
+    for unit, following in itertools.pairwise(units):
+        file = store.log.find(unit.start)
+        if unit.start == offset and file is not None and unit.end <= file.start + file.size:
+            crc = crc32c(file.read_view()[unit.start - file.start : unit.end - file.start])
+            mended = unit._replace(crc=crc)
+            return following.start == unit.end and following.previous == mended.value
+    return False
+
+
+def check_chain(store: ReadOnlyStore) -> None:
+    """Every fault of `raymq/chain`; nothing for a store without one that nobody of ours ended."""
+    directory = store.root / "raymq" / "chain"
+    if not store.own or store.crashed or not store.segment_size_bytes:
+        return
+    last: ChainUnit | None = None
+    for name in store.files.list(directory):
+        if len(name) != 20 or not name.isdigit():
+            continue
+        path = directory / name
+        data = store.files.read_file(path)
+        if len(data) % UNIT_BYTES:
+            store.faults.add(path, len(data) - len(data) % UNIT_BYTES, WHOLE, "the last is torn")
+        last, good = _follow(store, path, data, last)
+        if not good:
+            return
+    end = store.start if last is None else last.end
+    if end < store.end:
+        store.faults.add(directory, end, COVERS, f"its units end at {end}, the log at {store.end}")
+
+
+def _follow(
+    store: ReadOnlyStore, path: Path, data: bytes, last: ChainUnit | None
+) -> tuple[ChainUnit | None, bool]:
+    """The last good unit of a file, and whether all are."""
+    segment = int(path.name)
+    stop = segment + store.segment_size_bytes
+    for index, unit in enumerate(unpack_units(data[: len(data) - len(data) % UNIT_BYTES])):
+        inside = segment <= unit.start < unit.end <= stop
+        continues = last is None or (unit.start == last.end and unit.previous == last.value)
+        if not inside or not continues:
+            store.faults.add(
+                path,
+                index * UNIT_BYTES,
+                FOLLOWS,
+                f"unit [{unit.start}, {unit.end}), chain value before it {unit.previous:#x}; the one before "
+                + ("is none" if last is None else f"ends at {last.end} with {last.value:#x}"),
+            )
+            return last, False
+        last = unit
+    return last, True

@@ -1,0 +1,209 @@
+"""The small files of a store: checkpoint, marks, config JSON, timer wheel and timer log.
+
+Source: StoreCheckpoint, ConfigManager, TimerWheel, TimerLog of RocketMQ 5.3.3 (reference 5.1, 5.4, 10.2).
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raymq.store import fastjson
+from raymq.store import format as fmt
+from raymq.store.errors import Corrupt
+from raymq.store.files import Files
+from raymq.store.mapped_file_queue import MappedFileQueue
+from raymq.store.marks import PAGE_BYTES
+from raymq.store.recovery import Decision
+
+from .read_only import ReadOnlyStore, joined
+
+CHECKPOINT_LENGTH = "the checkpoint has its five longs"
+CHECKPOINT_TIMES = "checkpoint times are not later than the log"
+CONFIG_JSON = "a config file is a JSON object"
+MARKS = "marks are one page of offsets"
+TIMER_UNIT = "timer log units are whole and follow each other"
+TIMER_RECORD = "a timer log unit points at a record"
+TIMER_SLOT = "a timer wheel slot points into the timer log"
+
+#: size, previous, magic, write time, delay, position, size, hash, reserved: see reference 10.2
+TIMER_UNIT_DTYPE = np.dtype(
+    [
+        ("size", ">i4"),
+        ("previous", ">i8"),
+        ("magic", ">i4"),
+        ("time_ms", ">i8"),
+        ("delay_ms", ">i4"),
+        ("position", ">i8"),
+        ("record_size", ">i4"),
+        ("hash", ">i4"),
+        ("reserved", ">i8"),
+    ]
+)
+TIMER_SLOT_DTYPE = np.dtype(
+    [("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("magic", ">i4")]
+)
+_BLANK_MAGIC_AT = 12
+
+
+def check_checkpoint(store: ReadOnlyStore) -> None:
+    """Length and times of `checkpoint`; a store may have none."""
+    path = store.root / "checkpoint"
+    if not store.files.exists(path):
+        return
+    data = store.files.read_file(path)
+    if len(data) < 40:
+        # A crash may come between its creation and its first write.
+        if not store.crashed:
+            store.faults.add(path, 0, CHECKPOINT_LENGTH, f"{len(data)} bytes")
+        return
+    times = struct.unpack_from(">3q", data)
+    for index, (name, value) in enumerate(zip(("log", "queues", "index"), times, strict=True)):
+        if value < 0:
+            store.faults.add(path, 8 * index, CHECKPOINT_TIMES, f"{name}: {value}")
+    newest = newest_store_time(store)
+    cut = store.verdict is None or store.verdict.decision != Decision.KEEP.value
+    if not newest or cut or store.crashed:
+        return
+    for index, (name, value) in enumerate(zip(("log", "queues"), times, strict=False)):
+        if value > newest:
+            store.faults.add(
+                path,
+                8 * index,
+                CHECKPOINT_TIMES,
+                f"{name}: {value}, the newest record is of {newest}",
+            )
+
+
+def newest_store_time(store: ReadOnlyStore) -> int:
+    """The greatest store time of the last two files' records, 0 without any: within a file it may step back."""
+    times = [
+        int(np.max(part.decode().column("store_time_ms").to_numpy()))
+        for stretch in store.records[-2:]
+        for part in stretch.slices()
+    ]
+    return max(times, default=0)
+
+
+def check_marks(store: ReadOnlyStore) -> None:
+    """`raymq/marks` of a store that ended in order."""
+    path = store.root / "raymq" / "marks"
+    if not store.own or store.crashed:
+        return
+    size = store.size(path) if store.files.exists(path) else 0
+    if size < PAGE_BYTES:
+        store.faults.add(path, 0, MARKS, f"{size} bytes")
+        return
+    for index, (name, value) in enumerate(store.marks._asdict().items()):
+        if not 0 <= value <= store.marks.appended_end:
+            store.faults.add(
+                path, 8 * index, MARKS, f"{name} {value}, appended {store.marks.appended_end}"
+            )
+
+
+def check_config(store: ReadOnlyStore) -> None:
+    """Every `config/*.json` can be read, or is empty: then its backup counts."""
+    directory = store.root / "config"
+    for name in store.files.list(directory):
+        if name.endswith(".json"):
+            text = store.files.read_file(directory / name)
+            wrong = why_no_object(text) if text.strip() else None
+            if wrong is not None:
+                store.faults.add(directory / name, wrong[0], CONFIG_JSON, wrong[1])
+
+
+def why_no_object(data: bytes) -> tuple[int, str] | None:
+    """Where and why bytes are no JSON object in fastjson's dialect; None when they are one."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start, "no UTF-8"
+    try:
+        value = fastjson.loads(text)
+    except fastjson.NotJson as error:
+        return error.at, str(error)
+    return None if isinstance(value, dict) else (0, "no object")
+
+
+def check_timer(store: ReadOnlyStore) -> None:
+    """`timerlog` unit by unit against the commit log, `timerwheel` against the timer log's end."""
+    directory = store.root / "timerlog"
+    if not store.files.exists(directory):
+        return
+    size = store.usual_size([directory])
+    end = 0
+    if size:
+        queue = MappedFileQueue(directory, size, files=store.files, writable=False)
+        try:
+            queue.load()
+            end = _check_timer_log(store, queue)
+        except Corrupt as error:
+            store.faults.error(error)
+            return
+        finally:
+            queue.close()
+    wheel = store.root / "timerwheel"
+    if store.files.exists(wheel) and not store.crashed:
+        _check_wheel(store, wheel, end)
+
+
+def _check_timer_log(store: ReadOnlyStore, queue: MappedFileQueue) -> int:
+    """Returns: the end of the units."""
+    starts, _ = joined(store.records)
+    end = queue.min_offset
+    for file in queue.files:
+        view = file.read_view()
+        room = file.size // TIMER_UNIT_DTYPE.itemsize
+        units = np.frombuffer(view, dtype=TIMER_UNIT_DTYPE, count=room)
+        whole = units["size"] == TIMER_UNIT_DTYPE.itemsize
+        count = room if whole.all() else int(whole.argmin())
+        units = units[:count]
+        places = file.start + np.arange(count) * TIMER_UNIT_DTYPE.itemsize
+        end = file.start + count * TIMER_UNIT_DTYPE.itemsize
+        wrong = (units["previous"] >= places) | (units["previous"] < -1)
+        for row in np.flatnonzero(wrong).tolist():
+            detail = f"the unit before is said to be at {int(units['previous'][row])}"
+            store.faults.add(file.path, int(places[row]) - file.start, TIMER_UNIT, detail)
+        positions = units["position"].astype(np.int64)
+        found = np.searchsorted(starts, positions)
+        at = starts[np.minimum(found, len(starts) - 1)] if len(starts) else positions - 1
+        lost = (positions >= store.start) & (positions < store.end) & (at != positions)
+        for row in np.flatnonzero(lost).tolist():
+            detail = f"no record starts at {int(positions[row])}"
+            store.faults.add(file.path, int(places[row]) - file.start, TIMER_RECORD, detail)
+        if not _ends_in_blank(view, count):
+            break
+        end = file.start + file.size
+    return end
+
+
+def _ends_in_blank(view: memoryview, count: int) -> bool:
+    at = count * TIMER_UNIT_DTYPE.itemsize + _BLANK_MAGIC_AT
+    return bytes(view[at : at + 4]) == fmt.MAGIC_BLANK.to_bytes(4, "big")
+
+
+def _check_wheel(store: ReadOnlyStore, path: Path, end: int) -> None:
+    data = store.files.read_file(path)
+    count = len(data) // TIMER_SLOT_DTYPE.itemsize
+    slots: Any = np.frombuffer(data, dtype=TIMER_SLOT_DTYPE, count=count)
+    used = slots["count"] > 0
+    wrong = used & ((slots["last"] >= end) | (slots["first"] > slots["last"]))
+    for index in np.flatnonzero(wrong).tolist():
+        slot = slots[index]
+        store.faults.add(
+            path,
+            index * TIMER_SLOT_DTYPE.itemsize,
+            TIMER_SLOT,
+            f"units {int(slot['first'])} to {int(slot['last'])}; the timer log ends at {end}",
+        )
+
+
+def readable(files: Files, path: Path) -> bool:
+    """Whether a config file can be read and is not empty."""
+    if not files.exists(path):
+        return False
+    data = files.read_file(path)
+    return bool(data.strip()) and why_no_object(data) is None

@@ -1,0 +1,195 @@
+"""Consume queues against the log: each record has exactly one unit, and no unit has no record.
+
+Source: ConsumeQueue, DefaultMessageStore.CommitLogDispatcherBuildConsumeQueue, RocketMQ 5.3.3 (reference 6.1, 6.2).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store import format as fmt
+from raymq.store.consume_queue import BLANK_SIZE, ConsumeQueue
+from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
+from raymq.store.errors import Corrupt
+
+from .faults import NAMED_MAX
+from .read_only import ReadOnlyStore
+from .slices import QueueRows, by_queue
+
+Int64s = npt.NDArray[np.int64]
+
+#: a tags code up to here is an address in consumequeue_ext, not a hash (ConsumeQueueExt#isExtAddr)
+EXT_ADDRESS_MAX = -(1 << 31) - 1
+#: queues of RocketMQ's multi-dispatch: their units point at records of other topics
+LMQ_PREFIX = "%LMQ%"
+
+HAS_UNIT = "each message has its unit"
+HAS_RECORD = "a unit points at its record"
+SIZE = "a unit has its record's size"
+TAGS_CODE = "a unit has its record's tags code"
+ENDS_IN_ZEROS = "nothing stands behind the last unit"
+
+
+class _Queue:
+    """One consume queue and which of its units a record was found for."""
+
+    def __init__(self, directory: Path, queue: ConsumeQueue | None) -> None:
+        self.directory = directory
+        self.queue = queue
+        self.low = self.high = 0
+        self.units: Any = np.empty(0, dtype=fmt.UNIT_DTYPE)
+        if queue is not None:
+            self.low, self.high = queue.min_offset, queue.max_offset
+            self.units = queue.read(self.low, self.high - self.low)
+        self.seen = np.zeros(len(self.units), dtype=np.bool_)
+
+    def place(self, offset: int) -> tuple[Path, int]:
+        """The file of a unit and the unit's position in it."""
+        if self.queue is None:
+            return self.directory, offset * fmt.UNIT_BYTES
+        return self.queue.place(offset)
+
+
+class QueueCheck:
+    """Compares every record below the end with its unit, then every unit with what was met.
+
+    Units that a start would cut and make anew are left out: those of records behind the log's end, and after a
+    power loss those above the dispatched mark. A start dispatches records above the last one that any queue knows.
+    """
+
+    def __init__(self, store: ReadOnlyStore) -> None:
+        self._store = store
+        self._faults = store.faults
+        self._queues: dict[tuple[str, int], _Queue] = {}
+        #: end of the last record that any of them knows
+        self.known = -1
+        self._unreadable: set[tuple[str, int]] = set()
+
+    def run(self) -> None:
+        """Find every fault of the consume queues."""
+        store = self._store
+        try:
+            directories = store.queue_directories()
+            size = store.usual_size([directory for _, _, directory in directories])
+            for topic, queue_id, directory in directories:
+                self._open(topic, queue_id, directory, size)
+            #: a start dispatches what stands above
+            self._believed = min(store.queues_end, self.known)
+            for part in store.slices():
+                for rows in by_queue(part.decode(), part.positions, part.sizes):
+                    self._compare(rows)
+                store.progress("consume queues", int(part.positions[-1]) - store.start, self._size)
+            for (topic, queue_id), queue in sorted(self._queues.items()):
+                self._check_unseen(topic, queue_id, queue)
+        finally:
+            for queue in self._queues.values():
+                if queue.queue is not None:
+                    queue.queue.close()
+
+    @property
+    def _size(self) -> int:
+        return max(1, self._store.end - self._store.start)
+
+    def _open(self, topic: str, queue_id: int, directory: Path, size: int) -> None:
+        size = size or fmt.UNIT_BYTES
+        queue = ConsumeQueue(directory, size, files=self._store.files, writable=False)
+        try:
+            queue.load()
+            queue.recover()
+        except Corrupt as error:
+            queue.close()
+            self._faults.error(error)
+            self._unreadable.add((topic, queue_id))
+            return
+        self.known = max(self.known, queue.max_physical_offset)
+        self._queues[topic, queue_id] = _Queue(directory, queue)
+        if not self._store.crashed:
+            self._check_behind(topic, queue_id, queue)
+
+    def _check_behind(self, topic: str, queue_id: int, queue: ConsumeQueue) -> None:
+        at = queue.bytes_behind()
+        if at is not None:
+            self._faults.add(*queue.place(at), ENDS_IN_ZEROS, "bytes that no dispatch wrote")
+
+    def _compare(self, rows: QueueRows) -> None:
+        key = (rows.topic, rows.queue_id)
+        if key in self._unreadable:
+            return
+        queue = self._queues.get(key)
+        if queue is None:
+            directory = self._store.root / "consumequeue" / rows.topic / str(rows.queue_id)
+            queue = self._queues[key] = _Queue(directory, None)
+        inside = (rows.offsets >= queue.low) & (rows.offsets < queue.high)
+        missing = ~inside & (rows.positions + rows.sizes <= self._believed)
+        self._report(key, rows.offsets, missing, HAS_UNIT, None, rows.positions)
+        where = rows.offsets[inside] - queue.low
+        if not len(where):
+            return
+        units = queue.units[where]
+        positions, sizes = rows.positions[inside], rows.sizes[inside]
+        kept = positions + sizes <= self._store.queues_end
+        at_record = units["position"] == positions
+        blank = units["size"] == BLANK_SIZE
+        self._report(key, rows.offsets[inside], kept & blank, HAS_UNIT, units, positions)
+        # A queue offset that two records claim belongs to the one that its unit points at.
+        queue.seen[where[at_record]] = True
+        wrong_size = kept & at_record & ~blank & (units["size"] != sizes)
+        self._report(key, rows.offsets[inside], wrong_size, SIZE, units, positions)
+        wrong = kept & ~blank & ~at_record & ~queue.seen[where]
+        self._report(key, rows.offsets[inside], wrong, HAS_RECORD, units, positions)
+        queue.seen[where[wrong]] = True
+        codes = rows.tags_codes[inside]
+        if rows.topic == SCHEDULE_TOPIC:
+            # Levels are configurable: whatever the delay, nothing is due before it was stored.
+            differs = units["tags_code"] < 0
+        else:
+            differs = (units["tags_code"] != codes) & (units["tags_code"] > EXT_ADDRESS_MAX)
+        differs = kept & at_record & ~blank & differs
+        self._report(key, rows.offsets[inside], differs, TAGS_CODE, units, positions)
+
+    def _report(
+        self,
+        key: tuple[str, int],
+        offsets: Int64s,
+        wrong: npt.NDArray[np.bool_],
+        rule: str,
+        units: Any,
+        positions: Int64s | None,
+    ) -> None:
+        """Name the first wrong rows and count the others. `positions` None: no record is known."""
+        found = np.flatnonzero(wrong)
+        if not len(found):
+            return
+        queue = self._queues[key]
+        for row in found[:NAMED_MAX].tolist():
+            offset = int(offsets[row])
+            words = [f"queue offset {offset}"]
+            if units is not None:
+                unit = units[row]
+                words.append(
+                    f"the unit says position {int(unit['position'])}, size {int(unit['size'])}, "
+                    f"tags code {int(unit['tags_code'])}"
+                )
+            words.append(
+                "no record of this queue and offset is there"
+                if positions is None
+                else f"the record is at {int(positions[row])}"
+            )
+            self._faults.add(*queue.place(offset), rule, "; ".join(words))
+        self._faults.more(queue.place(int(offsets[found[0]]))[0], rule, len(found) - NAMED_MAX)
+
+    def _check_unseen(self, topic: str, queue_id: int, queue: _Queue) -> None:
+        """Units that no record claims."""
+        units = queue.units
+        ends = units["position"].astype(np.int64) + units["size"]
+        orphans = ~queue.seen & (units["size"] != BLANK_SIZE) & (ends <= self._store.queues_end)
+        # What the log has no more (retention) may keep its units until their file goes.
+        orphans &= units["position"] >= self._store.start
+        if topic.startswith(LMQ_PREFIX):
+            return
+        offsets = np.arange(queue.low, queue.high)
+        self._report((topic, queue_id), offsets, orphans, HAS_RECORD, units, None)
