@@ -283,7 +283,12 @@ def check_disk(place: str, free: int | None) -> Check:
             "another disk",
         )
     if free < _DISK_WARN_BYTES:
-        return Check("disk room", "warn", found, "nothing is deleted by itself: watch it")
+        return Check(
+            "disk room",
+            "warn",
+            found,
+            "messages go after 72 hours (--file-reserved-hours), not earlier: watch it",
+        )
     return Check("disk room", "ok", found)
 
 

@@ -19,7 +19,7 @@ import ray
 from ray.util.queue import Empty, Full
 
 from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError, Rejected, Unavailable
+from raymq.store.errors import OffsetOutOfRange, RayMQError, Rejected, Unavailable
 
 from . import codecs
 from .message import encode_properties
@@ -74,7 +74,9 @@ class Queue:
       raises or is cancelled leaves its number with this handle, and its next get of as many items brings
       what was given. Only an item that was given to a process that died before or while using it is gone
       from the queue, as in the original; a waiting `get` that dies can take one with it up to 5 s later.
-      It is still in the topic: a Consumer of `name` reads every item ever put.
+      It is still in the topic, until its file is deleted: a Consumer of `name` reads items that were taken, too.
+    - Items are deleted like all messages, taken or not: 72 hours after they were put, or as `raymq start
+      --file-reserved-hours` says, when their file is full. `get` goes on behind them.
     - `maxsize` belongs to the handle and its copies: their puts raise Full, or wait, when the queue
       holds so many, and then `linger_ms` is not used. It may be exceeded by what is on its way while
       the keeper restarts; the room of a putter that died is free after 150 s.
@@ -464,6 +466,9 @@ class Queue:
     def _keep(self, ask: _Ask, error: BaseException) -> None:
         """A get did not end: what was given to it is not lost to this handle."""
         if isinstance(error, RayMQError) and error.fields.get("field") == "codec":
+            return
+        if isinstance(error, OffsetOutOfRange):
+            # They were deleted before they were read: there is nothing to ask for again.
             return
         with self._lock:
             self._owed.append(ask)

@@ -47,9 +47,9 @@ class Message:
     body: bytes
     #: partition and ordering key: messages of one key keep their order
     key: bytes | None = None
-    #: what consumers filter by; one word
+    #: one word; the engine filters by it, clients see it
     tag: str | None = None
-    #: RocketMQ's KEYS: words under which the message can be found
+    #: RocketMQ's KEYS: words under which the engine finds the message; the key of a compacted topic
     index_keys: tuple[str, ...] = ()
     #: text without \\x01 and \\x02, names and values not empty
     properties: dict[str, str] = field(default_factory=dict)

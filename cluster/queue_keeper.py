@@ -39,6 +39,8 @@ ANSWER_S = 30.0
 REMEMBERED = 50_000
 #: room that a putter took is free again after so long: longer than a put may take
 RESERVED_S = 150.0
+#: the shard is asked this often which items it still has
+LOOK_S = 60.0
 
 
 @dataclass(eq=False)
@@ -82,6 +84,8 @@ class QueueKeeper:
         #: why the log could not be read or written last
         self._trouble: Exception | None = None
         self._wake = asyncio.Event()
+        #: when the shard was asked last which items there are
+        self._looked_s = 0.0
         #: the first item that was not given, and one behind the last one that is known of
         self._next = 0
         self._end = 0
@@ -103,7 +107,8 @@ class QueueKeeper:
         """
         await self._ready()
         if request not in self._given and request not in self._getters:
-            if not wait_s and self._end - self._next < count:
+            old = self._clock.monotonic() - self._looked_s > LOOK_S
+            if old or (not wait_s and self._end - self._next < count):
                 await self._look()
             if request not in self._getters and request not in self._given:
                 done = asyncio.get_running_loop().create_future()
@@ -286,7 +291,7 @@ class QueueKeeper:
                 continue
             following = given[-1].first + given[-1].count
             await asyncio.wrap_future(opened.write(following, given))
-            self._next = following
+            self._next = max(self._next, following)
             self._remember(given)
             self._admit()
 
@@ -320,13 +325,16 @@ class QueueKeeper:
         if opened is None:
             return
         try:
-            _, end = await asyncio.to_thread(opened.ranges, self._name)
+            first, end = await asyncio.to_thread(opened.ranges, self._name)
         except RayMQError as error:
             if not error.retriable:
                 raise
             # What is known is all that can be given now.
             return
-        self._note_end(end)
+        self._looked_s = self._clock.monotonic()
+        # Items that were deleted meanwhile are given to nobody.
+        self._next = max(self._next, first)
+        self._note_end(max(end, first))
 
     def _note_end(self, end: int) -> None:
         if end > self._end:

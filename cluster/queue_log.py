@@ -117,7 +117,8 @@ class TakenLog:
             fenced |= others
         first, self.end = self.ranges(self._items)
         given = [record for record in records if "next" in record]
-        self.next = int(given[-1]["next"]) if given else first
+        # Items are deleted like all messages when they are old: what is gone is given to nobody.
+        self.next = max(first, int(given[-1]["next"])) if given else first
         self.given = [Taken(*each) for record in given for each in record["given"]]
 
     def ranges(self, topic: str) -> tuple[int, int]:

@@ -105,6 +105,8 @@ class MessageStore:
         self._put_lock = lock
         #: stores made from the log, which forget what is deleted there
         self.derived: list[Derived] = [self.index]
+        #: each tells from which physical offset on records are still needed; None: it needs none
+        self.holds: list[Callable[[], int | None]] = [self.compaction.holds_from]
         #: deletes old files; its `run_once` is called by whoever owns this store
         self.cleaner = CleanService(log, self, flags=self.flags)
         #: next queue offsets as of the snapshot that recovery began at
@@ -368,9 +370,8 @@ class MessageStore:
     def deletable_end(self) -> int:
         """What is in the consume queues, durably: a power loss must not bring them back behind the log's start."""
         self.sync_queues()
-        held = self.compaction.holds_from()
-        end = self.log.marks.dispatched_end
-        return end if held is None else min(end, held)
+        held = [hold() for hold in self.holds]
+        return min([self.log.marks.dispatched_end, *(end for end in held if end is not None)])
 
     def forget_before(self, start: int) -> None:
         """Messages below physical offset `start` are out of range from now on."""

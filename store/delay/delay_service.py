@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .delay_levels import SCHEDULE_TOPIC
-from .delay_schedule import ScheduleMessageService
+from . import timer_store
+from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
+from .delay_schedule import ScheduleMessageService, level_offsets
+from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, TimerProgress
 from .timer_store import TimerMessageStore
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class DelayService:
         self.levels = ScheduleMessageService(store)
         self.timers = TimerMessageStore(store)
         store.delay_hook.waiting = self.timers.waiting
+        store.holds.append(self.holds_from)
 
     @property
     def active(self) -> bool:
@@ -48,6 +51,27 @@ class DelayService:
         count, timer_due = self.timers.run(now_ms, limit=max(1, limit - levels.messages))
         dues = [due for due in (levels.next_due_ms, timer_due) if due is not None]
         return DelayRun(levels.messages + count, min(dues, default=None))
+
+    def holds_from(self) -> int | None:
+        """The physical offset from which on records may still wait here; None: none waits. Deletion stops there."""
+        store = self._store
+        found = [store.consume_queues.find(TIMER_TOPIC, 0)]
+        offsets = [0]
+        if found[0] is not None:
+            # Whatever is due later than a roll's window is put again on its way.
+            progress = TimerProgress.of(store.state.progress.get(timer_store.SERVICE, {}))
+            oldest_ms = progress.time - ROLL_WINDOW_MS - PRECISION_MS
+            offsets[0] = store.offset_by_time(TIMER_TOPIC, 0, oldest_ms) if progress.time else 0
+        done = level_offsets(store)
+        for level in range(1, len(store.config.delay_levels_ms) + 1):
+            found.append(store.consume_queues.find(SCHEDULE_TOPIC, level - 1))
+            offsets.append(done.get(level, 0))
+        positions = []
+        for queue, offset in zip(found, offsets, strict=True):
+            if queue is not None:
+                units = queue.read(max(offset, queue.min_offset), 1)
+                positions += [int(each) for each in units["position"]]
+        return min(positions, default=None)
 
     def close(self, now_ms: int) -> None:
         """Complete the timers' files on disk. Raises: StorageFull, OSError."""

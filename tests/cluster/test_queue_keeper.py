@@ -85,6 +85,25 @@ def test_items_are_given_in_order_and_once(make: Make, backend: FakeBackend) -> 
     run(main())
 
 
+def test_items_that_were_deleted_are_given_to_nobody(make: Make, backend: FakeBackend) -> None:
+    async def main() -> None:
+        keeper = make()
+        put(backend, 9)
+        assert await keeper.take(1, 2, 0.0) == (0, 2)
+        backend.trim(NAME, 0, 5)
+        # It asks when it has to, and now and then.
+        assert await keeper.size() == 4
+        assert await keeper.take(2, 1, 0.0) == (5, 1)
+        await keeper.close()
+        backend.trim(NAME, 0, 8)
+        successor = make()
+        assert await successor.take(3, 1, 0.0) == (8, 1)
+        assert await successor.size() == 0
+        await successor.close()
+
+    run(main())
+
+
 def test_getters_that_wait_share_records_and_are_served_in_order(
     make: Make, backend: FakeBackend
 ) -> None:

@@ -13,9 +13,11 @@ import pytest
 from raymq.store import record
 from raymq.store.clean import MANUAL_PASSES
 from raymq.store.config import StoreConfig
+from raymq.store.delay.delay_service import DelayService
 from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
+from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
 from raymq.store.segment_head import read_head
 from raymq.store.tools.inspect import verify
@@ -140,6 +142,38 @@ def test_files_go_when_their_last_message_is_older_than_the_limit(shop: Shop) ->
     assert shop.store.log.start == 3 * SIZE
     shop.check()
     assert shop.clean() == 0
+
+
+@pytest.mark.parametrize(
+    ("properties", "wait_ms"),
+    [({"TIMER_DELAY_SEC": "200000"}, 200_000_000), ({"DELAY": "18"}, 7_200_000)],
+)
+def test_nothing_goes_that_waits_to_be_delivered(
+    shop: Shop, properties: dict[str, str], wait_ms: int
+) -> None:
+    config = replace(CONFIG, file_reserved_hours=1)
+    shop.store.cleaner._config = config
+    delays = DelayService(shop.store)
+    message = InnerMessage("t", 1, b"later", properties, born_time_ms=shop.clock.now_ms())
+    shop.store.put_inner([shop.store.delay_hook.before_put(message)])
+    shop.fill(3)
+    shop.settle()
+    for _ in range(4):
+        # Rolls put it again on its way.
+        shop.clock.advance(wait_ms // 4 + 1000)
+        shop.settle()
+        shop.clean()
+        shop.fill(2)
+        shop.settle()
+        delays.run_once(shop.clock.now_ms())
+        shop.settle()
+    low, high = shop.store.queue_range("t", 1)
+    assert high - low == 1
+    shop.clock.advance(5 * DAY_MS)
+    shop.fill(1)
+    shop.settle()
+    delays.run_once(shop.clock.now_ms())
+    assert shop.clean() > 0
 
 
 def test_the_file_that_is_written_is_never_deleted(shop: Shop) -> None:
