@@ -27,6 +27,9 @@ from .housekeeper import Housekeeper
 from .shard_api import PutTicket
 from .supervisor import Supervisor
 
+#: a follower does not know what waits to be delivered, which a leader keeps: it is at most two days old, as a rule
+RESERVED_HOURS_MIN = 72
+
 
 class FollowerHost:
     """A follower's log behind the port that `follower.FollowerSession` drives.
@@ -62,7 +65,9 @@ class FollowerHost:
             raise
         self._session = FollowerSession(self, identity)
         self._housekeeper = Housekeeper(
-            CleanService(self.log, self, flags=RunningFlags()),
+            CleanService(
+                self.log, self, flags=RunningFlags(), reserved_hours_min=RESERVED_HOURS_MIN
+            ),
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
         )
@@ -101,7 +106,8 @@ class FollowerHost:
                     rule="poisoned",
                 )
             last = log.queue.files[-1].start if log.queue.files else 0
-            log.recover(min(last, log.synced - log.synced % self.config.segment_size_bytes))
+            synced = log.synced - log.synced % self.config.segment_size_bytes
+            log.recover(max(log.start, min(last, synced)))
             if fenced.unfinished_sync is not None:
                 log.rewrite(fenced.unfinished_sync[0])
             log.sync()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from raymq.store.clean import CleanService
 from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError
 
 log = logging.getLogger("raymq.commit_log")
 
@@ -51,7 +50,7 @@ class Housekeeper:
         self._next_pass_ms = now_ms + self._interval_ms
         try:
             self._cleaner.run_once()
-        except (OSError, RayMQError) as error:
+        except Exception as error:
             # Old files that stay do no harm yet; the next pass tries again.
             log.warning("old files could not be deleted: %s", error)
             self.failed = str(error)

@@ -183,13 +183,24 @@ class AsyncPut:
     def _append(self, gathered: _Gathered) -> None:
         try:
             gathered.append = self._store.append(gathered.request())
-        except Rejected as error:
+        except (RayMQError, OSError) as error:
             gathered.error = error
-            if len(gathered.bodies) > 1:
-                for one in gathered.split():
-                    self._append(one)
-        except (RayMQError, OSError, pa.ArrowException, TypeError) as error:
-            gathered.error = error
+            if isinstance(error, Rejected):
+                self._append_each(gathered)
+        except Exception as error:
+            # A value that is none of its column's. Whoever waits would wait for ever.
+            gathered.error = Rejected(
+                f"a message cannot be stored as it is: {error}",
+                field="batch",
+                limit="bytes and text",
+            )
+            self._append_each(gathered)
+
+    def _append_each(self, gathered: _Gathered) -> None:
+        """Nothing was stored: one by one, so that only what is wrong is refused."""
+        if len(gathered.bodies) > 1:
+            for one in gathered.split():
+                self._append(one)
 
     def _settle(self, gathered: _Gathered) -> None:
         for one in gathered.alone:
@@ -197,7 +208,7 @@ class AsyncPut:
         try:
             if gathered.append is not None:
                 self._store.wait(gathered.append)
-        except RayMQError as error:
+        except Exception as error:
             gathered.error = error
         finally:
             gathered.done.set()

@@ -59,7 +59,16 @@ class Cleaned(Protocol):
 class CleanService:
     """One store's deletions. Callers: one thread; `delete_now` any."""
 
-    def __init__(self, log_: CommitLog, store: Cleaned, *, flags: RunningFlags) -> None:
+    def __init__(
+        self,
+        log_: CommitLog,
+        store: Cleaned,
+        *,
+        flags: RunningFlags,
+        reserved_hours_min: float = 0,
+    ) -> None:
+        """Args: `reserved_hours_min` counts where `file_reserved_hours` is less."""
+        self._reserved_hours_min = reserved_hours_min
         self._log = log_
         self._store = store
         self._config = log_.config
@@ -155,7 +164,8 @@ class CleanService:
     def _new_start(self, *, at_once: bool) -> int:
         """Where the log may begin."""
         limit = min(self._log.confirmed, self._log.synced)
-        expired_ms = self._clock.now_ms() - self._config.file_reserved_hours * 3_600_000
+        reserved_hours = max(self._config.file_reserved_hours, self._reserved_hours_min)
+        expired_ms = self._clock.now_ms() - reserved_hours * 3_600_000
         found = self._log.start
         for file in self._log.queue.files[1 : self._config.delete_file_batch_max + 1]:
             # Everything before was stored before the first message of this file.

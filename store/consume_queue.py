@@ -172,6 +172,17 @@ class ConsumeQueue:
         self.max_physical_offset = int(positions[-1] + sizes[-1])
         self.max_offset += len(units)
 
+    def begin_at(self, queue_offset: int) -> None:
+        """Make an empty queue without files go on at an offset; one that has files stays as it is."""
+        if self._queue.files:
+            return
+        first = self._queue.create_next(queue_offset * fmt.UNIT_BYTES).start // fmt.UNIT_BYTES
+        blanks = np.zeros(queue_offset - first, dtype=fmt.UNIT_DTYPE)
+        blanks["size"] = BLANK_SIZE
+        self._dirty_from = min(self._dirty_from, first)
+        self._write(first, blanks)
+        self.min_offset = self.max_offset = queue_offset
+
     def _write(self, offset: int, units: Units) -> None:
         data = memoryview(units.tobytes())
         at = offset * fmt.UNIT_BYTES

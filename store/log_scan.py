@@ -119,7 +119,13 @@ def _compare_chain(
     believed = queue.min_offset
     if chain is None:
         return believed, None
-    chain.load(scan_from)
+    verify_from = scan_from
+    if not known.same_boot:
+        # Its files are synced when they are closed: of the last two any page may be missing.
+        verify_from = min(
+            scan_from, max(0, scan_from - scan_from % queue.file_size - queue.file_size)
+        )
+    chain.load(verify_from)
     head = chain.unit_at(believed)
     if head is None or head.start != believed:
         # Units of deleted files are no harm, but what the log has needs its own.

@@ -91,6 +91,11 @@ class Marks:
         self._words[_SNAPSHOT_BEFORE] = self._words[_SNAPSHOT]
         self._words[_SNAPSHOT] = offset
 
+    def forget_dispatched(self, offset: int) -> None:
+        """Consume queues are built anew from `offset` on. Durable at return."""
+        self._words[_DISPATCHED] = min(offset, self._words[_DISPATCHED])
+        self._files.sync(self._fd)
+
     def _raise(self, index: int, offset: int) -> None:
         words = self._words
         require(offset >= words[index], "a mark moves up", mark=index, is_=words[index], to=offset)

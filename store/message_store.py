@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,12 @@ Prepared = record.Prepared | record.PreparedRow
 
 #: an orderly stop waits this long for an index that is behind; later `abort` stays (reference 7, step 7)
 INDEX_WAIT_MS = 5_000
+
+
+#: services whose progress says that a message was delivered
+DELIVERIES = ("delay", "timer")
+#: earlier looks at what can be deleted that wait for a sync
+HELD_MAX = 8
 
 
 class MessageStore:
@@ -107,10 +113,17 @@ class MessageStore:
         self.derived: list[Derived] = [self.index]
         #: each tells from which physical offset on records are still needed; None: it needs none
         self.holds: list[Callable[[], int | None]] = [self.compaction.holds_from]
+        #: the log's end and what could be deleted, as of earlier looks
+        self._held: list[tuple[int, int]] = []
         #: deletes old files; its `run_once` is called by whoever owns this store
         self.cleaner = CleanService(log, self, flags=self.flags)
-        #: next queue offsets as of the snapshot that recovery began at
-        self._first_snapshot: dict[tuple[str, int], int] | None = None
+        #: whether recovery met a snapshot
+        self._met_snapshot = False
+        #: up to where the consume queues are complete by their own word, and the next queue offsets there
+        self._complete = -1
+        self._at_complete: dict[tuple[str, int], int] | None = None
+        #: up to where consume queues are being built anew, and the next offsets of those that were lost
+        self._rebuilding: tuple[int, dict[tuple[str, int], int]] | None = None
         self._closed = False
         #: a sync of a consume queue failed
         self._queues_doubtful = False
@@ -185,6 +198,7 @@ class MessageStore:
             trusted = max(complete, log.start) if doubt or damaged else end
             self.consume_queues.truncate(min(end, trusted))
 
+        self._complete = complete
         scan_start = self._scan_start(low)
         log.recover(scan_start, visit, settle)
         if self.put_path.group[1] > log.end:
@@ -194,14 +208,20 @@ class MessageStore:
             log.note_synced(log.end)
         self.consume_queues.correct_min_offsets(log.start)
         self._count_on_from_queues()
-        if self._queues_lost():
+        lost = self._lost_queues()
+        if lost or complete < 0:
+            # Durably, before anything is built anew: after another crash the old mark would vouch for the gaps.
+            log.marks.forget_dispatched(log.start)
+            self.consume_queues.truncate(log.start)
             complete = log.start
+            self._rebuilding = log.end, lost
         self._dispatch.dispatched = min(max(complete, log.start), log.end)
         tail = log.queue.find(log.end)
         if tail is not None:
             complete_at, parts_end = read_head(tail)
             if complete_at is not None or parts_end < log.end:
                 self.put_path.headed = tail.start
+        self.put_path.note_snapshot(max(self._snapshot_starts(log.end), default=log.start))
         self._recover_index()
         if not log.queue.files:
             self.put_path.begin_log()
@@ -216,15 +236,25 @@ class MessageStore:
     @property
     def state_is_whole(self) -> bool:
         """Whether the log tells all of the state; RocketMQ may have deleted the snapshots that told it."""
-        return self.log.start == 0 or self._first_snapshot is not None
+        return self.log.start == 0 or self._met_snapshot
 
-    def _queues_lost(self) -> bool:
-        """Whether a consume queue has fewer units than were dispatched when the walk's first snapshot was written."""
-        for (topic, queue_id), offset in (self._first_snapshot or {}).items():
+    def _lost_queues(self) -> dict[tuple[str, int], int]:
+        """Consume queues with fewer units than were dispatched, and the offset that each had come to."""
+        expected = self.state.next_offsets if self._at_complete is None else self._at_complete
+        lost = {}
+        for (topic, queue_id), offset in expected.items():
             queue = self.consume_queues.find(topic, queue_id)
             if offset and (queue is None or queue.max_offset < offset):
-                return True
-        return False
+                lost[topic, queue_id] = offset
+        return lost
+
+    def _end_rebuilding(self) -> None:
+        """A lost queue of which the log has no message any more goes on where it was."""
+        if self._rebuilding is None or self.dispatched < self._rebuilding[0]:
+            return
+        for (topic, queue_id), offset in self._rebuilding[1].items():
+            self.consume_queues.get(topic, queue_id).begin_at(offset)
+        self._rebuilding = None
 
     def _recover_index(self) -> None:
         log = self.log
@@ -241,7 +271,10 @@ class MessageStore:
 
     def _cut_half_group(self, scan_start: int) -> None:
         """A crash left the first messages of a group only: it was never told to be stored, all of it goes."""
-        self.log.truncate(self.put_path.group[0])
+        start = self.put_path.group[0]
+        # In memory mode C may have followed the page cache into the group, which a power loss then took.
+        self.log.marks.lower(start)
+        self.log.truncate(start)
         self.put_path.group = (0, 0)
         self.state.clear()
         for file in self.log.queue.files:
@@ -256,6 +289,10 @@ class MessageStore:
 
         Below `low` nothing can be cut: no torn tail takes away the snapshot that the state is made from.
         """
+        return next(self._snapshot_starts(low), self.log.start)
+
+    def _snapshot_starts(self, low: int) -> Iterator[int]:
+        """Where snapshots begin that end at or below `low`, newest first."""
         log = self.log
         heads = [file.start for file in log.queue.files]
         for start in sorted({*heads, *log.marks.snapshots}, reverse=True):
@@ -263,14 +300,15 @@ class MessageStore:
             if file is not None and start < low:
                 complete_at, _ = read_head(file, start)
                 if complete_at is not None and complete_at <= low:
-                    return start
-        return log.start
+                    yield start
 
     def _visit(self, view: memoryview, base: int, walk: record.Walk) -> None:
         for run in rows.runs(view, base, walk.positions, walk.sizes):
             self._apply(run)
 
     def _apply(self, run: rows.RowRun) -> None:
+        if self._at_complete is None and run.positions[0] >= self._complete:
+            self._at_complete = dict(self.state.next_offsets)
         if run.topic == INTERNAL_TOPIC:
             tags = rows.tag_column(run.batch.column("properties")).to_pylist()
             bodies = run.batch.column("body").to_pylist()
@@ -280,8 +318,7 @@ class MessageStore:
                     if kind == PROGRESS:
                         self.put_path.group = (at, int(json.loads(body)["end"]))
                     restored = self.state.apply_internal(kind, body)
-                if restored and self._first_snapshot is None:
-                    self._first_snapshot = dict(self.state.next_offsets)
+                self._met_snapshot |= restored
         self.state.apply_rows(
             run.topic,
             run.queue_id,
@@ -335,7 +372,10 @@ class MessageStore:
 
         Callers: one thread.
         """
-        return self._dispatch.run(confirmed)
+        dispatched = self._dispatch.run(confirmed)
+        if self._rebuilding is not None:
+            self._end_rebuilding()
+        return dispatched
 
     @property
     def index_behind(self) -> bool:
@@ -370,8 +410,17 @@ class MessageStore:
     def deletable_end(self) -> int:
         """What is in the consume queues, durably: a power loss must not bring them back behind the log's start."""
         self.sync_queues()
-        held = [hold() for hold in self.holds]
-        return min([self.log.marks.dispatched_end, *(end for end in held if end is not None)])
+        log = self.log
+        held = [end for hold in self.holds if (end := hold()) is not None]
+        if not any(self.state.progress.get(service) for service in DELIVERIES):
+            return min([log.marks.dispatched_end, *held])
+        # What no longer waits was delivered by records that must be on disk before their origins go.
+        self._held.append((log.end, min([log.marks.dispatched_end, *held])))
+        certain = [each for each in self._held if each[0] <= log.synced]
+        self._held = [*certain[-1:], *(each for each in self._held if each not in certain)][
+            -HELD_MAX:
+        ]
+        return certain[-1][1] if certain else log.start
 
     def forget_before(self, start: int) -> None:
         """Messages below physical offset `start` are out of range from now on."""

@@ -384,6 +384,10 @@ class PutPath:
             else:
                 self._snapshot_due = log.end + self._config.snapshot_interval_bytes
 
+    def note_snapshot(self, start: int) -> None:
+        """Recovery found the newest snapshot at `start`."""
+        self._snapshot_due = start + self._config.snapshot_interval_bytes
+
     def _snapshot(self) -> tuple[list[CheckedPut], int]:
         """The state as records to append, and their bytes."""
         part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
@@ -438,11 +442,11 @@ class PutPath:
 
         With `progress` they and it stand or fall together, across crashes too; several messages need one.
         Durable: nothing; the flush service syncs.
-        Raises: Rejected when they are too large (`config.group_bytes_max`); as `append`. Nothing was stored then.
+        Raises: Rejected when they are too large (`config.record_bytes_max`; several should stay below
+        `config.group_bytes_max`, for other puts wait meanwhile); as `append`. Nothing was stored then.
         """
         require(progress is not None or len(messages) == 1, "a group has a progress")
-        limit = self._config.group_bytes_max if progress else self._config.record_bytes_max
-        return self._put_together(messages, progress, limit)
+        return self._put_together(messages, progress, self._config.record_bytes_max)
 
     def put_batch(self, messages: Sequence[InnerMessage], *, record_bytes_max: int) -> list[Append]:
         """Append messages that follow each other in one file. Returns: one Append a message.

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from . import format as fmt
 from .delay.delay_levels import SCHEDULE_TOPIC
+from .delay.delayed_record import GROUP_RESERVE_BYTES
 from .errors import Rejected
-from .inner_message import InnerMessage
+from .inner_message import InnerMessage, PreparedInner
 from .put import Append
 from .state import TopicInfo
 from .stored_message import StoredMessage, read_one
@@ -70,9 +71,17 @@ def send_back(
         store.create_topic(target, 1, [shard])
     level = 0 if dead else delay_level or FIRST_LEVEL + message.reconsume_times
     levels = len(store.config.delay_levels_ms)
-    levels = len(store.config.delay_levels_ms)
     here = _queue_here(store.state.topics[target], shard)
-    (append,) = store.put_inner([_copy(message, target, here, min(level, levels))])
+    copy = _copy(message, target, here, min(level, levels))
+    limit = store.config.record_bytes_max - GROUP_RESERVE_BYTES
+    size = PreparedInner(copy, store_host=store.config.store_host).size
+    if size > limit:
+        raise Rejected(
+            f"sent back the message makes a record of {size} bytes; one that is delivered later may have {limit}",
+            field="record",
+            limit=limit,
+        )
+    (append,) = store.put_inner([copy])
     return target, append
 
 

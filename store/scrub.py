@@ -60,6 +60,12 @@ class _State:
     faults: list[dict[str, Any]] = field(default_factory=list)
 
 
+#: shorter waits are put together
+_NAP_S = 0.05
+#: units that are read from the chain at a time have about so many bytes
+STEP_BYTES = 1 << 20
+
+
 class Scrub:
     """The walk over one log. One thread calls `step` or `run`; any may read the counters.
 
@@ -97,6 +103,10 @@ class Scrub:
         self._segment, self._fd = -1, -1
         self._state = self._remembered()
         self._saved_at = self._state.position
+        #: units to come, the next one last
+        self._units: list[ChainUnit] = []
+        #: where no unit began when it was come to last
+        self._gap = -1
         self._wake = threading.Event()
         self.counters = Counters()
         #: found, and not read well since
@@ -124,7 +134,7 @@ class Scrub:
         self.faults = []
 
     def step(self) -> float:
-        """Read and compare about one append unit. Returns: seconds to wait until the next step.
+        """Read and compare one append unit. Returns: seconds to wait until the next step, below 0 when it took longer.
 
         Raises: OSError where the disk cannot be read; the position stays.
         """
@@ -137,13 +147,15 @@ class Scrub:
             self._end_pass()
             return self._pause_ms / 1000
         began = self._clock.monotonic()
-        units = self._chain.read_from(position, 1)
-        if not units:
+        if not self._units or self._units[-1].start != position:
+            self._units = self._chain.read_from(position, STEP_BYTES)[::-1]
+        if not self._units:
             self._state.position = self._without_unit(position)
             return 0.0
-        unit = units[0]
+        unit = self._units.pop()
         if unit.end > self._limit():
             # Of a unit over the limit only a part is certain: it is for the next pass.
+            self._units = []
             self._end_pass()
             return self._pause_ms / 1000
         self._compare(unit)
@@ -153,7 +165,7 @@ class Scrub:
         if not self._bytes_per_s:
             return 0.0
         spent = self._clock.monotonic() - began
-        return max(0.0, (unit.end - unit.start) / self._bytes_per_s - spent)
+        return (unit.end - unit.start) / self._bytes_per_s - spent
 
     def one_pass(self, progress: Callable[[str, int, int], None] | None = None) -> list[Corrupt]:
         """From where the last one was interrupted to the end. Returns: the faults of the pass."""
@@ -161,7 +173,7 @@ class Scrub:
         begin = self._start()
         while self.counters.passes == passes:
             wait_s = self.step()
-            if self.counters.passes == passes and wait_s:
+            if self.counters.passes == passes and wait_s > 0:
                 self._clock.sleep_ms(wait_s * 1000)
             if progress is not None:
                 limit = max(1, self._limit() - begin)
@@ -170,9 +182,14 @@ class Scrub:
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Walk until told to stop: a thread of whoever has the store open. A disk that fails is asked again."""
+        owed_s = 0.0
         while not stopping():
             try:
-                wait_s = self.step()
+                owed_s = max(owed_s, -_NAP_S) + self.step()
+                if owed_s < _NAP_S:
+                    # Small units are compared many at a time: a wait for each would cost more than they do.
+                    continue
+                wait_s, owed_s = owed_s, 0.0
             except (OSError, RayMQError) as error:
                 self._report(self.position, f"cannot be read: {error}", READABLE)
                 wait_s = _WAIT_S * 12
@@ -240,7 +257,11 @@ class Scrub:
         """Where to go on when no unit starts at a position."""
         segment = position // self._size * self._size
         if position > segment:
+            if position == self._gap:
+                self._report(position, "no chain unit: nothing vouches for the rest", COVERED)
+                return segment + self._size
             # The chain was made again with other edges; files and units begin together.
+            self._gap = position
             return segment
         self._report(segment, "no chain unit: nothing vouches for this file", COVERED)
         return segment + self._size

@@ -93,7 +93,12 @@ class SpareFiles:
         if spare is None:
             return False
         self._spares.remove(spare)
-        self._files.rename(spare.path, path)
+        try:
+            self._files.rename(spare.path, path)
+        except OSError:
+            # On another disk, as a rule.
+            self._files.unlink(spare.path)
+            return False
         self._files.sync_dir(path.parent)
         self._files.sync_dir(self._directory)
         return True

@@ -8,18 +8,21 @@ shard's progress instead of writing the half message anew.
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import Rejected, Unavailable
-from .inner_message import InnerMessage, Progress
+from .inner_message import InnerMessage, PreparedInner, Progress
 from .put import Append
 from .resolutions import Resolution, Resolutions
 from .state import UNKNOWN_OFFSET
 from .stored_message import StoredMessage, read, read_one
 from .topics import check_target
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from .message_store import MessageStore
@@ -37,6 +40,8 @@ _TRANSACTION_BITS = 0xC
 _OP_TAG = "d"
 _OP_SEPARATOR = ","
 _CHECKS = "checks:"
+#: room for the op record beside a committed message
+END_RESERVE_BYTES = 1024
 #: op records that are read at a time
 _OPS_READ = 512
 
@@ -111,8 +116,21 @@ class TransactionService:
             born_host=message.born_host,
             reconsume_times=message.reconsume_times,
         )
+        self._check_size(half)
         (append,) = self._store.put_inner([half])
         return Half(append.first_offset, transaction_id, append)
+
+    def _check_size(self, half: InnerMessage) -> None:
+        """What is prepared can also be committed: then its op record stands beside it."""
+        config = self._store.config
+        size = PreparedInner(half, store_host=config.store_host).size
+        limit = config.record_bytes_max - END_RESERVE_BYTES
+        if size > limit:
+            raise Rejected(
+                f"the half message makes a record of {size} bytes, the limit is {limit}",
+                field="record",
+                limit=limit,
+            )
 
     def commit(self, offset: int, *, group: str | None = None) -> Append:
         """Deliver a half message, once. Returns: where; of a repeated commit the offset is unknown.
@@ -226,10 +244,7 @@ class TransactionService:
             asked += 1
             answer = ask(half)
             if answer is Resolution.OPEN:
-                with self._lock:
-                    self._store.put_inner(
-                        [], progress=Progress(SERVICE, {f"{_CHECKS}{offset}": checks + 1})
-                    )
+                self._count_check(offset, checks + 1)
             else:
                 counts[answer] += self._settle(half, answer)
         self._note_offsets()
@@ -240,14 +255,27 @@ class TransactionService:
             counts[Resolution.DISCARD],
         )
 
+    def _count_check(self, offset: int, checks: int) -> None:
+        with self._lock:
+            if self._resolutions().of(offset) is Resolution.OPEN:
+                self._store.put_inner(
+                    [], progress=Progress(SERVICE, {f"{_CHECKS}{offset}": checks})
+                )
+
     def _settle(self, half: StoredMessage, resolution: Resolution) -> bool:
         """Resolve a half message unless it was meanwhile. Returns: whether this call did it."""
         with self._lock:
             if self._resolutions().of(half.queue_offset) is not Resolution.OPEN:
                 return False
-            if resolution is Resolution.COMMIT:
-                self._commit(half)
-            elif resolution is Resolution.DISCARD:
+            try:
+                if resolution is Resolution.COMMIT:
+                    self._commit(half)
+                    return True
+            except (Rejected, KeyError, ValueError) as error:
+                # Another engine's, that says of no queue where it belongs: it must not hold up the others.
+                log.warning("half message %d cannot be committed: %s", half.queue_offset, error)
+                return False
+            if resolution is Resolution.DISCARD:
                 discarded = half.moved(DISCARD_TOPIC, 0, half.properties)
                 self._end(half, resolution, [discarded])
             else:

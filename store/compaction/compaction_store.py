@@ -379,7 +379,8 @@ class CompactionService:
             try:
                 more = self.step(clock.monotonic_ms())
                 self.failed = None
-            except (OSError, RayMQError) as error:
+            except Exception as error:
+                # Not only ours: with this thread the deletion of old files would end, unseen.
                 self.failed, more = str(error), False
             if not more:
                 self._wake.wait(_STEP_S)

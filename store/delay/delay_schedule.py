@@ -37,7 +37,9 @@ class Delivered(NamedTuple):
 
 def level_offsets(store: MessageStore) -> dict[int, int]:
     """Level -> offset of its queue in the schedule topic that is delivered next: delayOffset.json's offsetTable."""
-    return {int(level): offset for level, offset in store.state.progress.get(SERVICE, {}).items()}
+    # A copy: any thread asks, while deliveries add levels.
+    table = dict(store.state.progress.get(SERVICE, {}))
+    return {int(level): offset for level, offset in table.items()}
 
 
 class ScheduleMessageService:

@@ -7,6 +7,7 @@ again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -48,6 +49,8 @@ class IndexService:
         self._synced: tuple[str, int, int] | None = None
         #: everything below this is indexed
         self.indexed = 0
+        #: dispatch appends; whoever deletes old files syncs and drops
+        self._changing = threading.Lock()
 
     # --- opening --------------------------------------------------------------------------------------------
 
@@ -156,6 +159,11 @@ class IndexService:
 
         Raises: StorageFull, OSError; the same must be appended again then.
         """
+        with self._changing:
+            self._append(hashes, physical_offsets, times_ms)
+            self.indexed = max(self.indexed, upto)
+
+    def _append(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> None:
         done = 0
         try:
             while done < len(hashes):
@@ -168,7 +176,6 @@ class IndexService:
                 # All or nothing: else the first ones would be indexed twice.
                 self._cut_to(int(physical_offsets[0]))
             raise
-        self.indexed = max(self.indexed, upto)
 
     def _current(self) -> IndexFile:
         last = self._files[-1] if self._files else None
@@ -201,6 +208,10 @@ class IndexService:
         Durable: every entry. Records without keys do not move the mark at once, unless `closing`: they are quickly
         looked through again. Raises: OSError.
         """
+        with self._changing:
+            return self._sync(closing=closing)
+
+    def _sync(self, *, closing: bool) -> int:
         files, upto = self._files, self.indexed
         for file in files:
             if file.dirty:
@@ -223,8 +234,11 @@ class IndexService:
 
         Source: IndexService#deleteExpiredFile.
         """
-        gone = [file for file in self._files[:-1] if file.header.end_offset < min_physical_offset]
-        return self._drop(gone.__contains__)
+        with self._changing:
+            gone = [
+                each for each in self._files[:-1] if each.header.end_offset < min_physical_offset
+            ]
+            return self._drop(gone.__contains__)
 
     # --- looking up -----------------------------------------------------------------------------------------
 

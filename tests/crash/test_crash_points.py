@@ -10,7 +10,6 @@ combinations (`nox -s crash`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,21 +23,9 @@ DISTINCT_MIN = 1000
 SECOND_CRASHES_MIN = 50
 
 
-@pytest.fixture(scope="module")
-def explorers(request: pytest.FixtureRequest) -> Iterator[Explorers]:
-    """All tasks that this run has chosen are begun at once: the tests only wait for theirs."""
-    made = Explorers()
-    chosen = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    made.start(
-        explore, (params["task"] for params in chosen if isinstance(params.get("task"), Task))
-    )
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task.trace}-{task.width}")
-def test_every_crash_keeps_what_was_promised(task: Task, explorers: Explorers) -> None:
-    done = explorers.result(explore, task)
+def test_every_crash_keeps_what_was_promised(task: Task, crash_explorers: Explorers) -> None:
+    done = crash_explorers.result(explore, task)
     rate = done.recoveries / done.seconds
     print(
         f"\n{len(done.keys)} distinct disks, {done.recoveries} recoveries, {rate:.0f}/s, of them "
@@ -49,11 +36,11 @@ def test_every_crash_keeps_what_was_promised(task: Task, explorers: Explorers) -
     assert done.second_crashes >= SECOND_CRASHES_MIN
 
 
-def test_a_hundred_thousand_distinct_disks_are_recovered(explorers: Explorers) -> None:
+def test_a_hundred_thousand_distinct_disks_are_recovered(crash_explorers: Explorers) -> None:
     disks: set[int] = set()
     recoveries = second = 0
     for task in TASKS:
-        done = explorers.result(explore, task)
+        done = crash_explorers.result(explore, task)
         disks |= done.keys
         recoveries += done.recoveries
         second += done.second_crashes

@@ -108,3 +108,19 @@ def test_an_unknown_topic_is_told_to_each(store: EmbeddedStore, puts: AsyncPut) 
     for each in [puts.put("nope", 0, b"x") for _ in range(3)]:
         with pytest.raises(Rejected, match="nope"):
             each.result(20)
+
+
+def test_a_value_that_is_none_of_its_column_is_refused_alone(
+    store: EmbeddedStore, puts: AsyncPut
+) -> None:
+    sent = [
+        puts.put("t", 0, b"good"),
+        puts.put("t", 0, b"bad", tag="\ud800"),
+        puts.put("t", 0, b"good", tag=5),  # type: ignore[arg-type]
+        puts.put("t", 0, b"good, too"),
+    ]
+    for each in sent[1:3]:
+        with pytest.raises(Rejected):
+            each.result(20)
+    assert (sent[0].result(20), sent[3].result(20)) == (0, 1)
+    assert puts.put("t", 0, b"next").result(20) == 2

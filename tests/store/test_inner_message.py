@@ -156,7 +156,7 @@ def test_a_group_whose_write_was_broken_off_is_gone_whole(tmp_path: Path, whole:
 def test_what_is_too_large_for_one_append_is_refused(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     end = store.log.end
-    big = InnerMessage("a", 0, b"x" * 9000)
+    big = InnerMessage("a", 0, b"x" * 17000)
     with pytest.raises(Rejected, match="appended together"):
         store.put_inner([big, big], progress=PROGRESS)
     assert store.log.end == end

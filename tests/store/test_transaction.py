@@ -152,6 +152,23 @@ def test_op_records_of_rocketmq_count(engine: Engine) -> None:
     assert engine.bodies() == [b"b"]
 
 
+def test_what_is_prepared_can_be_committed_however_large(engine: Engine) -> None:
+    with pytest.raises(Rejected, match="half message makes"):
+        engine.prepare(b"x" * (CONFIG.record_bytes_max - 1000))
+    offset = engine.prepare(b"x" * (CONFIG.record_bytes_max - 2000))
+    engine.service.commit(offset)
+    assert [len(body) for body in engine.bodies()] == [CONFIG.record_bytes_max - 2000]
+
+
+def test_a_half_message_that_cannot_be_committed_holds_up_no_other(engine: Engine) -> None:
+    engine.store.put_inner([InnerMessage(HALF_TOPIC, 0, b"foreign", born_time_ms=1)])
+    engine.confirm()
+    engine.prepare(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="0")
+    engine.clock.advance(7000)
+    assert engine.service.check(lambda half: Resolution.COMMIT).committed == 1
+    assert engine.bodies() == [b"x"]
+
+
 def test_an_embedded_store_keeps_the_promise_of_each_step(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path, config=CONFIG)
     store.create_topic("t", 1)

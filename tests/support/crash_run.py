@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, NamedTuple, TypeVar
+from unittest import mock
 
 from tests.support.crash_check import Checker, states
 from tests.support.crash_traces import SEED, Trace, fixed_names
@@ -105,23 +106,30 @@ def _check(checker: Checker, image: SimulatedDisk, power: bool, where: str) -> N
         raise
 
 
+def _only_idle_time() -> None:
+    """What else the machine does is not held up: these workers run beside other tests."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 class Explorers:
     """Worker processes, one a core, and the tasks that they were given."""
 
-    def __init__(self) -> None:
-        # New interpreters, not forks: this process may have threads. They agree on hashes by the fixed seed.
-        self._hash_seed = os.environ.get("PYTHONHASHSEED")
-        os.environ["PYTHONHASHSEED"] = str(SEED)
+    def __init__(self, *, beside: bool = False) -> None:
+        """Args: `beside`, take only the time that nobody else needs."""
         self._pool = ProcessPoolExecutor(
-            len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn")
+            len(os.sched_getaffinity(0)),
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_only_idle_time if beside else None,
         )
         self._futures: dict[Any, Future[Any]] = {}
 
     def start(self, work: Callable[[Key], Done], keys: Iterable[Key]) -> None:
         """Begin these, in this order. Args: `work` is a function of a module."""
-        for key in keys:
-            if key not in self._futures:
-                self._futures[key] = self._pool.submit(work, key)
+        # New interpreters, not forks: this process may have threads. They agree on hashes by the fixed seed.
+        with mock.patch.dict(os.environ, PYTHONHASHSEED=str(SEED)):
+            for key in keys:
+                if key not in self._futures:
+                    self._futures[key] = self._pool.submit(work, key)
 
     def result(self, work: Callable[[Key], Done], key: Key) -> Done:
         """Wait for one. Raises: what it raised."""
@@ -132,7 +140,3 @@ class Explorers:
     def close(self) -> None:
         """End the workers; what did not begin is left out."""
         self._pool.shutdown(cancel_futures=True)
-        if self._hash_seed is None:
-            del os.environ["PYTHONHASHSEED"]
-        else:
-            os.environ["PYTHONHASHSEED"] = self._hash_seed

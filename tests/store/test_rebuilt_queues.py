@@ -1,0 +1,140 @@
+"""Consume queues that were lost are built anew, whatever comes between; and half groups of memory mode go."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from raymq.store import dispatch
+from raymq.store.config import StoreConfig
+from raymq.store.files import Files
+from raymq.store.inner_message import InnerMessage, Progress
+from raymq.store.message_store import MessageStore
+from raymq.store.tools.inspect import verify
+from tests.support.clock import ManualClock
+
+CONFIG = StoreConfig(
+    segment_size_bytes=1 << 20, consume_queue_file_size_bytes=2000, message_index=False
+)
+COUNT = 20
+
+
+class Boot(Files):
+    """A machine that was started so many times."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def boot_id(self) -> str:
+        return f"boot {self._number}"
+
+
+def open_store(root: Path, boot: int = 1, *, flush: str = "sync") -> MessageStore:
+    config = CONFIG if flush == "sync" else StoreConfig(**{**vars(CONFIG), "flush": "async"})
+    return MessageStore.open(root, config=config, files=Boot(boot), clock=ManualClock())
+
+
+def dispatch_all(store: MessageStore) -> None:
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    while store.dispatched < store.log.confirmed:
+        store.dispatch(store.log.confirmed)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store that died, with messages of queues a and b in turn."""
+    store = open_store(tmp_path)
+    for number in range(COUNT):
+        for topic in "ba":
+            store.put_inner([InnerMessage(topic, 0, b"%d" % number)])
+    dispatch_all(store)
+    store.sync_queues()
+    store.abandon()
+    return tmp_path
+
+
+def check(store: MessageStore) -> None:
+    dispatch_all(store)
+    for topic in "ab":
+        assert store.queue_range(topic, 0) == (0, COUNT)
+        units = store.consume_queues.get(topic, 0).read(0, COUNT)
+        assert (units["size"] < 1000).all()
+    store.close()
+    assert verify(store.log.root) == []
+
+
+def test_a_power_loss_behind_a_rebuild_leaves_no_gap(root: Path) -> None:
+    shutil.rmtree(root / "consumequeue")
+    store = open_store(root)
+    assert store.log.marks.dispatched_end <= store.dispatched == store.log.start
+    dispatch_all(store)
+    store.abandon()
+    # The last pages of one queue did not reach the disk, those of the other did.
+    with (root / "consumequeue" / "b" / "0" / f"{0:020d}").open("r+b") as file:
+        file.seek(20 * 10)
+        file.write(bytes(20 * 30))
+    check(open_store(root, boot=2))
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_one_queue_that_was_deleted_comes_back(root: Path, lost: str) -> None:
+    shutil.rmtree(root / "consumequeue" / lost)
+    check(open_store(root))
+
+
+def test_a_kill_in_the_middle_of_a_rebuild_does_no_harm(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(root / "consumequeue" / "b")
+    store = open_store(root)
+    with monkeypatch.context() as slow:
+        slow.setattr(dispatch.rows, "SLICE_ROWS", 10)
+        slow.setattr(dispatch, "SLICE_MS", -1.0)
+        store.log.note_confirmed(store.log.end)
+        store.dispatch(store.log.confirmed)
+    assert 0 < store.dispatched < store.log.end
+    store.abandon()
+    check(open_store(root))
+
+
+def test_a_queue_without_messages_any_more_is_lost_only_once(root: Path) -> None:
+    store = open_store(root)
+    store.consume_queues.get("gone", 0).begin_at(7)
+    dispatch_all(store)
+    assert store.queue_range("gone", 0) == (7, 7)
+    store.close()
+    again = open_store(root)
+    assert again.queue_range("gone", 0) == (7, 7)
+    assert again.put_inner([InnerMessage("gone", 0, b"x")])[0].first_offset == 7
+    check(again)
+
+
+@pytest.mark.parametrize("unit_lost", [False, True])
+def test_half_a_group_that_memory_mode_had_confirmed_is_cut_after_a_power_loss(
+    tmp_path: Path, unit_lost: bool
+) -> None:
+    store = open_store(tmp_path, flush="async")
+    store.put_inner([InnerMessage("t", 0, b"before")])
+    dispatch_all(store)
+    start = store.log.end
+    group = [InnerMessage("t", 0, b"x" * 5000)] * 3
+    appends = store.put_inner(group, progress=Progress("service", {"k": 1}))
+    store.log.note_confirmed(store.log.end)
+    last, end = appends[-1].physical_offset, store.log.end
+    store.abandon()
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(last)
+        file.write(bytes(end - last))
+    chain = tmp_path / "raymq" / "chain" / f"{0:020d}"
+    if unit_lost:
+        with chain.open("r+b") as file:
+            file.truncate(chain.stat().st_size - 40)
+    for _ in range(2):
+        again = open_store(tmp_path, boot=2, flush="async")
+        assert again.log.end == start
+        assert again.state.progress == {}
+        again.abandon()
