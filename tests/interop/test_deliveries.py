@@ -21,7 +21,7 @@ from tests.support.waiting import until
 
 QUEUE = 1
 #: what the clock decides
-TIMES = ("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_OUT_MS")
+TIMES = ("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_OUT_MS", "TIMER_DELIVER_MS")
 #: how long a second delivery would have come in: RocketMQ begins after one second
 SETTLE_MS = 2_000
 
@@ -92,10 +92,9 @@ def deliver_ours(root: Path, config: StoreConfig, *, put: list[Kind], count: int
 def test_what_is_delivered_is_the_same(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:
-    messages = soon("a")
-    rocketmq.write_and_halt(tmp_path / "theirs", [*messages, deliver(2)], timers=True)
+    rocketmq.write_and_halt(tmp_path / "theirs", [*soon("a"), deliver(2)], timers=True)
     theirs = delivered(rocketmq.read(tmp_path / "theirs"))
-    deliver_ours(tmp_path / "ours", config, put=messages, count=2)
+    deliver_ours(tmp_path / "ours", config, put=soon("a"), count=2)
     lines = rocketmq.read(tmp_path / "ours")
     assert_same(read_copy(tmp_path / "ours", config), lines)
     assert delivered(lines) == theirs
@@ -108,8 +107,8 @@ def test_we_deliver_what_rocketmq_left_waiting_and_it_delivers_nothing_again(
 ) -> None:
     root = tmp_path / "store"
     write = rocketmq.write if end == "shut down" else rocketmq.write_and_halt
-    # Two are delivered there, two are stored and wait.
-    write(root, [*soon("a"), deliver(2), *soon("b")], timers=True)
+    # Two are delivered there, which it notes within a second; two are stored and wait.
+    write(root, [*soon("a"), deliver(2, SETTLE_MS), *soon("b")], timers=True)
     deliver_ours(root, config, put=[], count=4)
     wanted = ["level-a", "level-b", "timer-a", "timer-b"]
     lines = delivered(rocketmq.read(root))
