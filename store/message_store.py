@@ -221,7 +221,9 @@ class MessageStore:
             complete_at, parts_end = read_head(tail)
             if complete_at is not None or parts_end < log.end:
                 self.put_path.headed = tail.start
-        self.put_path.note_snapshot(max(self._snapshot_starts(log.end), default=log.start))
+        newest = next(self._snapshot_starts(log.end), None)
+        if newest is not None:
+            self.put_path.note_snapshot(newest)
         self._recover_index()
         if not log.queue.files:
             self.put_path.begin_log()
