@@ -5,6 +5,7 @@ import java.net.InetSocketAddress;
 import java.nio.ByteBuffer;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CompletableFuture;
@@ -13,6 +14,7 @@ import java.util.concurrent.Future;
 import java.util.zip.CRC32;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExtBatch;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
@@ -55,7 +57,17 @@ final class StoreBench {
             new ConcurrentHashMap<>());
     }
 
-    public static void main(String[] words) throws Exception {
+    public static void main(String[] words) {
+        try {
+            measure(words);
+        } catch (Exception error) {
+            error.printStackTrace();
+            // Else the store's threads would keep the process.
+            Runtime.getRuntime().halt(1);
+        }
+    }
+
+    private static void measure(String[] words) throws Exception {
         // StoreBench WHAT DIR FLUSH COUNT BODY_BYTES ROWS
         String what = words[0];
         int count = Integer.parseInt(words[3]);
@@ -158,6 +170,7 @@ final class StoreBench {
             message.setBornTimestamp(System.currentTimeMillis());
             message.setBornHost(HOST);
             message.setStoreHost(HOST);
+            MessageAccessor.setProperties(message, new HashMap<>());
             message.setPropertiesString("");
             last = store.asyncPutMessage(message);
         }
