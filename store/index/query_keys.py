@@ -21,12 +21,12 @@ from raymq.store.record_walk import gather
 
 from .index_keys import Int64s, key_hashes, keys_of
 from .index_service import IndexService
+from .query import TIME_MAX_MS
 
 Bools = npt.NDArray[np.bool_]
 
 _INT, _LONG = np.dtype(">i4"), np.dtype(">i8")
 _SYS_FLAG_AT, _STORE_TIME_AT, _BORN_V6, _V6_EXTRA_BYTES = 36, 56, 0x10, 12
-TIME_MAX_MS = (1 << 63) - 1
 
 
 class KeyHits(NamedTuple):
