@@ -27,12 +27,12 @@ SETTLE_MS = 2_000
 
 
 def soon(name: str) -> list[Kind]:
-    """One message of the shortest level and one timer, both due within two seconds."""
-    at = {"TIMER_DELIVER_MS": str(int(time.time() * 1000) + 1_000), "KEYS": f"timer-{name}"}
+    """One message of the shortest level and one timer, both due a second after each is put, however late that is."""
+    at = {"KEYS": f"timer-{name}"}
     level = {"DELAY": "1", "TAGS": "TagA", "KEYS": f"level-{name}"}
     return [
         kinds.kind(f"level {name}".encode(), queue=QUEUE, properties=level, flag=3),
-        kinds.kind(f"timer {name}".encode(), queue=QUEUE, properties=at, flag=3),
+        kinds.kind(f"timer {name}".encode(), queue=QUEUE, properties=at, flag=3, dueInMs=1_000),
     ]
 
 

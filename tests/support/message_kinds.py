@@ -33,7 +33,7 @@ def kind(
     properties: Mapping[str, str] | None = None,
     **others: Any,
 ) -> Kind:
-    """A message; `others` are flag, sysFlag, bornHost, storeHost, reconsume, prepared, batchProperties."""
+    """A message; `others` are flag, sysFlag, bornHost, storeHost, reconsume, prepared, batchProperties, dueInMs."""
     made = {
         "topic": topic,
         "queueId": queue,

@@ -32,7 +32,7 @@ def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer: int | None 
 
 def is_ordinary(kind: Kind) -> bool:
     """Whether it is what a producer may send to us."""
-    brokers_own = kind.keys() & {"flag", "sysFlag", "reconsume", "prepared"}
+    brokers_own = kind.keys() & {"flag", "sysFlag", "reconsume", "prepared", "dueInMs"}
     names = kind["properties"].keys() & {"DELAY", "TIMER_DELIVER_MS", "long"}
     topic = kind["topic"].startswith(("RMQ_SYS", "%DLQ%"))
     return not (brokers_own or names or topic) and kind["bornHost"] == IPV4
@@ -64,11 +64,14 @@ def put(
 
 def put_inner(store: MessageStore, kind: Kind) -> None:
     """As the store's own services do; its store host is the store's. A message for later goes where those wait."""
+    properties = dict(kind["properties"])
+    if "dueInMs" in kind:
+        properties["TIMER_DELIVER_MS"] = str(store.clock.now_ms() + kind["dueInMs"])
     message = InnerMessage(
         kind["topic"],
         kind["queueId"],
         base64.b64decode(kind["body"]),
-        kind["properties"],
+        properties,
         flag=kind.get("flag", 0),
         sys_flag=kind.get("sysFlag", 0),
         born_time_ms=kind["born"],

@@ -85,6 +85,10 @@ final class StoreWriter {
         fill(message, given);
         message.setBody(Base64.getDecoder().decode(given.getString("body")));
         properties(message, given.getJSONObject("properties"));
+        if (given.containsKey("dueInMs")) {
+            long due = System.currentTimeMillis() + given.getLongValue("dueInMs");
+            MessageAccessor.putProperty(message, "TIMER_DELIVER_MS", Long.toString(due));
+        }
         message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
         return message;
     }
