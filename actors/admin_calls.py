@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.errors import Rejected
-from raymq.store.retry import send_back
+from raymq.store.services.retry import send_back
 
 if TYPE_CHECKING:
     from .commit_log_host import LeaderHost

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from raymq.store.errors import Bug, RayMQError, Unavailable
-from raymq.store.put import Append
-from raymq.store.put_path import CheckedPut
+from raymq.store.put.put_path import CheckedPut
 from raymq.store.record import batch_bytes
+from raymq.store.requests import Append
 
 from .shard_api import PutTicket, tell_all
 

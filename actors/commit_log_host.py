@@ -24,13 +24,13 @@ from raymq.store.errors import (
     require,
 )
 from raymq.store.files import Files
-from raymq.store.flush import PAGE_BYTES
-from raymq.store.inner_message import InnerMessage
+from raymq.store.log.flush import PAGE_BYTES
+from raymq.store.log.scrub import Scrub
 from raymq.store.message_store import MessageStore
-from raymq.store.put import Append, FetchRequest, FetchSlice, PutRequest
-from raymq.store.put_message import MessagePut, PutResult
-from raymq.store.put_path import CheckedPut
-from raymq.store.scrub import Scrub
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.put.put_message import MessagePut, PutResult
+from raymq.store.put.put_path import CheckedPut
+from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
 from raymq.store.status import PutStatus
 
 from .admin_calls import AdminCalls

@@ -1,4 +1,4 @@
-"""CommitRealTime as a process: the loop around the logic of store/commit.py.
+"""CommitRealTime as a process: the loop around the logic of store/log/commit.py.
 
 A plain class like `FlushService`, with the same life: one grant, then its process ends. Imports neither Ray nor
 pyarrow. A write that fails ends the life too: the next one begins where this one has published, and writes the
@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from raymq.store.clock import Clock
-from raymq.store.commit import CommitRealTime, SegmentWriter
 from raymq.store.config import MIB
 from raymq.store.errors import Unavailable
 from raymq.store.files import Files
-from raymq.store.transient_pool import PoolReader
+from raymq.store.log.commit import CommitRealTime, SegmentWriter
+from raymq.store.log.transient_pool import PoolReader
 
 from .control_block import COMMIT_REAL_TIME
 from .flush_service import BUSY_WAIT_MS, EXIT_CODES, EXIT_FENCED, end_with

@@ -10,7 +10,7 @@ from raymq.store.clock import Clock
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.errors import Bug, RayMQError
 from raymq.store.message_store import MessageStore
-from raymq.store.put import Append
+from raymq.store.requests import Append
 
 log = logging.getLogger("raymq.commit_log")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from raymq.store.clock import Clock
 from raymq.store.errors import OffsetOutOfRange, StorageFull, Unavailable
 from raymq.store.message_store import MessageStore
-from raymq.store.put import FetchRequest, FetchSlice
+from raymq.store.requests import FetchRequest, FetchSlice
 
 log = logging.getLogger("raymq.commit_log")
 

@@ -1,4 +1,4 @@
-"""GroupCommit and FlushRealTime as a process: the loop around the logic of store/flush.py.
+"""GroupCommit and FlushRealTime as a process: the loop around the logic of store/log/flush.py.
 
 A plain class; a Ray actor runs `run` in a thread, tests run it in a spawned process. When the loop ends the
 process ends: one life serves one grant (satellite.py), and whoever hosts it starts the next.
@@ -17,7 +17,7 @@ from raymq.store.clock import Clock
 from raymq.store.config import MIB
 from raymq.store.errors import Rejected
 from raymq.store.files import Files
-from raymq.store.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
+from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from raymq.store.status import PutStatus
 
 from .ring import FLAG_ANSWER, Request

@@ -34,8 +34,8 @@ from raymq.replication.wire import (
     decode,
     encode,
 )
-from raymq.store.chain import ChainUnit
 from raymq.store.errors import Corrupt, RayMQError, Rejected
+from raymq.store.log.chain import ChainUnit
 
 #: how often the acknowledging thread looks whether its stream still lives
 ACK_WAIT_MS = 200

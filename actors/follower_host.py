@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from raymq.store.chain import ChainUnit
-from raymq.store.clean import CleanService
 from raymq.store.clock import Clock
-from raymq.store.commit_log import CommitLog
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable
 from raymq.store.files import Files
-from raymq.store.put import FetchRequest, FetchSlice, PutRequest
+from raymq.store.log.chain import ChainUnit
+from raymq.store.log.clean import CleanService
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from raymq.store.running_flags import RunningFlags
 from raymq.store.status import PutStatus
 

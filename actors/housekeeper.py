@@ -9,8 +9,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from raymq.store.clean import CleanService
 from raymq.store.clock import Clock
+from raymq.store.log.clean import CleanService
 
 log = logging.getLogger("raymq.commit_log")
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raymq.store.clock import Clock
-from raymq.store.commit_log import CommitLog
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown, RayMQError, Unavailable
-from raymq.store.put import Append, PutOutcome
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.requests import Append, PutOutcome
 from raymq.store.status import PutStatus
 
 from .appender import Appender, Made

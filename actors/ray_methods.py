@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
-from raymq.store.put import FetchRequest, FetchSlice, PutOutcome, PutRequest
 from raymq.store.record import PUT_SCHEMA, Row
+from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 
 from .row_message import pack_row, unpack_row
 from .shard_api import PutTicket, ShardBackend

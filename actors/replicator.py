@@ -36,12 +36,12 @@ from raymq.replication.mirror import (
     Tick,
 )
 from raymq.replication.wire import Member, cluster_key, decode, encode
-from raymq.store.chain import ChainReader
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected, require
 from raymq.store.files import Files
-from raymq.store.segment_paths import find_segment, list_segments, other_directories
+from raymq.store.log.chain import ChainReader
+from raymq.store.log.segment_paths import find_segment, list_segments, other_directories
 from raymq.store.status import PutStatus
 
 from .flush_service import (

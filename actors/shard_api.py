@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from raymq.store.errors import DeliveryUnknown, RayMQError
-from raymq.store.put import FetchRequest, FetchSlice, PutOutcome, PutRequest
+from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 
 log = logging.getLogger("raymq.commit_log")
 

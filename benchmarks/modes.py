@@ -40,7 +40,7 @@ from benchmarks.put import (
 from raymq.cluster.batch_sender import BatchSender
 from raymq.cluster.routes import Routes
 from raymq.store.config import StoreConfig
-from raymq.store.flush import PAGE_BYTES
+from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.record import PUT_SCHEMA
 
 #: bytes of a large batch as it is stored, and of one message

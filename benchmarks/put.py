@@ -33,8 +33,8 @@ from raymq.cluster.flight_client import ShardConnection
 from raymq.cluster.routes import Routes
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
-from raymq.store.put import PutRequest
 from raymq.store.record import PUT_SCHEMA
+from raymq.store.requests import PutRequest
 
 ROUNDS = 3
 #: (rows, body bytes)

@@ -28,7 +28,7 @@ from raymq.store import record
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.message_store import MessageStore
-from raymq.store.put import PutRequest
+from raymq.store.requests import PutRequest
 from tests.support import oracle
 
 BODY = 1024

@@ -13,11 +13,11 @@ from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
-from raymq.store import producer_stamp
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
+from raymq.store.records import producer_stamp
 
 from .lane import BatchReceipt, Lane, new_producer_id
 from .routes import Routes, TopicRoute

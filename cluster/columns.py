@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from raymq.store import format as fmt
 from raymq.store.errors import Rejected
-from raymq.store.properties import decode as decode_properties
-from raymq.store.properties import encode as encode_properties
 from raymq.store.record import PUT_SCHEMA
+from raymq.store.records.properties import decode as decode_properties
+from raymq.store.records.properties import encode as encode_properties
 
 from .keys import as_binary, key_of, key_properties, keys_of
 from .message import (
@@ -25,7 +25,7 @@ from .message import (
 )
 
 #: what `Consumer.poll_batch` returns. `properties` are all of the record's, as the log has them:
-#: raymq.store.properties.decode reads one
+#: raymq.store.records.properties.decode reads one
 MESSAGE_SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),

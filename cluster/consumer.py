@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
-from raymq.store.retry import dlq_topic, retry_topic
+from raymq.store.services.retry import dlq_topic, retry_topic
 
 from .columns import MESSAGE_SCHEMA, message_batch, messages
 from .message import ReceivedMessage

@@ -18,7 +18,7 @@ import pyarrow.flight as flight
 from raymq.actors.shard_api import ShardBackend
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.files import Files
-from raymq.store.put import FetchRequest, FetchSlice
+from raymq.store.requests import FetchRequest, FetchSlice
 
 from . import protocol
 from . import tls as tls_files

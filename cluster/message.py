@@ -12,8 +12,8 @@ import pyarrow as pa
 from raymq.store import record
 from raymq.store.errors import Rejected
 from raymq.store.format import PROPERTIES_MAX_BYTES
-from raymq.store.producer_stamp import STAMP_BYTES
-from raymq.store.properties import TAGS, encode, separators_absent
+from raymq.store.records.producer_stamp import STAMP_BYTES
+from raymq.store.records.properties import TAGS, encode, separators_absent
 
 from .codecs import CONTENT_TYPE, codec
 from .keys import BASE64_KEY, TEXT_KEY, key_property

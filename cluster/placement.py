@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.files import Files
-from raymq.store.meta import Meta
+from raymq.store.log.meta import Meta
 
 from . import tls
 from .paths import prepare_data_dir

@@ -18,8 +18,8 @@ import pyarrow.flight as flight
 from raymq.actors.row_message import unpack_row
 from raymq.actors.shard_api import PutTicket, ShardBackend
 from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
-from raymq.store.put import PutOutcome, PutRequest
 from raymq.store.record import Row, batch_bytes
+from raymq.store.requests import PutOutcome, PutRequest
 
 from . import protocol
 

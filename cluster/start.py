@@ -18,7 +18,7 @@ from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
-from raymq.store.transient_pool import check_room
+from raymq.store.log.transient_pool import check_room
 
 from . import actor_set, placement, ray_client, ray_host, tls
 from .cluster import Cluster

@@ -6,8 +6,8 @@ from raymq.store.config import StoreConfig
 from raymq.store.delay.delay_hook import check_deliver_at, out_time_ms
 from raymq.store.errors import Rejected
 from raymq.store.format import PROPERTIES_MAX_BYTES
-from raymq.store.producer_stamp import STAMP_BYTES
-from raymq.store.properties import encode
+from raymq.store.records.producer_stamp import STAMP_BYTES
+from raymq.store.records.properties import encode
 
 #: bytes around topic and queue
 REAL_BYTES = 40

@@ -35,8 +35,8 @@ from raymq.cluster.range_reader import read_range
 from raymq.spark.session import raydp_session, use_java
 from raymq.spark.sink import write
 from raymq.spark.source import read
-from raymq.store.producer_stamp import read_column
-from raymq.store.rows import stamp_bytes
+from raymq.store.records.producer_stamp import read_column
+from raymq.store.records.rows import stamp_bytes
 from raymq.store.tools.inspect import verify
 
 TOPIC, PROBE = "flights", "probe"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from raymq.store.chain import ChainUnit
+from raymq.store.log.chain import ChainUnit
 
 from .wire import PROBE_LIMIT, Probe
 

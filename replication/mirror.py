@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from raymq.store.chain import ChainUnit
+from raymq.store.log.chain import ChainUnit
 
 from .match import ChainView, Match, MatchSearch
 from .wire import (

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol, TypeAlias
 
-from raymq.store.chain import ChainUnit
+from raymq.store.log.chain import ChainUnit
 
 from .wire import (
     Ack,

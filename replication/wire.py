@@ -17,9 +17,9 @@ import hashlib
 import struct
 from typing import NamedTuple, TypeAlias
 
-from raymq.store.chain import UNIT_BYTES, ChainUnit, unpack_units
 from raymq.store.checksum import crc32c
 from raymq.store.errors import Rejected
+from raymq.store.log.chain import UNIT_BYTES, ChainUnit, unpack_units
 
 MAGIC = b"RmqR"
 VERSION = 1

@@ -19,7 +19,7 @@ from . import format as fmt
 from .checksum import crc32c
 from .errors import Corrupt, RayMQError
 from .failpoints import fail_point
-from .inner_message import Progress
+from .put.inner_message import Progress
 from .state import INTERNAL_TOPIC, OFFSETS, TOPIC, TopicInfo
 from .topics import QUEUES_MAX, SYSTEM_PREFIX
 

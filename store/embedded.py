@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .async_put import AsyncPut
 from .delay.delay_service import DelayService
 from .errors import DeliveryUnknown, Rejected, Unavailable
-from .flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
-from .inner_message import InnerMessage
+from .log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from .message_store import MessageStore
-from .put import Append, FetchSlice, PutRequest
-from .put_message import MessagePut, PutResult
+from .put.async_put import AsyncPut
+from .put.inner_message import InnerMessage
+from .put.put_message import MessagePut, PutResult
+from .requests import Append, FetchSlice, PutRequest
+from .services.transaction import Half, TransactionService
 from .status import PutStatus
-from .transaction import Half, TransactionService
 
 
 class EmbeddedStore:

@@ -14,32 +14,33 @@ from typing import Any
 
 import pyarrow as pa
 
-from . import config_json, record, rows
-from .clean import CleanService, Derived
+from . import config_json, record
 from .clock import Clock
-from .commit_log import QUEUES_DOUBTFUL, CommitLog
 from .compaction.compaction_store import CompactionStore
 from .config import StoreConfig
-from .consume_queues import ConsumeQueues
 from .delay.delay_hook import DelayHook
-from .dispatch import Dispatch
 from .errors import RayMQError, Rejected, Unavailable
 from .failpoints import fail_point
 from .files import Files
-from .get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .index.index_builder import IndexBuilder
 from .index.index_service import IndexService
 from .index.query import TIME_MAX_MS, Boundary, Query, QueryResult
 from .index.query_keys import KeyHits, by_keys
-from .inner_message import InnerMessage, Progress
-from .message_filter import MessageFilter
-from .put import Append, FetchSlice, PutRequest
-from .put_hooks import PutHook
-from .put_lock import PutLock
-from .put_path import CheckedPut, PutPath
-from .reader import Reader
+from .log.clean import CleanService, Derived
+from .log.commit_log import QUEUES_DOUBTFUL, CommitLog
+from .put.inner_message import InnerMessage, Progress
+from .put.put_hooks import PutHook
+from .put.put_lock import PutLock
+from .put.put_path import CheckedPut, PutPath
+from .put.segment_head import read_head
+from .queues.consume_queues import ConsumeQueues
+from .queues.dispatch import Dispatch
+from .queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
+from .queues.message_filter import MessageFilter
+from .queues.reader import Reader
+from .records import rows
+from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
-from .segment_head import read_head
 from .state import (
     INTERNAL_TOPIC,
     OFFSETS,

@@ -5,11 +5,11 @@ This is the name to import; record_check, _encode, _walk and _decode hold the pa
 
 from __future__ import annotations
 
-from .record_check import batch_bytes, check_put, waits
-from .record_decode import RECORD_SCHEMA, decode, select
-from .record_encode import Prepared, blank, encode_record, prepare
-from .record_row import BATCH_BYTES_MAX, PUT_SCHEMA, PreparedRow, Row, only_row
-from .record_walk import MAGICS, Walk, WalkStop, walk
+from .records.record_check import batch_bytes, check_put, waits
+from .records.record_decode import RECORD_SCHEMA, decode, select
+from .records.record_encode import Prepared, blank, encode_record, prepare
+from .records.record_row import BATCH_BYTES_MAX, PUT_SCHEMA, PreparedRow, Row, only_row
+from .records.record_walk import MAGICS, Walk, WalkStop, walk
 
 __all__ = [
     "BATCH_BYTES_MAX",

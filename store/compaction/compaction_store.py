@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from raymq.store import record
 from raymq.store.clock import Clock
-from raymq.store.commit_log import CommitLog
-from raymq.store.consume_queue import BLANK_SIZE
-from raymq.store.consume_queues import ConsumeQueues
 from raymq.store.errors import OffsetOutOfRange, RayMQError, Unavailable
-from raymq.store.put import FetchSlice
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.queues.consume_queue import BLANK_SIZE
+from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
 
 from . import swap

@@ -18,7 +18,7 @@ from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
-from raymq.store.mapped_file import MappedFile
+from raymq.store.log.mapped_file import MappedFile
 
 from .units import UNIT_BYTES, UNIT_DTYPE, end_unit
 

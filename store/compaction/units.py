@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store.errors import Rejected, require
-from raymq.store.record_row import Row
+from raymq.store.records.record_row import Row
 
 UNIT_DTYPE = np.dtype(
     [

@@ -14,10 +14,10 @@ from raymq.store import format as fmt
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
-from raymq.store.inner_message import InnerMessage
-from raymq.store.properties import decode
-from raymq.store.put_errors import error_of
-from raymq.store.put_hooks import PutHook
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.put.put_errors import error_of
+from raymq.store.put.put_hooks import PutHook
+from raymq.store.records.properties import decode
 from raymq.store.status import PutStatus
 
 from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC

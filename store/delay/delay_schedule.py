@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from raymq.store.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.failpoints import fail_point
-from raymq.store.inner_message import InnerMessage, Progress
+from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 
 from .delay_levels import SCHEDULE_TOPIC
 from .delayed_record import by_queue, fitting, waiting

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.commit_log import CommitLog
 from raymq.store.errors import Rejected
-from raymq.store.inner_message import InnerMessage
-from raymq.store.producer_stamp import without_stamp
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records.producer_stamp import without_stamp
 from raymq.store.state import INTERNAL_TOPIC
 
 Int64s = npt.NDArray[np.int64]

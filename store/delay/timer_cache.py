@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from raymq.store.commit_log import CommitLog
 from raymq.store.errors import Corrupt
 from raymq.store.failpoints import fail_point
+from raymq.store.log.commit_log import CommitLog
 
 from .timer_check import TimerCheck, read_check, remove_check, write_check
 from .timer_log import NONE, UNIT_BYTES, UNIT_DTYPE, TimerLog, Units

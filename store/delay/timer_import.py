@@ -7,9 +7,9 @@ Source: TimerMessageStore#doEnqueue, #convert, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
-from raymq.store.commit_log import CommitLog
-from raymq.store.inner_message import InnerMessage
-from raymq.store.properties import decode
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records.properties import decode
 
 from .delay_levels import TIMER_TOPIC
 from .delayed_record import Waiting, waiting

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from raymq.store import format as fmt
 from raymq.store.errors import require
 from raymq.store.files import Files
-from raymq.store.mapped_file_queue import MappedFileQueue
+from raymq.store.log.mapped_file_queue import MappedFileQueue
 
 Int64s = npt.NDArray[np.int64]
 Units = npt.NDArray[Any]

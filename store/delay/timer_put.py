@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
-from raymq.store.record_row import Row
+from raymq.store.records.record_row import Row
 from raymq.store.state import TopicInfo
 from raymq.store.status import PutStatus
 from raymq.store.topics import check_target

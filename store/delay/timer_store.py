@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.store.failpoints import fail_point
-from raymq.store.inner_message import InnerMessage, Progress
-from raymq.store.properties import decode
+from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.records.properties import decode
 
 from .delay_levels import TIMER_TOPIC
 from .delayed_record import Waiting, by_queue, fitting, waiting

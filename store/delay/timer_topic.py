@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from raymq.store.commit_log import CommitLog
-from raymq.store.consume_queue import BLANK_SIZE, ConsumeQueue
-from raymq.store.consume_queues import ConsumeQueues
-from raymq.store.record_walk import gather
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
+from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.records.record_walk import gather
 
 from .delay_levels import TIMER_TOPIC
 from .delayed_record import batches

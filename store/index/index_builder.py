@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from raymq.store import record
 from raymq.store.clock import Clock
-from raymq.store.commit_log import CommitLog
 from raymq.store.errors import OffsetOutOfRange, StorageFull
+from raymq.store.log.commit_log import CommitLog
 
 from .index_keys import (
     Int64s,

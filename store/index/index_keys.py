@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
-from raymq.store.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from raymq.store.properties import decode as decode_properties
+from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from raymq.store.records.properties import decode as decode_properties
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]

@@ -19,7 +19,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, StorageFull
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
-from raymq.store.meta import Meta
+from raymq.store.log.meta import Meta
 
 from .index_file import Candidates, IndexFile
 from .index_keys import Int32s, Int64s, key_hash

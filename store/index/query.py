@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.commit_log import CommitLog
-from raymq.store.consume_queue import BLANK_SIZE, ConsumeQueue
-from raymq.store.consume_queues import ConsumeQueues
 from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected
-from raymq.store.record_walk import gather, layout
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
+from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.records.record_walk import gather, layout
 
 from .index_keys import Int64s, keys_of
 from .index_service import IndexService

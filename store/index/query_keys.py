@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import record
-from raymq.store.commit_log import CommitLog
 from raymq.store.errors import Rejected
-from raymq.store.properties import PROPERTY_SEPARATOR
-from raymq.store.record_walk import gather
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.records.properties import PROPERTY_SEPARATOR
+from raymq.store.records.record_walk import gather
 
 from .index_keys import Int64s, key_hashes, keys_of
 from .index_service import IndexService

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from raymq.store import format as fmt
-from raymq.store import rows
 from raymq.store.files import Files
-from raymq.store.properties import decode as decode_properties
+from raymq.store.records import rows
+from raymq.store.records.properties import decode as decode_properties
 
 from .read_only import ReadOnlyStore
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raymq.store.files import Files
-from raymq.store.mapped_file import CLEAR_CHUNK_BYTES
+from raymq.store.log.mapped_file import CLEAR_CHUNK_BYTES
 
 
 class KeepAside:

@@ -14,20 +14,20 @@ import numpy as np
 import pyarrow.compute as pc
 
 from raymq.store import record
-from raymq.store.chain import Chain, ChainUnit
 from raymq.store.checksum import crc32c
 from raymq.store.config import StoreConfig
-from raymq.store.consume_queue import ConsumeQueue
 from raymq.store.errors import Rejected
 from raymq.store.files import Files
-from raymq.store.log_scan import Known, Scan, next_record, scan
-from raymq.store.mapped_file import MappedFile
-from raymq.store.mapped_file_queue import MappedFileQueue
-from raymq.store.marks import read_marks
-from raymq.store.meta import read_meta
-from raymq.store.recovery import Decision
-from raymq.store.rows import tag_column
-from raymq.store.segment_paths import other_directories
+from raymq.store.log.chain import Chain, ChainUnit
+from raymq.store.log.log_scan import Known, Scan, next_record, scan
+from raymq.store.log.mapped_file import MappedFile
+from raymq.store.log.mapped_file_queue import MappedFileQueue
+from raymq.store.log.marks import read_marks
+from raymq.store.log.meta import read_meta
+from raymq.store.log.recovery import Decision
+from raymq.store.log.segment_paths import other_directories
+from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.records.rows import tag_column
 from raymq.store.state import INTERNAL_TOPIC, PROGRESS
 
 from .faults import Faults, Progress, Verdict

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from raymq.store import checkpoint, rows
-from raymq.store.chain import Chain, ChainUnit
 from raymq.store.checksum import crc32c
 from raymq.store.config import StoreConfig
-from raymq.store.consume_queue import ConsumeQueue
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
-from raymq.store.marks import PAGE_BYTES
+from raymq.store.log import checkpoint
+from raymq.store.log.chain import Chain, ChainUnit
+from raymq.store.log.marks import PAGE_BYTES
+from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.records import rows
 from raymq.store.state import INTERNAL_TOPIC, ShardState
 
 from .read_only import ReadOnlyStore

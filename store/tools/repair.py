@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from raymq.store.abort_lock import StoreLock
-from raymq.store.chain import Chain
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
-from raymq.store.mapped_file_queue import MappedFileQueue
-from raymq.store.marks import Marks
-from raymq.store.meta import Meta
-from raymq.store.recovery import Decision
-from raymq.store.segment_paths import other_directories
+from raymq.store.log.abort_lock import StoreLock
+from raymq.store.log.chain import Chain
+from raymq.store.log.mapped_file_queue import MappedFileQueue
+from raymq.store.log.marks import Marks
+from raymq.store.log.meta import Meta
+from raymq.store.log.recovery import Decision
+from raymq.store.log.segment_paths import other_directories
 
 from . import rebuild
 from .faults import Fault, Progress, Verdict

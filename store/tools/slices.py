@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
-from raymq.store import record, rows
+from raymq.store import record
 from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
+from raymq.store.records import rows
 
 Int64s = npt.NDArray[np.int64]
 

@@ -10,8 +10,8 @@ import bisect
 import itertools
 from pathlib import Path
 
-from raymq.store.chain import UNIT_BYTES, ChainUnit, unpack_units
 from raymq.store.checksum import crc32c
+from raymq.store.log.chain import UNIT_BYTES, ChainUnit, unpack_units
 
 from .read_only import ReadOnlyStore
 

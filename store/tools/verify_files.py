@@ -15,9 +15,9 @@ from raymq.store import fastjson
 from raymq.store import format as fmt
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
-from raymq.store.mapped_file_queue import MappedFileQueue
-from raymq.store.marks import PAGE_BYTES
-from raymq.store.recovery import Decision
+from raymq.store.log.mapped_file_queue import MappedFileQueue
+from raymq.store.log.marks import PAGE_BYTES
+from raymq.store.log.recovery import Decision
 
 from .read_only import ReadOnlyStore, joined
 

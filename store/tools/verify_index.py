@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
-from raymq.store.record_walk import gather
+from raymq.store.records.record_walk import gather
 
 from .read_only import ReadOnlyStore, joined
 

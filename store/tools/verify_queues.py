@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.store import format as fmt
-from raymq.store.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
 from raymq.store.errors import Corrupt
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 
 from .faults import NAMED_MAX
 from .read_only import ReadOnlyStore

@@ -12,7 +12,7 @@ import pytest
 from raymq.actors.appender import GROUP_BYTES_MAX, LARGE_BYTES, Appender, Made
 from raymq.actors.shard_api import PutTicket
 from raymq.store.errors import Bug, Rejected, Unavailable
-from raymq.store.put import PutOutcome, PutRequest
+from raymq.store.requests import PutOutcome, PutRequest
 from tests.support.batches import batch
 from tests.support.waiting import until
 

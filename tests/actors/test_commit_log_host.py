@@ -25,8 +25,8 @@ from raymq.store.delay.timer_check import read_check
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, DeliveryUnknown, Fenced, Rejected, Unavailable
 from raymq.store.files import Files
-from raymq.store.inner_message import InnerMessage
-from raymq.store.put import FetchRequest, PutRequest
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.requests import FetchRequest, PutRequest
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.waiting import until

@@ -19,9 +19,9 @@ from raymq.actors.shard_api import PutTicket
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Bug, DeliveryUnknown, StorageFull, Unavailable
 from raymq.store.files import Files
-from raymq.store.put import FetchRequest
+from raymq.store.log.transient_pool import NAME_FILE, SHM_DIR
+from raymq.store.requests import FetchRequest
 from raymq.store.tools.inspect import verify
-from raymq.store.transient_pool import NAME_FILE, SHM_DIR
 from tests.support.batches import request
 from tests.support.waiting import until
 

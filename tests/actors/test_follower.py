@@ -21,9 +21,9 @@ from raymq.replication.wire import (
     decode,
     encode,
 )
-from raymq.store.chain import ChainUnit
 from raymq.store.checksum import crc32c
 from raymq.store.errors import Rejected
+from raymq.store.log.chain import ChainUnit
 from tests.support.replica_pair import CommitLogPort
 
 IDENTITY = {"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 5}

@@ -14,10 +14,10 @@ from raymq.actors.follower_host import FollowerHost
 from raymq.actors.housekeeper import FIRST_PASS_MS, Housekeeper
 from raymq.store.config import StoreConfig
 from raymq.store.errors import OffsetOutOfRange, Unavailable
-from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
-from raymq.store.put import FetchRequest
-from raymq.store.put_errors import status_of
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.put.put_errors import status_of
+from raymq.store.requests import FetchRequest
 from raymq.store.status import PutStatus
 from tests.support.batches import request
 from tests.support.clock import ManualClock

@@ -37,7 +37,7 @@ from raymq.actors.readings import (
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown, Rejected
 from raymq.store.files import Files
-from raymq.store.put import FetchRequest
+from raymq.store.requests import FetchRequest
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.waiting import until

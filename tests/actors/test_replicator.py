@@ -6,9 +6,9 @@ import pytest
 
 from raymq.actors.flush_service import EXIT_FENCED, EXIT_STOPPED
 from raymq.replication.mirror import MirrorLimits
-from raymq.store.chain import ChainUnit
 from raymq.store.checksum import crc32c
 from raymq.store.errors import StorageFull
+from raymq.store.log.chain import ChainUnit
 from raymq.store.status import PutStatus
 from tests.support.replica_pair import Pair, wait_until
 

@@ -16,7 +16,7 @@ from raymq.cluster.async_producer import AsyncProducer
 from raymq.cluster.message import Message, Receipt
 from raymq.cluster.producer import Producer
 from raymq.store.errors import Bug, DeliveryUnknown, Rejected, StorageFull, Unavailable
-from raymq.store.put import PutRequest
+from raymq.store.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster
 

@@ -12,7 +12,7 @@ import pytest
 from raymq.cluster.consumer import Consumer
 from raymq.cluster.message import ReceivedMessage
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
-from raymq.store.put import PutRequest
+from raymq.store.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeCluster
 

@@ -12,7 +12,7 @@ from raymq.cluster.columns import message_batch, messages, put_batch
 from raymq.cluster.keys import key_properties, key_property, keys_of
 from raymq.cluster.message import Message, encode_properties, property_bytes
 from raymq.store.errors import Rejected
-from raymq.store.put import PutRequest
+from raymq.store.requests import PutRequest
 from tests.support.fake_backend import FakeBackend
 
 KEYS = [b"text", None, b"", b"\xff\x00\xfe", b"a\x01b", b"\x02", "é".encode(), b"\x00", b"=", b"=="]

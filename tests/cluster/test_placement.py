@@ -13,7 +13,7 @@ from raymq.cluster.cluster_record import load_record, new_record, resume_record,
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
-from raymq.store.meta import Meta
+from raymq.store.log.meta import Meta
 from tests.support.fake_ray import FakeRay
 
 

@@ -19,7 +19,7 @@ from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Rejected, StorageFull, Unavailable
-from raymq.store.properties import decode
+from raymq.store.records.properties import decode
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
 Make = Callable[..., Producer]

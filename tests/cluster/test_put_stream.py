@@ -14,7 +14,7 @@ import pytest
 from raymq.actors.shard_api import PutTicket
 from raymq.cluster.put_stream import BUSY_BYTES, UNREAD_BYTES_MAX, PutStreamServer
 from raymq.store.errors import Rejected
-from raymq.store.put import PutOutcome, PutRequest
+from raymq.store.requests import PutOutcome, PutRequest
 from tests.support.batches import batch
 from tests.support.waiting import until
 

@@ -13,7 +13,7 @@ from raymq.cluster.queue_keeper import QueueKeeper
 from raymq.cluster.queue_log import ItemReader, TakenLog, make_topics
 from raymq.store.clock import Clock
 from raymq.store.errors import Fenced, Rejected, Unavailable
-from raymq.store.put import PutRequest
+from raymq.store.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster
 

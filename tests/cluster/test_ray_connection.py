@@ -46,8 +46,8 @@ from raymq.store.errors import (
     from_wire,
     to_wire,
 )
-from raymq.store.put import PutOutcome
 from raymq.store.record import PUT_SCHEMA, Row
+from raymq.store.requests import PutOutcome
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend

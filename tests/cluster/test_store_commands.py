@@ -13,8 +13,8 @@ import pytest
 from raymq.cluster.cli import main
 from raymq.cluster.cli_commands import Console
 from raymq.cluster.store_progress import StoreProgress
-from raymq.store.chain import unpack_units
 from raymq.store.embedded import EmbeddedStore
+from raymq.store.log.chain import unpack_units
 from tests.support.damaged_store import CONFIG, FIRST_LOG, copy, flip, make_own, tree
 
 QUEUE = "consumequeue/t/1/00000000000000000000"

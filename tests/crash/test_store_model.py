@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from raymq.store import record
 from raymq.store.errors import OffsetOutOfRange
-from raymq.store.put import Append
+from raymq.store.requests import Append
 from tests.support.batches import request
 from tests.support.crash_states import last_states
 from tests.support.crash_traces import dispatch_all, open_store

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import pytest
 
 from raymq.store import record
-from raymq.store.chain import UNIT_BYTES, ChainUnit, unpack_units
 from raymq.store.checksum import crc32c
-from raymq.store.commit_log import CommitLog
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, StorageFull, Unavailable
 from raymq.store.files import Files
+from raymq.store.log.chain import UNIT_BYTES, ChainUnit, unpack_units
+from raymq.store.log.commit_log import CommitLog
 from raymq.store.message_store import MessageStore
-from raymq.store.put import Append, PutRequest
+from raymq.store.requests import Append, PutRequest
 from raymq.store.tools.inspect import check
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock

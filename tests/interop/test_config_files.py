@@ -6,8 +6,8 @@ from pathlib import Path
 
 from raymq.store import fastjson
 from raymq.store.config import StoreConfig
-from raymq.store.inner_message import Progress
 from raymq.store.message_store import MessageStore
+from raymq.store.put.inner_message import Progress
 from raymq.store.state import TopicInfo
 from tests.support import message_kinds as kinds
 from tests.support.oracle import RocketMQ

@@ -11,10 +11,10 @@ import pytest
 
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
-from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
-from raymq.store.retry import send_back
-from raymq.store.transaction import TransactionService
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.services.retry import send_back
+from raymq.store.services.transaction import TransactionService
 from tests.support import message_kinds as kinds
 from tests.support.message_kinds import Kind
 from tests.support.oracle import Line, RocketMQ

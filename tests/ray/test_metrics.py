@@ -33,7 +33,7 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.ray_host import free_ports
 from raymq.cluster.routes import Routes
 from raymq.cluster.start import stop
-from raymq.store.record_row import Row
+from raymq.store.records.record_row import Row
 
 dashboard, metrics = free_ports(2)
 context = ray.init(

@@ -25,8 +25,8 @@ from raymq.cluster.range_reader import read_range
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError
 from raymq.store.files import Files
+from raymq.store.log.transient_pool import NAME_FILE, SHM_DIR
 from raymq.store.tools.inspect import verify
-from raymq.store.transient_pool import NAME_FILE, SHM_DIR
 from tests.support.history import History, Load, Read, Reader, faults
 from tests.support.waiting import until
 

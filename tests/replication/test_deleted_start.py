@@ -7,7 +7,7 @@ import pytest
 from raymq.replication.mirror import Connected, Effect, Halt, MirrorLeader, Progress, Received, Send
 from raymq.replication.mirror import Tick as Time
 from raymq.replication.wire import Append, Header, HelloOk, Member, Probe, ProbeOk
-from raymq.store.chain import ChainUnit
+from raymq.store.log.chain import ChainUnit
 
 SIZE = 4096
 CLUSTER = b"c" * 16

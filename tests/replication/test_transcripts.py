@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from raymq.replication.combiner import PutCombiner
-from raymq.store.chain import ChainUnit
 from raymq.store.checksum import crc32c
+from raymq.store.log.chain import ChainUnit
 from tests.support.mirror_world import Packet, World
 
 HERE = Path(__file__).parent

@@ -20,8 +20,8 @@ from raymq.replication.wire import (
     decode,
     encode,
 )
-from raymq.store.chain import ChainUnit
 from raymq.store.errors import Rejected
+from raymq.store.log.chain import ChainUnit
 
 HEADER = Header(cluster_key("c"), 3, Member(0, 2**63 - 1), Member(1, 17), 5, 9)
 UNITS = (ChainUnit(10, 30, 5, 2**32 - 1, 7), ChainUnit(30, 2**40, 5, 1, 8))

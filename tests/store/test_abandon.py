@@ -9,9 +9,9 @@ import pytest
 
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
-from raymq.store.marks import Marks
+from raymq.store.log.marks import Marks
 from raymq.store.message_store import MessageStore
-from raymq.store.put import PutRequest
+from raymq.store.requests import PutRequest
 from tests.support.batches import batch
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.async_put import AsyncPut
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.failpoints import failpoint
-from raymq.store.stored_message import read
+from raymq.store.put.async_put import AsyncPut
+from raymq.store.services.stored_message import read
 
 
 @pytest.fixture(params=["sync", "async"])

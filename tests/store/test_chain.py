@@ -8,9 +8,9 @@ from pathlib import Path
 import crcmod
 import pytest
 
-from raymq.store.chain import UNIT_BYTES, Chain, ChainReader, ChainUnit, unpack_units
 from raymq.store.errors import Rejected
 from raymq.store.files import Files
+from raymq.store.log.chain import UNIT_BYTES, Chain, ChainReader, ChainUnit, unpack_units
 from tests.support.simulated_disk import SimulatedDisk
 
 SEGMENT = 4096

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from raymq.store import record
-from raymq.store.clean import MANUAL_PASSES
 from raymq.store.config import StoreConfig
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
-from raymq.store.inner_message import InnerMessage
+from raymq.store.log.clean import MANUAL_PASSES
 from raymq.store.message_store import MessageStore
-from raymq.store.segment_head import read_head
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.put.segment_head import read_head
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store import transient_pool
-from raymq.store.commit import CommitRealTime, SegmentWriter
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
-from raymq.store.flush import PAGE_BYTES
-from raymq.store.transient_pool import TransientPool
+from raymq.store.log import transient_pool
+from raymq.store.log.commit import CommitRealTime, SegmentWriter
+from raymq.store.log.flush import PAGE_BYTES
+from raymq.store.log.transient_pool import TransientPool
 from tests.support.clock import ManualClock
 
 SEGMENT = 64 * 1024

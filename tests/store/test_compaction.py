@@ -20,7 +20,7 @@ from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.message_store import MessageStore
-from raymq.store.put import PutRequest
+from raymq.store.requests import PutRequest
 from raymq.store.state import ShardState
 from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock

@@ -12,8 +12,8 @@ from raymq.store.config import StoreConfig
 from raymq.store.config_json import import_changed, write_back
 from raymq.store.errors import Corrupt
 from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.inner_message import Progress
 from raymq.store.message_store import MessageStore
+from raymq.store.put.inner_message import Progress
 from raymq.store.state import TopicInfo
 from tests.support.batches import request
 from tests.support.clock import ManualClock

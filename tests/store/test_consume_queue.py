@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.store import format as fmt
-from raymq.store.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.errors import Bug, Corrupt
 from raymq.store.files import Files
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 
 UNITS = 10
 FILE_SIZE = UNITS * fmt.UNIT_BYTES

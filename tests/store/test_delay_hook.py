@@ -18,8 +18,8 @@ from raymq.store.delay.delay_levels import (
 )
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Rejected, Unavailable
-from raymq.store.inner_message import InnerMessage
-from raymq.store.properties import encode
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records.properties import encode
 from tests.support.clock import ManualClock
 
 NOW = 1_700_000_000_250

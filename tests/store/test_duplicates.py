@@ -7,10 +7,10 @@ import random
 import pytest
 
 from raymq.store.config import StoreConfig
-from raymq.store.duplicates import Search
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Fenced
 from raymq.store.message_store import MessageStore
+from raymq.store.put.duplicates import Search
 from raymq.store.state import RUNS_MAX, RUNS_RECENT, UNKNOWN_OFFSET, ProducerQueue, Run, ShardState
 from tests.support.batches import request
 from tests.support.clock import ManualClock

@@ -13,8 +13,8 @@ import pytest
 from raymq.store.errors import Corrupt, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
-from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
+from raymq.store.put.inner_message import InnerMessage
 from raymq.store.tools.export import SCHEMA, Choice, export
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import CONFIG, FIRST_LOG, copy, flip, make_golden, make_own

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.chain import UNIT_BYTES
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
+from raymq.store.log.chain import UNIT_BYTES
 from raymq.store.message_store import MessageStore
 from raymq.store.state import OFFSETS
 from raymq.store.tools.inspect import verify

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from raymq.store.config import StoreConfig
-from raymq.store.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
+from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from raymq.store.status import PutStatus
 from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk

@@ -12,10 +12,10 @@ import pytest
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.consume_queue import ConsumeQueue
 from raymq.store.files import Files
-from raymq.store.properties import decode
+from raymq.store.queues.consume_queue import ConsumeQueue
 from raymq.store.record import WalkStop
+from raymq.store.records.properties import decode
 from tests.support.reference_decoder import decode_all
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raymq.store import format as fmt
-from raymq.store import properties, record
+from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
@@ -27,9 +27,10 @@ from raymq.store.index import index_keys
 from raymq.store.index.index_file import HEADER
 from raymq.store.index.index_keys import Keyed, hash_keys, key_hash, keys_of, topic_hash
 from raymq.store.index.index_service import IndexService
-from raymq.store.inner_message import InnerMessage, Progress
 from raymq.store.message_store import MessageStore
-from raymq.store.put import PutRequest
+from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.records import properties
+from raymq.store.requests import PutRequest
 from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk
 

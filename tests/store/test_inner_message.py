@@ -11,8 +11,8 @@ from raymq.store import record
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.files import Data, Files
-from raymq.store.inner_message import InnerMessage, Progress
 from raymq.store.message_store import MessageStore
+from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import dump, verify
 from tests.support.batches import request

@@ -11,8 +11,8 @@ import pytest
 
 from raymq.store.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.files import Files
-from raymq.store.mapped_file import MappedFile
-from raymq.store.mapped_file_queue import AllocateAhead, MappedFileQueue
+from raymq.store.log.mapped_file import MappedFile
+from raymq.store.log.mapped_file_queue import AllocateAhead, MappedFileQueue
 from tests.support.simulated_disk import SimulatedDisk
 
 SIZE = 8192

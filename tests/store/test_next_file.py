@@ -16,10 +16,10 @@ from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.files import Files
-from raymq.store.mapped_file_queue import AllocateAhead
+from raymq.store.log.mapped_file_queue import AllocateAhead
+from raymq.store.log.segment_paths import find_segment, list_segments
 from raymq.store.message_store import MessageStore
-from raymq.store.put_errors import status_of
-from raymq.store.segment_paths import find_segment, list_segments
+from raymq.store.put.put_errors import status_of
 from raymq.store.status import PutStatus
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request

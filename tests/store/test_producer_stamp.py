@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.store.errors import Rejected
-from raymq.store.producer_stamp import (
+from raymq.store.records.producer_stamp import (
     EPOCH_MAX,
     PRODUCER_MAX,
     SEQUENCE_MAX,

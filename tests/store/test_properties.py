@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.store.errors import Rejected
-from raymq.store.properties import decode, encode
+from raymq.store.records.properties import decode, encode
 
 TEXT = st.text(
     st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=9

@@ -24,13 +24,13 @@ from raymq.store.errors import (
 )
 from raymq.store.failpoints import failpoint
 from raymq.store.files import Files
-from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
-from raymq.store.properties import decode
-from raymq.store.put_errors import ERRORS, error_of, status_of
-from raymq.store.put_hooks import PutHook
-from raymq.store.put_lock import BUSY_MAX_MS
-from raymq.store.put_message import MessagePut, PutResult
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.put.put_errors import ERRORS, error_of, status_of
+from raymq.store.put.put_hooks import PutHook
+from raymq.store.put.put_lock import BUSY_MAX_MS
+from raymq.store.put.put_message import MessagePut, PutResult
+from raymq.store.records.properties import decode
 from raymq.store.status import PutStatus
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
@@ -252,7 +252,7 @@ NEVER = {
 
 
 def test_nothing_answers_the_statuses_whose_situation_does_not_exist_here() -> None:
-    tables = {"store/status.py", "store/put_errors.py"}
+    tables = {"store/status.py", "store/put/put_errors.py"}
     used = {
         node.attr if isinstance(node, ast.Attribute) else str(getattr(node, "value", ""))
         for part in ("store", "replication", "actors", "cluster")

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from raymq.store import format as fmt
-from raymq.store import properties
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected
 from raymq.store.index.index_keys import key_hash
 from raymq.store.index.query import Boundary
-from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
+from raymq.store.put.inner_message import InnerMessage
 from raymq.store.record import encode_record
+from raymq.store.records import properties
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 

@@ -12,7 +12,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.index import index_file
 from raymq.store.index.query_keys import KeyHits
-from raymq.store.inner_message import InnerMessage
+from raymq.store.put.inner_message import InnerMessage
 from tests.support.engine import Engine
 
 CONFIG = StoreConfig(

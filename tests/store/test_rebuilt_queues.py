@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store import dispatch
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
-from raymq.store.inner_message import InnerMessage, Progress
 from raymq.store.message_store import MessageStore
+from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.queues import dispatch
 from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock
 

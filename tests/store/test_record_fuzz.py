@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.store import record
-from raymq.store.properties import encode
+from raymq.store.records.properties import encode
 from tests.support.reference_decoder import decode_all, decode_record
 
 HOSTS = st.tuples(

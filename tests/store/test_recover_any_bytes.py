@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raymq.store import record
 from raymq.store.errors import Corrupt
 from raymq.store.message_store import MessageStore
-from raymq.store.properties import encode
+from raymq.store.records.properties import encode
 from raymq.store.state import INTERNAL_TOPIC, OFFSETS, PRODUCER, PROGRESS, SNAPSHOT, TOPIC
 from raymq.store.tools.inspect import check
 from tests.support.batches import request

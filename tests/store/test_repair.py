@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.chain import UNIT_BYTES, unpack_units
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.failpoints import FailPointReached, failpoint
+from raymq.store.log.chain import UNIT_BYTES, unpack_units
 from raymq.store.tools.inspect import verify
 from raymq.store.tools.repair import Repair
 from tests.support.batches import request

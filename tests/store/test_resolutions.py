@@ -2,7 +2,7 @@
 
 import random
 
-from raymq.store.resolutions import BLOCK, KEPT_BLOCKS, Resolution, Resolutions
+from raymq.store.services.resolutions import BLOCK, KEPT_BLOCKS, Resolution, Resolutions
 
 
 def apply(table, values):

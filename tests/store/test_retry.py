@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from raymq.store.errors import Rejected
-from raymq.store.inner_message import InnerMessage
-from raymq.store.retry import dlq_topic, retry_topic, send_back
-from raymq.store.rows import SCHEDULE_TOPIC
-from raymq.store.stored_message import StoredMessage, read
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records.rows import SCHEDULE_TOPIC
+from raymq.store.services.retry import dlq_topic, retry_topic, send_back
+from raymq.store.services.stored_message import StoredMessage, read
 from tests.support.engine import Engine
 
 

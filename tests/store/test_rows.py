@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from raymq.store import format as fmt
-from raymq.store import record, rows
+from raymq.store import record
+from raymq.store.records import rows
 
 STORED_MS = 1_700_000_000_000
 

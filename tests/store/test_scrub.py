@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from raymq.store.chain import ChainUnit, unpack_units
 from raymq.store.errors import Corrupt
-from raymq.store.scrub import RULE, Scrub
+from raymq.store.log.chain import ChainUnit, unpack_units
+from raymq.store.log.scrub import RULE, Scrub
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import FIRST_LOG, SEGMENT, copy, flip, make_own
 

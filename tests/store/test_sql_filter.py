@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.store import properties
 from raymq.store.errors import Rejected
-from raymq.store.sql_filter import SqlFilter
+from raymq.store.queues.sql_filter import SqlFilter
+from raymq.store.records import properties
 
 #: one message each
 ROWS: list[dict[str, str]] = [

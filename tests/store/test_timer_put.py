@@ -9,9 +9,9 @@ import pytest
 from raymq.store.config import StoreConfig
 from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Rejected
-from raymq.store.properties import encode
-from raymq.store.put import PutRequest
 from raymq.store.record import Row
+from raymq.store.records.properties import encode
+from raymq.store.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.delays import CONFIG, START_MS, DelayWorld, Sent
 

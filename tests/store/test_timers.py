@@ -18,7 +18,7 @@ from raymq.store.delay.timer_wheel import FILE_BYTES, SLOT
 from raymq.store.errors import StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
-from raymq.store.inner_message import InnerMessage
+from raymq.store.put.inner_message import InnerMessage
 from tests.support.delays import CONFIG, START_MS, DelayWorld
 
 DAY_MS = 86_400_000

@@ -8,17 +8,17 @@ import pytest
 
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Rejected, Unavailable
-from raymq.store.inner_message import InnerMessage
-from raymq.store.resolutions import Resolution
-from raymq.store.stored_message import StoredMessage, read
-from raymq.store.tools.inspect import verify
-from raymq.store.transaction import (
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.services.resolutions import Resolution
+from raymq.store.services.stored_message import StoredMessage, read
+from raymq.store.services.transaction import (
     COMMITTED,
     DISCARD_TOPIC,
     GROUP,
     HALF_TOPIC,
     OP_TOPIC,
 )
+from raymq.store.tools.inspect import verify
 from tests.support.engine import CONFIG, Engine
 
 

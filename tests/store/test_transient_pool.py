@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store import transient_pool
-from raymq.store.commit import SegmentWriter
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull, Unavailable
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
+from raymq.store.log import transient_pool
+from raymq.store.log.commit import SegmentWriter
+from raymq.store.log.transient_pool import PoolReader, TransientPool, check_room
 from raymq.store.message_store import MessageStore
 from raymq.store.tools.inspect import verify
-from raymq.store.transient_pool import PoolReader, TransientPool, check_room
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.store import format as fmt
-from raymq.store.chain import UNIT_BYTES, unpack_units
+from raymq.store.log.chain import UNIT_BYTES, unpack_units
 from raymq.store.message_store import MessageStore
 from raymq.store.tools.faults import NAMED_MAX
 from raymq.store.tools.inspect import check, verify

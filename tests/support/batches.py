@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from raymq.store import record
-from raymq.store.put import PutRequest
+from raymq.store.requests import PutRequest
 
 
 def batch(

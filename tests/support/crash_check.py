@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from raymq.store import record, rows
+from raymq.store import record
 from raymq.store.message_store import MessageStore
-from raymq.store.segment_head import read_head
+from raymq.store.put.segment_head import read_head
+from raymq.store.records import rows
 from raymq.store.state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import check as inspect_store
 from tests.support.batches import request

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from unittest import mock
 
 from raymq.store.config import StoreConfig
-from raymq.store.inner_message import InnerMessage, Progress
 from raymq.store.message_store import MessageStore
-from raymq.store.put import PutRequest
+from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.crash_states import disk_of

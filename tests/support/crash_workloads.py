@@ -7,10 +7,10 @@ import itertools
 import random
 from collections.abc import Callable
 
-from raymq.store.commit_log import CommitLog
 from raymq.store.errors import StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.put import PutRequest
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.crash_states import kill_states, power_loss_states

@@ -13,9 +13,9 @@ from raymq.store.config import StoreConfig
 from raymq.store.delay.delay_hook import transform
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.files import Files
-from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
-from raymq.store.properties import decode
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records.properties import decode
 from tests.support.clock import ManualClock
 
 CONFIG = StoreConfig(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from raymq.store.config import StoreConfig
-from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
-from raymq.store.stored_message import StoredMessage, read
-from raymq.store.transaction import TransactionService
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.services.stored_message import StoredMessage, read
+from raymq.store.services.transaction import TransactionService
 from tests.support.clock import ManualClock
 
 CONFIG = StoreConfig(segment_size_bytes=256 * 1024, consume_queue_file_size_bytes=20_000)

@@ -33,9 +33,9 @@ from raymq.replication.mirror_follower import (
     bytes_of,
 )
 from raymq.replication.wire import Append, Member, Refused, cluster_key, decode, encode
-from raymq.store.chain import ChainUnit
 from raymq.store.checksum import crc32c
 from raymq.store.errors import Corrupt
+from raymq.store.log.chain import ChainUnit
 
 SEGMENT_BYTES = 1000
 CLUSTER = cluster_key("world")

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from raymq.store import record
 from raymq.store.delay.delay_hook import transform
-from raymq.store.inner_message import InnerMessage
 from raymq.store.message_store import MessageStore
-from raymq.store.properties import encode as encode_properties
-from raymq.store.put import PutRequest
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records.properties import encode as encode_properties
+from raymq.store.requests import PutRequest
 from tests.support.message_kinds import BORN_MS, IPV4, Kind
 
 QUEUES = 4

@@ -16,14 +16,14 @@ from raymq.actors.follower import FollowerSession
 from raymq.actors.processes import boot_id_hash, own_identity
 from raymq.actors.replicator import Replicator
 from raymq.actors.ring import FLAG_ANSWER, FLAG_FLUSH, FLAG_REPLICA, Request, RoleRings
-from raymq.store.chain import Chain, ChainUnit
 from raymq.store.checksum import crc32c
 from raymq.store.clock import Clock
-from raymq.store.commit_log import CommitLog
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Unavailable
 from raymq.store.files import Files
-from raymq.store.mapped_file_queue import MappedFileQueue
+from raymq.store.log.chain import Chain, ChainUnit
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.mapped_file_queue import MappedFileQueue
 
 CLUSTER_ID = "pair"
 TIMEOUT_S = 20.0

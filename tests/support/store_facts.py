@@ -16,7 +16,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.files import Files
 from raymq.store.index.query import Boundary
 from raymq.store.message_store import MessageStore
-from raymq.store.properties import decode as decode_properties
+from raymq.store.records.properties import decode as decode_properties
 from tests.support.oracle import copied
 from tests.support.put_kinds import dispatch_all
 

@@ -1,0 +1,111 @@
+"""RocketMQ's `abort` and `lock` files (reference 5.2).
+
+`abort` exists while a store is open, so its presence at start means a crash. `lock` is held by a
+POSIX lock on byte 0; such a lock dies with any descriptor of the file in the process, so it is
+opened once a process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from raymq.store.errors import Rejected, Unavailable
+from raymq.store.files import Files
+
+
+class AbortFile:
+    """The mark of an open store."""
+
+    def __init__(self, root: Path, *, files: Files) -> None:
+        self._path = root / "abort"
+        self._files = files
+
+    def exists(self) -> bool:
+        """Whether the last stop was no orderly one."""
+        return self._files.exists(self._path)
+
+    def create(self) -> None:
+        """Write our pid, as RocketMQ does. Durable: at return."""
+        fd = self._files.open_file(self._path, create=True)
+        try:
+            pid = str(os.getpid()).encode()
+            self._files.truncate(fd, 0)
+            self._files.pwrite(fd, pid, 0)
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
+        self._files.sync_dir(self._path.parent)
+
+    def remove(self) -> None:
+        """Everything is complete and synced. Durable: at return."""
+        self._files.unlink(self._path)
+        self._files.sync_dir(self._path.parent)
+
+
+class StoreLock:
+    """The exclusive lock of a store."""
+
+    def __init__(self, root: Path, *, files: Files) -> None:
+        self._path = root / "lock"
+        self._files = files
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Raises: Unavailable when the store is open, in another process or in this one."""
+        name = os.path.realpath(self._path)
+        if name in self._files.held_locks:
+            raise Unavailable(
+                f"the store is already open in this process ({self._path.parent})", field="lock"
+            )
+        fd = self._files.open_file(self._path, create=True)
+        try:
+            self._files.lock(fd)
+            self._files.truncate(fd, 0)
+            self._files.pwrite(fd, b"lock", 0)
+        except BaseException:
+            self._files.close(fd)
+            raise
+        self._fd = fd
+        self._files.held_locks.add(name)
+
+    def release(self) -> None:
+        """Give the lock up."""
+        if self._fd >= 0:
+            self._files.held_locks.discard(os.path.realpath(self._path))
+            self._files.close(self._fd)
+            self._fd = -1
+
+
+def refuse_foreign_directory(root: Path, *, files: Files) -> None:
+    """Refuse a directory that is no store that we can open. Raises: Rejected.
+
+    One that holds other things and no store is a mistake, not an empty store. One with queues of inner batches
+    (BatchCQ) would get queues of the plain form for the same topics, and RocketMQ refuses a store that has both.
+    """
+    if files.list(root / "batchconsumequeue"):
+        raise Rejected(
+            f"{root} has topics of RocketMQ's queue type BatchCQ (batchconsumequeue/), which are not supported; use a "
+            "store without them",
+            field="data_dir",
+            limit="no batchconsumequeue",
+        )
+    names = set(files.list(root))
+    known = {
+        "commitlog",
+        "consumequeue",
+        "raymq",
+        "checkpoint",
+        "abort",
+        "abort.bak",
+        "lock",
+        "config",
+        "index",
+    }
+    if names and not names & {"commitlog", "raymq", "lock"} and names - known:
+        raise Rejected(
+            f"{root} is not empty and no store (it holds {', '.join(sorted(names)[:3])}...); give an empty or new "
+            "directory",
+            field="data_dir",
+            limit="an empty directory or a store",
+        )

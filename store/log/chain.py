@@ -1,0 +1,351 @@
+"""The chain: one fixed-size unit an append unit, covering whole records (D2).
+
+40 bytes, big-endian: start, end, epoch (int64 each), CRC-32C of log bytes [start, end), chain value
+before this unit, 8 bytes zero. The chain value after a unit is the CRC-32C of its first 28 bytes
+continued from the value before. One file a commit log segment, named like it; a cache, rebuilt from
+the log where it is missing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from raymq.store.checksum import crc32c
+from raymq.store.errors import Corrupt, Rejected
+from raymq.store.files import Files
+
+_UNIT = struct.Struct(">qqqIIq")
+_CHAINED = struct.Struct(">qqqI")
+UNIT_BYTES = _UNIT.size
+#: units read at a time by a follower of the chain
+_READ_UNITS = 4096
+
+
+class ChainUnit(NamedTuple):
+    """One append unit: log bytes [start, end)."""
+
+    start: int
+    end: int
+    epoch: int
+    crc: int
+    #: chain value before this unit
+    previous: int
+
+    def pack(self) -> bytes:
+        """40 bytes."""
+        return _UNIT.pack(self.start, self.end, self.epoch, self.crc, self.previous, 0)
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> ChainUnit:
+        """From 40 bytes."""
+        return cls(*_UNIT.unpack(data)[:5])
+
+    @property
+    def value(self) -> int:
+        """Chain value after this unit."""
+        return crc32c(_CHAINED.pack(self.start, self.end, self.epoch, self.crc), self.previous)
+
+
+def unpack_units(data: bytes | memoryview) -> list[ChainUnit]:
+    """Units from a multiple of 40 bytes."""
+    return [ChainUnit(*item[:5]) for item in _UNIT.iter_unpack(data)]
+
+
+def check_units(units: list[ChainUnit], data: memoryview) -> None:
+    """Whether `data`, which begins with the first unit, has their CRCs. Raises: Corrupt."""
+    base = units[0].start
+    for unit in units:
+        if crc32c(data[unit.start - base : unit.end - base]) != unit.crc:
+            raise Corrupt(
+                f"bytes [{unit.start}, {unit.end}) arrived damaged",
+                offset=unit.start,
+                rule="chain crc",
+            )
+
+
+class Chain:
+    """The chain of one replica. One appender; readers in other processes use `ChainReader`."""
+
+    def __init__(
+        self, directory: Path, segment_size_bytes: int, *, files: Files, writable: bool = True
+    ) -> None:
+        self.directory = directory
+        self._size = segment_size_bytes
+        self._files = files
+        self._writable = writable
+        self._fds: dict[int, int] = {}
+        #: segment -> bytes used in its file
+        self._used: dict[int, int] = {}
+        self.last: ChainUnit | None = None
+
+    @property
+    def value(self) -> int:
+        """Chain value at the end; 0 for an empty chain."""
+        return 0 if self.last is None else self.last.value
+
+    def load(self, verify_from: int = 0) -> None:
+        """Look at every unit that ends above `verify_from`; of older files only at the first and the last one.
+
+        A unit that does not follow the one before ends the chain there. What stands behind that end is cut off: a
+        reader in another process must never see it.
+        """
+        self.close()
+        self._used.clear()
+        self.last = None
+        broken = False
+        for name in self._files.list(self.directory):
+            if len(name) != 20 or not name.isdigit():
+                continue
+            segment = int(name)
+            count = self._files.size(self._fd(segment)) // UNIT_BYTES
+            good = 0 if broken else self._load_file(segment, count, verify_from)
+            broken = broken or good < count
+            self._used[segment] = good * UNIT_BYTES
+            self._cut_file(segment)
+
+    def _load_file(self, segment: int, count: int, verify_from: int) -> int:
+        """How many of a file's units count; the last of them is `last`."""
+        begin = self._first_above(segment, count, verify_from) if segment < verify_from else 0
+        if begin:
+            first, final = self._unit(segment, 0), self._unit(segment, begin - 1)
+            inside = final.start < final.end <= segment + self._size
+            if not inside or not self._follows(first, self.last, segment):
+                begin = 0
+            else:
+                self.last = final
+        good = begin
+        for unit in self._read_units(segment, begin, count):
+            if not self._follows(unit, self.last, segment):
+                break
+            self.last, good = unit, good + 1
+        return good
+
+    def _follows(self, unit: ChainUnit, last: ChainUnit | None, segment: int) -> bool:
+        if not segment <= unit.start < unit.end <= segment + self._size:
+            return False
+        return last is None or (unit.start == last.end and unit.previous == last.value)
+
+    def _cut_file(self, segment: int) -> None:
+        """Bring a file's length to the units that count."""
+        fd = self._fd(segment)
+        if self._writable and self._files.size(fd) > self._used[segment]:
+            self._files.truncate(fd, self._used[segment])
+
+    def _read_units(self, segment: int, begin: int, end: int) -> Iterator[ChainUnit]:
+        """Units [begin, end) of a file."""
+        while begin < end:
+            count = min(end - begin, _READ_UNITS)
+            data = self._files.pread(self._fd(segment), count * UNIT_BYTES, begin * UNIT_BYTES)
+            yield from unpack_units(data)
+            begin += count
+
+    def _unit(self, segment: int, index: int) -> ChainUnit:
+        data = self._files.pread(self._fd(segment), UNIT_BYTES, index * UNIT_BYTES)
+        return ChainUnit.unpack(data)
+
+    def _first_above(self, segment: int, count: int, offset: int) -> int:
+        """Index of the first of a file's `count` units that ends above an offset."""
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            if self._unit(segment, middle).end <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _fd(self, segment: int) -> int:
+        fd = self._fds.get(segment)
+        if fd is None:
+            path = self.directory / f"{segment:020d}"
+            fd = self._files.open_file(path, create=self._writable, writable=self._writable)
+            self._fds[segment] = fd
+        return fd
+
+    def append(self, unit: ChainUnit) -> None:
+        """Append one unit. Raises: Rejected when it does not follow the last one."""
+        if unit.previous != self.value or (self.last is not None and unit.start != self.last.end):
+            raise Rejected(
+                f"chain unit [{unit.start}, {unit.end}) does not follow the chain", field="unit"
+            )
+        segment = unit.start // self._size * self._size
+        if segment not in self._used:
+            self._retire_before(segment - self._size)
+        used = self._used.get(segment, 0)
+        self._files.pwrite(self._fd(segment), unit.pack(), used)
+        self._used[segment] = used + UNIT_BYTES
+        self.last = unit
+
+    def _retire_before(self, segment: int) -> None:
+        """Sync and close the files of older segments: nothing is written there any more."""
+        old = [start for start in self._fds if start < segment]
+        for start in old:
+            if self._writable:
+                self._files.sync(self._fds[start])
+            self._files.close(self._fds.pop(start))
+        if old and self._writable:
+            self._files.sync_dir(self.directory)
+
+    @property
+    def start(self) -> int:
+        """Where the first unit starts; 0 for an empty chain."""
+        for segment in sorted(self._used):
+            if self._used[segment]:
+                return self._unit(segment, 0).start
+        return 0
+
+    def unit_at(self, offset: int) -> ChainUnit | None:
+        """The unit that holds the byte at `offset`; None where no unit does."""
+        segment = offset // self._size * self._size
+        count = self._used.get(segment, 0) // UNIT_BYTES
+        index = self._first_above(segment, count, offset) if count else 0
+        unit = self._unit(segment, index) if index < count else None
+        return unit if unit is not None and unit.start <= offset else None
+
+    def delete_before(self, segment: int) -> None:
+        """Delete the files of older segments, whose log is deleted.
+
+        Durable: nothing; what is left after a crash is deleted at the next start. Callers: beside an appender.
+        """
+        for name in self._files.list(self.directory):
+            if len(name) == 20 and name.isdigit() and int(name) < segment:
+                self._used.pop(int(name), None)
+                fd = self._fds.pop(int(name), None)
+                if fd is not None:
+                    self._files.close(fd)
+                self._files.unlink(self.directory / name)
+
+    def units(self, start: int, stop: int) -> list[ChainUnit]:
+        """Units with start <= unit.start < stop, in order."""
+        return list(self.each(start, stop))
+
+    def each(self, start: int, stop: int) -> Iterator[ChainUnit]:
+        """`units`, read as they are asked for."""
+        for segment in sorted(self._used):
+            if segment + self._size > start and segment < stop:
+                count = self._used[segment] // UNIT_BYTES
+                begin = self._first_above(segment, count, start) if segment < start else 0
+                for unit in self._read_units(segment, begin, count):
+                    if unit.start >= stop:
+                        return
+                    if unit.start >= start:
+                        yield unit
+
+    def value_at(self, offset: int) -> tuple[int, int] | None:
+        """(chain value, epoch) after the unit that ends at `offset`; None where no unit ends."""
+        if self.last is not None and self.last.end == offset:
+            return self.last.value, self.last.epoch
+        if offset == 0:
+            return 0, 0
+        # The log may begin here.
+        first = self.unit_at(offset)
+        if first is not None and first.start == offset == self.start:
+            return first.previous, first.epoch
+        unit = self.unit_at(offset - 1)
+        return None if unit is None or unit.end != offset else (unit.value, unit.epoch)
+
+    def truncate_to(self, offset: int) -> None:
+        """Drop every unit that ends above `offset`."""
+        self.last = None
+        for segment in sorted(self._used, reverse=True):
+            count = self._used[segment] // UNIT_BYTES
+            kept = self._first_above(segment, count, offset)
+            self._used[segment] = kept * UNIT_BYTES
+            self._cut_file(segment)
+            if kept:
+                self.last = self._unit(segment, kept - 1)
+                return
+
+    def sync(self) -> None:
+        """fsync every open file and the directory.
+
+        Durable: the whole chain, since older files were synced when they were closed.
+        """
+        for fd in self._fds.values():
+            self._files.sync(fd)
+        self._files.sync_dir(self.directory)
+
+    def close(self) -> None:
+        """Close every file."""
+        for fd in self._fds.values():
+            self._files.close(fd)
+        self._fds.clear()
+
+
+class ChainReader:
+    """Follows another process's chain as it grows."""
+
+    def __init__(self, directory: Path, segment_size_bytes: int, *, files: Files) -> None:
+        self._directory = directory
+        self._size = segment_size_bytes
+        self._files = files
+        self._segment = -1
+        self._fd = -1
+        self._position = 0
+        self._next = -1
+
+    def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
+        """Units from the one that starts at `offset`; their bytes fit `max_bytes`, or it is one.
+
+        Returns: empty when no unit starts there yet.
+        """
+        if offset != self._next:
+            self._seek(offset)
+        found: list[ChainUnit] = []
+        total = 0
+        while total < max_bytes:
+            segment = offset // self._size * self._size
+            if segment != self._segment and not self._open(segment):
+                break
+            data = self._files.pread(self._fd, UNIT_BYTES * _READ_UNITS, self._position)
+            units = unpack_units(data[: len(data) - len(data) % UNIT_BYTES])
+            if not units or units[0].start != offset:
+                break
+            for unit in units:
+                if unit.start != offset or (found and total + unit.end - unit.start > max_bytes):
+                    self._next = offset
+                    return found
+                found.append(unit)
+                total += unit.end - unit.start
+                self._position += UNIT_BYTES
+                offset = unit.end
+                if offset // self._size * self._size != self._segment:
+                    # A frame never spans two files: its bytes are read in one piece.
+                    self._next = offset
+                    return found
+        self._next = offset
+        return found
+
+    def _open(self, segment: int) -> bool:
+        path = self._directory / f"{segment:020d}"
+        if not self._files.exists(path):
+            return False
+        self.close()
+        self._fd = self._files.open_file(path, writable=False)
+        self._segment, self._position = segment, 0
+        return True
+
+    def _seek(self, offset: int) -> None:
+        """Find the unit that starts at `offset` by bisection over its file."""
+        self._next = offset
+        if not self._open(offset // self._size * self._size):
+            return
+        low, high = 0, self._files.size(self._fd) // UNIT_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            data = self._files.pread(self._fd, UNIT_BYTES, middle * UNIT_BYTES)
+            if ChainUnit.unpack(data).start < offset:
+                low = middle + 1
+            else:
+                high = middle
+        self._position = low * UNIT_BYTES
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            self._files.close(self._fd)
+            self._fd = -1
+            self._segment = -1

@@ -1,0 +1,206 @@
+"""Deletion of old commit log files, and of what was derived from them, by age, disk use or demand.
+
+`run_once` is one pass; whoever owns the store calls it every `clean_resource_interval_ms`. What may go is decided
+here: never the file that is written, nothing above C or above what is synced, and only below a file that begins with
+a complete snapshot of the state, because state = snapshot + tail (design D6).
+Order: consume queues forget the messages (readers get OffsetOutOfRange), the files go one by one, oldest first, each
+durably, then their chain, consume queue files and derived stores. A crash between any two leaves a store that opens,
+and the next pass goes on with it.
+Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService, RocketMQ 5.3.3. A file's age is told by the
+store time of the message behind it, not by the file's time stamp, which a copy or a restore changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from raymq.store import format as fmt
+from raymq.store.failpoints import fail_point
+from raymq.store.put.segment_head import read_head
+from raymq.store.running_flags import DISK_FULL, LOGIC_DISK_FULL, RunningFlags
+
+from .commit_log import CommitLog
+from .mapped_file import MappedFile
+
+log = logging.getLogger("raymq.store")
+
+#: passes after `delete_now` that work at any hour (manualDeleteFileSeveralTimes)
+MANUAL_PASSES = 20
+#: while so many commit log files would still fit, a disk is not full
+FREE_FILES = 8
+_SYS_FLAG, _STORE_TIME = struct.Struct(">36xi"), struct.Struct(">q")
+_STORE_TIME_AT = 56
+_IPV6_EXTRA_BYTES = 12
+
+
+class Derived(Protocol):
+    """A store made from the log, such as the index: one of `MessageStore.derived`."""
+
+    def delete_expired(self, min_physical_offset: int) -> Any:
+        """Delete what is only about records below this offset."""
+
+
+class Cleaned(Protocol):
+    """Of a store, what is not its log."""
+
+    def deletable_end(self) -> int:
+        """No record at or above this offset may go."""
+
+    def forget_before(self, start: int) -> None:
+        """Tell readers that what stands below `start` is gone. Nothing is deleted yet."""
+
+    def delete_derived(self, start: int) -> None:
+        """Delete chain, queue files and indexes of records below `start`, the log's start."""
+
+
+class CleanService:
+    """One store's deletions. Callers: one thread; `delete_now` any."""
+
+    def __init__(
+        self,
+        log_: CommitLog,
+        store: Cleaned,
+        *,
+        flags: RunningFlags,
+        reserved_hours_min: float = 0,
+    ) -> None:
+        """Args: `reserved_hours_min` counts where `file_reserved_hours` is less."""
+        self._reserved_hours_min = reserved_hours_min
+        self._log = log_
+        self._store = store
+        self._config = log_.config
+        self._files = log_.files
+        self._clock = log_.clock
+        self._flags = flags
+        self._manual_passes = 0
+        #: derived files are deleted up to here
+        self._derived_start = -1
+        #: commit log files deleted since the store was opened
+        self.deleted = 0
+        #: percent, as of the last pass: the emptiest disk of the commit log, and that of the consume queues
+        self.log_ratio = 0.0
+        self.queue_ratio = 0.0
+
+    def delete_now(self) -> None:
+        """Delete expired files at any hour, in the next passes. Source: TRIGGER_DELETE_FILES (27)."""
+        self._manual_passes = MANUAL_PASSES
+
+    def run_once(self) -> int:
+        """One pass. Returns: how many commit log files it deleted, at most `delete_file_batch_max`.
+
+        Raises: OSError; the next pass goes on where this one stopped.
+        """
+        at_once = self._watch_disk() and self._config.clean_file_forcibly
+        full = max(self.log_ratio, self.queue_ratio) > self._config.disk_max_used_space_ratio
+        deleted = 0
+        if full or at_once or self._manual_passes or self._is_time():
+            self._manual_passes = max(0, self._manual_passes - 1)
+            deleted = self._delete_log(at_once=at_once)
+        start = self._log.start
+        if start != self._derived_start:
+            self._store.forget_before(start)
+            self._store.delete_derived(start)
+            self._derived_start = start
+        return deleted
+
+    def _is_time(self) -> bool:
+        hour = datetime.fromtimestamp(self._clock.now_ms() / 1000).hour
+        return hour in map(int, self._config.delete_when.split(";"))
+
+    def _watch_disk(self) -> bool:
+        """Look how full the disks are, and set or clear the flags. Returns: whether to delete at once.
+
+        Source: CleanCommitLogService#isSpaceToDelete: of several directories the emptiest counts, and those that are
+        too full get no new files.
+        """
+        config, queue = self._config, self._log.queue
+        ratios = {path: self._files.used_ratio(path) for path in queue.write_to}
+        queue.full = frozenset(
+            path for path, ratio in ratios.items() if ratio > config.disk_space_clean_forcibly_ratio
+        )
+        self.log_ratio = min(ratios.values())
+        self.queue_ratio = self._files.used_ratio(self._log.root / "consumequeue")
+        self._flag(DISK_FULL, self.log_ratio, list(ratios))
+        self._flag(LOGIC_DISK_FULL, self.queue_ratio, [self._log.root / "consumequeue"])
+        return max(self.log_ratio, self.queue_ratio) > config.disk_space_clean_forcibly_ratio
+
+    def _flag(self, flag: int, ratio: float, paths: list[Path]) -> None:
+        limit = self._config.disk_space_warning_level_ratio
+        where = ", ".join(map(str, paths))
+        # RocketMQ refuses whatever is free: a tenth of a large disk is room for days.
+        room = FREE_FILES * self._config.segment_size_bytes
+        if ratio > limit and max(map(self._files.free_bytes, paths)) < room:
+            if self._flags.set(flag):
+                log.error("%s: %.0f %% full, above %d %%: puts are refused", where, ratio, limit)
+        elif self._flags.clear(flag):
+            log.warning("%s: %.0f %% full: puts are taken again", where, ratio)
+
+    def _delete_log(self, *, at_once: bool) -> int:
+        start = self._new_start(at_once=at_once)
+        if start <= self._log.start:
+            return 0
+        self._store.forget_before(start)
+        deleted = 0
+        # A store that is closed meanwhile has no files.
+        while self._log.queue.files and self._log.start < start:
+            if deleted:
+                self._clock.sleep_ms(self._config.delete_files_interval_ms)
+            self._log.delete_first()
+            self.deleted += 1
+            deleted += 1
+        tell = log.warning if at_once else log.info
+        tell(
+            "%d commit log files deleted%s; the log begins at %d",
+            deleted,
+            ", expired or not, because the disk is nearly full" if at_once else "",
+            start,
+        )
+        fail_point("clean.after_segments")
+        return deleted
+
+    def _new_start(self, *, at_once: bool) -> int:
+        """Where the log may begin."""
+        limit = min(self._log.confirmed, self._log.synced)
+        reserved_hours = max(self._config.file_reserved_hours, self._reserved_hours_min)
+        expired_ms = self._clock.now_ms() - reserved_hours * 3_600_000
+        found = self._log.start
+        for file in self._log.queue.files[1 : self._config.delete_file_batch_max + 1]:
+            # Everything before was stored before the first message of this file.
+            if file.start >= limit or not (at_once or first_store_time(file) <= expired_ms):
+                break
+            found = file.start
+        if found == self._log.start:
+            return found
+        return min(found, self._newest_snapshot(min(limit, self._store.deletable_end())))
+
+    def _newest_snapshot(self, limit: int) -> int:
+        """Start of the newest file whose snapshot is complete below `limit`; else the log's start.
+
+        A start that has to walk from an older file meets this snapshot on its way, and knows all from there on.
+        """
+        for file in reversed(self._log.queue.files):
+            if file.start < limit:
+                complete_at, _ = read_head(file)
+                if complete_at is not None and complete_at <= limit:
+                    return file.start
+        return self._log.start
+
+    def as_status(self) -> dict[str, Any]:
+        """For people: JSON-able."""
+        return {
+            "deleted_files": self.deleted,
+            "disk_used_ratio": round(self.log_ratio, 1),
+            "queue_disk_used_ratio": round(self.queue_ratio, 1),
+        }
+
+
+def first_store_time(file: MappedFile) -> int:
+    """When the first message of a commit log file was stored, ms."""
+    view = file.read_view()
+    ipv6 = _SYS_FLAG.unpack_from(view)[0] & fmt.SYS_BORN_HOST_V6
+    (found,) = _STORE_TIME.unpack_from(view, _STORE_TIME_AT + (_IPV6_EXTRA_BYTES if ipv6 else 0))
+    return int(found)

@@ -1,0 +1,604 @@
+"""The commit log: the bytes of one replica, their chain and their marks. It knows records only by their walk.
+
+A leader appends what `message_store` encodes, a follower appends units as they arrive; recovery, truncation and
+the order "data, chain, mark" are the same for both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from raymq.store import record
+from raymq.store.checksum import crc32c, crc32c_padded
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.errors import (
+    Corrupt,
+    RayMQError,
+    Rejected,
+    Unavailable,
+    require,
+)
+from raymq.store.failpoints import fail_point
+from raymq.store.files import Files
+
+from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
+from .chain import Chain, ChainUnit, check_units
+from .checkpoint import Checkpoint
+from .log_files import open_log_files, rewrite, same_until, view_of
+from .log_pool import LogPool
+from .log_scan import Known, Visit, scan
+from .mapped_file import MappedFile
+from .mapped_file_queue import AllocateAhead
+from .marks import Marks
+from .meta import Meta
+from .recovery import Decision, Recovered
+
+#: in `raymq/meta`: a sync of a consume queue failed, and what is in the page cache of one may never reach the disk
+QUEUES_DOUBTFUL = "queues_doubtful"
+#: a record may end no closer than this to the end of its file (reference 1.5)
+BLANK_BYTES = 8
+
+
+class CommitLog:
+    """One replica's log.
+
+    Invariant: confirmed <= synced <= committed <= end (memory-mode confirmed may pass synced); bytes below confirmed
+    never change. One appender at a time: callers hold their put lock. With the transient pool, bytes above committed
+    are in the pool only; without it committed is the end.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        *,
+        files: Files,
+        clock: Clock,
+        identity: dict[str, Any] | None = None,
+    ) -> None:
+        self.root = root
+        self.config = config
+        self.files = files
+        self.clock = clock
+        self.own = True
+        self.poisoned: str | None = None
+        #: called behind each `append`, before anybody accounts for it; must not raise
+        self.on_appended: Callable[[], None] = lambda: None
+        self._closed = False
+        files.make_dirs(root)
+        refuse_foreign_directory(root, files=files)
+        self._lock = StoreLock(root, files=files)
+        self._lock.acquire()
+        #: what is open, closed in the opposite order
+        self._opened = contextlib.ExitStack()
+        self._opened.callback(self._lock.release)
+        try:
+            self._open(identity or {})
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def _open(self, identity: dict[str, Any]) -> None:
+        side = self.root / "raymq"
+        fresh = not self.files.exists(self.root / "commitlog")
+        for directory in (
+            side,
+            side / "chain",
+            self.root / "commitlog",
+            self.root / "consumequeue",
+        ):
+            self.files.make_dirs(directory)
+        self.abort = AbortFile(self.root, files=self.files)
+        self.crashed = self.abort.exists()
+        self.meta = Meta.open(side / "meta", files=self.files)
+        self._opened.callback(self.meta.close)
+        self.own = fresh or self.meta.get("store_id") is not None
+        boot_id = self.files.boot_id()
+        self.same_boot = self.meta.get("boot_id") == boot_id
+        if self.meta.get("poisoned"):
+            raise Corrupt(
+                f"{self.root} is poisoned: an earlier fdatasync failed ({self.meta.get('poisoned')}). Its unsynced "
+                "bytes cannot be trusted; rebuild this replica from its peer, or run `raymq store verify`.",
+                path=str(self.root),
+                rule="poisoned",
+            )
+        self.marks = Marks.open(side / "marks", files=self.files)
+        self._opened.callback(self.marks.close)
+        self.chain = Chain(side / "chain", self.config.segment_size_bytes, files=self.files)
+        self._opened.callback(self.chain.close)
+        self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
+        self._opened.callback(self.checkpoint.close)
+        self.queue = open_log_files(self.root, self.config, files=self.files)
+        self._opened.callback(self.queue.close)
+        self.queue.load()
+        if self.queue.files:
+            # A deletion that a crash broke off is finished.
+            self.chain.delete_before(self.queue.min_offset)
+        cut = self.meta.get("cut")
+        if cut is not None:
+            self.marks.lower(cut)
+            self.queue.truncate_to(cut)
+            self.chain.load()
+            self.chain.truncate_to(cut)
+            self.chain.sync()
+        self._boot_id = boot_id
+        self._identity = identity
+        self._store_id = self.meta.get("store_id") or uuid.uuid4().hex
+        self.pool = LogPool(self.root, self.config, self.queue, files=self.files, clock=self.clock)
+        self._opened.callback(self.pool.close)
+        if not self.pool.find_old(self.meta, self._store_id, same_boot=self.same_boot):
+            # Gone with the machine, or with a container's /dev/shm: then what was only there is lost as in a power
+            # loss, although the page cache is not.
+            self.same_boot = False
+        self.abort.create()
+        self.end = 0
+        self._ahead = AllocateAhead(
+            self.queue,
+            lambda: self.end,
+            window_bytes=self.config.prewrite_window_bytes,
+            warm=self.config.warm_mapped_file,
+        )
+        self.recovered: Recovered | None = None
+
+    # --- positions ------------------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> int:
+        """The first physical offset stored."""
+        return self.queue.min_offset if self.queue.files else 0
+
+    @property
+    def end_max(self) -> int:
+        """Nothing is stored at or above this, whatever recovery may find."""
+        files = self.queue.files
+        return files[-1].start + self.config.segment_size_bytes if files else 0
+
+    @property
+    def committed(self) -> int:
+        """Everything below is in the files; what lies above is in the transient pool only."""
+        pool = self.pool.active
+        return self.end if pool is None else pool.committed
+
+    @property
+    def synced(self) -> int:
+        """Everything below this is on disk, as far as it was proved."""
+        return self.marks.synced_end
+
+    @property
+    def confirmed(self) -> int:
+        """C: everything below this may be read and dispatched."""
+        return self.marks.confirmed_end
+
+    def room(self) -> int:
+        """Bytes left for records in the current file, its blank's 8 bytes taken off; negative: no file yet."""
+        size, files = self.config.segment_size_bytes, self.queue.files
+        if not files or self.end >= files[-1].start + size:
+            return -1
+        return size - (self.end - files[0].start) % size - BLANK_BYTES
+
+    def view(self, offset: int) -> tuple[memoryview, int]:
+        """The read-only view of the segment that holds `offset`, and that segment's start.
+
+        Raises: OffsetOutOfRange below the log's start.
+        """
+        return view_of(self.queue, offset, self.end)
+
+    def _current(self) -> MappedFile:
+        file = self.queue.find(self.end)
+        require(file is not None, "the tail has a file", end=self.end)
+        return file  # type: ignore[return-value]
+
+    # --- appending ------------------------------------------------------------------------------------------
+
+    def ensure_room(self, total_bytes: int) -> None:
+        """Allocate now what a batch of `total_bytes` will need, so that a full disk refuses before any append.
+
+        Raises: StorageFull, Unavailable with CREATE_MAPPED_FILE_FAILED, with nothing stored.
+        """
+        self._check_writable()
+        size = self.config.segment_size_bytes
+        if self.room() >= total_bytes:
+            return
+        # Of what the snapshot leaves of a file (5/8, see `snapshot_bytes_max`) a record of any size wastes at most
+        # half.
+        needed = 1 + (total_bytes - max(self.room(), 0)) // (size // 4)
+        last = self.queue.files[-1].start + size if self.queue.files else 0
+        want = -(-self.end // size) * size + needed * size
+        while last < want:
+            self._next_file()
+            last = self.queue.files[-1].start + size
+
+    def allocate_ahead(self) -> AllocateAhead:
+        """The worker that prepares the next file and pre-writes zeros ahead of the tail."""
+        return self._ahead
+
+    def _next_file(self) -> None:
+        """Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED."""
+        self._ahead.next_file(self.config.allocate_timeout_ms)
+
+    def append(self, data: pa.Buffer | bytes, epoch: int) -> int:
+        """Append one unit of records to the current file. Returns: its physical offset.
+
+        Durable: nothing; the flush service syncs. Order: bytes, chain, mark; the caller publishes after.
+        """
+        self._check_writable()
+        length, room = len(data), self.room()
+        require(length <= room, "a unit fits its file", length=length, room=room)
+        fail_point("log.before_store")
+        start = self.end
+        self._write(data, ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value))
+        fail_point("log.after_store")
+        self.on_appended()
+        return start
+
+    def _write(self, data: pa.Buffer | bytes | memoryview, unit: ChainUnit) -> None:
+        self._store(data)
+        self._link(unit, len(data))
+        self.end = unit.end
+        self.marks.appended_end = unit.end
+
+    def _store(self, data: pa.Buffer | bytes | memoryview) -> None:
+        """pwrite at the end of the log. What a failed one left is made zero again.
+
+        Else a later, shorter append may end where a record of the refused batch begins, and bring it to life.
+        In the pool it stays: nothing above the end is ever committed.
+        """
+        file = self._current()
+        position = self.end - file.start
+        pool = self.pool.active
+        if pool is not None:
+            self.pool.await_committed(pool, self.end + len(data) - pool.size_bytes, self.end)
+            file.claim(position + len(data))
+            pool.write(self.end, data)
+            fail_point("pool.stored")
+            return
+        try:
+            file.pwrite(data, position)
+        except (OSError, RayMQError):
+            self._take_back(file, position, len(data))
+            raise
+
+    def _link(self, unit: ChainUnit, stored_bytes: int) -> None:
+        """Append the unit of bytes that were just stored; where that fails they are taken back."""
+        try:
+            self.chain.append(unit)
+        except (OSError, RayMQError):
+            if self.pool.active is None:
+                file = self._current()
+                self._take_back(file, unit.start - file.start, stored_bytes)
+            raise
+
+    def _take_back(self, file: MappedFile, position: int, length: int) -> None:
+        """Zeros over a failed append; where that fails too, no further append, and the next start cuts here."""
+        try:
+            file.pwrite(bytes(length), position)
+        except (OSError, RayMQError) as error:
+            self.poisoned = f"a failed append could not be taken back: {error}"
+            with contextlib.suppress(OSError, RayMQError):
+                self.meta.update({"cut": self.end})
+            return
+        try:
+            file.sync()
+        except OSError as error:
+            self.poison(f"fdatasync: {error}")
+
+    def seal(self, epoch: int) -> None:
+        """End the current file with a blank record and move to the next one."""
+        self._check_writable()
+        if not self.queue.files:
+            self._next_file()
+            return
+        size = self.config.segment_size_bytes
+        file = self._current()
+        left = file.start + size - self.end
+        start = self.end
+        blank = record.blank(left)
+        pool = self.pool.active
+        if pool is not None:
+            self.pool.await_committed(pool, pool.hole_end, start)
+        self._store(blank)
+        unit = ChainUnit(start, start + left, epoch, crc32c_padded(blank, left), self.chain.value)
+        self._link(unit, len(blank))
+        if pool is not None and left > len(blank):
+            pool.dig_hole(start + len(blank))
+        self.end = start + left
+        self.marks.appended_end = self.end
+        fail_point("log.roll")
+        if self.queue.files[-1].start < self.end:
+            self._next_file()
+
+    def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        """Append replicated units verbatim; `data` is their bytes, contiguous from this log's end.
+
+        Raises: Corrupt when bytes do not match their unit; Rejected when they do not continue this log.
+        """
+        self._check_writable()
+        size = self.config.segment_size_bytes
+        base = units[0].start
+        check_units(units, data)
+        for unit in units:
+            if unit.start != self.end or unit.previous != self.chain.value:
+                raise Rejected(
+                    f"unit [{unit.start}, {unit.end}) does not continue the log, which ends at {self.end}",
+                    field="prev_end",
+                    limit=self.end,
+                )
+            piece = data[unit.start - base : unit.end - base]
+            if not self.queue.files or self.end >= self.queue.files[-1].start + size:
+                self._next_file()
+            self._write(piece, unit)
+
+    def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        """Replace the chain from `units[0].start` on by the leader's; write what this log has not yet.
+
+        The bytes this log has are the same: the caller compared them. Raises: Corrupt when a CRC does not fit.
+        """
+        self._check_writable()
+        base = units[0].start
+        check_units(units, data)
+        self.chain.truncate_to(base)
+        for unit in units:
+            if unit.end > self.end:
+                if (
+                    not self.queue.files
+                    or self.end >= self.queue.files[-1].start + self.config.segment_size_bytes
+                ):
+                    self._next_file()
+                self._store(data[self.end - base : unit.end - base])
+                self.end = unit.end
+            self.chain.append(unit)
+            self.marks.appended_end = self.end
+
+    def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
+        """See `log_files.same_until`."""
+        return same_until(self.queue, self.end, units, data)
+
+    def note_synced(self, offset: int) -> None:
+        """A flush service proved everything below `offset` synced."""
+        if offset > self.marks.synced_end:
+            self.marks.synced_end = min(offset, self.committed)
+
+    def note_confirmed(self, offset: int) -> None:
+        """C reached `offset`; it never falls."""
+        if offset > self.marks.confirmed_end:
+            self.marks.confirmed_end = min(offset, self.committed)
+
+    def sync(self) -> int:
+        """fdatasync [synced, committed) through the witness descriptors. Returns: the synced end.
+
+        Raises: OSError; the replica is poisoned then and must stop.
+        """
+        end = self.committed
+        try:
+            self.queue.sync_range(min(self.synced, end), end)
+        except OSError as error:
+            self.poison(f"fdatasync: {error}")
+            raise
+        self.note_synced(end)
+        return end
+
+    def rewrite(self, start: int) -> None:
+        """Write the bytes from `start` (or the synced mark) on again, so that their pages are dirty once more.
+
+        A flusher died inside a sync: had that failed, the error died with it and the pages count as clean.
+        """
+        rewrite(self.queue, max(start, self.synced, self.start), self.end)
+
+    def poison(self, reason: str) -> None:
+        """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
+        if self.poisoned is None:
+            self.poisoned = reason
+            with contextlib.suppress(OSError):
+                self.meta.update({"poisoned": reason})
+
+    def _check_writable(self) -> None:
+        if self.poisoned is not None:
+            raise Unavailable(
+                f"the store stopped writing: {self.poisoned}", field="store", status="poisoned"
+            )
+        if self._closed:
+            raise Unavailable("the store is closed", field="store", status="closed")
+
+    # --- deletion -------------------------------------------------------------------------------------------
+
+    def delete_first(self) -> None:
+        """Delete the oldest file of the log; what was read of it stays readable.
+
+        Durable: at return. Callers: `clean.CleanService`, which knows what may go.
+        """
+        first = self.queue.files[0]
+        require(
+            first.start + first.size <= min(self.confirmed, self.synced),
+            "only what is confirmed and synced is deleted",
+            start=first.start,
+            confirmed=self.confirmed,
+            synced=self.synced,
+        )
+        self.queue.delete_first()
+
+    # --- the transient pool ---------------------------------------------------------------------------------
+
+    def note_committed(self, offset: int) -> None:
+        """CommitRealTime has published `offset`: what is below is in the files, its room in the pool is free."""
+        pool = self.pool.active
+        if pool is not None and offset > pool.committed:
+            pool.committed = min(offset, self.end)
+
+    def commit_pool(self) -> None:
+        """`LogPool.commit` of everything."""
+        self.pool.commit(self.end)
+
+    def restore_pool(self) -> None:
+        """`LogPool.restore` of everything that was appended."""
+        self.pool.restore(self.marks.appended_end)
+
+    # --- truncation and recovery ----------------------------------------------------------------------------
+
+    def truncate(self, offset: int) -> None:
+        """Cut the log at `offset`, zero the rest of its file, drop later files, sync.
+
+        Raises: Corrupt below C: confirmed bytes never change.
+        Callers: with no CommitRealTime granted.
+        """
+        if offset < self.confirmed:
+            raise Corrupt(
+                f"asked to cut the log at {offset}, below its confirmed offset {self.confirmed}",
+                offset=offset,
+                rule="never below C",
+            )
+        self.commit_pool()
+        try:
+            # A cut that dies half done is finished at the next start: its leftovers look like damage.
+            self.meta.update({"cut": offset})
+            self.marks.lower(offset)
+            self.queue.truncate_to(offset)
+            fail_point("log.cut_after_zero")
+            self.chain.truncate_to(offset)
+            # Units of the bytes that were cut must not come back over the bytes that replace them.
+            self.chain.sync()
+            self.meta.update({"cut": None})
+        except OSError as error:
+            self.poison(f"a cut at {offset} did not finish: {error}")
+            raise
+        except RayMQError as error:
+            # A full disk. The next start cuts here again: nothing may be appended and acknowledged meanwhile.
+            self.poisoned = f"a cut at {offset} did not finish: {error}"
+            raise
+        self.end = offset
+        if self.pool.active is not None:
+            self.pool.active.reset(offset)
+        self.complete_chain()
+
+    def recover(
+        self,
+        scan_from: int,
+        visit: Visit | None = None,
+        settle: Callable[[int], None] | None = None,
+    ) -> Recovered:
+        """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
+
+        `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
+        this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill
+        trusts all that it finds.
+        Raises: Corrupt, with nothing changed, where the decision table says so.
+        """
+        self.restore_pool()
+        size = self.config.segment_size_bytes
+        found = scan(
+            self.queue,
+            self.chain,
+            Known(self.own, self.same_boot, self.synced, self.marks.appended_end),
+            files=self.files,
+            scan_from=scan_from,
+            visit=visit,
+        )
+        row, end = found.row, found.end
+        if row.decision is Decision.CORRUPT:
+            raise Corrupt(
+                f"recovery stopped at offset {end} of {self.root / 'commitlog'} ({found.fault}): {row.cause} "
+                f"(row {row.name}; synced {self.synced}, appended {self.marks.appended_end}). Nothing was "
+                "changed; `raymq store verify` names the fault.",
+                path=str(self.root / "commitlog"),
+                offset=end,
+                rule=f"recovery row {row.name}",
+            )
+        if row.decision is Decision.TRUNCATE:
+            self.marks.lower(end)
+            self.queue.truncate_to(end)
+        elif self.queue.files and self.queue.files[-1].start >= end + size:
+            self.queue.truncate_to(end)
+        self.end = end
+        tail = self.queue.find(end)
+        if tail is not None:
+            # Behind the end there are zeros, but perhaps in reserved blocks only: prewrite them anew.
+            tail.prewritten = end - tail.start
+        self.chain.truncate_to(min(found.believed, end))
+        self.chain.sync()
+        self.complete_chain()
+        # From now on these units vouch for what was found, after another power loss too.
+        self.chain.sync()
+        self.marks.lower(end)
+        self.marks.appended_end = end
+        if not self.same_boot:
+            # All of it was read from the disk. Acks do not sync the marks, so this is how far they are durable.
+            self.sync()
+            self.marks.lower(end)
+        if settle is not None:
+            settle(end)
+        left_pool = self.pool.left(self.meta.get("pool"))
+        pool_name = self.pool.open(end)
+        # Only now: a recovery that fails or dies must find the same facts at its next attempt.
+        self.meta.update(
+            {
+                "format": 1,
+                "store_id": self._store_id,
+                "boot_id": self._boot_id,
+                "clean": False,
+                "cut": None,
+                QUEUES_DOUBTFUL: None,
+                "pool": pool_name,
+                **self._identity,
+            }
+        )
+        if left_pool and pool_name is None:
+            self.pool.remove()
+        self.recovered = Recovered(
+            end, found.begin, row.name, row.cause, self.own, self.same_boot, not self.crashed
+        )
+        return self.recovered
+
+    def complete_chain(self) -> None:
+        """Make units for log bytes that have none: the chain is a cache."""
+        size = self.config.segment_size_bytes
+        position = self.start if self.chain.last is None else self.chain.last.end
+        while position < self.end:
+            view, base = self.view(position)
+            stop = min(self.end, base + size)
+            stop = min(stop, position + self.config.append_unit_bytes)
+            if position < self.synced:
+                # No unit mixes what must be on disk with what a power loss may take.
+                stop = min(stop, self.synced)
+            crc = crc32c(view[position - base : stop - base])
+            self.chain.append(ChainUnit(position, stop, 0, crc, self.chain.value))
+            position = stop
+
+    def close(self, *, clean: bool) -> None:
+        """Sync, write the checkpoint, release the lock. `clean`: derived files are complete, remove `abort`."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self.poisoned is None and self.recovered is not None:
+                self.commit_pool()
+                self.sync_for_close()
+                self.chain.sync()
+                if self.pool.active is not None:
+                    self.meta.update({"pool": None})
+                    self.pool.remove()
+                if clean and self.confirmed >= self.end:
+                    self.meta.update({"clean": True})
+                    self.abort.remove()
+        finally:
+            self._opened.close()
+
+    def abandon(self) -> None:
+        """Let go of every file as a crash would: nothing is synced or noted, `abort` stays."""
+        self._closed = True
+        self._opened.close()
+
+    def sync_for_close(self) -> None:
+        """The last sync of an orderly stop."""
+        end = self.end
+        try:
+            self.queue.sync_range(min(self.synced, end), end)
+        except OSError as error:
+            self.poison(f"fdatasync: {error}")
+            raise
+        self.note_synced(end)

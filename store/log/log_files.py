@@ -1,0 +1,100 @@
+"""The files of a commit log: where they are, and their bytes beside those of another replica."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Corrupt, OffsetOutOfRange, Unavailable
+from raymq.store.files import Files
+
+from .chain import ChainUnit, check_units
+from .mapped_file_queue import MappedFileQueue
+from .segment_paths import note_directories, other_directories
+from .spare_files import SpareFiles
+
+
+def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFileQueue:
+    """The queue of a store's commit log files, not loaded, in all the directories that they are in.
+
+    Deletes the spares of an earlier life.
+    """
+    directories = [
+        Path(name) for name in (*config.commit_log_paths, *config.read_only_commit_log_paths)
+    ]
+    note_directories(root, directories, files=files)
+    write_to = [Path(name) for name in config.commit_log_paths]
+    for path in write_to:
+        files.make_dirs(path)
+    queue = MappedFileQueue(
+        root / "commitlog",
+        config.segment_size_bytes,
+        files=files,
+        write_to=write_to,
+        read_from=other_directories(root, files=files),
+    )
+    spares = root / "raymq" / "spare"
+    if config.recycle_commit_log_files or files.exists(spares):
+        found = SpareFiles(spares, config.segment_size_bytes, files=files)
+        queue.spares = found if config.recycle_commit_log_files else None
+    return queue
+
+
+def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: memoryview) -> int:
+    """Where a log's bytes first differ from the units' bytes, or the end of the shorter of both.
+
+    Raises: Corrupt when `data` has not the CRCs of its units: then it proves nothing.
+    """
+    check_units(units, data)
+    position = base = units[0].start
+    stop = min(units[-1].end, end)
+    while position < stop:
+        view, start = view_of(queue, position, end)
+        upto = min(stop, start + queue.file_size)
+        mine = np.frombuffer(view[position - start : upto - start], dtype=np.uint8)
+        theirs = np.frombuffer(data[position - base : upto - base], dtype=np.uint8)
+        different = mine != theirs
+        if different.any():
+            return position + int(np.argmax(different))
+        position = upto
+    return stop
+
+
+def view_of(queue: MappedFileQueue, offset: int, end: int) -> tuple[memoryview, int]:
+    """The read-only view of the file that holds `offset`, and that file's start.
+
+    Raises: OffsetOutOfRange for what was deleted; Corrupt for what should be there.
+    """
+    file = queue.find(offset)
+    if file is not None:
+        try:
+            return file.read_view(), file.start
+        except Unavailable:
+            if offset >= queue.min_offset:
+                raise
+    if 0 <= offset < queue.min_offset:
+        raise OffsetOutOfRange(
+            f"the log begins at {queue.min_offset}; what stood at {offset} was deleted",
+            min=queue.min_offset,
+            max=end,
+            offset=offset,
+        )
+    raise Corrupt(
+        f"no commit log file holds offset {offset}",
+        path=str(queue.directory),
+        offset=offset,
+        rule="offset has a file",
+    )
+
+
+def rewrite(queue: MappedFileQueue, position: int, end: int) -> None:
+    """Write bytes [position, end) of a log again. Raises: OSError, StorageFull."""
+    while position < end:
+        view, base = view_of(queue, position, end)
+        file = queue.find(position)
+        stop = min(end, base + queue.file_size, position + (1 << 20))
+        if file is not None:
+            file.pwrite(bytes(view[position - base : stop - base]), position - base)
+        position = stop

@@ -1,0 +1,165 @@
+"""What the transient pool adds to a commit log: where an append waits for room, who commits, what a start takes over.
+
+The pool itself is `transient_pool.py`; this is the log's side of it. Without a pool nothing here is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Corrupt, Unavailable
+from raymq.store.failpoints import fail_point
+from raymq.store.files import Files
+
+from .mapped_file_queue import MappedFileQueue
+from .meta import Meta
+from .transient_pool import NAME_FILE, TransientPool, remove_pools
+
+#: how often an append that waits for room in the pool looks
+POOL_POLL_MS = 1
+
+
+class LogPool:
+    """The transient pool of one log, if there is one. Callers: the log's one appender, except where told."""
+
+    def __init__(
+        self, root: Path, config: StoreConfig, queue: MappedFileQueue, *, files: Files, clock: Clock
+    ) -> None:
+        self._root = root
+        self._config = config
+        self._queue = queue
+        self._files = files
+        self._clock = clock
+        #: appends go here; None: they go into the files
+        self.active: TransientPool | None = None
+        #: what to do while an append waits for room; without CommitRealTime the log commits itself
+        self.on_full: Callable[[], None] | None = None
+        self._old: TransientPool | None = None
+        self._store_id = ""
+        #: since when there is no room and nothing was committed, monotonic ms
+        self._stalled_ms: int | None = None
+
+    # --- a life ---------------------------------------------------------------------------------------------
+
+    def find_old(self, meta: Meta, store_id: str, *, same_boot: bool) -> bool:
+        """Look for the pool that the life before worked with.
+
+        Returns: whether nothing that was appended in it is missing.
+        """
+        self._store_id = store_id
+        name = meta.get("pool")
+        if name is not None and same_boot:
+            self._old = TransientPool.attach(self._root, name, store_id, files=self._files)
+        return name is None or self._old is not None
+
+    def restore(self, appended: int) -> None:
+        """Before recovery, with the old CommitRealTime ended: complete the files from what its pool still has."""
+        pool, self._old = self._old, None
+        if pool is None:
+            return
+        self._copy(pool, appended)
+        fail_point("pool.restored")
+        config = self._config
+        if config.transient_pool and pool.fits(
+            config.transient_pool_bytes, config.segment_size_bytes
+        ):
+            self.active = pool
+        else:
+            # It stays until its bytes are known to be in the files: a start that dies before does this again.
+            pool.close()
+
+    def open(self, end: int) -> str | None:
+        """A pool for the log as it was recovered. Returns: its name. Raises: StorageFull, with the numbers."""
+        config = self._config
+        if not config.transient_pool:
+            return None
+        if self.active is None:
+            self.active = TransientPool.create(
+                self._root,
+                self._store_id,
+                config.transient_pool_bytes,
+                config.segment_size_bytes,
+                files=self._files,
+            )
+        self.active.reset(end)
+        return self.active.name
+
+    def remove(self) -> None:
+        """Every pool of this store: all that was in one is in the files, and noted so."""
+        remove_pools(self._root, self._store_id, files=self._files)
+
+    def left(self, name: str | None) -> bool:
+        """Whether there may be a pool of an earlier life, whose name was noted as `name`."""
+        return bool(name) or self._files.exists(self._root / NAME_FILE)
+
+    def close(self) -> None:
+        """Unmap; the pool stays."""
+        for pool in (self.active, self._old):
+            if pool is not None:
+                pool.close()
+        self.active = self._old = None
+
+    # --- room -----------------------------------------------------------------------------------------------
+
+    def publish(self, incarnation: int) -> None:
+        """Let the CommitRealTime that this incarnation of CommitLog will grant find the pool."""
+        if self.active is not None:
+            self.active.publish(self._root, incarnation)
+
+    def commit(self, end: int) -> None:
+        """Write what is only in the pool into the files, here. Raises: StorageFull, OSError.
+
+        Callers: while no CommitRealTime is granted, or when nothing is appended any more: one that is in the
+        middle of its work would find other bytes in the room that this sets free.
+        """
+        if self.active is not None:
+            self._copy(self.active, end)
+            self.active.committed = end
+
+    def await_committed(self, pool: TransientPool, offset: int, end: int) -> None:
+        """Wait until everything below `offset` is committed, as long as CommitRealTime gets on.
+
+        Raises: Unavailable when it has not moved for the sync flush timeout; nothing was stored.
+        """
+        if pool.committed >= offset:
+            self._stalled_ms = None
+            return
+        limit_ms = self._config.sync_flush_timeout_ms
+        if self._stalled_ms is None:
+            self._stalled_ms = self._clock.monotonic_ms()
+        while True:
+            before = pool.committed
+            if self.on_full is None:
+                self.commit(end)
+            else:
+                self.on_full()
+            if pool.committed >= offset:
+                self._stalled_ms = None
+                return
+            now = self._clock.monotonic_ms()
+            if pool.committed > before:
+                self._stalled_ms = now
+            elif now - self._stalled_ms >= limit_ms:
+                raise Unavailable(
+                    f"the transient pool ({pool.size_bytes} bytes) is full and CommitRealTime stands at "
+                    f"{pool.committed} of {end} for {now - self._stalled_ms} ms: look at its role in `raymq "
+                    "status`, and retry",
+                    field="transient_pool",
+                    limit=pool.size_bytes,
+                )
+            self._clock.sleep_ms(POOL_POLL_MS)
+
+    def _copy(self, pool: TransientPool, stop: int) -> None:
+        for offset, data in pool.pieces(pool.committed, stop):
+            file = self._queue.find(offset)
+            if file is None:
+                raise Corrupt(
+                    f"no commit log file takes offset {offset}, which the transient pool holds",
+                    path=str(self._root / "commitlog"),
+                    offset=offset,
+                    rule="offset has a file",
+                )
+            file.pwrite(data, offset - file.start)

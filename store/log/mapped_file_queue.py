@@ -1,0 +1,426 @@
+"""A directory of equal files that together are one growing sequence of bytes.
+
+Source: MappedFileQueue and AllocateMappedFileService, RocketMQ 5.3.3 (reference sections 2.3, 2.5).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from raymq.store.errors import Corrupt, StorageFull, Unavailable, require
+from raymq.store.failpoints import fail_point
+from raymq.store.files import Files
+from raymq.store.status import PutStatus
+
+from .mapped_file import CLEAR_CHUNK_BYTES, MappedFile
+from .segment_paths import list_segments
+from .spare_files import SpareFiles
+
+log = logging.getLogger("raymq.store")
+
+#: zeros written ahead at a time: small, so that the flush service's sync never waits long behind
+#: them
+PREWRITE_CHUNK_BYTES = 2 << 20
+#: how often to look at the tail: while it stands, while it moves
+IDLE_WAIT_S, BUSY_WAIT_S = 0.2, 0.01
+
+
+class MappedFileQueue:
+    """Files named by 20-digit start offsets, contiguous, all of `file_size` bytes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        file_size: int,
+        *,
+        files: Files,
+        writable: bool = True,
+        write_to: Sequence[Path] = (),
+        read_from: Sequence[Path] = (),
+    ) -> None:
+        """Args: write_to: where new files go in turn, instead of `directory`; read_from: where old files are, too."""
+        self.directory = directory
+        self.write_to = tuple(write_to) or (directory,)
+        self._read_from = tuple(dict.fromkeys((directory, *self.write_to, *read_from)))
+        #: of `write_to`, those that get no new files while another has room
+        self.full: frozenset[Path] = frozenset()
+        #: deleted files that become new ones; None: none do
+        self.spares: SpareFiles | None = None
+        self.file_size = file_size
+        self._fs = files
+        self._writable = writable
+        #: over growth and cuts: the writer and `AllocateAhead` both create files
+        self._grow = threading.Lock()
+        #: ascending by start, contiguous
+        self.files: list[MappedFile] = []
+
+    def load(self) -> None:
+        """Open what is there.
+
+        A last file that is shorter and holds only zeros is an unfinished creation and deleted
+        (RocketMQ: only one of length zero). Raises: Corrupt for a name that is no offset, a wrong
+        length, a gap.
+        """
+        self.close()
+        paths = list_segments(self._read_from, files=self._fs)
+        for path in paths:
+            if len(path.name) != 20 or not path.name.isdigit():
+                raise Corrupt(
+                    f"{path} does not belong here: files are named by a 20-digit offset",
+                    path=str(path),
+                    rule="file name",
+                )
+        if paths and self._is_unfinished(paths[-1]):
+            unfinished = paths.pop()
+            if self._writable:
+                self._fs.unlink(unfinished)
+                self._fs.sync_dir(unfinished.parent)
+        try:
+            for path in paths:
+                self._load_file(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load_file(self, path: Path) -> None:
+        start = int(path.name)
+        expected = self.files[-1].start + self.file_size if self.files else start
+        if start != expected or start % self.file_size:
+            raise Corrupt(
+                f"{self.directory} has a gap: {path.name} was found, {expected:020d} was expected "
+                f"(files follow each other and begin at multiples of {self.file_size})",
+                path=str(path),
+                offset=start,
+                rule="files are contiguous",
+                expected=expected,
+                found=start,
+            )
+        self.files.append(
+            MappedFile.open(path, start, self.file_size, files=self._fs, writable=self._writable)
+        )
+
+    def _is_unfinished(self, path: Path) -> bool:
+        """Whether the process or the machine died while this file got its blocks."""
+        fd = self._fs.open_file(path, writable=False)
+        try:
+            size = self._fs.size(fd)
+            if size >= self.file_size:
+                return False
+            for position in range(0, size, CLEAR_CHUNK_BYTES):
+                chunk = self._fs.pread(fd, CLEAR_CHUNK_BYTES, position)
+                if chunk.count(0) != len(chunk):
+                    return False
+            return True
+        finally:
+            self._fs.close(fd)
+
+    @property
+    def min_offset(self) -> int:
+        """Start of the oldest file; 0 when there is none."""
+        return self.files[0].start if self.files else 0
+
+    def last(self) -> MappedFile | None:
+        """The newest file."""
+        return self.files[-1] if self.files else None
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that holds `offset`, None outside."""
+        files = self.files
+        if not files:
+            return None
+        index = (offset - files[0].start) // self.file_size
+        return files[index] if 0 <= index < len(files) else None
+
+    def create_next(self, start: int | None = None) -> MappedFile:
+        """Create the next file, or the first one at `start` (rounded down). Raises: StorageFull."""
+        with self._grow:
+            return self._create(start)
+
+    def _create(self, start: int | None) -> MappedFile:
+        if self.files:
+            start = self.files[-1].start + self.file_size
+        else:
+            start = (start or 0) - (start or 0) % self.file_size
+            self._fs.make_dirs(self.directory)
+        path = self._directory_of(start) / f"{start:020d}"
+        if self.spares is not None and self.spares.give(path):
+            file = MappedFile.open(path, start, self.file_size, files=self._fs)
+        else:
+            file = MappedFile.create(path, start, self.file_size, files=self._fs)
+        self.files.append(file)
+        return file
+
+    def _directory_of(self, start: int) -> Path:
+        """Where a new file goes: by its number, over the directories that are not full.
+
+        Source: MultiPathMappedFileQueue#tryCreateMappedFile.
+        """
+        usable = [path for path in self.write_to if path not in self.full] or self.write_to
+        return usable[start // self.file_size % len(usable)]
+
+    def delete_first(self) -> None:
+        """Delete the oldest file; there must be another one. Who reads it reads on.
+
+        Durable: at return, so that no crash leaves a younger file deleted and an older one not.
+        """
+        with self._grow:
+            require(len(self.files) > 1, "the last file stays", files=len(self.files))
+            first = self.files[0]
+            # Where one of these fails the file stays in the list, and is unlinked again before any younger one.
+            spare = self._make_spare(first.path)
+            if spare is None:
+                self._fs.unlink(first.path)
+                fail_point("files.unlinked")
+            self._fs.sync_dir(first.path.parent)
+            # A new list: readers look files up in the one they took.
+            self.files = self.files[1:]
+            unread = first.retire()
+            if spare is not None and self.spares is not None:
+                self.spares.add(spare, unread)
+
+    def _make_spare(self, path: Path) -> Path | None:
+        """Move a file to the spares. Returns: where it is now; None when it is to be unlinked."""
+        spares = self.spares
+        if spares is None or spares.full or not self._fs.exists(path):
+            return None
+        target = spares.path_of(path)
+        try:
+            self._fs.rename(path, target)
+        except OSError:
+            # On another disk, for example.
+            return None
+        fail_point("files.moved_to_spares")
+        self._fs.sync_dir(target.parent)
+        return target
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
+
+        Durable: at return.
+
+        RocketMQ only moves positions back, and old records behind the cut come alive again
+        (reference 8.2). The oldest file stays even when it begins at `offset` or above.
+        """
+        with self._grow:
+            while len(self.files) > 1 and self.files[-1].start >= offset:
+                # A new list: readers look files up in the one they took.
+                last, self.files = self.files[-1], self.files[:-1]
+                last.destroy()
+                # One after the other: were two names lost in the wrong order, a gap would be found
+                # at the next start.
+                self._fs.sync_dir(last.path.parent)
+            for file in self.files[-1:]:
+                if file.start + self.file_size > offset:
+                    file.clear(max(offset - file.start, 0))
+                    file.sync()
+
+    def sync_range(self, start: int, stop: int) -> None:
+        """fdatasync every file that overlaps [start, stop), oldest first. Raises: OSError."""
+        for file in list(self.files):
+            if file.start < stop and file.start + self.file_size > start:
+                file.sync()
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in self.files:
+            file.close()
+        self.files = []
+
+
+class AllocateAhead:
+    """Prepares the next file and pre-writes zeros ahead of the tail, in paced chunks.
+
+    Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves
+    it waits until half of the window is used up, and gives up when overtaken, for it takes the disk,
+    a core and the file's lock from the appends. A window that was used up so far doubles, so that
+    the next burst finds more; every zero is written once whatever the window. A failure only stops
+    the work: the append that needs the room meets a full disk itself, and the flush service hears
+    of a failed write-back itself.
+    """
+
+    def __init__(
+        self,
+        queue: MappedFileQueue,
+        tail: Callable[[], int],
+        *,
+        window_bytes: int,
+        warm: bool = False,
+    ) -> None:
+        """Args: warm: whole files are written ahead, the next one and the one behind it, and locked in memory."""
+        self._queue = queue
+        self._tail = tail
+        self._window_max = 2 * queue.file_size if warm else queue.file_size
+        self._window = self._window_max if warm else min(window_bytes, queue.file_size)
+        self._warm = warm
+        #: files in front of the tail that are locked in memory, as far as that is permitted
+        self._locked: list[MappedFile] = []
+        #: the whole window was ready since it grew last
+        self._caught_up = False
+        self._last_tail = queue.files[0].start if queue.files else 0
+        #: the writer is faster: no use in zeros right under its hands
+        self._overtaken = False
+        self._wake = threading.Event()
+        #: the last failure, for status; None again after the next success
+        self.failed: StorageFull | OSError | None = None
+        self._made = threading.Condition()
+        #: a file that begins here is waited for; -1: none is
+        self._wanted = -1
+        #: why the last file that was waited for could not be made
+        self._refused: StorageFull | OSError | None = None
+        self._running = False
+
+    def next_file(self, timeout_ms: int) -> None:
+        """Have one more file made by this worker, so that no disk holds up its caller for long.
+
+        Where the worker does not run, the caller makes it. Callers: one at a time.
+        Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED after `timeout_ms`, or at once when the last
+        attempt failed; the worker goes on trying. Source: AllocateMappedFileService#putRequestAndReturnMappedFile.
+        """
+        queue = self._queue
+        if not self._running:
+            try:
+                queue.create_next()
+            except OSError as error:
+                raise _no_file(f"it cannot be made: {error}") from error
+            return
+        start = queue.files[-1].start + queue.file_size if queue.files else 0
+        with self._made:
+            again, self._wanted = self._wanted == start, start
+            self._wake.set()
+            if not (again and self._refused):
+                self._refused = None
+                self._made.wait_for(
+                    lambda: self._has(start) or self._refused or not self._running,
+                    timeout_ms / 1000,
+                )
+            if self._has(start):
+                return
+            refused = self._refused
+        if isinstance(refused, StorageFull):
+            raise refused
+        if refused is not None:
+            raise _no_file(f"it cannot be made: {refused}") from refused
+        raise _no_file(f"it was not made within {timeout_ms} ms (allocate_timeout_ms)")
+
+    def _has(self, start: int) -> bool:
+        files = self._queue.files
+        return bool(files) and files[-1].start >= start
+
+    def _make_wanted(self) -> bool:
+        """Make the file that is waited for. Returns: whether one was."""
+        with self._made:
+            start = self._wanted
+        if start < 0:
+            return False
+        refused: StorageFull | OSError | None = None
+        if not self._has(start):
+            try:
+                self._queue.create_next()
+            except (StorageFull, OSError) as error:
+                refused = error
+        with self._made:
+            self._refused = refused
+            if refused is None and self._wanted == start:
+                self._wanted = -1
+            self._made.notify_all()
+        if refused is not None:
+            raise refused
+        return True
+
+    def step(self) -> bool:
+        """Do one small piece of work. Returns: whether there may be more at once."""
+        try:
+            worked = self._step()
+        except (StorageFull, OSError) as error:
+            self.failed = error
+            return False
+        if worked:
+            self.failed = None
+        return worked
+
+    def _step(self) -> bool:
+        if self._make_wanted():
+            return True
+        files = self._queue.files
+        if not files:
+            return False
+        tail, ready = self._tail(), self.ready
+        moved = tail != self._last_tail
+        self._last_tail = tail
+        if self._caught_up and ready < self._window // 2:
+            self._window = min(2 * self._window, self._window_max)
+            self._caught_up = False
+        if moved and (ready >= self._window // 2 or (not ready and self._overtaken)):
+            return False
+        self._overtaken = not ready
+        want = tail + self._window
+        at = max(0, (tail - files[0].start) // self._queue.file_size)
+        for file in files[at:]:
+            position = min(want - file.start, file.size)
+            if file.prewritten < position:
+                file.prewrite(min(file.prewritten + PREWRITE_CHUNK_BYTES, position))
+                return True
+        if files[-1].start + self._queue.file_size < want:
+            self._queue.create_next()
+            return True
+        self._caught_up = True
+        if self._warm:
+            self._lock_files(tail)
+        return self._queue.spares is not None and self._queue.spares.step()
+
+    def _lock_files(self, tail: int) -> None:
+        """Lock what is in front of the tail in memory, let go of what is behind. Failures are told, not more.
+
+        Source: DefaultMappedFile#warmMappedFile, #mlock, #munlock.
+        """
+        size = self._queue.file_size
+        for file in [file for file in self._locked if file.start + size <= tail]:
+            self._locked.remove(file)
+            file.unlock_memory()
+        for file in self._queue.files:
+            if file.start + size > tail and file not in self._locked:
+                self._locked.append(file)
+                try:
+                    file.lock_memory()
+                except OSError as error:
+                    log.warning("%s is not locked in memory: %s", file.path, error)
+
+    @property
+    def ready(self) -> int:
+        """Pre-written bytes in front of the tail."""
+        tail, ready = self._tail(), 0
+        for file in self._queue.files:
+            if file.start + file.size > tail:
+                ready += max(0, file.start + file.prewritten - max(tail, file.start))
+        return ready
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Work until told to stop: a thread of whoever appends."""
+        self._running = True
+        try:
+            while not stopping():
+                tail = self._tail()
+                while not stopping() and self.step():
+                    pass
+                idle = tail == self._tail() and self._wanted < 0
+                self._wake.wait(IDLE_WAIT_S if idle else BUSY_WAIT_S)
+                self._wake.clear()
+        finally:
+            with self._made:
+                self._running = False
+                self._made.notify_all()
+
+    def wake(self) -> None:
+        """Look at once."""
+        self._wake.set()
+
+
+def _no_file(why: str) -> Unavailable:
+    return Unavailable(
+        f"the log needs its next file, and {why}. Nothing was stored; retry later, and look at the disk",
+        field="disk",
+        status=PutStatus.CREATE_MAPPED_FILE_FAILED.value,
+    )

@@ -1,0 +1,130 @@
+"""How far the log is appended, synced, confirmed and dispatched: one shared-mapped page.
+
+It survives kill -9 exactly (the page cache does) and a reboot as a lower bound (reliability.md
+R16). Written before any answer that relies on it. Each word is stored by one aligned 8-byte move:
+`struct.pack_into` was seen to tear.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from raymq.store.errors import require
+from raymq.store.files import Files
+
+PAGE_BYTES = 4096
+_APPENDED, _SYNCED, _CONFIRMED, _DISPATCHED, _SNAPSHOT, _SNAPSHOT_BEFORE = range(6)
+_WORDS = 6
+
+
+class Marks:
+    """Offsets of the log. One writing process.
+
+    Invariant: appended_end, synced_end and confirmed_end move only up, but for `lower`.
+    """
+
+    def __init__(self, fd: int, view: memoryview, files: Files) -> None:
+        self._fd = fd
+        self._view = view
+        self._words = view.cast("q")
+        self._files = files
+
+    @classmethod
+    def open(cls, path: Path, *, files: Files) -> Marks:
+        """Open or create the page."""
+        fd = files.open_file(path, create=True)
+        if files.size(fd) < PAGE_BYTES:
+            # Blocks first: a store into a hole of a mapped file on a full disk is SIGBUS, no error.
+            files.allocate(fd, PAGE_BYTES)
+            files.sync(fd)
+            files.sync_dir(path.parent)
+        return cls(fd, files.map_words(fd, PAGE_BYTES), files)
+
+    @property
+    def appended_end(self) -> int:
+        """End of the last append."""
+        return int(self._words[_APPENDED])
+
+    @appended_end.setter
+    def appended_end(self, offset: int) -> None:
+        self._raise(_APPENDED, offset)
+
+    @property
+    def synced_end(self) -> int:
+        """Everything below was synced."""
+        return int(self._words[_SYNCED])
+
+    @synced_end.setter
+    def synced_end(self, offset: int) -> None:
+        self._raise(_SYNCED, offset)
+
+    @property
+    def confirmed_end(self) -> int:
+        """C."""
+        return int(self._words[_CONFIRMED])
+
+    @confirmed_end.setter
+    def confirmed_end(self, offset: int) -> None:
+        self._raise(_CONFIRMED, offset)
+
+    @property
+    def dispatched_end(self) -> int:
+        """Everything below is in synced consume queues; it falls when those are rebuilt."""
+        return int(self._words[_DISPATCHED])
+
+    @dispatched_end.setter
+    def dispatched_end(self, offset: int) -> None:
+        self._words[_DISPATCHED] = offset
+
+    @property
+    def snapshots(self) -> tuple[int, int]:
+        """Where the newest snapshot of the state and the one before it begin, as far as is known.
+
+        A hint: there may be none, for the page reaches the disk when it likes.
+        """
+        return int(self._words[_SNAPSHOT]), int(self._words[_SNAPSHOT_BEFORE])
+
+    def note_snapshot(self, offset: int) -> None:
+        """A snapshot was appended at `offset`."""
+        self._words[_SNAPSHOT_BEFORE] = self._words[_SNAPSHOT]
+        self._words[_SNAPSHOT] = offset
+
+    def forget_dispatched(self, offset: int) -> None:
+        """Consume queues are built anew from `offset` on. Durable at return."""
+        self._words[_DISPATCHED] = min(offset, self._words[_DISPATCHED])
+        self._files.sync(self._fd)
+
+    def _raise(self, index: int, offset: int) -> None:
+        words = self._words
+        require(offset >= words[index], "a mark moves up", mark=index, is_=words[index], to=offset)
+        words[index] = offset
+
+    def lower(self, offset: int) -> None:
+        """Before a cut: no mark stays above it. Durable at return."""
+        for index in range(_WORDS):
+            if self._words[index] > offset:
+                self._words[index] = offset
+        self._files.sync(self._fd)
+
+    def close(self) -> None:
+        """Unmap."""
+        self._words.release()
+        self._files.unmap(self._view)
+        self._files.close(self._fd)
+
+
+class MarkValues(NamedTuple):
+    """The marks as they stood in the file."""
+
+    appended_end: int = 0
+    synced_end: int = 0
+    confirmed_end: int = 0
+    dispatched_end: int = 0
+
+
+def read_marks(path: Path, *, files: Files) -> MarkValues:
+    """The marks without opening them for writing; zeros where there are none."""
+    data = files.read_file(path) if files.exists(path) else b""
+    return MarkValues(*struct.unpack_from("=4q", data)) if len(data) >= PAGE_BYTES else MarkValues()

@@ -1,0 +1,166 @@
+"""What to do with the place where a recovery scan stopped, as a total decision table.
+
+The scan walks records from a trusted position to the first place where no valid record starts. Whether that
+place is simply the end of the log, a torn tail, or damage is decided here from observed facts alone, so that a
+test can enumerate every combination and prove that exactly one row answers it.
+
+Source: design section 4; RocketMQ's CommitLog#recoverNormally/recoverAbnormally truncate at every bad record,
+acknowledged or not (reliability.md, table 2 row 3): we differ on purpose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from raymq.store.records.record_walk import Walk, layout
+
+#: the smallest piece of which a disk has all or nothing
+SECTOR_BYTES = 512
+
+
+class Decision(Enum):
+    """What recovery does at the stop position."""
+
+    #: the log ends here and the rest of the file is already zero
+    KEEP = "keep"
+    #: the log ends here: zero the rest of the file, drop later files, sync
+    TRUNCATE = "truncate"
+    #: bytes that must be there are not: report, change nothing
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What opening found and did."""
+
+    end: int
+    scanned_from: int
+    row: str
+    cause: str
+    own: bool
+    same_boot: bool
+    clean: bool
+
+
+class Facts(NamedTuple):
+    """What the scan observed at the stop position."""
+
+    #: the directory has our `raymq/meta`; False: written by RocketMQ, no marks exist
+    own: bool
+    #: the machine has not rebooted since the last writer, so its page cache is intact
+    same_boot: bool
+    #: the stop position is below the end that was known to be synced
+    below_synced: bool
+    #: the stop position is below the end that was published as appended
+    below_appended: bool
+    #: non-zero bytes follow the stop position, in its file or in a later one
+    dirty: bool
+    #: a valid record starts somewhere behind the stop position
+    later_valid: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: None matches either value."""
+
+    name: str
+    own: bool | None
+    same_boot: bool | None
+    below_synced: bool | None
+    below_appended: bool | None
+    dirty: bool | None
+    later_valid: bool | None
+    decision: Decision
+    #: what physically can have happened
+    cause: str
+
+    def matches(self, facts: Facts) -> bool:
+        """Whether this row answers these facts."""
+        wanted = (
+            self.own,
+            self.same_boot,
+            self.below_synced,
+            self.below_appended,
+            self.dirty,
+            self.later_valid,
+        )
+        return all(want is None or want == have for want, have in zip(wanted, facts, strict=True))
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    # name own boot synced appended dirty later
+    Row("A", True, None, True, None, None, None, Decision.CORRUPT,
+        "Synced bytes do not come back: the disk lost or changed what it had confirmed."),
+    Row("B", True, True, False, True, None, None, Decision.CORRUPT,
+        "No reboot, so the page cache kept every completed write; the bytes were changed afterwards."),
+    Row("C", True, True, False, False, None, True, Decision.CORRUPT,
+        "No reboot and one writer appends in order: nothing valid can stand behind a torn append."),
+    Row("D", True, True, False, False, True, False, Decision.TRUNCATE,
+        "The writer died inside its last pwrite; that append was never published or acknowledged."),
+    Row("E", True, True, False, False, False, False, Decision.KEEP,
+        "The writer ended between appends."),
+    Row("F", True, False, False, None, True, False, Decision.TRUNCATE,
+        "Power loss: parts of an append that no sync confirmed reached the disk, in this file or in a later one."),
+    Row("G", True, False, False, None, False, False, Decision.KEEP,
+        "Power loss with no trace of unsynced bytes behind the end."),
+    Row("H", True, False, False, None, None, True, Decision.TRUNCATE,
+        "Power loss: unsynced blocks reached the disk in any order, so whole records may follow a hole. "
+        "No sync confirmed the hole, so nothing behind it was acknowledged as synced."),
+    Row("I", False, None, None, None, None, True, Decision.CORRUPT,
+        "Written by RocketMQ, damaged in the middle. Stock would cut everything behind it; "
+        "we cannot tell an acknowledged record from a leftover, so we do not."),
+    Row("J", False, None, None, None, True, False, Decision.TRUNCATE,
+        "Written by RocketMQ, torn tail of a crash (or its own un-zeroed truncation leftovers)."),
+    Row("K", False, None, None, None, False, False, Decision.KEEP,
+        "Written by RocketMQ, ends in zeros."),
+)
+
+
+# fmt: on
+
+
+def decide(facts: Facts) -> Row:
+    """The one row that answers these facts.
+
+    Source: `ROWS`; tests/store/test_recovery_table.py enumerates every combination.
+    """
+    for row in ROWS:
+        if row.matches(facts):
+            return row
+    raise LookupError(f"no recovery row for {facts}")
+
+
+def written_until(view: memoryview, base: int, walk: Walk, believed: int) -> int:
+    """How many records of a walk are believed: those before the first that was not written to its end.
+
+    `believed`: chain units vouch for all bytes below. Of the others only the body has a CRC; header and lengths
+    cannot be lost without the walk noticing, a topic or properties can. What was never written shows as zeros, since
+    files are made of zeros and every cut restores them: a piece of a topic or of properties that is zero up to the
+    record's end, or over all that a sector holds of the record, was lost. No topic has a zero byte, and no
+    properties that we write end with one.
+    """
+    first = int(np.searchsorted(walk.positions, believed))
+    starts, sizes = walk.positions[first:] - base, walk.sizes[first:]
+    if not len(starts):
+        return len(walk.positions)
+    parts, _ = layout(view, starts, sizes)
+    data = np.frombuffer(view, dtype=np.uint8)
+    has_properties = parts.properties_end > parts.properties_start
+    lost = (data[parts.topic_end - 1] == 0) | (
+        has_properties & (data[parts.properties_end - 1] == 0)
+    )
+    low = int(starts[0]) // SECTOR_BYTES + 1
+    high = int(starts[-1] + sizes[-1]) // SECTOR_BYTES
+    if low < high:
+        sectors = data[low * SECTOR_BYTES : high * SECTOR_BYTES].reshape(-1, SECTOR_BYTES)
+        empty = (np.flatnonzero(~sectors.any(axis=1)) + low) * SECTOR_BYTES
+        # A sector that begins and ends in one record; one that reaches its end was looked at above.
+        owner = np.searchsorted(starts, empty, side="right") - 1
+        inside = empty + SECTOR_BYTES > parts.topic_start[owner]
+        lost[owner[inside]] = True
+    return first + int(lost.argmax()) if lost.any() else len(walk.positions)

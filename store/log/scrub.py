@@ -1,0 +1,352 @@
+"""Reads what is stored again and again, a little at a time, and compares it with the chain's CRCs.
+
+Rot shows itself at a read; what nobody reads rots unseen, and with it the copy that could have mended it. RocketMQ has
+nothing like it: body CRCs are compared at a crash only. Bytes in the page cache are not read from the disk; what is old
+enough to matter is seldom there, and `from_disk` sends away what is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raymq.store.checksum import crc32c
+from raymq.store.clock import Clock
+from raymq.store.errors import Corrupt, RayMQError, Rejected
+from raymq.store.files import Files
+from raymq.store.tools.read_only import ReadOnlyStore
+
+from .chain import ChainReader, ChainUnit
+from .marks import read_marks
+from .segment_paths import find_segment, list_segments, other_directories
+
+#: bytes of the log read and compared a second
+BYTES_PER_S = 8 << 20
+#: from the end of one pass to the beginning of the next
+PAUSE_MS = 7 * 24 * 3600 * 1000
+#: faults that are remembered; the others are counted
+FAULTS_MAX = 100
+#: the position is remembered every so many bytes: each time costs the disk a sync
+_SAVED_BYTES = 1 << 30
+#: waits are cut into pieces of this length, so that a stop is quick
+_WAIT_S = 5.0
+
+RULE = "bytes equal their chain unit"
+READABLE = "stored bytes can be read"
+COVERED = "the chain covers the log"
+
+
+@dataclass
+class Counters:
+    """What was done since this object was made; totals, for metrics."""
+
+    bytes: int = 0
+    units: int = 0
+    passes: int = 0
+    faults: int = 0
+
+
+@dataclass
+class _State:
+    """What is remembered in a file."""
+
+    position: int = 0
+    #: when the last whole pass ended, 0: never
+    passed_ms: int = 0
+    faults: list[dict[str, Any]] = field(default_factory=list)
+
+
+#: shorter waits are put together
+_NAP_S = 0.05
+#: units that are read from the chain at a time have about so many bytes
+STEP_BYTES = 1 << 20
+
+
+class Scrub:
+    """The walk over one log. One thread calls `step` or `run`; any may read the counters.
+
+    Only bytes below `limit()` are read: those that are synced and never change again. A fault stops nothing: who reads
+    these records is told by their own CRCs, or by nobody.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        segment_size_bytes: int,
+        *,
+        start: Callable[[], int],
+        limit: Callable[[], int],
+        files: Files | None = None,
+        clock: Clock | None = None,
+        bytes_per_s: int = BYTES_PER_S,
+        pause_ms: int = PAUSE_MS,
+        memory: str = "scrub",
+        from_disk: bool = False,
+        on_fault: Callable[[Corrupt], None] | None = None,
+    ) -> None:
+        self._root = root
+        self._size = segment_size_bytes
+        self._start = start
+        self._limit = limit
+        self._files = files or Files()
+        self._clock = clock or Clock()
+        self._bytes_per_s = bytes_per_s
+        self._pause_ms = pause_ms
+        self._memory = root / "raymq" / memory
+        self._from_disk = from_disk
+        self._on_fault = on_fault or (lambda fault: None)
+        self._chain = ChainReader(root / "raymq" / "chain", segment_size_bytes, files=self._files)
+        self._segment, self._fd = -1, -1
+        self._state = self._remembered()
+        self._saved_at = self._state.position
+        #: units to come, the next one last
+        self._units: list[ChainUnit] = []
+        #: where no unit began when it was come to last
+        self._gap = -1
+        self._wake = threading.Event()
+        self.counters = Counters()
+        #: found, and not read well since
+        self.faults: list[Corrupt] = [
+            Corrupt(item["message"], **item["fields"]) for item in self._state.faults
+        ]
+
+    @property
+    def position(self) -> int:
+        """Everything below was compared in this pass."""
+        return self._state.position
+
+    def status(self) -> dict[str, Any]:
+        """For `status` and metrics."""
+        return {
+            "position": self.position,
+            "passed_ms": self._state.passed_ms,
+            **vars(self.counters),
+            "found": [{"message": str(f), **f.fields} for f in self.faults],
+        }
+
+    def restart(self) -> None:
+        """Begin a new pass now."""
+        self._state = _State()
+        self.faults = []
+
+    def step(self) -> float:
+        """Read and compare one append unit. Returns: seconds to wait until the next step, below 0 when it took longer.
+
+        Raises: OSError where the disk cannot be read; the position stays.
+        """
+        now = self._clock.now_ms()
+        due = self._state.passed_ms + self._pause_ms
+        position = max(self._state.position, self._start())
+        if not self._state.position and self._state.passed_ms and now < due:
+            return (due - now) / 1000
+        if position >= self._limit():
+            self._end_pass()
+            return self._pause_ms / 1000
+        began = self._clock.monotonic()
+        if not self._units or self._units[-1].start != position:
+            self._units = self._chain.read_from(position, STEP_BYTES)[::-1]
+        if not self._units:
+            self._state.position = self._without_unit(position)
+            return 0.0
+        unit = self._units.pop()
+        if unit.end > self._limit():
+            # Of a unit over the limit only a part is certain: it is for the next pass.
+            self._units = []
+            self._end_pass()
+            return self._pause_ms / 1000
+        self._compare(unit)
+        self._state.position = unit.end
+        if unit.end - self._saved_at >= _SAVED_BYTES:
+            self._save()
+        if not self._bytes_per_s:
+            return 0.0
+        spent = self._clock.monotonic() - began
+        return (unit.end - unit.start) / self._bytes_per_s - spent
+
+    def one_pass(self, progress: Callable[[str, int, int], None] | None = None) -> list[Corrupt]:
+        """From where the last one was interrupted to the end. Returns: the faults of the pass."""
+        passes = self.counters.passes
+        begin = self._start()
+        while self.counters.passes == passes:
+            wait_s = self.step()
+            if self.counters.passes == passes and wait_s > 0:
+                self._clock.sleep_ms(wait_s * 1000)
+            if progress is not None:
+                limit = max(1, self._limit() - begin)
+                progress("scrub", max(0, self.position - begin) or limit, limit)
+        return self.faults
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Walk until told to stop: a thread of whoever has the store open. A disk that fails is asked again."""
+        owed_s = 0.0
+        while not stopping():
+            try:
+                owed_s = max(owed_s, -_NAP_S) + self.step()
+                if owed_s < _NAP_S:
+                    # Small units are compared many at a time: a wait for each would cost more than they do.
+                    continue
+                wait_s, owed_s = owed_s, 0.0
+            except (OSError, RayMQError) as error:
+                self._report(self.position, f"cannot be read: {error}", READABLE)
+                wait_s = _WAIT_S * 12
+            deadline = self._clock.monotonic() + wait_s
+            while not stopping() and (left := deadline - self._clock.monotonic()) > 0:
+                self._wake.wait(min(left, _WAIT_S))
+                self._wake.clear()
+        self.close()
+
+    def wake(self) -> None:
+        """Look at `stopping` now."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Remember the position and close the files."""
+        self._save()
+        self._chain.close()
+        self._close_log()
+
+    # --- one unit -------------------------------------------------------------------------------------------
+
+    def _compare(self, unit: ChainUnit) -> None:
+        data = self._read(unit)
+        if data is None:
+            return
+        self.counters.units += 1
+        self.counters.bytes += len(data)
+        if crc32c(data) == unit.crc:
+            if self.faults:
+                self.faults = [f for f in self.faults if f.fields["offset"] != unit.start]
+            return
+        # A cut or a change of leader may have replaced unit and bytes between the two reads.
+        same = self._is_still_there(unit)
+        data = self._read(unit)
+        if same and data is not None and crc32c(data) != unit.crc and unit.end <= self._limit():
+            self._report(
+                unit.start,
+                f"the bytes [{unit.start}, {unit.end}) are not those that were stored",
+                RULE,
+                end=unit.end,
+            )
+
+    def _is_still_there(self, unit: ChainUnit) -> bool:
+        again = ChainReader(self._root / "raymq" / "chain", self._size, files=self._files)
+        try:
+            return again.read_from(unit.start, 1)[:1] == [unit]
+        finally:
+            again.close()
+
+    def _read(self, unit: ChainUnit) -> bytes | None:
+        """The bytes of a unit; None when its file was deleted meanwhile."""
+        segment = unit.start // self._size * self._size
+        if segment != self._segment:
+            self._close_log()
+            path = find_segment(self._root / "commitlog", segment, files=self._files)
+            if not self._files.exists(path):
+                return None
+            self._fd, self._segment = self._files.open_file(path, writable=False), segment
+        length = unit.end - unit.start
+        if self._from_disk:
+            self._files.drop_cached(self._fd, unit.start - segment, length)
+        return self._files.pread(self._fd, length, unit.start - segment)
+
+    def _without_unit(self, position: int) -> int:
+        """Where to go on when no unit starts at a position."""
+        segment = position // self._size * self._size
+        if position > segment:
+            if position == self._gap:
+                self._report(position, "no chain unit: nothing vouches for the rest", COVERED)
+                return segment + self._size
+            # The chain was made again with other edges; files and units begin together.
+            self._gap = position
+            return segment
+        self._report(segment, "no chain unit: nothing vouches for this file", COVERED)
+        return segment + self._size
+
+    def _report(self, offset: int, detail: str, rule: str, **fields: Any) -> None:
+        segment = offset // self._size * self._size
+        path = find_segment(self._root / "commitlog", segment, files=self._files)
+        fault = Corrupt(
+            f"{path} at {offset}: {detail}; `raymq store verify` says more",
+            path=str(path),
+            offset=offset,
+            rule=rule,
+            **fields,
+        )
+        self.counters.faults += 1
+        known = {(f.fields["offset"], f.fields["rule"]) for f in self.faults}
+        if (offset, rule) not in known and len(self.faults) < FAULTS_MAX:
+            self.faults.append(fault)
+            self._save()
+            self._on_fault(fault)
+
+    def _end_pass(self) -> None:
+        self.counters.passes += 1
+        self._state.position = 0
+        # What was deleted since is nobody's damage any more.
+        self.faults = [f for f in self.faults if f.fields["offset"] >= self._start()]
+        self._state.passed_ms = self._clock.now_ms()
+        self._save()
+
+    # --- memory ---------------------------------------------------------------------------------------------
+
+    def _remembered(self) -> _State:
+        """A file that cannot be read begins a new pass: nothing depends on it."""
+        try:
+            return _State(**json.loads(self._files.read_file(self._memory)))
+        except (OSError, ValueError, TypeError, RayMQError):
+            return _State()
+
+    def _save(self) -> None:
+        self._state.faults = [{"message": str(f), "fields": f.fields} for f in self.faults]
+        self._saved_at = self._state.position
+        # Nothing depends on it: a full disk costs a longer way at the next start.
+        with contextlib.suppress(OSError, RayMQError):
+            self._files.write_file_atomic(self._memory, json.dumps(vars(self._state)).encode())
+
+    def _close_log(self) -> None:
+        if self._fd >= 0:
+            self._files.close(self._fd)
+        self._segment, self._fd = -1, -1
+
+
+def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scrub:
+    """A scrub of a store that somebody else may have open, or nobody. It reads from the disk, past the page cache.
+
+    Raises: Rejected when `root` is no store, or has no chain yet.
+    """
+    files = files or Files()
+    store = ReadOnlyStore(root, files)
+    size = store.segment_size_bytes
+    store.close()
+    if not store.own or not size or not files.exists(root / "raymq" / "chain"):
+        raise Rejected(
+            f"{root} has no chain to compare with: a store of RocketMQ gets it at its first start here; "
+            "`raymq store verify` checks its body CRCs",
+            field="DIR",
+            limit="a store that RayMQ has opened",
+        )
+
+    def start() -> int:
+        directories = [root / "commitlog", *other_directories(root, files=files)]
+        names = [path.name for path in list_segments(directories, files=files)]
+        return int(names[0]) if names else 0
+
+    def limit() -> int:
+        return read_marks(root / "raymq" / "marks", files=files).synced_end
+
+    return Scrub(
+        root,
+        size,
+        start=start,
+        limit=limit,
+        files=files,
+        bytes_per_s=bytes_per_s,
+        pause_ms=0,
+        memory="scrub-command",
+        from_disk=True,
+    )

@@ -1,0 +1,62 @@
+"""Where the files of one commit log are: in one directory, or spread over several disks.
+
+`raymq/paths` names the directories beside `commitlog/`, so that flush satellites and tools find every file without
+being told. It must import neither pyarrow nor numpy: flush satellites use it.
+Source: MultiPathMappedFileQueue, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from raymq.store.errors import Corrupt
+from raymq.store.files import Files
+
+
+def find_segment(commitlog_dir: Path, start: int, *, files: Files) -> Path:
+    """The path of the file that begins at `start`; below `commitlog_dir` when there is none."""
+    name = f"{start:020d}"
+    usual = commitlog_dir / name
+    if not files.exists(usual):
+        for directory in other_directories(commitlog_dir.parent, files=files):
+            if files.exists(directory / name):
+                return directory / name
+    return usual
+
+
+def list_segments(directories: Sequence[Path], *, files: Files) -> list[Path]:
+    """Every file of the directories, by name. Raises: Corrupt when a name is there twice."""
+    found: dict[str, Path] = {}
+    for directory in directories:
+        for name in files.list(directory):
+            if name in found:
+                raise Corrupt(
+                    f"{name} is in {found[name].parent} and in {directory}; a commit log has each file once",
+                    path=str(directory / name),
+                    rule="file name",
+                )
+            found[name] = directory / name
+    return [found[name] for name in sorted(found)]
+
+
+def other_directories(root: Path, *, files: Files) -> list[Path]:
+    """The directories of a store's commit log besides `commitlog/`."""
+    path = root / "raymq" / "paths"
+    if not files.exists(path):
+        return []
+    return [Path(name) for name in json.loads(files.read_file(path))["paths"]]
+
+
+def note_directories(root: Path, directories: Sequence[Path], *, files: Files) -> None:
+    """Remember the directories besides `commitlog/`, and those of earlier starts that still have files.
+
+    Durable: at return.
+    """
+    known = other_directories(root, files=files)
+    left = [path for path in known if path not in directories and files.list(path)]
+    wanted = [*directories, *left]
+    if wanted != known:
+        text = json.dumps({"paths": [str(path) for path in wanted]})
+        files.write_file_atomic(root / "raymq" / "paths", text.encode())

@@ -1,0 +1,104 @@
+"""Deleted commit log files that become future ones: their blocks are there and were written before.
+
+A file is one of these only after its name is gone from the log for good. It is zeroed after its last reader is gone,
+and used again after the zeros are synced. A start deletes what it finds here: a spare has no content.
+RocketMQ gives a file's memory back, never the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from raymq.store.failpoints import fail_point
+from raymq.store.files import Files
+
+#: more deleted files than this are just deleted
+SPARES_MAX = 2
+ZERO_STEP_BYTES = 2 << 20
+
+
+@dataclass
+class Spare:
+    """One file on its way from a log's past to its future."""
+
+    path: Path
+    #: whether the last reader of what it was is gone
+    unread: Callable[[], bool]
+    #: zeros up to here; -1: zeroed and synced
+    zeroed: int = 0
+
+
+class SpareFiles:
+    """The spares of one log, in `raymq/spare/`. Callers: one that deletes, one that prepares, one that creates."""
+
+    def __init__(self, directory: Path, file_size: int, *, files: Files) -> None:
+        self._directory = directory
+        self._file_size = file_size
+        self._files = files
+        self._spares: list[Spare] = []
+        files.make_dirs(directory)
+        for name in files.list(directory):
+            files.unlink(directory / name)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more are wanted."""
+        return len(self._spares) >= SPARES_MAX
+
+    def path_of(self, path: Path) -> Path:
+        """Where a file of the log goes."""
+        return self._directory / path.name
+
+    def add(self, path: Path, unread: Callable[[], bool]) -> None:
+        """Take a file that was moved to `path_of`, durably gone from the log."""
+        self._spares.append(Spare(path, unread))
+
+    def step(self) -> bool:
+        """Zero a piece of a file that nobody reads any more. Returns: whether there may be more at once.
+
+        Raises: OSError; then that file is no spare any more.
+        """
+        for spare in self._spares:
+            if spare.zeroed >= 0 and spare.unread():
+                try:
+                    self._zero(spare)
+                except OSError:
+                    self._spares.remove(spare)
+                    self._files.unlink(spare.path)
+                    raise
+                return True
+        return False
+
+    def _zero(self, spare: Spare) -> None:
+        stop = min(spare.zeroed + ZERO_STEP_BYTES, self._file_size)
+        fd = self._files.open_file(spare.path)
+        try:
+            self._files.zero(fd, spare.zeroed, stop)
+            self._files.sync_data(fd)
+        finally:
+            self._files.close(fd)
+        spare.zeroed = stop
+        if stop == self._file_size:
+            fail_point("files.spare_zeroed")
+            spare.zeroed = -1
+
+    def give(self, path: Path) -> bool:
+        """Make a zeroed spare the file `path`. Returns: whether there was one.
+
+        Durable: the name, at return.
+        """
+        spare = next((each for each in self._spares if each.zeroed < 0), None)
+        if spare is None:
+            return False
+        self._spares.remove(spare)
+        try:
+            self._files.rename(spare.path, path)
+        except OSError:
+            # On another disk, as a rule.
+            self._files.unlink(spare.path)
+            return False
+        self._files.sync_dir(path.parent)
+        self._files.sync_dir(self._directory)
+        return True

@@ -1,0 +1,306 @@
+"""The transient store pool: shared memory through which appends pass on their way into the log's files.
+
+One file in /dev/shm a store, native byte order (it never leaves the machine). Log offset o lies at byte
+4096 + o modulo the pool's size; the header's 8-byte words have one writer, CommitLog:
+
+    0  magic              4  id, also the end of the file's name
+    1  version            5  bytes of log that the pool holds
+    2  hash of boot id    6  bytes of one commit log file
+    3  hash of store id   7  incarnation of the CommitLog that works with it
+    8  committed: bytes below are in the files, and their room here may be used again
+    9  hole: from this offset to the end of its commit log file there is nothing to write; 0: no hole
+
+The hole is what lies behind a blank record: it may be larger than the pool, and the file has zeros there.
+Kill any process: the pool stays, and the next CommitLog writes [committed, appended) of it into the files before
+it recovers. The end of the machine, or of its /dev/shm, takes what was not committed.
+
+Source: TransientStorePool, RocketMQ 5.3.3: there five locked buffers of a whole file each, private to the process
+and so lost with it. Imports neither pyarrow nor numpy: CommitRealTime uses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from raymq.store.errors import RayMQError, StorageFull, Unavailable, require
+from raymq.store.files import Files
+
+SHM_DIR = "/dev/shm"
+HEADER_BYTES = 4096
+MAGIC = int.from_bytes(b"RayMQshm", "big")
+VERSION = 1
+#: file of a replica that names its pool, for CommitRealTime and for operators
+NAME_FILE = "raymq/pool"
+
+_MAGIC, _VERSION, _BOOT, _STORE, _ID, _SIZE, _SEGMENT, _INCARNATION, _COMMITTED, _HOLE = range(10)
+
+
+def check_room(replica_dirs: Iterable[str | Path], pool_bytes: int, *, files: Files) -> None:
+    """Whether /dev/shm takes a pool for each replica that has none yet. Raises: StorageFull, with the numbers."""
+    missing = sum(1 for root in replica_dirs if not _has_pool(root, files))
+    needed = missing * (HEADER_BYTES + pool_bytes)
+    free = _free_bytes(files)
+    if needed > free:
+        raise _no_room(needed, free, missing)
+
+
+class PoolReader:
+    """A pool as CommitRealTime sees it."""
+
+    def __init__(self, view: memoryview, *, files: Files) -> None:
+        self._view = view
+        self._files = files
+        self._words = view[:HEADER_BYTES].cast("q")
+        self._data = view[HEADER_BYTES:]
+        #: bytes of log that it holds
+        self.size_bytes = int(self._words[_SIZE])
+
+    @staticmethod
+    def open(replica_dir: str | Path, incarnation: int, *, files: Files) -> PoolReader:
+        """The pool that this replica's CommitLog works with.
+
+        Args: incarnation: that CommitLog's. Raises: Unavailable when it works with another pool, or with none.
+        """
+        name = _name_of(replica_dir, files)
+        view = None if name is None else _map(name, files, writable=False)
+        if view is not None:
+            reader = PoolReader(view, files=files)
+            if reader._words[_INCARNATION] == incarnation:
+                return reader
+            reader.close()
+        raise Unavailable(
+            f"the CommitLog of {replica_dir} works with another transient pool than {name or 'none'}",
+            field="transient_pool",
+        )
+
+    @property
+    def hole(self) -> int:
+        """From here to the end of its commit log file nothing is to be written; 0: no hole."""
+        return int(self._words[_HOLE])
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, memoryview]]:
+        """(offset, bytes) of log [start, stop), ascending, each within one commit log file, without the hole."""
+        size, segment = self.size_bytes, int(self._words[_SEGMENT])
+        hole = self.hole
+        hole_end = _next_multiple(hole, segment)
+        while start < stop:
+            if hole <= start < hole_end:
+                start = hole_end
+                continue
+            at = start % size
+            end = min(stop, start - start % segment + segment, start + size - at)
+            if start < hole:
+                end = min(end, hole)
+            yield start, self._data[at : at + end - start]
+            start = end
+
+    def close(self) -> None:
+        """Unmap."""
+        self._words.release()
+        self._data.release()
+        self._files.unmap(self._view)
+
+
+class TransientPool(PoolReader):
+    """A pool as CommitLog uses it. Callers: one writer; `committed` may be raised by another thread."""
+
+    def __init__(self, name: str, fd: int, view: memoryview, *, files: Files) -> None:
+        super().__init__(view, files=files)
+        #: of the file in /dev/shm
+        self.name = name
+        self._fd = fd
+
+    @classmethod
+    def create(
+        cls,
+        replica_dir: str | Path,
+        store_id: str,
+        size_bytes: int,
+        segment_bytes: int,
+        *,
+        files: Files,
+    ) -> TransientPool:
+        """A new, empty pool; what other pools this replica had are removed.
+
+        Raises: StorageFull, with the numbers, when /dev/shm has no room; nothing is left there then.
+        """
+        remove_pools(replica_dir, store_id, files=files)
+        needed, free = HEADER_BYTES + size_bytes, _free_bytes(files)
+        if needed > free:
+            raise _no_room(needed, free)
+        number = int.from_bytes(os.urandom(8), "big") >> 1
+        name = f"{_prefix(replica_dir, store_id)}{number:016x}"
+        fd = files.open_file(f"{SHM_DIR}/{name}", create=True)
+        try:
+            _allocate(fd, needed, files)
+            view = files.map_words(fd, needed)
+        except (OSError, RayMQError):
+            files.close(fd)
+            files.unlink(f"{SHM_DIR}/{name}")
+            raise
+        words = view[:HEADER_BYTES].cast("q")
+        words[_VERSION], words[_BOOT], words[_STORE] = VERSION, _boot(files), _hash(store_id)
+        words[_ID], words[_SIZE], words[_SEGMENT] = number, size_bytes, segment_bytes
+        words[_MAGIC] = MAGIC
+        words.release()
+        return cls(name, fd, view, files=files)
+
+    @classmethod
+    def attach(
+        cls, replica_dir: str | Path, name: str, store_id: str, *, files: Files
+    ) -> TransientPool | None:
+        """The pool of this name; None when it is gone, or of another boot, store or place.
+
+        A copy of a directory names the pool of its original, which may be at work with it.
+        """
+        if not name.startswith(_prefix(replica_dir, store_id)):
+            return None
+        view = _map(name, files, writable=True)
+        if view is None:
+            return None
+        pool = cls(name, files.open_file(f"{SHM_DIR}/{name}"), view, files=files)
+        if pool._words[_STORE] == _hash(store_id):
+            return pool
+        pool.close()
+        return None
+
+    def fits(self, size_bytes: int, segment_bytes: int) -> bool:
+        """Whether it has the size that the options ask for."""
+        return (self.size_bytes, self._words[_SEGMENT]) == (size_bytes, segment_bytes)
+
+    @property
+    def committed(self) -> int:
+        """Everything below is in the log's files."""
+        return int(self._words[_COMMITTED])
+
+    @committed.setter
+    def committed(self, offset: int) -> None:
+        self._words[_COMMITTED] = offset
+
+    @property
+    def hole_end(self) -> int:
+        """End of the hole, which is that of its commit log file; 0 without a hole."""
+        return _next_multiple(self.hole, int(self._words[_SEGMENT]))
+
+    def dig_hole(self, offset: int) -> None:
+        """There is nothing from here to the end of the commit log file.
+
+        Callers: before the hole's end is published as appended, and only when the hole before is committed.
+        """
+        require(self.committed >= self.hole_end, "one hole at a time", hole=self.hole)
+        self._words[_HOLE] = offset
+
+    def write(self, offset: int, data: Any) -> None:
+        """Store log bytes; the caller has seen to the room. By pwrite, which lets other threads run meanwhile."""
+        data = memoryview(data).cast("B")
+        at = offset % self.size_bytes
+        first = min(len(data), self.size_bytes - at)
+        self._files.pwrite(self._fd, data[:first], HEADER_BYTES + at)
+        if first < len(data):
+            self._files.pwrite(self._fd, data[first:], HEADER_BYTES)
+
+    def reset(self, end: int) -> None:
+        """The log ends here and all of it is in the files. Callers: with no CommitRealTime at work."""
+        self._words[_INCARNATION] = 0
+        self._words[_HOLE] = 0
+        self._words[_COMMITTED] = end
+
+    def publish(self, replica_dir: str | Path, incarnation: int) -> None:
+        """Let the CommitRealTime that this CommitLog will grant find the pool."""
+        self._words[_INCARNATION] = incarnation
+        self._files.write_file_atomic(Path(replica_dir) / NAME_FILE, self.name.encode())
+
+    def close(self) -> None:
+        """Unmap; the pool stays."""
+        super().close()
+        self._files.close(self._fd)
+
+
+def remove_pools(replica_dir: str | Path, store_id: str, *, files: Files) -> None:
+    """Remove every pool that this replica has or had."""
+    prefix = _prefix(replica_dir, store_id)
+    for name in files.list(SHM_DIR):
+        if name.startswith(prefix):
+            files.unlink(f"{SHM_DIR}/{name}")
+    files.unlink(Path(replica_dir) / NAME_FILE)
+
+
+def _map(name: str, files: Files, *, writable: bool) -> memoryview | None:
+    """The whole pool file; None when it is gone, or not of this boot and name."""
+    try:
+        fd = files.open_file(f"{SHM_DIR}/{name}", writable=writable)
+    except FileNotFoundError:
+        return None
+    try:
+        size = files.size(fd)
+        if size <= HEADER_BYTES:
+            return None
+        view = files.map_words(fd, size) if writable else files.map_read(fd, size)
+    finally:
+        files.close(fd)
+    words = view[:HEADER_BYTES].cast("q")
+    facts = (words[_MAGIC], words[_VERSION], words[_BOOT], f"{words[_ID]:016x}", words[_SIZE])
+    words.release()
+    if facts == (MAGIC, VERSION, _boot(files), name.rpartition("-")[2], size - HEADER_BYTES):
+        return view
+    files.unmap(view)
+    return None
+
+
+def _name_of(replica_dir: str | Path, files: Files) -> str | None:
+    try:
+        return files.read_file(Path(replica_dir) / NAME_FILE).decode()
+    except FileNotFoundError:
+        return None
+
+
+def _has_pool(replica_dir: str | Path, files: Files) -> bool:
+    name = _name_of(replica_dir, files)
+    return name is not None and files.exists(f"{SHM_DIR}/{name}")
+
+
+def _prefix(replica_dir: str | Path, store_id: str) -> str:
+    """Of the names of this replica's pools: also a copied directory, or the same path elsewhere, has another."""
+    place = f"{store_id} {os.path.realpath(replica_dir)}"
+    return f"raymq-{hashlib.sha256(place.encode()).hexdigest()[:12]}-"
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def _boot(files: Files) -> int:
+    return _hash(files.boot_id())
+
+
+def _next_multiple(offset: int, step: int) -> int:
+    return -(-offset // step) * step
+
+
+def _free_bytes(files: Files) -> int:
+    try:
+        return files.free_bytes(SHM_DIR)
+    except FileNotFoundError:
+        return 0
+
+
+def _allocate(fd: int, needed: int, files: Files) -> None:
+    try:
+        files.allocate(fd, needed)
+    except StorageFull as error:
+        raise _no_room(needed, _free_bytes(files)) from error
+
+
+def _no_room(needed: int, free: int, pools: int = 1) -> StorageFull:
+    what = "the transient pool needs" if pools == 1 else f"{pools} transient pools need"
+    return StorageFull(
+        f"{what} {needed} bytes ({needed >> 20} MiB) of {SHM_DIR}, which has {free} ({free >> 20} MiB) free: make it "
+        "larger (a container: --shm-size), take smaller slices, or start without the pool",
+        field="transient_pool",
+        limit=free,
+        needed=needed,
+    )

@@ -1,0 +1,227 @@
+"""Where a row stands that its producer sends again when the state has forgotten the place (design D7).
+
+Sequences and queue offsets of one producer grow together. So a row between two runs that the state still has is
+found by bisection over the consume queue, reading the stamps of records; what is not dispatched yet is found by
+a walk over the end of the log. No lock is held, and no more is read at once than the ack path can wait for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.errors import OffsetOutOfRange
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.records.producer_stamp import STAMP_BYTES, read_column
+from raymq.store.records.record_walk import Layout, gather, layout
+from raymq.store.state import UNKNOWN_OFFSET, Found, ProducerQueue
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: records looked at in one go: first at a new place, at least, at most
+SLICE_ROWS, SLICE_ROWS_MIN, SLICE_ROWS_MAX = 32, 4, 2048
+#: the next slice is larger or smaller when one takes less or more; cold pages make it 100 times longer
+SLICE_MS_LOW, SLICE_MS_HIGH = 0.25, 1.0
+
+_STAMP = np.dtype(f"V{STAMP_BYTES}")
+_INT = np.dtype(">i4")
+_LONG = np.dtype(">i8")
+_QUEUE_ID_OFFSET, _QUEUE_OFFSET_OFFSET = 12, 20
+
+
+class OwnRows(NamedTuple):
+    """Rows of one producer in one queue, ascending."""
+
+    offsets: Int64s
+    sequences: Int64s
+    #: physical
+    ends: Int64s
+
+
+class Search:
+    """Finds the queue offset of one stored row. For one use by one thread."""
+
+    def __init__(self, log: CommitLog, topic: str, queue_id: int, producer: int) -> None:
+        self._log = log
+        self._topic = np.frombuffer(topic.encode(), dtype=np.uint8)
+        self._queue_id = queue_id
+        self._producer = np.uint64(producer)
+        self._rows = SLICE_ROWS
+        self._begun = 0.0
+
+    def find(
+        self, sequence: int, entry: ProducerQueue, queue: ConsumeQueue | None, dispatched: int
+    ) -> int:
+        """The queue offset of the row with this sequence; UNKNOWN_OFFSET when the log has it no more.
+
+        Args: `dispatched`, read before the queue: what is not in its units stands in the log behind it.
+        Raises: Unavailable when the store is closed meanwhile.
+        """
+        hint = entry.found
+        low, high = entry.span_of(sequence)
+        if high - low <= 1:
+            return low if low < high else UNKNOWN_OFFSET
+        found, units_end = None, 0
+        if queue is not None:
+            units_end = queue.max_offset
+            found = self._in_units(
+                queue, max(low, queue.min_offset), min(high, units_end), sequence
+            )
+        if found is None and high > units_end:
+            at = max(dispatched, self._log.start)
+            if hint is not None and hint.first_sequence <= sequence:
+                at = max(at, hint.end)
+            found = self._in_log(at, self._log.committed, sequence)
+        if found is None:
+            return UNKNOWN_OFFSET
+        entry.found = found
+        return found.first_offset
+
+    def _in_units(self, queue: ConsumeQueue, low: int, high: int, sequence: int) -> Found | None:
+        """Bisect units [low, high). Rows of others between ours cost time, at most once each."""
+        # The first look is at the low end: what is sent again is sent in order.
+        at = low
+        while low < high:
+            own = self._next_own(queue, at, high)
+            if own is None:
+                high = at
+            else:
+                found = _run_at(own, sequence)
+                if found is not None:
+                    return found
+                below = int(np.searchsorted(own.sequences, sequence))
+                if below < len(own.offsets):
+                    ahead = int(own.sequences[below]) - sequence
+                    high = min(high, int(own.offsets[below]) - ahead + 1)
+                if below:
+                    behind = sequence - int(own.sequences[below - 1])
+                    low = max(low, int(own.offsets[below - 1]) + behind)
+                else:
+                    high = min(high, at)
+            at = (low + high) // 2
+        return None
+
+    def _next_own(self, queue: ConsumeQueue, at: int, high: int) -> OwnRows | None:
+        """Our rows in the first slice from unit `at` on that has any."""
+        self._rows = min(self._rows, SLICE_ROWS)
+        while at < high:
+            self._begin_slice()
+            units = queue.read(at, min(self._rows, high - at))
+            if not len(units):
+                return None
+            rows = self._own_units(at, units)
+            self._end_slice()
+            if len(rows.offsets):
+                return rows
+            at += len(units)
+        return None
+
+    def _own_units(self, first_offset: int, units: npt.NDArray[Any]) -> OwnRows:
+        positions = units["position"].astype(np.int64)
+        sizes = units["size"].astype(np.int64)
+        segments = positions // self._log.config.segment_size_bytes
+        edges = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(units)]
+        parts = []
+        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+            try:
+                view, base = self._log.view(int(positions[start]))
+            except OffsetOutOfRange:
+                # The log has these records no more.
+                continue
+            fits = np.flatnonzero(
+                (sizes[start:stop] >= fmt.RECORD_MIN_BYTES)
+                & (positions[start:stop] - base + sizes[start:stop] <= len(view))
+            )
+            rows = start + fits
+            where, length = positions[rows] - base, sizes[rows]
+            own, sequences, _ = self._stamps(view, where, length)
+            rows = rows[own]
+            parts.append(
+                OwnRows(first_offset + rows, sequences[own], positions[rows] + sizes[rows])
+            )
+        return _join(parts)
+
+    def _in_log(self, position: int, end: int, sequence: int) -> Found | None:
+        """Walk log[position, end), which begins at a record."""
+        size = self._log.config.segment_size_bytes
+        while position < end:
+            self._begin_slice()
+            view, base = self._log.view(position)
+            walk = record.walk(
+                view[position - base :],
+                position,
+                stop=min(end, base + size) - position,
+                check_crc=False,
+                limit=self._rows,
+            )
+            if len(walk.positions):
+                own = self._own_records(view, base, walk)
+                found = _run_at(own, sequence)
+                if found is not None or (own.sequences > sequence).any():
+                    return found
+            self._end_slice()
+            if walk.reason is record.WalkStop.BLANK or walk.end > base + size - fmt.BLANK_BYTES:
+                position = base + size
+            elif walk.end > position:
+                position = walk.end
+            else:
+                return None
+        return None
+
+    def _own_records(self, view: memoryview, base: int, walk: record.Walk) -> OwnRows:
+        where = walk.positions - base
+        own, sequences, parts = self._stamps(view, where, walk.sizes)
+        own &= gather(view, where + _QUEUE_ID_OFFSET, _INT) == self._queue_id
+        own &= parts.topic_end - parts.topic_start == len(self._topic)
+        rows = np.flatnonzero(own)
+        if len(rows):
+            topic = np.dtype(f"V{len(self._topic)}")
+            names = gather(view, parts.topic_start[rows], topic).view(np.uint8)
+            rows = rows[(names.reshape(len(rows), -1) == self._topic).all(axis=1)]
+        offsets = gather(view, where[rows] + _QUEUE_OFFSET_OFFSET, _LONG).astype(np.int64)
+        return OwnRows(offsets, sequences[rows], walk.positions[rows] + walk.sizes[rows])
+
+    def _stamps(
+        self, view: memoryview, where: Int64s, sizes: Int64s
+    ) -> tuple[Bools, Int64s, Layout]:
+        """Which of these records are the producer's, all their sequences and their parts."""
+        parts, good = layout(view, where, sizes)
+        good &= parts.properties_end - parts.properties_start >= STAMP_BYTES
+        at = np.where(good, parts.properties_start, 0)
+        stamps = gather(view, at, _STAMP).view(np.uint8).reshape(len(at), STAMP_BYTES)
+        valid, producers, _, sequences = read_column(stamps)
+        return good & valid & (producers == self._producer), sequences, parts
+
+    def _begin_slice(self) -> None:
+        self._begun = self._log.clock.monotonic()
+
+    def _end_slice(self) -> None:
+        took_ms = (self._log.clock.monotonic() - self._begun) * 1000
+        if took_ms > SLICE_MS_HIGH:
+            self._rows = max(SLICE_ROWS_MIN, self._rows // 2)
+        elif took_ms < SLICE_MS_LOW:
+            self._rows = min(SLICE_ROWS_MAX, self._rows * 2)
+
+
+def _run_at(own: OwnRows, sequence: int) -> Found | None:
+    """The row with this sequence and the rows behind it that follow it without a gap."""
+    row = int(np.searchsorted(own.sequences, sequence))
+    if row == len(own.sequences) or own.sequences[row] != sequence:
+        return None
+    together = (np.diff(own.offsets[row:]) == 1) & (np.diff(own.sequences[row:]) == 1)
+    count = 1 + (len(together) if together.all() else int(together.argmin()))
+    return Found(sequence, count, int(own.offsets[row]), int(own.ends[row + count - 1]))
+
+
+def _join(parts: list[OwnRows]) -> OwnRows:
+    if len(parts) == 1:
+        return parts[0]
+    none = np.empty(0, dtype=np.int64)
+    columns = zip(*parts, strict=True) if parts else [(none,)] * 3
+    return OwnRows(*(np.concatenate(column) for column in columns))

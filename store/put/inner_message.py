@@ -1,0 +1,137 @@
+"""Messages that the store itself puts: any topic and queue, any field; several may stand or fall together.
+
+Delay levels, timers, transactions and retries move a message on and note in the same append that they did, so that
+a crash never delivers it twice or not at all (RocketMQ does both: reference 10.1, 10.2).
+Source: MessageExtBrokerInner, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.errors import require
+from raymq.store.records import properties as props
+from raymq.store.records import rows
+from raymq.store.records.producer_stamp import STAMP_NAME, without_stamp
+from raymq.store.state import INTERNAL_QUEUE, INTERNAL_TOPIC, PROGRESS
+
+_LONG = struct.Struct(">q")
+_QUEUE_OFFSET_AT, _PHYSICAL_OFFSET_AT, _BORN_HOST_AT = 20, 28, 48
+_TRANSACTION_MASK, _NO_QUEUE = 0xC, (0x4, 0xC)
+_END_DIGITS = 20
+
+
+@dataclass(frozen=True)
+class InnerMessage:
+    """One message to put, as it will stand in the log. Times in ms."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: Mapping[str, str] = field(default_factory=dict)
+    flag: int = 0
+    sys_flag: int = 0
+    born_time_ms: int = 0
+    #: (IP, port); None: the store's own
+    born_host: tuple[str, int] | None = None
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    #: instead of `properties`: the encoded string, stored as it is but for a producer's stamp
+    properties_text: bytes | None = None
+
+
+class Progress(NamedTuple):
+    """How far a service of the store came: part of the shard's state (`ShardState.progress`)."""
+
+    service: str
+    #: key -> any JSON value; None removes the key
+    values: Mapping[str, Any]
+
+
+class PreparedInner:
+    """A message encoded but for what the put lock gives: queue offset, physical offset, store time."""
+
+    def __init__(self, message: InnerMessage, *, store_host: tuple[str, int]) -> None:
+        """Raises: Rejected when properties or topic are too long, or a property has a separator in it."""
+        self.topic, self.queue_id = message.topic, message.queue_id
+        if message.properties_text is not None:
+            self.properties = without_stamp(message.properties_text)
+        else:
+            # A producer's stamp counts where the producer put it: what is moved on is no row of its any more.
+            self.properties = props.encode(
+                {name: value for name, value in message.properties.items() if name != STAMP_NAME}
+            )
+        #: False: prepared or rolled back; it belongs to no queue and its queue offset is 0
+        self.queued = message.sys_flag & _TRANSACTION_MASK not in _NO_QUEUE
+        born_host = message.born_host or store_host
+        self._data = bytearray(
+            record.encode_record(
+                topic=message.topic,
+                body=message.body,
+                properties=self.properties,
+                queue_id=message.queue_id,
+                flag=message.flag,
+                sys_flag=message.sys_flag,
+                born_time_ms=message.born_time_ms,
+                born_host=born_host,
+                store_host=store_host,
+                reconsume_times=message.reconsume_times,
+                prepared_transaction_offset=message.prepared_transaction_offset,
+            )
+        )
+        self._store_time_at = _BORN_HOST_AT + len(fmt.pack_host(*born_host))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the record."""
+        return len(self._data)
+
+    def encode(
+        self, *, queue_offset: int, physical_offset: int, store_time_ms: int
+    ) -> bytes | bytearray:
+        """The record."""
+        _LONG.pack_into(self._data, _QUEUE_OFFSET_AT, queue_offset if self.queued else 0)
+        _LONG.pack_into(self._data, _PHYSICAL_OFFSET_AT, physical_offset)
+        _LONG.pack_into(self._data, self._store_time_at, store_time_ms)
+        return self._data
+
+    def tags_code(self, store_time_ms: int, levels_ms: tuple[int, ...]) -> int:
+        """The tags code of its unit."""
+        return rows.tags_code_of(self.topic, self.properties, store_time_ms, levels_ms)
+
+
+class PreparedProgress(PreparedInner):
+    """The record that a group begins with. It says where the group ends: half a group is none."""
+
+    def __init__(self, progress: Progress, *, now_ms: int, store_host: tuple[str, int]) -> None:
+        """Args: `now_ms` is its born time."""
+        text = json.dumps(
+            {"service": progress.service, "set": dict(progress.values)}, separators=(",", ":")
+        )
+        # The end's place is at the end of the body, of fixed width.
+        head = text[:-1] + ',"end":"'
+        message = InnerMessage(
+            INTERNAL_TOPIC,
+            INTERNAL_QUEUE,
+            (head + "0" * _END_DIGITS + '"}').encode(),
+            {props.TAGS: PROGRESS},
+            born_time_ms=now_ms,
+        )
+        super().__init__(message, store_host=store_host)
+        self._head = head
+        self._message, self._store_host = message, store_host
+
+    def ending_at(self, end: int) -> tuple[PreparedInner, bytes]:
+        """The record and its body for a group that ends at a physical offset."""
+        body = f'{self._head}{end:0{_END_DIGITS}d}"}}'.encode()
+        found = PreparedInner(
+            InnerMessage(**{**vars(self._message), "body": body}), store_host=self._store_host
+        )
+        require(found.size == self.size, "the end has a fixed width", size=found.size)
+        return found, body

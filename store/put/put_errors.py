@@ -1,0 +1,65 @@
+"""How the answers of a put in RocketMQ's names and our errors stand for each other (design D11).
+
+The table for people is in docs/operating.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raymq.store import format as fmt
+from raymq.store.errors import (
+    DeliveryUnknown,
+    RayMQError,
+    Rejected,
+    StorageFull,
+    Unavailable,
+)
+from raymq.store.status import PutStatus
+
+#: what a status is raised as; PUT_OK is no error
+ERRORS: dict[PutStatus, type[RayMQError]] = {
+    # Stored, but not as promised in time: these count as sent in RocketMQ.
+    PutStatus.FLUSH_DISK_TIMEOUT: DeliveryUnknown,
+    PutStatus.FLUSH_SLAVE_TIMEOUT: DeliveryUnknown,
+    PutStatus.SLAVE_NOT_AVAILABLE: DeliveryUnknown,
+    # Nothing stored, may work later.
+    PutStatus.SERVICE_NOT_AVAILABLE: Unavailable,
+    PutStatus.CREATE_MAPPED_FILE_FAILED: Unavailable,
+    PutStatus.OS_PAGE_CACHE_BUSY: Unavailable,
+    PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH: Unavailable,
+    PutStatus.PUT_TO_REMOTE_BROKER_FAIL: Unavailable,
+    PutStatus.WHEEL_TIMER_FLOW_CONTROL: Unavailable,
+    # Nothing stored, the message is wrong.
+    PutStatus.MESSAGE_ILLEGAL: Rejected,
+    PutStatus.PROPERTIES_SIZE_EXCEEDED: Rejected,
+    PutStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED: Rejected,
+    PutStatus.WHEEL_TIMER_MSG_ILLEGAL: Rejected,
+    PutStatus.WHEEL_TIMER_NOT_ENABLE: Rejected,
+    PutStatus.UNKNOWN_ERROR: DeliveryUnknown,
+}
+
+
+def error_of(status: PutStatus, message: str, **fields: Any) -> RayMQError:
+    """The error that a status is raised as, with the status in it."""
+    return ERRORS[status](message, status=status.value, **fields)
+
+
+def status_of(error: BaseException) -> PutStatus:
+    """What RocketMQ would answer where a put raises `error`."""
+    if not isinstance(error, RayMQError):
+        return PutStatus.UNKNOWN_ERROR
+    said = error.fields.get("status")
+    if said in PutStatus.__members__:
+        return PutStatus(said)
+    if isinstance(error, Rejected):
+        too_long = error.fields.get("limit") == fmt.PROPERTIES_MAX_BYTES
+        if error.fields.get("field") == "properties" and too_long:
+            return PutStatus.PROPERTIES_SIZE_EXCEEDED
+        return PutStatus.MESSAGE_ILLEGAL
+    if isinstance(error, StorageFull):
+        # A full disk is met where a file is made: the bytes of a file are reserved as a whole.
+        return PutStatus.CREATE_MAPPED_FILE_FAILED
+    if isinstance(error, Unavailable):
+        return PutStatus.SERVICE_NOT_AVAILABLE
+    return PutStatus.UNKNOWN_ERROR

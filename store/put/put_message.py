@@ -1,0 +1,217 @@
+"""The door in RocketMQ's shape beside the columnar one: messages with any fields, answered by a PutStatus.
+
+Checks in RocketMQ's order, hooks, one append, the promise. For what comes a message at a time: the gateway, the store's
+services, tools. Bulk goes through `MessageStore.put`.
+Source: DefaultMessageStore#asyncPutMessage and #asyncPutMessages, HookUtils, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from raymq.store import format as fmt
+from raymq.store.errors import RayMQError
+from raymq.store.message_store import MessageStore
+from raymq.store.records.properties import DELAY, INNER_NUM, WAIT
+from raymq.store.requests import Append
+from raymq.store.status import PutStatus
+
+from .inner_message import InnerMessage
+from .put_errors import error_of, status_of
+from .put_hooks import PutHook
+
+log = logging.getLogger("raymq.store")
+
+RETRY_PREFIX = "%RETRY%"
+#: a record may have so much more than its body (MessageExtEncoder)
+RECORD_EXTRA_BYTES_MAX = 64 * 1024
+#: sysFlag of a record that holds a whole batch; only topics with a BatchCQ may have one, and here none has
+INNER_BATCH_FLAG = 0x80
+
+
+class AppendResult(NamedTuple):
+    """Where a message stands, or the first of a batch. Source: AppendMessageResult."""
+
+    #: physical offset of the record, and bytes of all records
+    wrote_offset: int
+    wrote_bytes: int
+    #: of each message, in order
+    message_ids: tuple[str, ...]
+    store_time_ms: int
+    #: queue offset
+    logics_offset: int
+    #: messages
+    message_count: int
+
+
+class PutResult(NamedTuple):
+    """How a put ended. `append` is there for everything that is stored, also when the promise is not kept."""
+
+    status: PutStatus
+    append: AppendResult | None = None
+    #: why it is not PUT_OK, for people
+    error: Exception | None = None
+
+
+class MessagePut:
+    """Puts of single messages and of batches of one queue. Callers: any thread."""
+
+    def __init__(self, store: MessageStore, await_promise: Callable[[Append], object]) -> None:
+        """Args: await_promise returns when the promise of an append is kept, or raises DeliveryUnknown."""
+        self._store = store
+        self._await_promise = await_promise
+        self._config = store.config
+
+    def put_message(self, message: InnerMessage) -> PutResult:
+        """Store one message. Returns: how that went; nothing is raised."""
+        hooks = self._store.hooks
+        try:
+            self._store.put_path.check_serving()
+            check_message(message)
+            for hook in hooks:
+                message = hook.before_put(message)
+            self._check_sizes((message,))
+        except (RayMQError, OSError) as error:
+            result = self._refused(error)
+        else:
+            result = self._append((message,))
+        _run_after(hooks, message, result)
+        return result
+
+    def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
+        """Store messages of one queue as records that follow each other in one file. Returns: how that went.
+
+        A crash may leave the first ones only, as in RocketMQ; what was acknowledged stays whole.
+        """
+        hooks = self._store.hooks
+        batch = tuple(messages)
+        try:
+            self._store.put_path.check_serving()
+            check_batch(batch)
+            for hook in hooks:
+                batch = tuple(map(hook.before_put, batch))
+            check_batch(batch)
+            self._check_sizes(batch)
+        except (RayMQError, OSError) as error:
+            result = self._refused(error)
+        else:
+            result = self._append(batch)
+        for message in batch:
+            _run_after(hooks, message, result)
+        return result
+
+    def _refused(self, error: Exception) -> PutResult:
+        self._store.stats.note_failed()
+        return PutResult(status_of(error), None, error)
+
+    def _check_sizes(self, messages: tuple[InnerMessage, ...]) -> None:
+        limit = self._config.max_message_bytes
+        total = sum(len(message.body) for message in messages)
+        if total > limit:
+            raise error_of(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"the body has {total} bytes, the limit is {limit} (max_message_bytes)",
+                field="body",
+                limit=limit,
+            )
+
+    def _append(self, messages: tuple[InnerMessage, ...]) -> PutResult:
+        try:
+            appends = self._store.put_path.put_batch(
+                messages, record_bytes_max=self._config.max_message_bytes + RECORD_EXTRA_BYTES_MAX
+            )
+        except (RayMQError, OSError) as error:
+            return self._refused(error)
+        first = appends[0]
+        host = self._config.store_host
+        stored = AppendResult(
+            first.physical_offset,
+            first.end_offset - first.physical_offset,
+            tuple(fmt.offset_message_id(*host, append.physical_offset) for append in appends),
+            first.store_time_ms,
+            first.first_offset,
+            len(appends),
+        )
+        if all(waits(message.properties) for message in messages):
+            try:
+                self._await_promise(appends[-1])
+            except (RayMQError, OSError) as error:
+                return PutResult(status_of(error), stored, error)
+        return PutResult(PutStatus.PUT_OK, stored)
+
+
+def waits(properties: Mapping[str, str]) -> bool:
+    """Whether a message's answer waits for the flush and the replicas.
+
+    Source: Message#isWaitStoreMsgOK, which takes all but "true" for false.
+    """
+    return properties.get(WAIT, "true").lower() == "true"
+
+
+def check_message(message: InnerMessage) -> None:
+    """What RocketMQ refuses before any hook runs. Raises: Rejected with MESSAGE_ILLEGAL.
+
+    Source: HookUtils#checkBeforePutMessage, #checkInnerBatch.
+    """
+    length = len(message.topic.encode())
+    limit = (
+        fmt.TOPIC_MAX_CHARS if message.topic.startswith(RETRY_PREFIX) else fmt.TOPIC_V1_MAX_CHARS
+    )
+    if not 0 < length <= limit:
+        raise _illegal(f"the topic has {length} bytes; it may have 1 to {limit}", "topic", limit)
+    if not isinstance(message.body, bytes):
+        raise _illegal("the message has no body; an empty one is b''", "body", "bytes")
+    if INNER_NUM in message.properties or message.sys_flag & INNER_BATCH_FLAG:
+        raise _illegal(
+            f"an inner batch ({INNER_NUM}, or sysFlag {INNER_BATCH_FLAG:#x}) needs a topic with a batch consume "
+            "queue; send the messages one by one or by put_messages",
+            "sys_flag",
+            "no inner batch",
+        )
+
+
+def check_batch(messages: tuple[InnerMessage, ...]) -> None:
+    """What may not be in a batch. Raises: Rejected with MESSAGE_ILLEGAL.
+
+    Source: CommitLog#asyncPutMessages, SendMessageProcessor#sendBatchMessage, MessageBatch#generateFromList.
+    """
+    if not messages:
+        raise _illegal("the batch has no messages", "batch", "at least 1 message")
+    first = messages[0]
+    for row, message in enumerate(messages):
+        check_message(message)
+        if (message.topic, message.queue_id) != (first.topic, first.queue_id):
+            raise _illegal("all messages of a batch go to one queue", "queue_id", "one queue", row)
+        if message.sys_flag & fmt.SYS_TRANSACTION_MASK:
+            raise _illegal(
+                "a transaction message cannot be in a batch", "sys_flag", "no transaction", row
+            )
+        if _delay_level(message.properties) > 0:
+            raise _illegal("a delayed message cannot be in a batch", DELAY, "no delay level", row)
+        if message.topic.startswith(RETRY_PREFIX):
+            raise _illegal("a retry topic takes no batches", "topic", "no retry topic", row)
+        if waits(message.properties) != waits(first.properties):
+            raise _illegal(f"all messages of a batch have the same {WAIT}", WAIT, "the same", row)
+
+
+def _delay_level(properties: Mapping[str, str]) -> int:
+    try:
+        return int(properties.get(DELAY, "0"))
+    except ValueError:
+        return 0
+
+
+def _illegal(text: str, field: str, limit: object, row: int | None = None) -> RayMQError:
+    where = {} if row is None else {"row": row}
+    return error_of(PutStatus.MESSAGE_ILLEGAL, text, field=field, limit=limit, **where)
+
+
+def _run_after(hooks: Sequence[PutHook], message: InnerMessage, result: PutResult) -> None:
+    for hook in hooks:
+        try:
+            hook.after_put(message, result.status)
+        except Exception:
+            # Advisory: what is stored stays stored.
+            log.exception("put hook %s", hook.name)

@@ -1,0 +1,571 @@
+"""The way of a put into the log: check, encode, lock, number, append (design section 3).
+
+Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from raymq.store import record
+from raymq.store.compaction.units import check_keys
+from raymq.store.delay.delay_levels import TIMER_TOPIC
+from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
+from raymq.store.delay.timer_put import check_timer_put
+from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
+from raymq.store.failpoints import fail_point
+from raymq.store.index.index_keys import keyed_rows
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.queues.dispatch import Dispatch, Pending
+from raymq.store.records.producer_stamp import Stamp
+from raymq.store.requests import Append, PutRequest
+from raymq.store.running_flags import BLOCKS_PUTS, RunningFlags
+from raymq.store.state import (
+    INTERNAL_QUEUE,
+    INTERNAL_TOPIC,
+    PROGRESS,
+    SNAPSHOT,
+    UNKNOWN_OFFSET,
+    ShardState,
+)
+from raymq.store.stats import StoreStats
+from raymq.store.status import PutStatus
+from raymq.store.topics import check_target
+
+from .duplicates import Search
+from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
+from .put_lock import PutLock
+
+Prepared = record.Prepared | record.PreparedRow
+
+#: of the log's bytes at most one in so many is a snapshot's
+SNAPSHOT_SHARE = 64
+
+
+class CheckedPut(NamedTuple):
+    """A batch that may be appended, as `check` returns it."""
+
+    request: PutRequest
+    prepared: Prepared
+    #: queue offsets of the first and the last row, as far as they are duplicates
+    originals: tuple[int, int] = (UNKNOWN_OFFSET, UNKNOWN_OFFSET)
+    #: see `Append.waits`
+    waits: bool = True
+
+
+class PutPath:
+    """What puts pass through. Callers: any thread; the put lock orders them."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        state: ShardState,
+        queues: ConsumeQueues,
+        dispatch: Dispatch,
+        *,
+        lock: PutLock,
+        flags: RunningFlags,
+        stats: StoreStats,
+    ) -> None:
+        self._log = log
+        self._config = log.config
+        self._clock = log.clock
+        self._state = state
+        self._queues = queues
+        self._dispatch = dispatch
+        self._lock = lock
+        self._flags = flags
+        self._stats = stats
+        self._busy_ms = log.config.os_page_cache_busy_timeout_ms
+        self.epoch = 0
+        self.closed = False
+        #: start of the newest segment that needs no snapshot any more
+        self.headed = -1
+        #: the end of the log from which on the next snapshot is due
+        self._snapshot_due = 0
+        #: physical start and end of the newest group of messages, see `put_inner`
+        self.group = (0, 0)
+
+    def put(self, request: PutRequest) -> Append:
+        """Check and append one batch of one queue; see `check` and `append`."""
+        return self.append(self.check(request))
+
+    def check(self, request: PutRequest) -> CheckedPut:
+        """All of a put that needs no lock: check the whole batch, encode what can be.
+
+        Raises: Rejected, Unavailable, StorageFull; nothing was stored.
+        """
+        try:
+            if self.closed or self._flags.bits or self._lock.begin_ms:
+                self.check_serving()
+            return self._check(request)
+        except RayMQError:
+            self._stats.note_failed()
+            raise
+
+    def check_serving(self) -> None:
+        """Whether puts are taken now.
+
+        Raises: Unavailable with SERVICE_NOT_AVAILABLE when the store is closed or a running flag forbids it, with
+        OS_PAGE_CACHE_BUSY when an append is under way for too long; StorageFull where that flag is a full disk's.
+        Source: HookUtils#checkBeforePutMessage; a busy page cache refuses puts so that they do not pile up.
+        """
+        if self.closed:
+            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
+        if self._flags.bits & BLOCKS_PUTS:
+            self._flags.check_writable()
+        if self._lock.begin_ms and self._lock.busy(self._busy_ms):
+            raise Unavailable(
+                f"an append is under way for {self._lock.held_ms()} ms, the limit is {self._busy_ms} "
+                "(os_page_cache_busy_timeout_ms): the disk does not keep up. Nothing was stored; retry later",
+                field="disk",
+                limit=self._busy_ms,
+                status=PutStatus.OS_PAGE_CACHE_BUSY.value,
+            )
+
+    def _check(self, request: PutRequest) -> CheckedPut:
+        timer = request.topic == TIMER_TOPIC
+        if not timer:
+            check_target(request.topic, request.queue_id, self._state.topics)
+        row = record.check_put(
+            request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
+        )
+        if not request.batch.num_rows:
+            raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
+        if timer:
+            check_timer_put(
+                request.queue_id,
+                request.batch,
+                topics=self._state.topics,
+                config=self._config,
+                now_ms=self._clock.now_ms(),
+            )
+        elif self._state.topics[request.topic].compacted:
+            check_keys(request.topic, request.batch)
+        stamp = None
+        if request.producer_id is not None:
+            stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
+        prepared = record.prepare(
+            request.topic,
+            request.queue_id,
+            request.batch,
+            stamp=stamp,
+            store_host=self._config.store_host,
+            row=row,
+        )
+        self._check_sizes(prepared, timer=timer)
+        # The offsets of duplicates are searched here, where nobody else waits for it.
+        plain = row is not None and not row.properties
+        waits = plain or record.waits(row or request.batch)
+        return CheckedPut(request, prepared, self._originals(request), waits)
+
+    def append(self, checked: CheckedPut) -> Append:
+        """Append a checked batch. The ack is the caller's: nothing is synced at return.
+
+        Raises: Rejected for a gap in the sequences, Fenced, StorageFull, Unavailable, OSError; nothing was stored.
+        DeliveryUnknown when the first rows are stored and the next ones could not be: `append` says what is.
+        Source: CommitLog#asyncPutMessages; the order of steps is design section 3.
+        """
+        lock = self._lock
+        with lock.mutex:
+            lock.begin_ms = self._clock.monotonic_ms()
+            try:
+                appended = self._append_new(checked)
+            except (RayMQError, OSError):
+                self._stats.note_failed()
+                raise
+            finally:
+                lock.begin_ms = 0
+        if not checked.waits:
+            appended = appended._replace(waits=False)
+        if not appended.duplicates:
+            return appended
+        first, last = checked.originals
+        if first == UNKNOWN_OFFSET or (last == UNKNOWN_OFFSET and appended.last_offset < 0):
+            # It became a duplicate after the check, or the log has it no more.
+            first, last = self._originals(checked.request)
+        return appended._replace(
+            first_offset=first,
+            last_offset=last if appended.last_offset < 0 else appended.last_offset,
+        )
+
+    def _append_new(self, checked: CheckedPut) -> Append:
+        """Append the rows that are not stored yet."""
+        request, prepared = checked.request, checked.prepared
+        count = prepared.count
+        skip = 0
+        if request.producer_id is not None:
+            admission = self._state.admit(
+                request.producer_id,
+                request.epoch,
+                request.topic,
+                request.queue_id,
+                request.first_sequence,
+                count,
+            )
+            skip = admission.duplicates
+            if skip:
+                self._state.raise_epoch(request.producer_id, request.epoch)
+            if skip == count:
+                return Append(
+                    first_offset=admission.first_offset,
+                    count=count,
+                    duplicates=count,
+                    store_time_ms=self._state.store_time_ms,
+                    physical_offset=-1,
+                    end_offset=admission.end_offset,
+                )
+        appended = self._append(prepared, request, skip)
+        size = (
+            prepared.size
+            if isinstance(prepared, record.PreparedRow)
+            else int(prepared.sizes[skip:].sum())
+        )
+        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
+        self._stats.note_put(request.topic, count - skip, size, held_ms)
+        last_offset = appended.first_offset + count - skip - 1
+        return appended._replace(count=count, duplicates=skip, last_offset=last_offset)
+
+    def _originals(self, request: PutRequest) -> tuple[int, int]:
+        """Where the batch's first and last rows were stored; UNKNOWN_OFFSET for one that was not, or is gone.
+
+        Callers: any thread, without the put lock.
+        """
+        if request.producer_id is None:
+            return UNKNOWN_OFFSET, UNKNOWN_OFFSET
+        entry = self._state.producers.get((request.producer_id, request.topic, request.queue_id))
+        first = request.first_sequence
+        if entry is None or first >= entry.next_sequence:
+            return UNKNOWN_OFFSET, UNKNOWN_OFFSET
+        last = first + request.batch.num_rows - 1
+        dispatched = self._dispatch.dispatched
+        queue = self._queues.find(request.topic, request.queue_id)
+        search = Search(self._log, request.topic, request.queue_id, request.producer_id)
+        first_offset = search.find(first, entry, queue, dispatched)
+        return first_offset, search.find(last, entry, queue, dispatched)
+
+    def _check_sizes(self, prepared: Prepared, *, timer: bool = False) -> None:
+        if isinstance(prepared, record.PreparedRow):
+            largest = prepared.size
+        else:
+            largest = int(prepared.sizes.max())
+        limit = self._config.record_bytes_max
+        if timer:
+            # It is delivered in a group.
+            limit = self._config.group_bytes_max - GROUP_RESERVE_BYTES - ROW_RESERVE_BYTES
+        if largest > limit:
+            row = int(prepared.sizes.argmax())
+            pool = self._config.transient_pool_bytes if self._config.transient_pool else 0
+            through = f" and a transient pool of {pool} bytes" if pool else ""
+            raise Rejected(
+                f"row {row} makes a record of {largest} bytes; with commit log files of "
+                f"{self._config.segment_size_bytes} bytes{through} a record may have {limit}",
+                field="record",
+                limit=limit,
+                row=row,
+            )
+
+    def _append(self, prepared: Prepared, request: PutRequest, skip: int) -> Append:
+        log, state = self._log, self._state
+        self._begin_segment()
+        if isinstance(prepared, record.PreparedRow) and prepared.size <= log.room():
+            now = max(state.store_time_ms, self._clock.now_ms())
+            return self._append_unit(prepared, request, 0, 1, now)
+        ends = np.cumsum(prepared.sizes)
+        total = int(ends[-1])
+        done = int(ends[skip - 1]) if skip else 0
+        log.ensure_room(total - done)
+        now = max(state.store_time_ms, self._clock.now_ms())
+        row, count = skip, len(prepared.sizes)
+        first: Append | None = None
+        try:
+            while row < count:
+                room = log.room()
+                limit = min(room, self._config.append_unit_bytes)
+                if total - done <= limit:
+                    stop = count
+                elif limit > 0:
+                    stop = int(np.searchsorted(ends, done + limit, side="right"))
+                else:
+                    stop = row
+                if stop <= row:
+                    if room < int(prepared.sizes[row]):
+                        log.seal(self.epoch)
+                        self._begin_segment()
+                        continue
+                    stop = row + 1
+                appended = self._append_unit(prepared, request, row, stop, now)
+                first = first or appended
+                done = int(ends[stop - 1])
+                row = stop
+        except (OSError, RayMQError) as error:
+            if first is None:
+                raise
+            stored = first._replace(count=row - skip, end_offset=log.end)
+            raise DeliveryUnknown(
+                f"rows {skip} to {row - 1} of {count} are stored, the others are not: {error}; a retry with the "
+                "same sequence is safe",
+                status=PutStatus.UNKNOWN_ERROR.value,
+                append=stored._asdict(),
+            ) from error
+        require(first is not None, "a batch has a row that is new", skip=skip, count=count)
+        return first._replace(count=count, end_offset=log.end)  # type: ignore[union-attr]
+
+    def _append_unit(
+        self, prepared: Prepared, request: PutRequest, row: int, stop: int, now: int
+    ) -> Append:
+        """Append rows [row, stop), which fit the current file."""
+        log, state = self._log, self._state
+        # Looked up for each unit: the snapshot of a new segment takes offsets of the internal queue.
+        offset = state.next_offsets.get((request.topic, request.queue_id), 0)
+        data = prepared.encode(
+            row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=now
+        )
+        start = log.append(data, self.epoch)
+        sizes = prepared.sizes[row:stop]
+        self._dispatch.pend(
+            Pending(
+                start,
+                log.end,
+                request.topic,
+                request.queue_id,
+                offset,
+                start + np.cumsum(sizes) - sizes if len(sizes) > 1 else np.array([start]),
+                sizes,
+                prepared.tags_codes[row:stop],
+                now,
+                None if prepared.keyed is None else prepared.keyed.rows(row, stop),
+            )
+        )
+        state.apply_rows(
+            request.topic,
+            request.queue_id,
+            offset,
+            stop - row,
+            log.end,
+            now,
+            producer=request.producer_id,
+            epoch=request.epoch,
+            first_sequence=request.first_sequence + row,
+        )
+        return Append(offset, stop - row, 0, now, start, log.end)
+
+    def begin_log(self) -> None:
+        """Begin an empty log with its first file and snapshot."""
+        with self._lock:
+            self._begin_segment()
+
+    def _begin_segment(self) -> None:
+        """See to it that a snapshot of the state stands in a segment before anything else does (D6).
+
+        A broken-off one, of a crash or of a full disk, is followed by a whole one; where that finds no room any
+        more, the segment ends. A state too large for a file is left out: recovery then begins earlier. Within a
+        large segment another one follows now and then, so that recovery reads little however full the segment is.
+        """
+        log, size = self._log, self._config.segment_size_bytes
+        while self.headed != log.end - log.end % size:
+            parts, needed = self._snapshot()
+            if needed <= self._config.snapshot_bytes_max:
+                log.ensure_room(needed)
+                if log.room() < needed:
+                    log.seal(self.epoch)
+                    continue
+                self._append_snapshot(parts, needed)
+            self.headed = log.end - log.end % size
+        if log.end >= self._snapshot_due:
+            parts, needed = self._snapshot()
+            # Else the next segment, which is near, begins with one.
+            if needed <= min(self._config.snapshot_bytes_max, log.room()):
+                self._append_snapshot(parts, needed)
+            else:
+                self._snapshot_due = log.end + self._config.snapshot_interval_bytes
+
+    def note_snapshot(self, start: int) -> None:
+        """Recovery found the newest snapshot at `start`."""
+        self._snapshot_due = start + self._config.snapshot_interval_bytes
+
+    def _snapshot(self) -> tuple[list[CheckedPut], int]:
+        """The state as records to append, and their bytes."""
+        part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
+        parts = [self._internal(SNAPSHOT, body) for body in self._state.snapshot(part_bytes_max)]
+        return parts, sum(int(part.prepared.sizes[0]) for part in parts)
+
+    def _append_snapshot(self, parts: list[CheckedPut], nbytes: int) -> None:
+        start = self._log.end
+        now = max(self._state.store_time_ms, self._clock.now_ms())
+        for part in parts:
+            self._append_unit(part.prepared, part.request, 0, 1, now)
+        self._log.marks.note_snapshot(start)
+        # A large state is written less often: snapshots stay a small part of the log.
+        interval = max(self._config.snapshot_interval_bytes, SNAPSHOT_SHARE * nbytes)
+        self._snapshot_due = self._log.end + interval
+        fail_point("log.after_snapshot")
+
+    def _internal(self, kind: str, body: bytes) -> CheckedPut:
+        """One record of the internal topic, ready to be appended."""
+        batch = pa.record_batch(
+            {
+                "body": pa.array([body], pa.binary()),
+                "tag": pa.array([kind], pa.string()),
+                "properties": pa.array([None], pa.binary()),
+                "born_time_ms": pa.array([self._clock.now_ms()], pa.int64()),
+            },
+            schema=record.PUT_SCHEMA,
+        )
+        prepared = record.prepare(
+            INTERNAL_TOPIC,
+            INTERNAL_QUEUE,
+            batch,
+            stamp=None,
+            store_host=self._config.store_host,
+        )
+        self._check_sizes(prepared)
+        request = PutRequest(INTERNAL_TOPIC, INTERNAL_QUEUE, batch, None, 0, 0, "quorum")
+        return CheckedPut(request, prepared)
+
+    def put_internal(self, kind: str, body: bytes) -> Append:
+        """Append one record of the internal topic and apply it to the state."""
+        with self._lock:
+            checked = self._internal(kind, body)
+            appended = self._append(checked.prepared, checked.request, 0)
+            self._state.apply_internal(kind, body)
+            return appended
+
+    def put_inner(
+        self, messages: Sequence[InnerMessage], *, progress: Progress | None = None
+    ) -> list[Append]:
+        """Append messages of the store's own services, in order. Returns: one Append a message.
+
+        With `progress` they and it stand or fall together, across crashes too; several messages need one.
+        Durable: nothing; the flush service syncs.
+        Raises: Rejected when they are too large (`config.record_bytes_max`; several should stay below
+        `config.group_bytes_max`, for other puts wait meanwhile); as `append`. Nothing was stored then.
+        """
+        require(progress is not None or len(messages) == 1, "a group has a progress")
+        return self._put_together(messages, progress, self._config.record_bytes_max)
+
+    def put_batch(self, messages: Sequence[InnerMessage], *, record_bytes_max: int) -> list[Append]:
+        """Append messages that follow each other in one file. Returns: one Append a message.
+
+        A crash may leave the first ones only. Durable, Raises: as `put_inner`; also Rejected for a record of more
+        than `record_bytes_max` bytes.
+        """
+        config = self._config
+        limit = config.record_bytes_max if len(messages) == 1 else config.group_bytes_max
+        return self._put_together(messages, None, limit, record_bytes_max)
+
+    def _put_together(
+        self,
+        messages: Sequence[InnerMessage],
+        progress: Progress | None,
+        limit: int,
+        record_bytes_max: int | None = None,
+    ) -> list[Append]:
+        if self.closed:
+            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
+        if self._flags.bits & BLOCKS_PUTS:
+            self._flags.check_writable()
+        host = self._config.store_host
+        prepared = [PreparedInner(message, store_host=host) for message in messages]
+        head = None
+        if progress is not None:
+            head = PreparedProgress(progress, now_ms=self._clock.now_ms(), store_host=host)
+        largest = max((each.size for each in prepared), default=0)
+        if record_bytes_max is not None and largest > record_bytes_max:
+            raise Rejected(
+                f"a record has {largest} bytes, the limit is {record_bytes_max}: less body or fewer properties",
+                field="record",
+                limit=record_bytes_max,
+            )
+        total = sum(each.size for each in prepared) + (0 if head is None else head.size)
+        if total > limit:
+            raise Rejected(
+                f"{len(messages)} messages make {total} bytes of records; what is appended together may have {limit}",
+                field="record",
+                limit=limit,
+            )
+        with self._lock:
+            return self._append_group(head, prepared, total)
+
+    def _append_group(
+        self, head: PreparedProgress | None, prepared: list[PreparedInner], total: int
+    ) -> list[Append]:
+        log, state = self._log, self._state
+        self._begin_segment()
+        log.ensure_room(total)
+        if log.room() < total:
+            log.seal(self.epoch)
+            self._begin_segment()
+        now = max(state.store_time_ms, self._clock.now_ms())
+        start = log.end
+        body = b""
+        records = list(prepared)
+        if head is not None:
+            first, body = head.ending_at(start + total)
+            records.insert(0, first)
+        appends, parts = [], []
+        offsets: dict[tuple[str, int], int] = {}
+        at = start
+        for each in records:
+            key = (each.topic, each.queue_id)
+            offset = offsets.get(key, state.next_offsets.get(key, 0))
+            parts.append(each.encode(queue_offset=offset, physical_offset=at, store_time_ms=now))
+            if each.queued:
+                offsets[key] = offset + 1
+            end = at + each.size
+            appends.append(Append(offset, 1, 0, now, at, start + total, offset))
+            at = end
+        log.append(b"".join(parts), self.epoch)
+        self._note_inner(records, appends)
+        if head is not None:
+            self.group = (start, log.end)
+            state.apply_internal(PROGRESS, body)
+            del appends[0]
+        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
+        for each in prepared:
+            self._stats.note_put(each.topic, 1, each.size, held_ms)
+        return appends
+
+    def _note_inner(self, stored: list[PreparedInner], appends: list[Append]) -> None:
+        """Account for messages that stand in the log now: neighbours of one queue together."""
+        keys = [(each.topic, each.queue_id, each.queued) for each in stored]
+        first = 0
+        for row in range(1, len(keys) + 1):
+            if row < len(keys) and keys[row] == keys[first]:
+                continue
+            if stored[first].queued:
+                self._note_run(stored[first:row], appends[first:row])
+            first = row
+
+    def _note_run(self, stored: list[PreparedInner], appends: list[Append]) -> None:
+        first, last = appends[0], appends[-1]
+        topic, queue_id = stored[0].topic, stored[0].queue_id
+        levels = self._config.delay_levels_ms
+        codes = [each.tags_code(first.store_time_ms, levels) for each in stored]
+        self._dispatch.pend(
+            Pending(
+                first.physical_offset,
+                last.physical_offset + stored[-1].size,
+                topic,
+                queue_id,
+                first.first_offset,
+                np.array([each.physical_offset for each in appends], dtype=np.int64),
+                np.array([each.size for each in stored], dtype=np.int64),
+                np.array(codes, dtype=np.int64),
+                first.store_time_ms,
+                keyed_rows([each.properties for each in stored]),
+            )
+        )
+        self._state.apply_rows(
+            topic,
+            queue_id,
+            first.first_offset,
+            len(stored),
+            first.end_offset,
+            first.store_time_ms,
+        )

@@ -1,0 +1,35 @@
+"""Snapshots of the state in the log: segments begin with one, recovery goes on from the newest (design D6)."""
+
+from __future__ import annotations
+
+from raymq.store import record
+from raymq.store.log.mapped_file import MappedFile
+from raymq.store.records import properties
+from raymq.store.records.record_walk import layout
+from raymq.store.state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts, reading_internal
+
+
+def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, int]:
+    """Where the snapshot that a segment begins with is complete, and where its SNAPSHOT records end.
+
+    Args: `start`, another physical offset of the segment where a snapshot may begin.
+    None: it was broken off, or there is none.
+    """
+    view, at = file.read_view(), file.start if start is None else start
+    parts = SnapshotParts()
+    while True:
+        walk = record.walk(view[at - file.start :], at, limit=1)
+        if not len(walk.positions):
+            return None, at
+        places, _ = layout(view, walk.positions - file.start, walk.sizes)
+        body_start, body_end, topic_start, topic_end, low, high = (
+            int(place[0]) for place in places
+        )
+        tag = properties.decode(bytes(view[low:high])).get(properties.TAGS)
+        if view[topic_start:topic_end] != INTERNAL_TOPIC.encode() or tag != SNAPSHOT:
+            return None, at
+        with reading_internal(SNAPSHOT, at):
+            complete = parts.add(bytes(view[body_start:body_end])) is not None
+        at = walk.end
+        if complete:
+            return at, at

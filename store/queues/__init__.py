@@ -1,0 +1,1 @@
+"""What readers see: consume queues, how they are built, reads and filters."""

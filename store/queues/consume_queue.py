@@ -1,0 +1,327 @@
+"""The consume queue: 20 bytes a message, from queue offset to place in the log; a cache.
+
+Source: ConsumeQueue, RocketMQ 5.3.3 (reference 6.1-6.4).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store import format as fmt
+from raymq.store.errors import Corrupt, require
+from raymq.store.files import Files
+from raymq.store.log.mapped_file import MappedFile
+from raymq.store.log.mapped_file_queue import MappedFileQueue
+
+Int64s = npt.NDArray[np.int64]
+Units = npt.NDArray[Any]
+
+#: size of a unit that stands for no message: position 0, this, tags code 0
+BLANK_SIZE = 0x7FFFFFFF
+#: files that a clean start looks at, from the end
+CLEAN_FILES = 3
+#: units looked at in one go while searching for the end: most of a new file is never touched
+SCAN_UNITS = 8192
+
+
+class ConsumeQueue:
+    """One queue of one topic. One thread appends, truncates and syncs; any may read.
+
+    Invariant: units [min_offset, max_offset) are written; max_offset moves after the bytes.
+    """
+
+    def __init__(
+        self, directory: Path, file_size: int, *, files: Files, writable: bool = True
+    ) -> None:
+        self.directory = directory
+        self._file_units = file_size // fmt.UNIT_BYTES
+        self._queue = MappedFileQueue(directory, file_size, files=files, writable=writable)
+        self._writable = writable
+        #: oldest readable queue offset
+        self.min_offset = 0
+        #: next queue offset
+        self.max_offset = 0
+        #: end of the last record that has a unit; -1: none
+        self.max_physical_offset = -1
+        #: units from here on may be unsynced
+        self._dirty_from = 0
+
+    def load(self) -> None:
+        """Open the files. Raises: Corrupt for a wrong name or length or a gap."""
+        self._queue.load()
+
+    def recover(self, *, after_crash: bool = True, sound_below: int = 0) -> None:
+        """Find the first unit and the end of the units.
+
+        After a crash every file is looked at that may hold units of records at or above `sound_below` (physical),
+        and what stands behind the first invalid unit is erased: pages reach the disk in any order, and those units
+        would come alive again once the hole before them is filled. Otherwise only the last three files are looked at.
+        Source: ConsumeQueue#recover, which always looks at three and erases nothing.
+        """
+        files = self._queue.files
+        if not files:
+            return
+        first = files[0].start // fmt.UNIT_BYTES
+        end = first
+        for file in self._doubtful(sound_below) if after_crash else files[-CLEAN_FILES:]:
+            count = self._count_valid(file)
+            end = file.start // fmt.UNIT_BYTES + count
+            if count < self._file_units:
+                break
+        head = self._units(files[0])[: end - first]
+        self.min_offset = first + _leading(_is_blank(head))
+        self._set_end(self._without_blank_tail(max(end, self.min_offset)))
+        if after_crash and self._writable and self._anything_behind():
+            self._queue.truncate_to(self.max_offset * fmt.UNIT_BYTES)
+
+    def _doubtful(self, sound_below: int) -> list[MappedFile]:
+        """The files from the last one on whose first unit, and so everything before it, is sound."""
+        files = self._queue.files
+        for index in range(len(files) - 1, 0, -1):
+            unit = self._units(files[index])[0]
+            if unit["size"] > 0 and 0 <= unit["position"] < sound_below and not _is_blank(unit):
+                return files[index:]
+        return files
+
+    def _count_valid(self, file: MappedFile) -> int:
+        units = self._units(file)
+        for low in range(0, len(units), SCAN_UNITS):
+            part = units[low : low + SCAN_UNITS]
+            valid = (part["size"] > 0) & (part["position"] >= 0)
+            if not valid.all():
+                return low + _leading(valid)
+        return len(units)
+
+    def _without_blank_tail(self, end: int) -> int:
+        """Blanks that fill a gap are followed by a unit; where a crash came between, they go."""
+        while end > self.min_offset:
+            low = max(self.min_offset, end - SCAN_UNITS)
+            blank = _is_blank(self._span(low, end))
+            end -= _leading(blank[::-1])
+            if not blank.all():
+                break
+        return end
+
+    def _anything_behind(self) -> bool:
+        """Whether files or bytes that are not zero stand behind the end."""
+        at = self.max_offset * fmt.UNIT_BYTES
+        if self._queue.files[-1].start > at:
+            return True
+        file = self._queue.find(at)
+        return file is not None and bool(
+            np.frombuffer(file.read_view(), dtype=np.uint8)[at - file.start :].any()
+        )
+
+    def _set_end(self, end: int) -> None:
+        self.max_offset = end
+        self._dirty_from = min(self._dirty_from, end)
+        self.max_physical_offset = -1
+        if end > self.min_offset:
+            last = self._span(end - 1, end)[0]
+            self.max_physical_offset = int(last["position"]) + int(last["size"])
+
+    def append(
+        self, queue_offset: int, positions: Int64s, sizes: Int64s, tags_codes: Int64s
+    ) -> None:
+        """Write the units of consecutive messages, the first of which has `queue_offset`.
+
+        What was written before is left out, so dispatching again is harmless. A gap in the queue
+        offsets (others' stores may have one) is filled with blanks.
+        Raises: StorageFull; Corrupt for a gap of more than a file.
+        Source: ConsumeQueue#putMessagePositionInfo; over a gap it would shift all later offsets.
+        """
+        require(
+            len(positions) == len(sizes) == len(tags_codes),
+            "one unit a message",
+            positions=len(positions),
+            sizes=len(sizes),
+            tags_codes=len(tags_codes),
+        )
+        skip = int(np.searchsorted(positions + sizes, self.max_physical_offset, side="right"))
+        if self._queue.files:
+            skip = max(skip, self.max_offset - queue_offset)
+        if skip >= len(positions):
+            return
+        offset = queue_offset + skip
+        if not self._queue.files:
+            self._queue.create_next(offset * fmt.UNIT_BYTES)
+            # The first file is blank up to its first unit, as RocketMQ makes it.
+            self.min_offset = offset
+            self.max_offset = self._queue.min_offset // fmt.UNIT_BYTES
+        gap = offset - self.max_offset
+        if gap >= self._file_units:
+            raise Corrupt(
+                f"queue {self.directory} jumps from offset {self.max_offset} to {offset}",
+                path=str(self.directory),
+                offset=self.max_offset,
+                rule="queue offsets have no gap of a file or more",
+                expected=self.max_offset,
+                found=offset,
+            )
+        units = np.zeros(gap + len(positions) - skip, dtype=fmt.UNIT_DTYPE)
+        units["size"][:gap] = BLANK_SIZE
+        units["position"][gap:] = positions[skip:]
+        units["size"][gap:] = sizes[skip:]
+        units["tags_code"][gap:] = tags_codes[skip:]
+        self._dirty_from = min(self._dirty_from, self.max_offset)
+        self._write(self.max_offset, units)
+        self.max_physical_offset = int(positions[-1] + sizes[-1])
+        self.max_offset += len(units)
+
+    def begin_at(self, queue_offset: int) -> None:
+        """Make an empty queue without files go on at an offset; one that has files stays as it is."""
+        if self._queue.files:
+            return
+        first = self._queue.create_next(queue_offset * fmt.UNIT_BYTES).start // fmt.UNIT_BYTES
+        blanks = np.zeros(queue_offset - first, dtype=fmt.UNIT_DTYPE)
+        blanks["size"] = BLANK_SIZE
+        self._dirty_from = min(self._dirty_from, first)
+        self._write(first, blanks)
+        self.min_offset = self.max_offset = queue_offset
+
+    def _write(self, offset: int, units: Units) -> None:
+        data = memoryview(units.tobytes())
+        at = offset * fmt.UNIT_BYTES
+        while data:
+            file = self._queue.find(at) or self._queue.create_next()
+            room = file.start + file.size - at
+            file.pwrite(data[:room], at - file.start)
+            at += len(data[:room])
+            data = data[room:]
+
+    def read(self, queue_offset: int, count: int) -> Units:
+        """Units [queue_offset, queue_offset + count), cut at `max_offset`.
+
+        Returns: UNIT_DTYPE; units of BLANK_SIZE stand for no message. Not copied within one file:
+        the result keeps the file's map alive.
+        """
+        return self._span(queue_offset, min(queue_offset + count, self.max_offset))
+
+    def _span(self, start: int, stop: int) -> Units:
+        found = []
+        while start < stop:
+            file = self._queue.find(start * fmt.UNIT_BYTES)
+            if file is None:
+                break
+            low = start - file.start // fmt.UNIT_BYTES
+            part = self._units(file)[low : low + stop - start]
+            found.append(part)
+            start += len(part)
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate(found) if found else np.empty(0, dtype=fmt.UNIT_DTYPE)
+
+    def _units(self, file: MappedFile) -> Units:
+        return np.frombuffer(file.read_view(), dtype=fmt.UNIT_DTYPE, count=self._file_units)
+
+    def truncate(self, physical_offset: int) -> None:
+        """Drop the units of records that end above `physical_offset`, and zero what stood there.
+
+        Durable: the cut. Source: ConsumeQueue#truncateDirtyLogicFiles, which zeroes nothing.
+        """
+        if self.max_physical_offset <= physical_offset:
+            return
+        end = self.min_offset
+        for file in reversed(self._queue.files):
+            first = file.start // fmt.UNIT_BYTES
+            low = max(self.min_offset, first)
+            units = self._span(low, min(self.max_offset, first + self._file_units))
+            kept = ~_is_blank(units) & (
+                units["position"].astype(np.int64) + units["size"] <= physical_offset
+            )
+            if kept.any():
+                end = low + int(np.flatnonzero(kept)[-1]) + 1
+                break
+        self._queue.truncate_to(end * fmt.UNIT_BYTES)
+        self._set_end(end)
+
+    def correct_min_offset(self, min_physical: int) -> None:
+        """After log files were deleted: begin at the first unit at or above `min_physical`.
+
+        With no such unit the queue becomes empty and keeps its next offset.
+        Source: ConsumeQueue#correctMinOffset.
+        """
+        # Units that are appended meanwhile are alive.
+        end = self.max_offset
+        for file in self._queue.files:
+            first = file.start // fmt.UNIT_BYTES
+            low = max(self.min_offset, first)
+            units = self._span(low, min(end, first + self._file_units))
+            alive = (units["position"] >= min_physical) & ~_is_blank(units)
+            if alive.any():
+                self.min_offset = low + int(alive.argmax())
+                return
+        self.min_offset = end
+
+    def delete_expired(self) -> int:
+        """Delete the files whose every unit is below `min_offset`, but never the last one. Returns: how many.
+
+        Durable: at return. Source: MappedFileQueue#deleteExpiredFileByOffset.
+        """
+        deleted = 0
+        while len(self._queue.files) > 1 and (
+            self._queue.files[1].start <= self.min_offset * fmt.UNIT_BYTES
+        ):
+            self._queue.delete_first()
+            deleted += 1
+        return deleted
+
+    def sync(self) -> None:
+        """fdatasync what was written since the last sync. Raises: OSError."""
+        start, stop = self._dirty_from, self.max_offset
+        if start < stop:
+            self._queue.sync_range(start * fmt.UNIT_BYTES, stop * fmt.UNIT_BYTES)
+            self._dirty_from = stop
+
+    def place(self, queue_offset: int) -> tuple[Path, int]:
+        """The file that holds a unit and the unit's position in it; the directory where no file does."""
+        at = queue_offset * fmt.UNIT_BYTES
+        file = self._queue.find(at)
+        return (self.directory, at) if file is None else (file.path, at - file.start)
+
+    def bytes_behind(self) -> int | None:
+        """The queue offset behind the last unit when bytes that are not zero stand there, else None."""
+        if not self._queue.files or not self._anything_behind():
+            return None
+        return self.max_offset
+
+    def verify(self) -> None:
+        """Walk all units. Raises: Corrupt where one is invalid or records do not ascend."""
+        units = self._span(self.min_offset, self.max_offset)
+        positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
+        real = ~_is_blank(units)
+        rows = np.flatnonzero(real)
+        wrong = np.concatenate(
+            (
+                np.flatnonzero((sizes <= 0) | (positions < 0)),
+                rows[1:][positions[rows[1:]] < (positions + sizes)[rows[:-1]]],
+            )
+        )
+        if len(wrong):
+            row = int(wrong.min())
+            raise Corrupt(
+                f"unit {self.min_offset + row} of {self.directory} says position "
+                f"{int(positions[row])}, size {int(sizes[row])}; delete the directory, it is "
+                "rebuilt at the next start",
+                path=str(self.directory),
+                offset=self.min_offset + row,
+                rule="units are valid and ascend",
+                found=(int(positions[row]), int(sizes[row])),
+            )
+
+    def close(self) -> None:
+        """Close every file."""
+        self._queue.close()
+
+
+def _is_blank(units: Units) -> npt.NDArray[np.bool_]:
+    return np.asarray((units["position"] == 0) & (units["size"] == BLANK_SIZE), dtype=np.bool_)
+
+
+def _leading(flags: npt.NDArray[np.bool_]) -> int:
+    """How many flags from the first on are set."""
+    return len(flags) if flags.all() else int(flags.argmin())

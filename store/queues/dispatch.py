@@ -1,0 +1,171 @@
+"""Dispatch: what stands in the log below C goes into the consume queues and the index.
+
+Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store import record
+from raymq.store.clock import Clock
+from raymq.store.delay.delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.index.index_builder import IndexBuilder, KeyedUnit
+from raymq.store.index.index_keys import Keyed
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.put.put_lock import PutLock
+from raymq.store.records import rows
+from raymq.store.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
+
+from .consume_queues import ConsumeQueues
+
+Int64s = npt.NDArray[np.int64]
+
+#: units whose dispatch facts are kept in memory; beyond it dispatch reads them back from the log
+PENDING_MAX = 512
+#: longest time dispatch holds the interpreter at once (D1)
+SLICE_MS = 2.0
+_DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
+
+
+class Pending(NamedTuple):
+    """Appended records, neighbours in the log and in one queue, that wait for C."""
+
+    start: int
+    end: int
+    topic: str
+    queue_id: int
+    first_offset: int
+    positions: Int64s
+    sizes: Int64s
+    tags_codes: Int64s
+    store_time_ms: int
+    #: their properties when one of them has a key
+    keyed: Keyed | None
+
+
+class Dispatch:
+    """The dispatched end of a store, and the way there. Callers: one thread; `pend` under the put lock."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        *,
+        put_lock: PutLock,
+        clock: Clock,
+        flags: RunningFlags,
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._clock = clock
+        self._put_lock = put_lock
+        self._flags = flags
+        self._pending: deque[Pending] = deque()
+        #: everything below this is in the consume queues
+        self.dispatched = 0
+        #: None: records are not indexed
+        self.index: IndexBuilder | None = None
+        #: grows with what waits for a delay level or a timer
+        self.delayed = 0
+
+    def pend(self, unit: Pending) -> None:
+        """Remember what was just appended, so that it need not be read back."""
+        if len(self._pending) >= PENDING_MAX:
+            # Dispatch is far behind (a replica is away): it will read these units back from the log.
+            self._pending.clear()
+        self._pending.append(unit)
+
+    def run(self, confirmed: int) -> int:
+        """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
+
+        Raises: StorageFull, to be tried again; OSError, after which puts are refused until a dispatch succeeds
+        (in RocketMQ until a restart, but after 30 tries).
+        """
+        failed = self._flags.bits & WRITE_LOGICS_QUEUE_ERROR
+        if self._flags.bits & BLOCKS_DISPATCH & ~WRITE_LOGICS_QUEUE_ERROR:
+            return self.dispatched
+        before = self.dispatched
+        try:
+            self._run(confirmed)
+        except OSError:
+            self._flags.set(WRITE_LOGICS_QUEUE_ERROR)
+            raise
+        if failed and self.dispatched > before:
+            self._flags.clear(WRITE_LOGICS_QUEUE_ERROR)
+        if self.index is not None:
+            self.index.run(self.dispatched)
+        return self.dispatched
+
+    def _run(self, confirmed: int) -> None:
+        deadline = self._clock.monotonic() + SLICE_MS / 1000
+        while self.dispatched < confirmed:
+            with self._put_lock:
+                while self._pending and self._pending[0].start < self.dispatched:
+                    self._pending.popleft()
+                unit = self._pending[0] if self._pending else None
+            if unit is not None and unit.start == self.dispatched:
+                if unit.end > confirmed:
+                    break
+                self._queues.get(unit.topic, unit.queue_id).append(
+                    unit.first_offset, unit.positions, unit.sizes, unit.tags_codes
+                )
+                if unit.topic in _DELAY_TOPICS:
+                    self.delayed += 1
+                self.dispatched = unit.end
+                if self.index is not None:
+                    self._index(self.index, unit)
+            else:
+                upto = confirmed if unit is None else min(confirmed, unit.start)
+                if not self._from_log(upto):
+                    break
+            if self._clock.monotonic() > deadline:
+                break
+
+    def _index(self, index: IndexBuilder, unit: Pending) -> None:
+        keyed = None
+        if unit.keyed is not None:
+            keyed = KeyedUnit(unit.topic, unit.positions, unit.store_time_ms, unit.keyed)
+        index.add(unit.start, unit.end, keyed)
+        if index.full:
+            index.run(self.dispatched)
+
+    @property
+    def index_behind(self) -> bool:
+        """Whether the index has something to do at once."""
+        return self.index is not None and self.index.behind(self.dispatched)
+
+    def _from_log(self, upto: int) -> bool:
+        """Dispatch a slice that is read back. Returns: whether there was any."""
+        view, base = self._log.view(self.dispatched)
+        size = self._log.config.segment_size_bytes
+        stop = min(upto, base + size) - base
+        walk = record.walk(
+            view[self.dispatched - base :],
+            self.dispatched,
+            stop=stop - (self.dispatched - base),
+            check_crc=False,
+            # Recovery took these records for whole; in a store of others it does not ask where they say they stand.
+            check_position=False,
+            limit=rows.SLICE_ROWS,
+        )
+        if len(walk.positions):
+            for run in rows.runs(view, base, walk.positions, walk.sizes):
+                self._queues.get(run.topic, run.queue_id).append(
+                    run.first_offset,
+                    run.positions,
+                    run.sizes,
+                    rows.tags_codes(run.topic, run.batch, self._log.config.delay_levels_ms),
+                )
+                if run.topic in _DELAY_TOPICS:
+                    self.delayed += 1
+        moved = walk.end > self.dispatched
+        self.dispatched = walk.end
+        if walk.reason is record.WalkStop.BLANK or (walk.end >= base + size - 7):
+            self.dispatched = base + size
+            moved = True
+        return moved

@@ -1,0 +1,272 @@
+"""Reading a queue as RocketMQ's brokers do: statuses, limits of one answer, filters.
+
+Source: DefaultMessageStore#getMessage, RocketMQ 5.3.3 (reference 9.1). `Reader.fetch` is the plain way of RayMQ's own
+consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.errors import OffsetOutOfRange, Rejected
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.state import ShardState
+
+from .consume_queue import BLANK_SIZE, Units
+from .consume_queues import ConsumeQueues
+from .message_filter import Bools, MessageFilter, TagFilter
+from .sql_filter import SqlFilter
+
+Int64s = npt.NDArray[np.int64]
+
+#: bounds of `max_bytes`
+BYTES_MIN, BYTES_MAX = 100, 128 << 20
+#: records whose properties are looked at in one go
+RECORDS_AT_ONCE = 128
+
+
+@lru_cache(maxsize=100)
+def expression_filter(kind: str, expression: str) -> MessageFilter:
+    """The filter of a subscription: `kind` is TAG or SQL92.
+
+    Raises: Rejected for another kind, and for an expression that is none.
+    Source: ExpressionType, FilterFactory.
+    """
+    if kind == "TAG":
+        return TagFilter(expression)
+    if kind == "SQL92":
+        return SqlFilter(expression)
+    raise Rejected(
+        f"there is no filter {kind!r}; use TAG or SQL92", field="filter", limit="TAG|SQL92"
+    )
+
+
+class GetMessageStatus(Enum):
+    """What became of a read."""
+
+    FOUND = "FOUND"
+    #: none of the messages looked at is wanted
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    #: messages looked at are gone from the log
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    #: a consume queue file is missing; the next one is to be read
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    #: the offset is the next one to come
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+class GetMessageResult(NamedTuple):
+    """An answer. The queue holds [min_offset, max_offset)."""
+
+    status: GetMessageStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    #: records byte for byte, a binary column; neighbours are not copied
+    records: pa.ChunkedArray
+    #: queue offset of each record
+    queue_offsets: Int64s
+    #: the reader is further behind than this host's memory holds
+    suggest_pulling_from_slave: bool
+
+
+class _Picked(NamedTuple):
+    """Units that were looked at."""
+
+    #: which of them are wanted and fit
+    rows: Int64s
+    #: how many were looked at
+    seen: int
+    #: the reader is to be told to read from a slave
+    far_behind: bool
+    status: GetMessageStatus
+
+
+class GetMessage:
+    """Callers: any thread."""
+
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, state: ShardState) -> None:
+        self._log = log
+        self._queues = queues
+        self._state = state
+        self._config = log.config
+        ratio = log.config.access_message_in_memory_max_ratio
+        self._memory_bytes = log.files.memory_bytes() * ratio // 100
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_nums: int,
+        *,
+        max_bytes: int = BYTES_MAX,
+        wanted: MessageFilter | None = None,
+    ) -> GetMessageResult:
+        """Messages of a queue from `offset` on, at most `max_nums`, below C.
+
+        Never raises for an offset: the status tells, and `next_begin_offset` where to go on.
+        """
+        while True:
+            try:
+                return self._get(topic, queue_id, offset, max_nums, max_bytes, wanted)
+            except OffsetOutOfRange:
+                # Deleted between a look at the log's start and at its bytes: now it begins later.
+                continue
+
+    def _get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_nums: int,
+        max_bytes: int,
+        wanted: MessageFilter | None,
+    ) -> GetMessageResult:
+        queue = self._queues.find(topic, queue_id)
+        low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+        refused = self._refuse(topic, queue_id, offset, low, high)
+        if refused is not None or queue is None:
+            return refused or _nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
+        max_bytes = min(max(max_bytes, BYTES_MIN), BYTES_MAX)
+        span = max(self._config.max_filter_message_size // fmt.UNIT_BYTES, max_nums)
+        file_units = self._config.consume_queue_file_size_bytes // fmt.UNIT_BYTES
+        begin = offset
+        for _ in range(self._config.travel_cq_file_num_when_get_message):
+            begin, left = offset, file_units - offset % file_units
+            units = queue.read(begin, min(span, left))
+            if not len(units):
+                return _nothing(GetMessageStatus.OFFSET_FOUND_NULL, begin + left, low, high)
+            picked = self._pick(units, max_nums, max_bytes, wanted)
+            offset = begin + picked.seen
+            if len(picked.rows) or offset >= high:
+                break
+        return GetMessageResult(
+            picked.status,
+            offset,
+            low,
+            high,
+            self._records(units[picked.rows]),
+            begin + picked.rows,
+            picked.far_behind,
+        )
+
+    def _refuse(
+        self, topic: str, queue_id: int, offset: int, low: int, high: int
+    ) -> GetMessageResult | None:
+        """The answer to an offset at which there is nothing to read."""
+        if not high:
+            info = self._state.topics.get(topic)
+            known = info is not None and 0 <= queue_id < info.queues
+            if known or self._queues.find(topic, queue_id) is not None:
+                return _nothing(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+            return _nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
+        if offset < low:
+            return _nothing(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high)
+        # After a start dispatch may have to come once more to where it was: the reader waits there.
+        coming = offset <= self._state.next_offsets.get((topic, queue_id), 0)
+        if offset == high or (offset > high and coming):
+            return _nothing(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+        if offset > high:
+            return _nothing(GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+        return None
+
+    def _pick(
+        self, units: Units, max_nums: int, max_bytes: int, wanted: MessageFilter | None
+    ) -> _Picked:
+        """Apply filter and limits, as if one unit was looked at after the other."""
+        config, end = self._config, self._log.end
+        positions = units["position"].astype(np.int64)
+        sizes = units["size"].astype(np.int64)
+        alive = (sizes != BLANK_SIZE) & (positions >= self._log.start)
+        matching: Bools | None = None if wanted is None else wanted.units(units["tags_code"])
+        good = alive if matching is None else alive & matching
+        if wanted is not None and wanted.looks_at_records:
+            most = max(
+                config.max_transfer_count_on_message_in_memory,
+                config.max_transfer_count_on_message_in_disk,
+            )
+            good = self._look_at_records(
+                units, np.flatnonzero(good), wanted, min(most, max(max_nums, 1))
+            )
+        count = np.cumsum(good) - good
+        taken = np.cumsum(np.where(good, sizes, 0)) - np.where(good, sizes, 0)
+        in_memory = end - positions <= self._memory_bytes
+        most_bytes = np.where(
+            in_memory,
+            config.max_transfer_bytes_on_message_in_memory,
+            config.max_transfer_bytes_on_message_in_disk,
+        )
+        most_count = np.where(
+            in_memory,
+            config.max_transfer_count_on_message_in_memory,
+            config.max_transfer_count_on_message_in_disk,
+        )
+        # The first wanted message always goes, however large.
+        full = (count > 0) & (
+            (count >= np.minimum(most_count, max_nums))
+            | (taken + sizes > np.minimum(most_bytes, max_bytes))
+        )
+        seen = int(full.argmax()) if full.any() else len(units)
+        rows = np.flatnonzero(good[:seen])
+        status = GetMessageStatus.FOUND
+        if not len(rows):
+            gone = ~alive[:seen] if matching is None else ~alive[:seen] & matching[:seen]
+            living = np.flatnonzero(alive[:seen])
+            behind = gone[int(living[-1]) :] if len(living) else gone
+            status = GetMessageStatus.NO_MATCHED_MESSAGE
+            if behind.any():
+                status = GetMessageStatus.MESSAGE_WAS_REMOVING
+        return _Picked(rows, seen, bool(not in_memory[seen - 1]), status)
+
+    def _look_at_records(
+        self, units: Units, rows: Int64s, wanted: MessageFilter, most: int
+    ) -> Bools:
+        """Which units are wanted by what their records say; no more than are needed for `most` are looked at."""
+        good = np.zeros(len(units), dtype=np.bool_)
+        found = 0
+        for at in range(0, len(rows), RECORDS_AT_ONCE):
+            part = rows[at : at + RECORDS_AT_ONCE]
+            columns = [
+                record.decode(view, where, sizes, columns=("properties",)).column(0)
+                for view, where, sizes in self._by_file(units[part])
+            ]
+            kept = part[wanted.records(pa.concat_arrays(columns))]
+            good[kept] = True
+            found += len(kept)
+            if found > most:
+                break
+        return good
+
+    def _records(self, units: Units) -> pa.ChunkedArray:
+        parts = [record.select(*part) for part in self._by_file(units)]
+        return pa.chunked_array(parts, pa.binary())
+
+    def _by_file(self, units: Units) -> Iterator[tuple[memoryview, Int64s, Int64s]]:
+        """View of a commit log file, starts of records in it, their sizes."""
+        size = self._config.segment_size_bytes
+        positions = units["position"].astype(np.int64)
+        sizes = units["size"].astype(np.int64)
+        numbers = positions // size
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            view, base = self._log.view(number * size)
+            yield view, positions[here] - base, sizes[here]
+
+
+def _nothing(status: GetMessageStatus, goes_on: int, low: int, high: int) -> GetMessageResult:
+    records = pa.chunked_array([], pa.binary())
+    return GetMessageResult(status, goes_on, low, high, records, np.empty(0, dtype=np.int64), False)

@@ -1,0 +1,67 @@
+"""Which messages of a queue a reader wants: by tag, on units first, then by what records say.
+
+Source: MessageFilter, ExpressionMessageFilter, FilterAPI, RocketMQ 5.3.3. There the last step of the tag filter is the
+client's: tags of the same hash reach it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store import format as fmt
+from raymq.store.errors import Rejected
+from raymq.store.records import rows
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+#: the subscription to everything
+ALL = "*"
+_OR = "||"
+
+
+class MessageFilter(Protocol):
+    """Two steps: what units tell costs nothing, what records tell is asked of the others only."""
+
+    #: whether there is a second step
+    looks_at_records: bool
+
+    def units(self, tags_codes: Int64s) -> Bools | None:
+        """Which units may be wanted; None: all of them."""
+
+    def records(self, properties: pa.Array) -> Bools:
+        """Which records are wanted, by their properties strings."""
+
+
+class TagFilter:
+    """Messages of one or more tags, `TagA || TagB`; `*` is all messages."""
+
+    def __init__(self, expression: str = ALL) -> None:
+        """Raises: Rejected for an expression without a tag."""
+        tags = [tag for part in expression.split(_OR) if (tag := part.strip())]
+        self.looks_at_records = bool(tags) and ALL not in tags
+        if expression.strip() and not tags:
+            raise Rejected(
+                f"{expression!r} names no tag; write TagA || TagB, or {ALL}",
+                field="filter",
+                limit="tags",
+            )
+        self._tags = pa.array([tag.encode() for tag in tags], pa.binary())
+        # Units hold the hash as 64 bits, of which RocketMQ compares the lower 32.
+        self._codes = np.array([fmt.tags_code(tag) for tag in tags], dtype=np.int32)
+
+    def units(self, tags_codes: Int64s) -> Bools | None:
+        """See `MessageFilter.units`."""
+        if not self.looks_at_records:
+            return None
+        return np.isin(tags_codes.astype(np.int32), self._codes)
+
+    def records(self, properties: pa.Array) -> Bools:
+        """See `MessageFilter.records`."""
+        found = pc.is_in(rows.tag_column(properties), value_set=self._tags)
+        return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.bool_)

@@ -1,0 +1,108 @@
+"""Reading one queue: from offsets to records, past nothing that is not confirmed."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.errors import Corrupt, OffsetOutOfRange
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.requests import FetchSlice
+from raymq.store.state import ShardState
+
+from .consume_queue import BLANK_SIZE
+from .consume_queues import ConsumeQueues
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Reader:
+    """Callers: any thread."""
+
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, state: ShardState) -> None:
+        self._log = log
+        self._queues = queues
+        self._state = state
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The half-open range of readable offsets of a queue."""
+        queue = self._queues.find(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+
+    def fetch(
+        self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
+    ) -> FetchSlice:
+        """Read records of one queue from `offset`, at least one if there is one, never past C.
+
+        Returns: raw RocketMQ records as one binary column, zero-copy where they are neighbours.
+        Raises: OffsetOutOfRange below the queue's min, or above what the log holds of it. Corrupt for a
+        damaged consume queue.
+        """
+        low, high = self.queue_range(topic, queue_id)
+        if high < offset <= self._state.next_offsets.get((topic, queue_id), 0):
+            # The log has it. After a restart dispatch (in a mirror C too) may come there once more only later.
+            high = offset
+        if offset < low or offset > high:
+            raise _out_of_range(topic, queue_id, offset, low, high)
+        empty = pa.array([], pa.binary())
+        count = min(max_records, high - offset)
+        if count <= 0:
+            return FetchSlice(queue_id, offset, offset, low, high, empty, None)
+        units = self._queues.get(topic, queue_id).read(offset, count)
+        if not len(units):
+            # Deleted since the look at the range.
+            raise _out_of_range(topic, queue_id, offset, *self.queue_range(topic, queue_id))
+        # Queues of foreign stores may have gaps, filled with units that point at nothing.
+        gaps = np.flatnonzero(units["size"] == BLANK_SIZE)
+        if len(gaps):
+            first = int(gaps[0])
+            if first == 0:
+                solid = np.flatnonzero(units["size"] != BLANK_SIZE)
+                jump = offset + (int(solid[0]) if len(solid) else len(units))
+                return FetchSlice(queue_id, offset, jump, low, high, empty, None)
+            units = units[:first]
+        positions = units["position"].astype(np.int64)
+        sizes = units["size"].astype(np.int64)
+        fits = max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
+        try:
+            view, base = self._log.view(int(positions[0]))
+        except OffsetOutOfRange as error:
+            raise _out_of_range(
+                topic, queue_id, offset, *self.queue_range(topic, queue_id)
+            ) from error
+        inside = positions[:fits] < base + self._log.config.segment_size_bytes
+        fits = fits if inside.all() else int(np.argmin(inside))
+        self._check_units(topic, queue_id, offset, positions[:fits] - base, sizes[:fits], len(view))
+        records = record.select(view, positions[:fits] - base, sizes[:fits])
+        return FetchSlice(queue_id, offset, offset + fits, low, high, records, None)
+
+    def _check_units(
+        self, topic: str, queue_id: int, offset: int, starts: Int64s, sizes: Int64s, length: int
+    ) -> None:
+        """Consume queues are a cache without a checksum. Raises: Corrupt for units that point at no records."""
+        ends = starts + sizes
+        good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= length)
+        good[1:] &= starts[1:] >= ends[:-1]
+        if not good.all():
+            row = int(good.argmin())
+            raise Corrupt(
+                f"unit {offset + row} of queue {queue_id} of {topic} points at no record; stop the store and "
+                "delete its directory consumequeue, the next start builds it anew",
+                path=f"consumequeue/{topic}/{queue_id}",
+                offset=offset + row,
+                rule="a unit points at its record",
+                found=(int(starts[row]), int(sizes[row])),
+            )
+
+
+def _out_of_range(topic: str, queue_id: int, offset: int, low: int, high: int) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"queue {queue_id} of {topic} holds offsets {low} to {high}, not {offset}; seek() to choose",
+        min=low,
+        max=high,
+        offset=offset,
+        queue_id=queue_id,
+    )

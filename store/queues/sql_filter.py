@@ -1,0 +1,312 @@
+"""The SQL92 property filter: an expression over a message's properties, evaluated for whole columns.
+
+Values are texts. Beside a number they are read as one, beside TRUE or FALSE as a truth value; a property that is
+missing, or no number where one is needed, makes its comparison unknown, and a message of which the whole is unknown
+is not wanted.
+Source: SelectorParser, ComparisonExpression, LogicExpression, RocketMQ 5.3.3. There a text that is no number fails the
+whole expression even beside OR; `NOT a = 1` is read as `(NOT a) = 1`; integers end at 32 bits beside small ones.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store.errors import Rejected
+
+from .message_filter import Bools, Int64s
+
+_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
+_INTEGER = r"^[+-]?[0-9]{1,18}$"
+_DECIMAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
+_LONG_MAX = (1 << 63) - 1
+
+
+class Property(NamedTuple):
+    """A property by its name."""
+
+    name: str
+
+
+#: column of a property's values, by its name; null where it is missing
+Columns = dict[str, pa.Array]
+#: what an expression is for each message: true, false or null for unknown
+Condition = Callable[[Columns, int], pa.Array]
+Value = str | int | float | bool
+Operand = Property | Value
+
+_COMPARE: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], bool]]] = {
+    "=": (pc.equal, operator.eq),
+    "<>": (pc.not_equal, operator.ne),
+    "<": (pc.less, operator.lt),
+    "<=": (pc.less_equal, operator.le),
+    ">": (pc.greater, operator.gt),
+    ">=": (pc.greater_equal, operator.ge),
+}
+_TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+class SqlFilter:
+    """Messages for which an expression is true: `a > 5 AND (b = 'x' OR c IS NULL)`."""
+
+    looks_at_records = True
+
+    def __init__(self, expression: str) -> None:
+        """Raises: Rejected for what is no such expression, naming it, and where the parser is not installed."""
+        self.expression = expression
+        self._names: set[str] = set()
+        try:
+            self._condition = self._compile(_parse(expression))
+            self.records(pa.array([], pa.binary()))
+        except RecursionError as error:
+            raise _refused(expression, "it is nested too deeply") from error
+
+    def units(self, tags_codes: Int64s) -> Bools | None:
+        """See `MessageFilter.units`."""
+        return None
+
+    def records(self, properties: pa.Array) -> Bools:
+        """See `MessageFilter.records`."""
+        columns = {name: _values(properties, name) for name in self._names}
+        found = self._condition(columns, len(properties)).fill_null(False)
+        return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+    # --- compiling ------------------------------------------------------------------------------------------
+
+    def _compile(self, node: Any) -> Condition:
+        from sqlglot import exp
+
+        if isinstance(node, exp.Paren):
+            return self._compile(node.this)
+        if isinstance(node, exp.And):
+            return _join(pc.and_kleene, self._compile(node.this), self._compile(node.expression))
+        if isinstance(node, exp.Or):
+            return _join(pc.or_kleene, self._compile(node.this), self._compile(node.expression))
+        if isinstance(node, exp.Not):
+            inner = self._compile(node.this)
+            return lambda columns, count: pc.invert(inner(columns, count))
+        if isinstance(node, exp.Boolean):
+            return _constant(bool(node.this))
+        if isinstance(node, exp.Null):
+            return _constant(None)
+        if isinstance(node, exp.Is):
+            return self._is_null(node)
+        if isinstance(node, exp.In):
+            return self._in(node)
+        if isinstance(node, exp.Between):
+            return self._between(node)
+        signs = {
+            exp.EQ: "=",
+            exp.NEQ: "<>",
+            exp.LT: "<",
+            exp.LTE: "<=",
+            exp.GT: ">",
+            exp.GTE: ">=",
+        }
+        sign = signs.get(type(node))
+        if sign is not None:
+            return self._compare(
+                sign, self._operand(node.this), self._operand(node.expression), node
+            )
+        if isinstance(node, exp.Column):
+            # Values are texts, and no text is a truth value by itself.
+            name = self._property(node).name
+            return lambda columns, count: _where(columns[name], pa.scalar(False))
+        raise self._wrong(node, "is no condition")
+
+    def _wrong(self, node: Any, why: str) -> Rejected:
+        return _refused(self.expression, f"{node.sql()} {why}")
+
+    def _property(self, node: Any) -> Property:
+        from sqlglot import exp
+
+        named = node.this
+        if (
+            not isinstance(node, exp.Column)
+            or len(node.parts) > 1
+            or named.args.get("quoted")
+            or not _NAME.fullmatch(str(named.this))
+        ):
+            raise self._wrong(node, "is no name of a property")
+        self._names.add(str(named.this))
+        return Property(str(named.this))
+
+    def _operand(self, node: Any) -> Operand:
+        from sqlglot import exp
+
+        if isinstance(node, exp.Paren):
+            return self._operand(node.this)
+        if isinstance(node, exp.Column):
+            return self._property(node)
+        if isinstance(node, exp.Boolean):
+            return bool(node.this)
+        if isinstance(node, exp.Literal):
+            return str(node.this) if node.is_string else self._number(str(node.this), node)
+        if isinstance(node, exp.Neg):
+            value = self._operand(node.this)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return -value
+        if isinstance(node, exp.Null):
+            raise self._wrong(node, "is not compared; write IS NULL or IS NOT NULL")
+        raise self._wrong(node, "is no property, number, text, TRUE or FALSE")
+
+    def _number(self, text: str, node: Any) -> int | float:
+        try:
+            value = int(text) if text.isdigit() else float(text)
+        except ValueError as error:
+            raise self._wrong(node, "is no number") from error
+        if abs(value) > (_LONG_MAX if isinstance(value, int) else 1.7976931348623157e308):
+            raise self._wrong(node, "is too large")
+        return value
+
+    def _is_null(self, node: Any) -> Condition:
+        from sqlglot import exp
+
+        if not isinstance(node.expression, exp.Null):
+            raise self._wrong(node, "asks for something else than NULL")
+        name = self._property(node.this).name
+        return lambda columns, count: columns[name].is_null()
+
+    def _in(self, node: Any) -> Condition:
+        name = self._property(node.this).name
+        values = [self._operand(each) for each in node.expressions]
+        texts = [value.encode() for value in values if isinstance(value, str)]
+        if not texts or len(texts) < len(values) or set(node.args) - {"this", "expressions"}:
+            raise self._wrong(node, "is no list of texts")
+        known = pa.array(texts, pa.binary())
+        return lambda columns, count: _where(columns[name], pc.is_in(columns[name], known))
+
+    def _between(self, node: Any) -> Condition:
+        value, low, high = (self._operand(node.args[part]) for part in ("this", "low", "high"))
+        numbers = (int, float)
+        if isinstance(low, numbers) and isinstance(high, numbers) and low > high:
+            raise self._wrong(node, "has its larger bound first")
+        if node.args.get("symmetric") is not None:
+            raise self._wrong(node, "is no BETWEEN of RocketMQ")
+        return _join(
+            pc.and_kleene,
+            self._compare(">=", value, low, node),
+            self._compare("<=", value, high, node),
+        )
+
+    def _compare(self, sign: str, left: Operand, right: Operand, node: Any) -> Condition:
+        if not isinstance(left, Property) and isinstance(right, Property):
+            left, right, sign = right, left, _TURNED.get(sign, sign)
+        ordered = sign in _TURNED
+        on_columns, on_values = _COMPARE[sign]
+        if not isinstance(left, Property):
+            same = type(left) is type(right) or not {type(left), type(right)} - {int, float}
+            if not same or (ordered and isinstance(left, (str, bool))):
+                raise self._wrong(node, "compares what cannot be compared")
+            return _constant(on_values(left, right))
+        name = left.name
+        if isinstance(right, Property):
+            other = right.name
+            if not ordered:
+                return lambda columns, count: on_columns(columns[name], columns[other])
+            return lambda columns, count: on_columns(
+                _decimals(columns[name]), _decimals(columns[other])
+            )
+        if isinstance(right, (str, bool)) and ordered:
+            raise self._wrong(node, "compares by size what is no number")
+        if isinstance(right, str):
+            text = pa.scalar(right.encode(), pa.binary())
+            return lambda columns, count: on_columns(columns[name], text)
+        if isinstance(right, bool):
+            wanted = pa.scalar(right)
+            return lambda columns, count: on_columns(_truths(columns[name]), wanted)
+        if isinstance(right, int):
+            integer = pa.scalar(right, pa.int64())
+            return lambda columns, count: on_columns(_integers(columns[name]), integer)
+        decimal = pa.scalar(right, pa.float64())
+        return lambda columns, count: on_columns(_decimals(columns[name]), decimal)
+
+
+def _parse(expression: str) -> Any:
+    try:
+        import sqlglot
+        from sqlglot import exp
+        from sqlglot.errors import SqlglotError
+    except ImportError as error:
+        raise Rejected(
+            "SQL filters need the parser sqlglot; install it with `pip install raymq[sql]`",
+            field="filter",
+            limit="raymq[sql]",
+        ) from error
+    try:
+        with _quiet():
+            return sqlglot.parse_one(expression, into=exp.Condition)
+    except SqlglotError as error:
+        raise _refused(expression, str(error).splitlines()[0]) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The parser logs what it does not know; the caller is told by an error."""
+    import logging
+
+    logger = logging.getLogger("sqlglot")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _refused(expression: str, why: str) -> Rejected:
+    return Rejected(
+        f"{expression!r} is no filter: {why}. A filter has properties, numbers, 'texts', TRUE, FALSE, =, <>, <, <=, >, "
+        ">=, BETWEEN, IN, IS NULL, AND, OR, NOT and brackets",
+        field="filter",
+        limit="SQL92 conditions over properties",
+    )
+
+
+# --- columns ----------------------------------------------------------------------------------------------
+
+
+def _values(properties: pa.Array, name: str) -> pa.Array:
+    """A property's value in each properties string, null where there is none."""
+    pattern = rf"(?:^|\x02){re.escape(name)}\x01(?P<v>[^\x02]+)"
+    return pc.struct_field(pc.extract_regex(properties, pattern), 0)
+
+
+def _constant(value: bool | None) -> Condition:
+    return lambda columns, count: pa.repeat(pa.scalar(value, pa.bool_()), count)
+
+
+def _join(how: Callable[[Any, Any], pa.Array], left: Condition, right: Condition) -> Condition:
+    return lambda columns, count: how(left(columns, count), right(columns, count))
+
+
+def _where(values: pa.Array, then: Any) -> pa.Array:
+    """`then` where there is a value, else unknown."""
+    return pc.if_else(values.is_valid(), then, pa.scalar(None, pa.bool_()))
+
+
+def _texts(values: pa.Array, pattern: str) -> pa.Array:
+    """The values that match, as text without a leading plus."""
+    matching = pc.match_substring_regex(values, pattern)
+    kept = pc.if_else(matching, values, pa.scalar(None, pa.binary())).cast(pa.string())
+    return pc.replace_substring_regex(kept, r"^\+", "")
+
+
+def _integers(values: pa.Array) -> pa.Array:
+    return _texts(values, _INTEGER).cast(pa.int64())
+
+
+def _decimals(values: pa.Array) -> pa.Array:
+    return _texts(values, _DECIMAL).cast(pa.float64())
+
+
+def _truths(values: pa.Array) -> pa.Array:
+    """Java's Boolean.valueOf: whatever is not "true" is false."""
+    return pc.match_substring_regex(values, r"(?i)^true$")

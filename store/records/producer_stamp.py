@@ -1,0 +1,132 @@
+"""The producer stamp of a record (design D7): who wrote it, in which epoch, with which sequence.
+
+It is always the first property of a record, and only that position counts: 24 bytes `_P 0x01 c*20
+0x02`, where the 20 base64url characters hold 120 bits: producer id 64 | epoch 20 | sequence 36. The
+first 12 characters (producer id and the epoch's high 8 bits) are the same for a whole batch, the
+last 8 hold the epoch's low 12 bits and the sequence.
+"""
+
+from __future__ import annotations
+
+import base64
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store.errors import Rejected
+
+STAMP_NAME = "_P"
+PREFIX = STAMP_NAME.encode() + b"\x01"
+SUFFIX = b"\x02"
+STAMP_BYTES = 24
+PRODUCER_MAX = (1 << 64) - 1
+EPOCH_MAX = (1 << 20) - 1
+SEQUENCE_MAX = (1 << 36) - 1
+
+_ALPHABET = np.frombuffer(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", dtype=np.uint8
+)
+_INVALID = 0xFFFF
+
+#: 12 bits -> two characters; and back, indexed by the characters read as a little-endian short
+_PAIRS = np.empty((4096, 2), dtype=np.uint8)
+_PAIRS[:, 0] = np.repeat(_ALPHABET, 64)
+_PAIRS[:, 1] = np.tile(_ALPHABET, 64)
+#: right shifts that bring the four pairs of a 48-bit tail down
+_TAIL_SHIFTS = np.array([36, 24, 12, 0], dtype=np.uint64)
+_TO_PAIR = _PAIRS.view("<u2").ravel()
+_FROM_PAIR = np.full(1 << 16, _INVALID, dtype=np.uint16)
+_FROM_PAIR[_TO_PAIR] = np.arange(4096, dtype=np.uint16)
+
+
+class Stamp(NamedTuple):
+    """Row i of a batch has sequence `first_sequence + i`."""
+
+    producer_id: int
+    epoch: int
+    first_sequence: int
+
+
+def check(stamp: Stamp, count: int) -> None:
+    """Raises: Rejected when a number does not fit its bits for a batch of `count` rows."""
+    for field, value, limit in (
+        ("producer_id", stamp.producer_id, PRODUCER_MAX),
+        ("epoch", stamp.epoch, EPOCH_MAX),
+        ("first_sequence", stamp.first_sequence, SEQUENCE_MAX + 1 - count),
+    ):
+        if not 0 <= value <= limit:
+            raise Rejected(
+                f"{field} is {value}; it must be 0 to {limit}"
+                + ("; begin a new epoch" if field == "first_sequence" and value > limit else ""),
+                field=field,
+                limit=limit,
+            )
+
+
+def stamp_column(
+    producer_id: int, epoch: int, first_sequence: int, count: int
+) -> npt.NDArray[np.uint8]:
+    """The stamps of `count` consecutive rows, uint8[count, 24]. Raises: Rejected."""
+    check(Stamp(producer_id, epoch, first_sequence), count)
+    out = np.empty((count, STAMP_BYTES), dtype=np.uint8)
+    low = (np.uint64((epoch & 0xFFF) << 36)) | np.arange(
+        first_sequence, first_sequence + count, dtype=np.uint64
+    )
+    out[:, :15] = _constant_part(producer_id, epoch >> 12)
+    pairs = _TO_PAIR[((low[:, None] >> _TAIL_SHIFTS) & np.uint64(0xFFF)).astype(np.intp)]
+    out[:, 15:23] = pairs.view(np.uint8)
+    out[:, 23] = SUFFIX[0]
+    return out
+
+
+def stamp_bytes(producer_id: int, epoch: int, sequence: int) -> bytes:
+    """One stamp. Raises: Rejected."""
+    check(Stamp(producer_id, epoch, sequence), 1)
+    bits = (producer_id << 56 | epoch << 36 | sequence).to_bytes(15, "big")
+    return PREFIX + base64.urlsafe_b64encode(bits) + SUFFIX
+
+
+def without_stamp(properties: bytes) -> bytes:
+    """A properties string behind the stamp that it may begin with."""
+    if properties.startswith(PREFIX) and properties[STAMP_BYTES - 1 : STAMP_BYTES] == SUFFIX:
+        return properties[STAMP_BYTES:]
+    return properties
+
+
+@lru_cache(maxsize=1024)
+def _constant_part(producer_id: int, epoch_high: int) -> npt.NDArray[np.uint8]:
+    """The 15 bytes that are the same in every stamp of a batch."""
+    bits = ((producer_id << 8) | epoch_high).to_bytes(9, "big")
+    return np.frombuffer(PREFIX + base64.urlsafe_b64encode(bits), dtype=np.uint8)
+
+
+def read_column(
+    stamps: npt.NDArray[np.uint8],
+) -> tuple[
+    npt.NDArray[np.bool_], npt.NDArray[np.uint64], npt.NDArray[np.int32], npt.NDArray[np.int64]
+]:
+    """Read the first 24 property bytes of rows.
+
+    Args: `stamps`, uint8[n, 24]. Returns: valid, producer id, epoch, sequence; numbers are 0 where
+    not valid.
+    """
+    values = _FROM_PAIR[np.ascontiguousarray(stamps[:, 3:23]).view("<u2")]
+    valid = (values != _INVALID).all(axis=1)
+    valid &= (stamps[:, :3] == np.frombuffer(PREFIX, dtype=np.uint8)).all(axis=1)
+    valid &= stamps[:, 23] == SUFFIX[0]
+    bits = np.where(valid[:, None], values, 0).astype(np.uint64)
+    head = _join(bits[:, 1:6])
+    producer = (bits[:, 0] << np.uint64(52)) | (head >> np.uint64(8))
+    tail = _join(bits[:, 6:])
+    epoch = ((head & np.uint64(0xFF)) << np.uint64(12)) | (tail >> np.uint64(36))
+    sequence = tail & np.uint64(SEQUENCE_MAX)
+    return valid, producer, epoch.astype(np.int32), sequence.astype(np.int64)
+
+
+def _join(columns: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    value = columns[:, 0]
+    for index in range(1, columns.shape[1]):
+        value = (value << np.uint64(12)) | columns[:, index]
+    return value

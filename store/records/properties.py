@@ -1,0 +1,66 @@
+"""The properties string of a record: name 0x01 value 0x02, repeated.
+
+Source: MessageDecoder#messageProperties2String, #string2messageProperties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raymq.store.errors import Rejected
+
+NAME_VALUE_SEPARATOR = b"\x01"
+PROPERTY_SEPARATOR = b"\x02"
+#: name of the property that holds a record's tag
+TAGS = "TAGS"
+#: "false": the answer waits neither for the flush nor for replicas
+WAIT = "WAIT"
+#: delay level
+DELAY = "DELAY"
+#: messages in an inner batch
+INNER_NUM = "INNER_NUM"
+#: how that property begins, and the bytes around its value
+TAG_NAME = TAGS.encode() + b"\x01"
+TAG_EXTRA_BYTES = len(TAG_NAME) + 1
+
+
+def encode(properties: Mapping[str, str]) -> bytes:
+    """The properties string, with the trailing separator.
+
+    Raises: Rejected for an empty name or value (RocketMQ drops such a pair when reading) and for a
+    separator in one.
+    """
+    for name, value in properties.items():
+        if not name or not value:
+            raise Rejected(
+                f"property {name!r} has an empty {'value' if name else 'name'}; readers drop it, "
+                "leave it out",
+                field="properties",
+                limit="non-empty",
+            )
+        if not separators_absent(name) or not separators_absent(value):
+            raise Rejected(
+                f"property {name!r} has the character \\x01 or \\x02, which separate properties; "
+                "encode it first",
+                field="properties",
+                limit="no \\x01, \\x02",
+            )
+    return "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
+
+
+def decode(data: bytes) -> dict[str, str]:
+    """Names and values of a properties string.
+
+    The last separator may be missing; an incomplete pair is dropped; the last duplicate wins.
+    """
+    found: dict[str, str] = {}
+    for pair in bytes(data).split(PROPERTY_SEPARATOR):
+        name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)
+        if name and separator and value:
+            found[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+    return found
+
+
+def separators_absent(text: str) -> bool:
+    """Whether a name, value, topic or tag can stand in a properties string."""
+    return "\x01" not in text and "\x02" not in text

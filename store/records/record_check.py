@@ -1,0 +1,230 @@
+"""The check of a batch before anything of it is stored, so that a refusal stores nothing (D3)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store import format as fmt
+from raymq.store.errors import Rejected
+
+from .producer_stamp import PREFIX as STAMP_PREFIX
+from .producer_stamp import STAMP_BYTES
+from .properties import (
+    PROPERTY_SEPARATOR,
+    TAG_EXTRA_BYTES,
+    TAG_NAME,
+    TAGS,
+    WAIT,
+    separators_absent,
+)
+from .record_row import BATCH_BYTES_MAX, PUT_SCHEMA, Row, only_row, plain
+
+Int64s = npt.NDArray[np.int64]
+
+_WAITS_NOT = f"{WAIT}\x01false\x02".encode()
+
+#: what a row that is no batch counts for besides its body and properties
+ROW_BYTES = 64
+
+
+def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int) -> Row | None:
+    """Refuse a batch, or a single row, that cannot be stored as a whole.
+
+    Returns: the row, when it is one that `prepare` writes as such.
+    Raises: Rejected with field, limit and row for a bad topic, wrong columns, damaged Arrow data, a
+    null or too large body, a null born_time_ms, a tag with separators, properties that are
+    malformed, hold what the store writes itself, or would be longer than 32,767 bytes with it.
+    """
+    fmt.check_topic_name(topic)
+    if isinstance(batch, Row):
+        if plain(batch, max_message_bytes):
+            return batch
+        batch = batch.to_batch()
+    _check_columns(batch)
+    if not batch.num_rows:
+        return None
+    row = only_row(batch)
+    if row is not None and plain(row, max_message_bytes):
+        return row
+    body, tag, properties, born = batch.columns
+    for name, column in (("body", body), ("born_time_ms", born)):
+        if column.null_count:
+            row = pc.index(column.is_null(), True).as_py()
+            raise Rejected(
+                f"row {row} has no {name}; it may not be null",
+                field=name,
+                limit="not null",
+                row=row,
+            )
+    # No value is longer than all of them: most batches need no look at their rows.
+    if _span(body) > max_message_bytes:
+        _check_lengths(
+            value_lengths(body),
+            max_message_bytes,
+            "body",
+            "split it, compress it, or raise max_message_bytes",
+        )
+    if tag.null_count == properties.null_count == len(tag):
+        return row
+    stored = STAMP_BYTES + value_lengths(properties)
+    if tag.null_count < len(tag):
+        _check_tags(tag)
+        tags = value_lengths(tag)
+        stored = stored + np.where(tags > 0, tags + TAG_EXTRA_BYTES, 0)
+    if properties.null_count < len(properties):
+        _check_properties(properties)
+    _check_lengths(
+        stored,
+        fmt.PROPERTIES_MAX_BYTES,
+        "properties",
+        "with what the store adds (producer stamp and tag); put large values into the body",
+    )
+    return row
+
+
+def batch_bytes(batch: pa.RecordBatch | Row) -> int:
+    """What a batch counts for where bytes are limited: its own, or a little more (`nbytes` costs 7 us)."""
+    if isinstance(batch, Row):
+        return len(batch.body) + len(batch.properties or b"") + ROW_BYTES
+    held: int = batch.get_total_buffer_size()
+    size: int = held if held <= BATCH_BYTES_MAX else batch.nbytes
+    return size
+
+
+def waits(batch: pa.RecordBatch | Row) -> bool:
+    """Whether the answer waits for the flush and the replicas: not when every row says WAIT=false.
+
+    Source: MessageBatch#generateFromList, which wants the same of all rows.
+    """
+    if isinstance(batch, Row):
+        return not (batch.properties and _waits_not(batch.properties))
+    properties = batch.column(2)
+    if properties.null_count:
+        return True
+    # Mostly the first row says all.
+    return not (_waits_not(properties[0].as_py()) and all(map(_waits_not, properties.to_pylist())))
+
+
+def _waits_not(properties: bytes) -> bool:
+    at = properties.find(_WAITS_NOT)
+    return at == 0 or (at > 0 and b"\x02" + _WAITS_NOT in properties)
+
+
+def _check_columns(batch: pa.RecordBatch) -> None:
+    if not batch.schema.equals(PUT_SCHEMA):
+        _check_schema(batch)
+    try:
+        # Offsets that came over a network are trusted by every kernel below.
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise Rejected(
+            f"the batch is no valid Arrow data: {error}", field="batch", limit="valid Arrow data"
+        ) from error
+
+
+def _check_schema(batch: pa.RecordBatch) -> None:
+    if batch.schema.names != PUT_SCHEMA.names:
+        raise Rejected(
+            f"the batch has the columns {batch.schema.names}; expected {PUT_SCHEMA.names}",
+            field="columns",
+            limit=", ".join(PUT_SCHEMA.names),
+        )
+    for expected, found in zip(PUT_SCHEMA, batch.schema, strict=True):
+        if found.type != expected.type:
+            raise Rejected(
+                f"column {expected.name} has the type {found.type}; cast it to {expected.type}",
+                field=expected.name,
+                limit=str(expected.type),
+            )
+
+
+def _check_lengths(lengths: Int64s, limit: int, field: str, advice: str) -> None:
+    row = int(lengths.argmax())
+    if lengths[row] > limit:
+        raise Rejected(
+            f"row {row} has {int(lengths[row])} bytes of {field}, the limit is {limit}: {advice}",
+            field=field,
+            limit=limit,
+            row=row,
+        )
+
+
+def _check_tags(tag: pa.StringArray) -> None:
+    data = _data(tag)
+    if b"\x01" in data or b"\x02" in data:
+        # A null slot may span bytes too: look row by row only now.
+        for row, text in enumerate(tag.to_pylist()):
+            if text and not separators_absent(text):
+                raise Rejected(
+                    f"the tag of row {row} has \\x01 or \\x02, which separate properties",
+                    field="tag",
+                    limit="no \\x01, \\x02",
+                    row=row,
+                )
+
+
+def _check_properties(properties: pa.BinaryArray) -> None:
+    data = _data(properties)
+    lengths = value_lengths(properties)
+    offsets = value_offsets(properties)
+    ends = offsets[1:] - offsets[0]
+    used = lengths > 0
+    unended = np.frombuffer(data, dtype=np.uint8)[ends[used] - 1] != PROPERTY_SEPARATOR[0]
+    if unended.any():
+        row = int(np.flatnonzero(used)[unended.argmax()])
+        raise Rejected(
+            f"the properties of row {row} do not end with \\x02; encode them with "
+            "raymq.store.properties.encode",
+            field="properties",
+            limit="name \\x01 value \\x02 ...",
+            row=row,
+        )
+    if TAG_NAME in data or STAMP_PREFIX in data:
+        # The name may stand inside another name or in a null slot: look row by row only now.
+        for row, value in enumerate(properties.to_pylist()):
+            for reserved in (TAG_NAME, STAMP_PREFIX):
+                if value and (value.startswith(reserved) or b"\x02" + reserved in value):
+                    name = reserved[:-1].decode()
+                    raise Rejected(
+                        f"the properties of row {row} have {name}, which the store writes; "
+                        + ("use the tag column" if name == TAGS else "leave it out"),
+                        field="properties",
+                        limit=f"not {name}",
+                        row=row,
+                    )
+
+
+def _span(array: pa.Array) -> int:
+    """Bytes of all values of a binary or string array; those of null slots may be among them."""
+    offsets = value_offsets(array)
+    return int(offsets[-1]) - int(offsets[0])
+
+
+def value_offsets(array: pa.Array) -> npt.NDArray[np.int32]:
+    """The n + 1 value offsets of a binary or string array."""
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.zeros(len(array) + 1, dtype=np.int32)
+    return np.frombuffer(buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1]
+
+
+def value_lengths(array: pa.Array) -> Int64s:
+    """Bytes of each value of a binary or string array; 0 for null, whose slot may span bytes."""
+    offsets = value_offsets(array)
+    lengths = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return lengths
+
+
+def _data(array: pa.Array) -> bytes:
+    """The bytes of the values; those of null slots may be among them."""
+    offsets = value_offsets(array)
+    buffer = array.buffers()[2]
+    if buffer is None:
+        return b""
+    start, stop = int(offsets[0]), int(offsets[-1])
+    return bytes(buffer.slice(start, stop - start).to_pybytes())

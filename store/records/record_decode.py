@@ -1,0 +1,177 @@
+"""Records to columns (design D3): fields by gathered headers, bodies copied at most once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.store import format as fmt
+from raymq.store.errors import require
+
+from .record_walk import gather, layout
+
+Int64s = npt.NDArray[np.int64]
+
+#: what `decode` returns; hosts are "1.2.3.4:5" or "[2001:db8:0:0:0:0:0:1]:5"
+RECORD_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("queue_id", pa.int32(), nullable=False),
+        pa.field("queue_offset", pa.int64(), nullable=False),
+        pa.field("physical_offset", pa.int64(), nullable=False),
+        pa.field("store_time_ms", pa.int64(), nullable=False),
+        pa.field("born_time_ms", pa.int64(), nullable=False),
+        pa.field("flag", pa.int32(), nullable=False),
+        pa.field("sys_flag", pa.int32(), nullable=False),
+        pa.field("body_crc", pa.int32(), nullable=False),
+        pa.field("reconsume_times", pa.int32(), nullable=False),
+        pa.field("prepared_transaction_offset", pa.int64(), nullable=False),
+        pa.field("born_host", pa.string(), nullable=False),
+        pa.field("store_host", pa.string(), nullable=False),
+        pa.field("body", pa.binary(), nullable=False),
+        pa.field("properties", pa.binary(), nullable=False),
+    ]
+)
+
+_NUMBERS = [field.name for field in RECORD_SCHEMA if pa.types.is_integer(field.type)]
+_V6 = fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6
+
+
+def decode(
+    data: Any,
+    starts: npt.ArrayLike,
+    sizes: npt.ArrayLike,
+    *,
+    columns: tuple[str, ...] | None = None,
+) -> pa.RecordBatch:
+    """The records at `starts` (relative to `data`) as a RecordBatch of RECORD_SCHEMA, in order.
+
+    Args: boundaries as `walk` found them, ascending, within 2 GiB. Any mix of V1, V2, IPv4 and IPv6
+    rows. `columns`: only these, in the schema's order.
+    Raises: Bug for boundaries that are none. Nothing of the result refers to `data`.
+    """
+    view = memoryview(data).cast("B")
+    where = np.asarray(starts, dtype=np.int64)
+    length = np.asarray(sizes, dtype=np.int64)
+    schema = RECORD_SCHEMA
+    if columns is not None:
+        schema = pa.schema([field for field in schema if field.name in columns])
+    if not len(where):
+        return pa.RecordBatch.from_pylist([], schema=schema)
+    _check_bounds(view, where, length)
+    parts, good = layout(view, where, length)
+    require(bool(good.all()), "decode is given whole records", row=int(good.argmin()))
+
+    made: dict[str, Any] = _fields(view, where, schema.names)
+    # Six stretches a record (body, gap, topic, gap, properties, gap) over the bytes as they are;
+    # taking every sixth one is the only copy.
+    pieces = _pieces(view, np.stack(parts, axis=1).ravel())
+    rows = np.arange(0, len(parts) * len(where), len(parts), dtype=np.int64)
+    for piece, name in ((0, "body"), (2, "topic"), (4, "properties")):
+        if name in schema.names:
+            made[name] = pieces.take(pa.array(rows + piece))
+    if "topic" in made:
+        made["topic"] = _text(made["topic"])
+    return pa.record_batch([made[name] for name in schema.names], schema=schema)
+
+
+def _check_bounds(view: memoryview, starts: Int64s, sizes: Int64s) -> None:
+    ends = starts + sizes
+    require(
+        len(starts) == len(sizes)
+        and int(starts[0]) >= 0
+        and int(ends[-1]) <= len(view)
+        and bool((sizes >= fmt.RECORD_MIN_BYTES).all())
+        and bool((starts[1:] >= ends[:-1]).all()),
+        "records ascend inside their buffer",
+        first=int(starts[0]),
+        end=int(ends[-1]),
+        length=len(view),
+    )
+
+
+def _fields(view: memoryview, starts: Int64s, names: list[str]) -> dict[str, Any]:
+    """The fixed-width columns among `names`."""
+    kind = gather(view, starts + 36, np.dtype(">i4")) & _V6
+    if (kind == kind[0]).all():
+        return _fields_of_kind(view, starts, int(kind[0]), names)
+    # Rows of several header widths: each kind on its own, then back into the order asked for.
+    order: list[npt.NDArray[np.intp]] = []
+    parts: list[dict[str, Any]] = []
+    for value in np.unique(kind).tolist():
+        rows = np.flatnonzero(kind == value)
+        order.append(rows)
+        parts.append(_fields_of_kind(view, starts[rows], value, names))
+    back = pa.array(np.argsort(np.concatenate(order)))
+    return {name: pa.concat_arrays([part[name] for part in parts]).take(back) for name in parts[0]}
+
+
+def _fields_of_kind(
+    view: memoryview, starts: Int64s, kind: int, names: list[str]
+) -> dict[str, Any]:
+    dtype = fmt.header_dtype(bool(kind & fmt.SYS_BORN_HOST_V6), bool(kind & fmt.SYS_STORE_HOST_V6))
+    headers = gather(view, starts, dtype)
+    columns: dict[str, Any] = {
+        name: pa.array(headers[name].astype(headers.dtype[name].newbyteorder("=")))
+        for name in _NUMBERS
+        if name in names
+    }
+    for host in ("born", "store"):
+        if f"{host}_host" in names:
+            columns[f"{host}_host"] = _hosts(headers[f"{host}_ip"], headers[f"{host}_port"])
+    return columns
+
+
+def _hosts(ips: npt.NDArray[Any], ports: npt.NDArray[Any]) -> pa.StringArray:
+    """Hosts as text; each different one is formatted once."""
+    packed = np.empty((len(ips), ips.dtype.itemsize + 4), dtype=np.uint8)
+    packed[:, :-4] = np.ascontiguousarray(ips).view(np.uint8).reshape(len(ips), -1)
+    packed[:, -4:] = np.ascontiguousarray(ports).view(np.uint8).reshape(len(ips), 4)
+    if (packed == packed[0]).all():
+        return pa.repeat(fmt.format_host(packed[0].tobytes()), len(ips))
+    rows = packed.view(f"V{packed.shape[1]}").ravel()
+    different, index = np.unique(rows, return_inverse=True)
+    text = pa.array([fmt.format_host(host.tobytes()) for host in different], pa.string())
+    return text.take(pa.array(index))
+
+
+def _pieces(view: memoryview, edges: Int64s) -> pa.BinaryArray:
+    """The n - 1 stretches between n ascending edges as binary values that point into `view`."""
+    base = int(edges[0])
+    span = int(edges[-1]) - base
+    require(span <= 0x7FFFFFFF, "records within 2 GiB", span=span)
+    offsets = (edges - base).astype(np.int32)
+    return pa.BinaryArray.from_buffers(
+        pa.binary(),
+        len(edges) - 1,
+        [None, pa.py_buffer(offsets), pa.py_buffer(view[base : base + span])],
+    )
+
+
+def _text(values: pa.BinaryArray) -> pa.StringArray:
+    """Bytes as text; what is no UTF-8 is replaced, as Java does."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([value.decode("utf-8", "replace") for value in values.to_pylist()])
+
+
+def select(data: Any, starts: npt.ArrayLike, sizes: npt.ArrayLike) -> pa.BinaryArray:
+    """The records at `starts` (relative to `data`), byte for byte, as one binary column.
+
+    Neighbours are not copied: the column then keeps `data` alive. Args: ascending, within 2 GiB.
+    """
+    view = memoryview(data).cast("B")
+    where = np.asarray(starts, dtype=np.int64)
+    length = np.asarray(sizes, dtype=np.int64)
+    if not len(where):
+        return pa.array([], pa.binary())
+    _check_bounds(view, where, length)
+    ends = where + length
+    if (where[1:] == ends[:-1]).all():
+        return _pieces(view, np.append(where, ends[-1]))
+    edges = np.stack([where, ends], axis=1).ravel()
+    return _pieces(view, edges).take(pa.array(np.arange(0, 2 * len(where), 2)))

@@ -1,0 +1,267 @@
+"""Columns to records (design D3): no Python object a message, one Arrow kernel joins the pieces.
+
+Source: MessageExtEncoder of RocketMQ 5.3.3; the byte table is in store/format.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store import format as fmt
+from raymq.store.checksum import body_crc, body_crcs
+from raymq.store.errors import Rejected, require
+from raymq.store.index.index_keys import Keyed, keyed_column
+
+from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
+from .properties import TAG_NAME
+from .record_check import value_lengths
+from .record_row import PreparedRow, Row
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A checked batch with everything computed but what only the put lock knows.
+
+    Not known yet are queue offset, physical offset and store time.
+    """
+
+    #: rows
+    count: int
+    #: bytes of each record
+    sizes: Int64s
+    #: consume-queue tags code of each row
+    tags_codes: Int64s
+    _headers: npt.NDArray[Any]
+    #: properties of the rows when one of them has a key
+    keyed: Keyed | None
+    #: the columns behind the header: arrays of `count` values or one scalar for all rows
+    _pieces: tuple[Any, ...]
+
+    def encode(
+        self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
+    ) -> pa.Buffer:
+        """The records of rows [start, stop) one behind the other, as they go to the log.
+
+        Args: queue and physical offset of row `start`. Callers: one thread, under the put lock.
+        """
+        require(0 <= start <= stop <= self.count, "rows of a batch", start=start, stop=stop)
+        headers = self._headers[start:stop]
+        count = stop - start
+        if not count:
+            return pa.py_buffer(b"")
+        sizes = self.sizes[start:stop]
+        ends = np.cumsum(sizes)
+        headers["queue_offset"] = np.arange(queue_offset, queue_offset + count)
+        headers["physical_offset"] = ends + (physical_offset - sizes)
+        headers["store_time_ms"] = store_time_ms
+        pieces = [
+            piece if isinstance(piece, pa.Scalar) else piece.slice(start, count)
+            for piece in self._pieces
+        ]
+        joined = pc.binary_join_element_wise(
+            _fixed_column(headers.view(np.uint8).reshape(count, -1)),
+            *pieces,
+            b"",
+            null_handling="replace",
+            null_replacement="",
+        )
+        return joined.buffers()[2].slice(0, int(ends[-1]))
+
+
+def prepare(
+    topic: str,
+    queue_id: int,
+    batch: pa.RecordBatch | Row,
+    *,
+    stamp: Stamp | None,
+    store_host: tuple[str, int],
+    flag: int = 0,
+    sys_flag: int = 0,
+    born_host: tuple[str, int] | None = None,
+    row: Row | None = None,
+) -> Prepared | PreparedRow:
+    """Encode all of a batch that needs no put lock. The batch must have passed `check_put`.
+
+    Args: `stamp` is that of row 0; None writes none. `born_host` defaults to `store_host`; IPv6
+    sets the sys_flag bits. `row` is what `check_put` returned.
+    Raises: Rejected for a stamp or host that cannot be written.
+    """
+    count = batch.num_rows
+    store_bytes = fmt.pack_host(*store_host)
+    if row is not None and len(store_bytes) == 8 and not (flag or sys_flag or born_host):
+        topic_bytes, magic = _topic_field(topic)
+        return PreparedRow(topic_bytes, magic, queue_id, row, stamp=stamp, host=store_bytes)
+    if isinstance(batch, Row):
+        batch = batch.to_batch()
+    body, tag, properties, born = batch.columns
+    born_bytes = fmt.pack_host(*born_host) if born_host else store_bytes
+    dtype = fmt.header_dtype(len(born_bytes) > 8, len(store_bytes) > 8)
+    topic_bytes, magic = _topic_field(topic)
+
+    head = topic_bytes + b"\0\0"
+    fixed = np.empty((count, len(head) + (STAMP_BYTES if stamp else 0)), dtype=np.uint8)
+    fixed[:, : len(head)] = np.frombuffer(head, dtype=np.uint8)
+    if stamp is not None:
+        fixed[:, len(head) :] = stamp_column(*stamp, count)
+    pieces: list[Any] = [body, _fixed_column(fixed)]
+    stored: Int64s = np.full(count, STAMP_BYTES if stamp else 0, dtype=np.int64)
+    tags_codes: Int64s = np.zeros(count, dtype=np.int64)
+    if tag.null_count < count:
+        piece, lengths, tags_codes = _tag_piece(tag)
+        pieces.append(piece)
+        stored += lengths
+    if properties.null_count < count:
+        pieces.append(properties)
+        stored += value_lengths(properties)
+    fixed[:, len(head) - 2 : len(head)] = stored.astype(">i2").view(np.uint8).reshape(count, 2)
+
+    body_lengths = value_lengths(body)
+    sizes = body_lengths + stored + (dtype.itemsize + len(head))
+    template = np.zeros(1, dtype=dtype)
+    template["magic"] = magic
+    template["queue_id"] = queue_id
+    template["flag"] = flag
+    template["sys_flag"] = (
+        sys_flag
+        | (fmt.SYS_BORN_HOST_V6 if len(born_bytes) > 8 else 0)
+        | (fmt.SYS_STORE_HOST_V6 if len(store_bytes) > 8 else 0)
+    )
+    template["born_ip"], template["born_port"] = np.void(born_bytes[:-4]), _port(born_bytes)
+    template["store_ip"], template["store_port"] = np.void(store_bytes[:-4]), _port(store_bytes)
+    headers = np.repeat(template, count)
+    headers["size"] = sizes
+    headers["body_crc"] = body_crcs(body)
+    headers["born_time_ms"] = born.to_numpy()
+    headers["body_length"] = body_lengths
+    keyed = keyed_column(properties)
+    return Prepared(count, sizes, tags_codes, headers, keyed, tuple(pieces))
+
+
+def _port(packed: bytes) -> int:
+    return int.from_bytes(packed[-4:], "big", signed=True)
+
+
+@lru_cache(maxsize=256)
+def _topic_field(topic: str) -> tuple[bytes, int]:
+    """Length and name of a topic, and the magic that goes with the length's width.
+
+    Source: CommitLog#asyncPutMessage: V2 when the name has more than 127 characters.
+    """
+    name = topic.encode()
+    if len(topic) > fmt.TOPIC_V1_MAX_CHARS:
+        return len(name).to_bytes(2, "big") + name, fmt.MAGIC_V2
+    return len(name).to_bytes(1, "big") + name, fmt.MAGIC_V1
+
+
+def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
+    """The TAGS properties as a piece to join, their lengths, their tags codes.
+
+    Empty and null tags write nothing.
+    """
+    encoded = tag.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    written = [TAG_NAME + value.encode() + b"\x02" if value else b"" for value in values]
+    codes = list(map(fmt.tags_code, values))
+    count = len(tag)
+    if len(values) == 1 and not tag.null_count:
+        return (
+            pa.scalar(written[0], pa.binary()),
+            np.full(count, len(written[0]), dtype=np.int64),
+            np.full(count, codes[0], dtype=np.int64),
+        )
+    # The null index -1 takes the entry behind the last value.
+    index = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    piece = pa.array(written, pa.binary()).take(encoded.indices)
+    lengths = np.array([*map(len, written), 0], dtype=np.int64)[index]
+    return piece, lengths, np.array([*codes, 0], dtype=np.int64)[index]
+
+
+def _fixed_column(rows: npt.NDArray[np.uint8]) -> pa.BinaryArray:
+    """uint8[n, width] as n binary values, without a copy."""
+    count, width = rows.shape
+    require(count * width <= 0x7FFFFFFF, "rows of one batch fit 32-bit offsets", rows=count)
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
+    )
+
+
+def blank(size: int) -> bytes:
+    """The 8 bytes of the blank record that fills the last `size` bytes of a file."""
+    require(size >= fmt.BLANK_BYTES, "a blank record has at least 8 bytes", size=size)
+    return fmt.PREFIX.pack(size, fmt.MAGIC_BLANK)
+
+
+def encode_record(
+    *,
+    topic: str,
+    body: bytes,
+    properties: bytes = b"",
+    queue_id: int = 0,
+    queue_offset: int = 0,
+    physical_offset: int = 0,
+    flag: int = 0,
+    sys_flag: int = 0,
+    born_time_ms: int = 0,
+    born_host: tuple[str, int] = ("127.0.0.1", 0),
+    store_time_ms: int = 0,
+    store_host: tuple[str, int] = ("127.0.0.1", 0),
+    reconsume_times: int = 0,
+    prepared_transaction_offset: int = 0,
+) -> bytes:
+    """One record with any fields, V1 or V2 by its topic, IPv6 by its hosts.
+
+    The slow general way, for what `prepare` does not write (prepared and retried messages) and as
+    its check.
+    Raises: Rejected when properties or topic are too long for their length fields.
+    """
+    topic_field, magic = _topic_field(topic)
+    for field, value, limit in (
+        ("properties", properties, fmt.PROPERTIES_MAX_BYTES),
+        ("topic", topic.encode(), 0x7FFF if magic == fmt.MAGIC_V2 else fmt.TOPIC_V1_MAX_CHARS),
+    ):
+        if len(value) > limit:
+            raise Rejected(
+                f"the {field} has {len(value)} bytes, the limit is {limit}",
+                field=field,
+                limit=limit,
+            )
+    born, store = fmt.pack_host(*born_host), fmt.pack_host(*store_host)
+    sys_flag |= fmt.SYS_BORN_HOST_V6 if len(born) > 8 else 0
+    sys_flag |= fmt.SYS_STORE_HOST_V6 if len(store) > 8 else 0
+
+    def number(value: int, width: int) -> bytes:
+        return value.to_bytes(width, "big", signed=True)
+
+    rest = b"".join(
+        (
+            magic.to_bytes(4, "big"),
+            number(body_crc(body), 4),
+            number(queue_id, 4),
+            number(flag, 4),
+            number(queue_offset, 8),
+            number(physical_offset, 8),
+            number(sys_flag, 4),
+            number(born_time_ms, 8),
+            born,
+            number(store_time_ms, 8),
+            store,
+            number(reconsume_times, 4),
+            number(prepared_transaction_offset, 8),
+            number(len(body), 4),
+            body,
+            topic_field,
+            number(len(properties), 2),
+            properties,
+        )
+    )
+    return number(len(rest) + 4, 4) + rest

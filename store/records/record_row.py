@@ -1,0 +1,168 @@
+"""One row to one record: a put of a single message is else mostly numpy and Arrow calls on arrays of one.
+
+`record_check.check_put` and `record_encode.prepare` choose; tests hold both ways to the same bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.store import format as fmt
+from raymq.store.checksum import body_crc
+from raymq.store.errors import require
+from raymq.store.index.index_keys import keyed_row
+
+from .producer_stamp import PREFIX as STAMP_PREFIX
+from .producer_stamp import STAMP_BYTES, Stamp, stamp_bytes
+from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separators_absent
+
+Int64s = npt.NDArray[np.int64]
+
+#: what a producer sends: `properties` are encoded (store/records/properties.py), without the stamp and TAGS
+PUT_SCHEMA = pa.schema(
+    [
+        pa.field("body", pa.binary(), nullable=False),
+        pa.field("tag", pa.string()),
+        pa.field("properties", pa.binary()),
+        pa.field("born_time_ms", pa.int64()),
+    ]
+)
+
+#: a longer row costs more to copy than the arrays cost
+BATCH_BYTES_MAX = 64 << 10
+
+#: fmt.HEADER_DTYPE from `size` to `body_length`, both hosts IPv4
+_HEADER = struct.Struct(">iIiiiqqiq8sq8siqi")
+require(_HEADER.size == fmt.HEADER_BYTES, "the header's layouts agree", found=_HEADER.size)
+
+
+class Row(NamedTuple):
+    """The values of the only row of a batch of PUT_SCHEMA."""
+
+    body: bytes
+    tag: str | None
+    properties: bytes | None
+    born_time_ms: int
+
+    @property
+    def num_rows(self) -> int:
+        """1: where the rows of a put are counted, it stands for a batch."""
+        return 1
+
+    def to_batch(self) -> pa.RecordBatch:
+        """The same as a batch of PUT_SCHEMA."""
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array([self.body], pa.binary()),
+                pa.array([self.tag], pa.string()),
+                pa.array([self.properties], pa.binary()),
+                pa.array([self.born_time_ms], pa.int64()),
+            ],
+            schema=PUT_SCHEMA,
+        )
+
+
+def only_row(batch: pa.RecordBatch) -> Row | None:
+    """The row of a batch of one that is worth it; None else, and where a value is null that may not be."""
+    if batch.num_rows != 1:
+        return None
+    body, tag, properties, born = batch.columns
+    if body.null_count or born.null_count or batch.get_total_buffer_size() > BATCH_BYTES_MAX:
+        return None
+    return Row(
+        body.to_pylist()[0], tag.to_pylist()[0], properties.to_pylist()[0], born.to_pylist()[0]
+    )
+
+
+def plain(row: Row, max_message_bytes: int) -> bool:
+    """Whether a row is evidently right; if not, `check_put` looks closer and says what is wrong."""
+    if len(row.body) > max_message_bytes:
+        return False
+    stored = STAMP_BYTES
+    if row.tag:
+        if not separators_absent(row.tag):
+            return False
+        stored += len(row.tag.encode()) + TAG_EXTRA_BYTES
+    if row.properties:
+        if row.properties[-1:] != PROPERTY_SEPARATOR:
+            return False
+        if TAG_NAME in row.properties or STAMP_PREFIX in row.properties:
+            return False
+        stored += len(row.properties)
+    return stored <= fmt.PROPERTIES_MAX_BYTES
+
+
+class PreparedRow:
+    """What `record_encode.Prepared` is to many rows. Hosts are IPv4, flags 0."""
+
+    __slots__ = (
+        "_body",
+        "_born_time_ms",
+        "_host",
+        "_magic",
+        "_queue_id",
+        "_tail",
+        "keyed",
+        "_tag",
+        "size",
+    )
+
+    #: rows
+    count = 1
+
+    def __init__(
+        self, topic: bytes, magic: int, queue_id: int, row: Row, *, stamp: Stamp | None, host: bytes
+    ) -> None:
+        """Args: `topic` is its field in the record, `host` the 8 bytes of born and store host."""
+        self._magic, self._queue_id, self._host = magic, queue_id, host
+        self._body, self._tag, properties, self._born_time_ms = row
+        tag = self._tag
+        stored = b"" if stamp is None else stamp_bytes(*stamp)
+        if tag:
+            stored += TAG_NAME + tag.encode() + b"\x02"
+        stored += properties or b""
+        #: as of a batch
+        self.keyed = keyed_row(properties)
+        self._tail = topic + len(stored).to_bytes(2, "big") + stored
+        #: bytes of the record
+        self.size = _HEADER.size + len(self._body) + len(self._tail)
+
+    @property
+    def sizes(self) -> Int64s:
+        """As of a batch; made when asked for, because nobody needs it before the row is in the log."""
+        return np.array([self.size], dtype=np.int64)
+
+    @property
+    def tags_codes(self) -> Int64s:
+        """As of a batch: the consume-queue tags code."""
+        return np.array([fmt.tags_code(self._tag)], dtype=np.int64)
+
+    def encode(
+        self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
+    ) -> bytes:
+        """As `Prepared.encode`; the only rows are [0, 1)."""
+        require((start, stop) == (0, 1), "the row of a batch of one", start=start, stop=stop)
+        body = self._body
+        header = _HEADER.pack(
+            self.size,
+            self._magic,
+            body_crc(body),
+            self._queue_id,
+            0,
+            queue_offset,
+            physical_offset,
+            0,
+            self._born_time_ms,
+            self._host,
+            store_time_ms,
+            self._host,
+            0,
+            0,
+            len(body),
+        )
+        return b"".join((header, body, self._tail))

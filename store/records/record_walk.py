@@ -1,0 +1,292 @@
+"""The walk over record boundaries: the only loop over records, left to numpy where it can (D3).
+
+Source: CommitLog#checkMessageAndReturnSize. We also check the physical offset, which RocketMQ
+trusts.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store import format as fmt
+from raymq.store.checksum import body_crc
+from raymq.store.errors import require
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: the magics of message records as they stand in the log
+MAGICS = (fmt.MAGIC_V1.to_bytes(4, "big"), fmt.MAGIC_V2.to_bytes(4, "big"))
+
+#: records checked at a time: bounds memory and what is looked at behind a damaged record
+BLOCK_RECORDS = 8192
+#: records of one size in a row from which on numpy looks for more of that size
+STRIDE_RECORDS = 4
+#: the first look ahead; it doubles while the size stays the same
+STRIDE_LOOK_AHEAD = 64
+
+
+class WalkStop(Enum):
+    """Why a walk ended at its `end`."""
+
+    #: `stop` or `limit` was reached behind a whole record
+    STOPPED = "stopped"
+    #: size and magic are zeros
+    END_OF_DATA = "end of data"
+    #: a blank record: the log goes on in the next file
+    BLANK = "blank record"
+    #: neither a message nor a blank
+    BAD_MAGIC = "bad magic"
+    #: the size is not that of its parts
+    BAD_LENGTH = "bad length"
+    #: the body's CRC differs
+    BAD_CRC = "bad body CRC"
+    #: the record says that it stands elsewhere
+    WRONG_POSITION = "wrong physical offset"
+    #: the record goes on behind `stop`
+    SHORT = "cut off"
+
+
+class Walk(NamedTuple):
+    """Whole, valid records one behind the other."""
+
+    #: physical offset of each record
+    positions: Int64s
+    #: bytes of each record
+    sizes: Int64s
+    #: physical offset behind the last one: where the walk stopped
+    end: int
+    reason: WalkStop
+
+
+def walk(
+    data: Any,
+    base_offset: int,
+    *,
+    stop: int | None = None,
+    limit: int | None = None,
+    check_crc: bool = True,
+    check_position: bool = True,
+) -> Walk:
+    """Walk the records of `data`, whose first byte has the physical offset `base_offset`.
+
+    Args: `stop`, bytes of `data` to look at (all); `limit`, most records. Never raises for what the
+    bytes are, never reads behind `stop`. `check_position=False` is for logs that others wrote.
+    """
+    view = memoryview(data).cast("B")
+    length = len(view) if stop is None else min(stop, len(view))
+    view = view[: max(0, length)]
+    found: list[Int64s] = []
+    found_sizes: list[Int64s] = []
+    position, left = 0, limit if limit is not None else len(view)
+    reason = WalkStop.STOPPED
+    while left > 0 and position < len(view):
+        starts, sizes, reason = _scan(view, position, min(left, BLOCK_RECORDS))
+        good, fault = _check(view, starts, sizes, base_offset, check_crc, check_position)
+        if good:
+            found.append(starts[:good])
+            found_sizes.append(sizes[:good])
+            position = int(starts[good - 1] + sizes[good - 1])
+            left -= good
+        if fault is not None:
+            reason = fault
+        if reason is not WalkStop.STOPPED:
+            break
+    positions = np.concatenate(found) + base_offset if found else np.empty(0, dtype=np.int64)
+    all_sizes = np.concatenate(found_sizes) if found else np.empty(0, dtype=np.int64)
+    return Walk(positions, all_sizes, base_offset + position, reason)
+
+
+def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, WalkStop]:
+    """Follow sizes from `position`: starts and sizes of records that fit, and what stopped it.
+
+    Only size and magic are looked at; `_check` does the rest for all of them at once.
+    """
+    starts: list[Int64s] = []
+    sizes: list[Int64s] = []
+    loop_starts: list[int] = []
+    loop_sizes: list[int] = []
+    unpack = fmt.PREFIX.unpack_from
+    total, count, same, last = len(view), 0, 0, 0
+    reason = WalkStop.STOPPED
+
+    def flush() -> None:
+        if loop_starts:
+            starts.append(np.array(loop_starts, dtype=np.int64))
+            sizes.append(np.array(loop_sizes, dtype=np.int64))
+            loop_starts.clear()
+            loop_sizes.clear()
+
+    while count < limit and position < total:
+        if total - position < fmt.BLANK_BYTES:
+            reason = WalkStop.SHORT
+            break
+        size, magic = unpack(view, position)
+        if magic != fmt.MAGIC_V1 and magic != fmt.MAGIC_V2:
+            if magic == fmt.MAGIC_BLANK:
+                reason = WalkStop.BLANK
+            elif magic == 0 and size == 0:
+                reason = WalkStop.END_OF_DATA
+            else:
+                reason = WalkStop.BAD_MAGIC
+            break
+        if size < fmt.RECORD_MIN_BYTES:
+            reason = WalkStop.BAD_LENGTH
+            break
+        if position + size > total:
+            reason = WalkStop.SHORT
+            break
+        same = same + 1 if size == last else 0
+        last = size
+        if same >= STRIDE_RECORDS:
+            run = _stride(view, position, size, limit - count)
+            flush()
+            starts.append(np.arange(position, position + run * size, size, dtype=np.int64))
+            sizes.append(np.full(run, size, dtype=np.int64))
+            position += run * size
+            count += run
+            same = 0
+            continue
+        loop_starts.append(position)
+        loop_sizes.append(size)
+        position += size
+        count += 1
+    flush()
+    if not starts:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), reason
+    return np.concatenate(starts), np.concatenate(sizes), reason
+
+
+def _stride(view: memoryview, position: int, size: int, limit: int) -> int:
+    """How many records from `position` on have this size, at least 1 (the caller saw it)."""
+    most = min(limit, (len(view) - position) // size)
+    prefix = view[position : position + fmt.BLANK_BYTES]
+    wanted = {int.from_bytes(bytes(prefix[:4]) + magic, "big") for magic in MAGICS}
+    run, look = 1, STRIDE_LOOK_AHEAD
+    while run < most:
+        count = min(look, most - run)
+        words = np.ndarray(
+            (count,), dtype=">u8", buffer=view, offset=position + run * size, strides=(size,)
+        )
+        equal = np.isin(words, list(wanted))
+        if not equal.all():
+            return run + int(equal.argmin())
+        run += count
+        look *= 2
+    return run
+
+
+def gather(view: Any, starts: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Read one `dtype` item at each of `starts`, which need no alignment.
+
+    Raises: Bug unless every item lies inside `view`.
+    """
+    room = len(view) - dtype.itemsize + 1
+    if not len(starts):
+        return np.empty(0, dtype=dtype)
+    require(
+        int(starts.min()) >= 0 and int(starts.max()) < room,
+        "items lie inside their buffer",
+        starts=int(starts.max()),
+        room=room,
+    )
+    # A window at every byte: numpy then copies whole items, which is far quicker than field by
+    # field.
+    windows = np.ndarray((room,), dtype=f"V{dtype.itemsize}", buffer=view, strides=(1,))
+    return windows[starts].view(dtype)
+
+
+class Layout(NamedTuple):
+    """Where the variable parts of records stand in a buffer: half-open, one item a record."""
+
+    body_start: Int64s
+    body_end: Int64s
+    topic_start: Int64s
+    topic_end: Int64s
+    properties_start: Int64s
+    properties_end: Int64s
+
+
+_BYTE = np.dtype(np.int8)
+_SHORT = np.dtype(">i2")
+_INT = np.dtype(">i4")
+_LONG = np.dtype(">i8")
+_MAGIC_OFFSET, _CRC_OFFSET, _PHYSICAL_OFFSET, _SYS_FLAG_OFFSET = 4, 8, 28, 36
+_BODY_LENGTH_OFFSET = 84
+
+
+def layout(view: Any, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
+    """The parts of records, and whether each record's parts add up to its size.
+
+    Where they do not, the parts mean nothing. Args: every [start, start + size) lies inside `view`
+    and has at least RECORD_MIN_BYTES.
+    """
+    sys_flags = gather(view, starts + _SYS_FLAG_OFFSET, _INT)
+    extra = fmt.IPV6_EXTRA_BYTES * (
+        ((sys_flags & fmt.SYS_BORN_HOST_V6) != 0).astype(np.int64)
+        + ((sys_flags & fmt.SYS_STORE_HOST_V6) != 0)
+    )
+    v2 = gather(view, starts + _MAGIC_OFFSET, np.dtype(">u4")) == fmt.MAGIC_V2
+    topic_width = np.where(v2, 2, 1)
+    ends = starts + sizes
+    body_start = starts + extra + fmt.HEADER_BYTES
+    good = body_start + topic_width + 3 <= ends
+
+    def inside(position: Int64s) -> Int64s:
+        # A damaged record's parts may lie anywhere; its start is always readable.
+        return np.where(good, position, starts)
+
+    body_length = gather(view, inside(starts + extra + _BODY_LENGTH_OFFSET), _INT).astype(np.int64)
+    body_end = body_start + body_length
+    good &= (body_length >= 0) & (body_end + topic_width + 3 <= ends)
+    topic_length = gather(view, inside(body_end), _BYTE).astype(np.int64)
+    if v2.any():
+        wide = gather(view, inside(body_end), _SHORT)
+        topic_length = np.where(v2, wide, topic_length)
+    topic_start = body_end + topic_width
+    topic_end = topic_start + topic_length
+    good &= (topic_length >= 1) & (topic_end + 2 <= ends)
+    properties_length = gather(view, inside(topic_end), _SHORT).astype(np.int64)
+    properties_start = topic_end + 2
+    properties_end = properties_start + properties_length
+    good &= (properties_length >= 0) & (properties_end == ends)
+    return Layout(
+        body_start, body_end, topic_start, topic_end, properties_start, properties_end
+    ), good
+
+
+def _check(
+    view: memoryview,
+    starts: Int64s,
+    sizes: Int64s,
+    base_offset: int,
+    check_crc: bool,
+    check_position: bool,
+) -> tuple[int, WalkStop | None]:
+    """How many records from the first on are valid, and the next one's fault if there is one."""
+    if not len(starts):
+        return 0, None
+    parts, good = layout(view, starts, sizes)
+    count, fault = len(starts), None
+    if not good.all():
+        count, fault = int(good.argmin()), WalkStop.BAD_LENGTH
+    if check_position:
+        physical = gather(view, starts[:count] + _PHYSICAL_OFFSET, _LONG)
+        wrong = physical != starts[:count] + base_offset
+        if wrong.any():
+            count, fault = int(wrong.argmax()), WalkStop.WRONG_POSITION
+    if check_crc and count:
+        crcs = gather(view, starts[:count] + _CRC_OFFSET, _INT)
+        bodies = zip(
+            parts.body_start[:count].tolist(), parts.body_end[:count].tolist(), strict=True
+        )
+        found = np.fromiter((body_crc(view[a:b]) for a, b in bodies), np.int64, count)
+        # Source: RocketMQ compares only when there is a body.
+        wrong = (found != crcs) & (parts.body_end[:count] > parts.body_start[:count])
+        if wrong.any():
+            count, fault = int(wrong.argmax()), WalkStop.BAD_CRC
+    return count, fault

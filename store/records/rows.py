@@ -1,0 +1,183 @@
+"""Stored records seen as runs: consecutive rows of one queue (and one producer), found without a loop per row.
+
+State (store/state.py) and consume queues are rebuilt from these on recovery.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.delay.delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC
+
+from .producer_stamp import STAMP_BYTES, read_column
+from .properties import TAG_NAME
+
+Int64s = npt.NDArray[np.int64]
+
+#: rows decoded at a time: bounds memory and the time the GIL is held
+SLICE_ROWS = 8192
+
+# Of a name that stands there twice (RocketMQ puts a batch's properties behind each message's) the last one counts.
+_FIRST_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
+_LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
+_TAGS = re.compile(rb"(?:^|(?<=\x02))TAGS\x01([^\x02]+)")
+_DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
+_TRANSACTION_MASK = 0xC
+_NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: offset 0, no consume queue entry
+
+
+class RowRun(NamedTuple):
+    """Consecutive rows of one queue; `rows` is the slice of the decoded batch they are."""
+
+    topic: str
+    queue_id: int
+    first_offset: int
+    store_time_ms: int
+    positions: Int64s
+    sizes: Int64s
+    #: None when the rows carry no producer stamp
+    producer: int | None
+    epoch: int
+    first_sequence: int
+    batch: pa.RecordBatch
+
+
+def tag_column(properties: pa.Array) -> pa.Array:
+    """TAGS of each row's properties string, null where there is none."""
+    found = pc.struct_field(pc.extract_regex(properties, _FIRST_TAG), 0)
+    several = pc.greater(pc.count_substring(properties, TAG_NAME), 1)
+    if pc.any(several).as_py():
+        # The other pattern reads each string to its end; most need no more than the first one.
+        last = pc.struct_field(pc.extract_regex(properties, _LAST_TAG), 0)
+        found = pc.if_else(several, last, found)
+    return found
+
+
+def tags_codes(
+    topic: str, batch: pa.RecordBatch, levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
+) -> Int64s:
+    """The consume-queue tagsCode of each row. Args: `levels_ms`, the delay of each level.
+
+    Source: CommitLog#checkMessageAndReturnSize: the hash of TAGS; for delayed records the delivery time.
+    """
+    codes = _tag_hashes(batch)
+    if topic == SCHEDULE_TOPIC:
+        at = [
+            _deliver_at(row["properties"], row["store_time_ms"], levels_ms)
+            for row in batch.select(["properties", "store_time_ms"]).to_pylist()
+        ]
+        return np.where(at, np.array(at, dtype=np.int64), codes)
+    return codes
+
+
+def _tag_hashes(batch: pa.RecordBatch) -> Int64s:
+    encoded = tag_column(batch.column("properties")).dictionary_encode()
+    codes = [fmt.tags_code(tag.as_py().decode("utf-8", "replace")) for tag in encoded.dictionary]
+    table = np.array([0, *codes], dtype=np.int64)
+    codes_of_rows: Int64s = table[
+        encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
+    ]
+    return codes_of_rows
+
+
+def _deliver_at(properties: bytes, store_time_ms: int, levels_ms: tuple[int, ...]) -> int:
+    """When to deliver a record of the schedule topic; 0 when it names no level."""
+    found = _DELAY.match(properties)
+    if not found or not int(found[1]):
+        return 0
+    return store_time_ms + levels_ms[min(int(found[1]), len(levels_ms)) - 1]
+
+
+def tags_code_of(
+    topic: str,
+    properties: bytes,
+    store_time_ms: int,
+    levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS,
+) -> int:
+    """`tags_codes` of one record."""
+    if topic == SCHEDULE_TOPIC:
+        at = _deliver_at(properties, store_time_ms, levels_ms)
+        if at:
+            return at
+    if TAG_NAME not in properties:
+        return 0
+    # Of several the last counts, as in `properties.decode`.
+    found = _TAGS.findall(properties)
+    return fmt.tags_code(found[-1].decode("utf-8", "replace")) if found else 0
+
+
+def runs(view: memoryview, base_offset: int, positions: Int64s, sizes: Int64s) -> Iterator[RowRun]:
+    """Split walked records into runs, in log order.
+
+    Args: `view` holds the segment that starts at physical offset `base_offset`; positions are physical.
+    PREPARED and ROLLBACK records belong to no queue and are left out.
+    """
+    for low in range(0, len(positions), SLICE_ROWS):
+        where, length = positions[low : low + SLICE_ROWS], sizes[low : low + SLICE_ROWS]
+        batch = record.decode(view, where - base_offset, length)
+        kind = batch.column("sys_flag").to_numpy() & _TRANSACTION_MASK
+        keep = ~np.isin(kind, _NO_QUEUE)
+        if not keep.all():
+            batch = batch.filter(pa.array(keep))
+            where, length = where[keep], length[keep]
+        if batch.num_rows:
+            yield from _split(batch, where, length)
+
+
+def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[RowRun]:
+    topics = batch.column("topic").dictionary_encode()
+    codes = topics.indices.to_numpy()
+    queues = batch.column("queue_id").to_numpy()
+    offsets = batch.column("queue_offset").to_numpy()
+    valid, producers, epochs, sequences = read_column(stamp_bytes(batch.column("properties")))
+    rows = np.arange(batch.num_rows)
+    same = (
+        (np.diff(codes) == 0)
+        & (np.diff(queues) == 0)
+        & (np.diff(offsets) == 1)
+        & (valid[1:] == valid[:-1])
+        & (producers[1:] == producers[:-1])
+        & (epochs[1:] == epochs[:-1])
+        & (~valid[1:] | (np.diff(sequences) == 1))
+    )
+    cuts = [0, *(rows[1:][~same]).tolist(), batch.num_rows]
+    times = batch.column("store_time_ms").to_numpy()
+    names: list[Any] = topics.dictionary.to_pylist()
+    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        stamped = bool(valid[start])
+        yield RowRun(
+            names[codes[start]],
+            int(queues[start]),
+            int(offsets[start]),
+            int(times[stop - 1]),
+            positions[start:stop],
+            sizes[start:stop],
+            int(producers[start]) if stamped else None,
+            int(epochs[start]) if stamped else 0,
+            int(sequences[start]) if stamped else 0,
+            batch.slice(start, stop - start),
+        )
+
+
+def stamp_bytes(properties: pa.Array) -> npt.NDArray[np.uint8]:
+    """The first 24 bytes of each properties string as uint8[n, 24]; zeros where it is shorter."""
+    count = len(properties)
+    out = np.zeros((count, STAMP_BYTES), dtype=np.uint8)
+    offsets = np.frombuffer(properties.buffers()[1], dtype=np.int32)[
+        properties.offset : properties.offset + count + 1
+    ].astype(np.int64)
+    data = properties.buffers()[2]
+    long_enough = np.diff(offsets) >= STAMP_BYTES
+    if data is not None and long_enough.any():
+        flat = np.frombuffer(data, dtype=np.uint8)
+        out[long_enough] = flat[offsets[:-1][long_enough, None] + np.arange(STAMP_BYTES)]
+    return out

@@ -1,0 +1,80 @@
+"""What goes into a shard and what comes out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from .errors import RayMQError
+from .records.record_row import Row
+
+
+class PutRequest(NamedTuple):
+    """One batch of one queue (record.PUT_SCHEMA), or a single row."""
+
+    topic: str
+    queue_id: int
+    batch: pa.RecordBatch | Row
+    #: None: not idempotent, no stamp in the records
+    producer_id: int | None
+    epoch: int
+    #: sequence of the batch's first row, per producer and queue
+    first_sequence: int
+    #: "quorum" | "leader"
+    acks: str
+
+
+class Append(NamedTuple):
+    """What an append did; nothing of it is synced yet."""
+
+    #: queue offset of the batch's first row; -1 when it is a duplicate that the log has no more
+    first_offset: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    #: leading rows that were stored before
+    duplicates: int
+    store_time_ms: int
+    #: of the first new record; -1 when there is none
+    physical_offset: int
+    #: the promise is kept when everything below is
+    end_offset: int
+    #: queue offset of the batch's last row; -1 as above. The rows stand together when the two are
+    #: `count` - 1 apart; duplicates that were stored in several batches may not
+    last_offset: int = -1
+    #: False: every row says WAIT=false, so the answer waits neither for the flush nor for replicas
+    waits: bool = True
+
+
+class PutOutcome(NamedTuple):
+    """What the producer is told."""
+
+    first_offset: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    duplicates: int
+    store_time_ms: int
+    physical_offset: int
+    last_offset: int = -1
+
+
+class FetchRequest(NamedTuple):
+    """Read these queues of a topic, waiting up to `wait_ms` while none has anything."""
+
+    topic: str
+    #: queue -> offset to read from
+    offsets: dict[int, int]
+    max_bytes: int
+    max_records: int
+    wait_ms: int
+
+
+class FetchSlice(NamedTuple):
+    """Records [first_offset, next_offset) of one queue, which holds [min_offset, max_offset)."""
+
+    queue_id: int
+    first_offset: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    #: raw RocketMQ records, a binary column
+    records: pa.Array | None
+    error: RayMQError | None

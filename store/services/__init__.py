@@ -1,0 +1,1 @@
+"""What the store does with stored messages by itself: transactions, retries."""

@@ -1,0 +1,112 @@
+"""Consumer send-back: a message that could not be handled comes again later, at last in the dead letter queue.
+
+Source: AbstractSendMessageProcessor#consumerSendMsgBack, RocketMQ 5.3.3 (reference 12.1). As there, a call that is
+repeated because its outcome was unknown may bring the message twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raymq.store import format as fmt
+from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
+from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
+from raymq.store.errors import Rejected
+from raymq.store.put.inner_message import InnerMessage, PreparedInner
+from raymq.store.requests import Append
+from raymq.store.state import TopicInfo
+
+from .stored_message import StoredMessage, read_one
+
+if TYPE_CHECKING:
+    from raymq.store.message_store import MessageStore
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+#: deliveries before a message goes to the dead letter queue (SubscriptionGroupConfig.retryMaxTimes)
+RETRY_MAX_TIMES = 16
+#: level of the first retry; each further one takes the next: 10 s, 30 s, 1 m, ... 2 h
+FIRST_LEVEL = 3
+
+
+def retry_topic(group: str) -> str:
+    """Where a group's messages come again."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """Where a group's messages end that it could not handle."""
+    return DLQ_PREFIX + group
+
+
+def send_back(
+    store: MessageStore,
+    group: str,
+    topic: str,
+    queue_id: int,
+    offset: int,
+    *,
+    delay_level: int = 0,
+    retry_max_times: int = RETRY_MAX_TIMES,
+    shard: int = 0,
+) -> tuple[str, Append]:
+    """Put a message that a group could not handle into its retry topic, later; or into its dead letter queue.
+
+    Args: `delay_level` 0: the next of the schedule; above: that level; below: the dead letter queue at once. `shard`
+    is this store's: a queue of it is taken. A topic that does not exist is created, with 1 queue, here.
+    Returns: the topic where it will be, and what was appended.
+    Durable: nothing; the flush service syncs.
+    Raises: Rejected when there is no such message, or for a bad group name; as put_inner.
+    """
+    message = read_one(store, topic, queue_id, offset)
+    if message is None:
+        raise Rejected(
+            f"queue {queue_id} of {topic} has no message at {offset} to send back",
+            field="offset",
+            limit="a readable message",
+        )
+    dead = delay_level < 0 or message.reconsume_times >= retry_max_times
+    target = dlq_topic(group) if dead else retry_topic(group)
+    if target not in store.state.topics:
+        fmt.check_topic_name(target)
+        store.create_topic(target, 1, [shard])
+    level = 0 if dead else delay_level or FIRST_LEVEL + message.reconsume_times
+    levels = len(store.config.delay_levels_ms)
+    here = _queue_here(store.state.topics[target], shard)
+    copy = _copy(message, target, here, min(level, levels))
+    limit = store.config.record_bytes_max - GROUP_RESERVE_BYTES
+    size = PreparedInner(copy, store_host=store.config.store_host).size
+    if size > limit:
+        raise Rejected(
+            f"sent back the message makes a record of {size} bytes; one that is delivered later may have {limit}",
+            field="record",
+            limit=limit,
+        )
+    (append,) = store.put_inner([copy])
+    return target, append
+
+
+def _queue_here(info: TopicInfo, shard: int) -> int:
+    for queue_id in range(info.queues):
+        if info.shard_of(queue_id) == shard:
+            return queue_id
+    raise Rejected(
+        f"topic {info.name} has no queue on shard {shard}; create it with a queue for every shard",
+        field="topic",
+        limit="a queue on each shard",
+    )
+
+
+def _copy(message: StoredMessage, target: str, queue_id: int, level: int) -> InnerMessage:
+    properties = dict(message.properties)
+    properties.setdefault("RETRY_TOPIC", message.topic)
+    host, port = message.store_host
+    origin = fmt.offset_message_id(host, port, message.physical_offset)
+    properties.setdefault("ORIGIN_MESSAGE_ID", origin)
+    properties["WAIT"] = "false"
+    properties["DELAY"] = str(level)
+    reconsume_times = message.reconsume_times + 1
+    if not level:
+        return message.moved(target, queue_id, properties, reconsume_times=reconsume_times)
+    properties.update({"REAL_TOPIC": target, "REAL_QID": str(queue_id)})
+    return message.moved(SCHEDULE_TOPIC, level - 1, properties, reconsume_times=reconsume_times)

@@ -1,0 +1,332 @@
+"""Transactions: half messages that become visible when they are committed.
+
+Source: TransactionalMessageBridge, TransactionalMessageServiceImpl, EndTransactionProcessor, RocketMQ 5.3.3
+(reference 11). It differs where RocketMQ's may deliver twice: a commit's message, its op record and the note that it
+was made are one append, so a repeated commit, also after a crash, delivers nothing more; and a check counts in the
+shard's progress instead of writing the half message anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from raymq.store.errors import Rejected, Unavailable
+from raymq.store.put.inner_message import InnerMessage, PreparedInner, Progress
+from raymq.store.requests import Append
+from raymq.store.state import UNKNOWN_OFFSET
+from raymq.store.topics import check_target
+
+from .resolutions import Resolution, Resolutions
+from .stored_message import StoredMessage, read, read_one
+
+log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from raymq.store.message_store import MessageStore
+
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+DISCARD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+#: whose offsets tell RocketMQ how far half messages and op records are done
+GROUP = "CID_RMQ_SYS_TRANS"
+SERVICE = "transaction"
+
+#: sysFlag of a committed message (MessageSysFlag.TRANSACTION_COMMIT_TYPE)
+COMMITTED = 0x8
+_TRANSACTION_BITS = 0xC
+_OP_TAG = "d"
+_OP_SEPARATOR = ","
+_CHECKS = "checks:"
+#: room for the op record beside a committed message
+END_RESERVE_BYTES = 1024
+#: op records that are read at a time
+_OPS_READ = 512
+
+Ask = Callable[[StoredMessage], Resolution]
+
+
+class Half(NamedTuple):
+    """A stored half message: what commit, rollback and check name it by."""
+
+    offset: int
+    transaction_id: str
+    append: Append
+
+
+class CheckRound(NamedTuple):
+    """What one round of checks did."""
+
+    asked: int
+    committed: int
+    rolled_back: int
+    discarded: int
+
+
+class TransactionService:
+    """Prepare, commit, roll back, check. Callers: any thread."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        *,
+        timeout_ms: int = 6_000,
+        check_max: int = 15,
+        reserved_ms: int = 72 * 3600 * 1000,
+        round_ms: int = 60_000,
+    ) -> None:
+        """Args: RocketMQ's transactionTimeOut, transactionCheckMax, fileReservedTime, and a round's longest time."""
+        self._store = store
+        self._timeout_ms = timeout_ms
+        self._check_max = check_max
+        self._reserved_ms = reserved_ms
+        self._round_ms = round_ms
+        #: over look and put: two commits of one half message deliver one message
+        self._lock = threading.Lock()
+
+    # --- what a producer calls ------------------------------------------------------------------------------
+
+    def prepare(self, message: InnerMessage) -> Half:
+        """Put a message as a half message of its topic and queue; nobody reads it before `commit`.
+
+        Delays are ignored: the transaction wins. Durable: nothing yet, see `MessageStore.put_inner`.
+        Raises: Rejected for a topic or queue that does not exist; as put_inner.
+        """
+        check_target(message.topic, message.queue_id, self._store.state.topics)
+        properties = dict(message.properties)
+        transaction_id = properties.setdefault("UNIQ_KEY", uuid.uuid4().hex.upper())
+        properties.update(
+            {
+                "TRAN_MSG": "true",
+                "__transactionId__": transaction_id,
+                "REAL_TOPIC": message.topic,
+                "REAL_QID": str(message.queue_id),
+            }
+        )
+        half = InnerMessage(
+            HALF_TOPIC,
+            0,
+            message.body,
+            properties,
+            flag=message.flag,
+            sys_flag=message.sys_flag & ~_TRANSACTION_BITS,
+            born_time_ms=message.born_time_ms,
+            born_host=message.born_host,
+            reconsume_times=message.reconsume_times,
+        )
+        self._check_size(half)
+        (append,) = self._store.put_inner([half])
+        return Half(append.first_offset, transaction_id, append)
+
+    def _check_size(self, half: InnerMessage) -> None:
+        """What is prepared can also be committed: then its op record stands beside it."""
+        config = self._store.config
+        size = PreparedInner(half, store_host=config.store_host).size
+        limit = config.record_bytes_max - END_RESERVE_BYTES
+        if size > limit:
+            raise Rejected(
+                f"the half message makes a record of {size} bytes, the limit is {limit}",
+                field="record",
+                limit=limit,
+            )
+
+    def commit(self, offset: int, *, group: str | None = None) -> Append:
+        """Deliver a half message, once. Returns: where; of a repeated commit the offset is unknown.
+
+        Args: `group`, if given, must be the PGROUP that the message was prepared with.
+        Raises: Rejected when it was rolled back or discarded, or is none; Unavailable when it is not confirmed yet.
+        """
+        with self._lock:
+            half = self._open_half(offset, group, Resolution.COMMIT)
+            return self._commit(half) if half is not None else self._again()
+
+    def rollback(self, offset: int, *, group: str | None = None) -> Append:
+        """Drop a half message. Raises: as `commit`."""
+        with self._lock:
+            half = self._open_half(offset, group, Resolution.ROLLBACK)
+            return self._again() if half is None else self._end(half, Resolution.ROLLBACK, [])
+
+    def _open_half(
+        self, offset: int, group: str | None, wanted: Resolution
+    ) -> StoredMessage | None:
+        """The half message, if it is open; None when it was resolved as wanted before."""
+        found = self._resolutions().of(offset)
+        if found is wanted:
+            return None
+        if found is not Resolution.OPEN:
+            what = "long ago" if found is None else f"as {found.name}"
+            raise Rejected(
+                f"half message {offset} was resolved {what}; it cannot become {wanted.name} now",
+                field="transaction",
+                limit="an open half message",
+            )
+        half = read_one(self._store, HALF_TOPIC, 0, offset)
+        if half is None:
+            if offset < self._store.state.next_offsets.get((HALF_TOPIC, 0), 0):
+                raise Unavailable(
+                    f"half message {offset} is not confirmed yet, or its file was deleted; try again",
+                    field="transaction",
+                )
+            raise Rejected(
+                f"there is no half message {offset}", field="transaction", limit="a half message"
+            )
+        have = half.properties.get("PGROUP")
+        if group is not None and have != group:
+            raise Rejected(
+                f"half message {offset} was prepared by producer group {have!r}, not {group!r}",
+                field="group",
+                limit=have,
+            )
+        return half
+
+    def _commit(self, half: StoredMessage) -> Append:
+        message = half.moved(
+            half.properties["REAL_TOPIC"],
+            int(half.properties["REAL_QID"]),
+            half.properties,
+            sys_flag=half.sys_flag & ~_TRANSACTION_BITS | COMMITTED,
+            prepared_transaction_offset=half.physical_offset,
+        )
+        return self._end(half, Resolution.COMMIT, [message])
+
+    def _end(
+        self, half: StoredMessage, resolution: Resolution, messages: list[InnerMessage]
+    ) -> Append:
+        """Put what becomes of a half message, its op record, and the note of both, as one."""
+        offset = half.queue_offset
+        values = self._resolutions().resolve({offset: resolution})
+        if f"{_CHECKS}{offset}" in self._table():
+            values[f"{_CHECKS}{offset}"] = None
+        op = InnerMessage(
+            OP_TOPIC,
+            0,
+            f"{offset}{_OP_SEPARATOR}".encode(),
+            {"TAGS": _OP_TAG},
+            born_time_ms=self._store.clock.now_ms(),
+        )
+        return self._store.put_inner([*messages, op], progress=Progress(SERVICE, values))[0]
+
+    def _again(self) -> Append:
+        """The answer to a repeated call: as durable as the log is now."""
+        end = self._store.log.end
+        time_ms = self._store.state.store_time_ms
+        return Append(UNKNOWN_OFFSET, 1, 1, time_ms, -1, end, UNKNOWN_OFFSET)
+
+    # --- checks ---------------------------------------------------------------------------------------------
+
+    def check(self, ask: Ask) -> CheckRound:
+        """Ask about every open half message that is old enough; one that was asked for too often is discarded.
+
+        `ask` is called without the service's lock; what it answers counts unless somebody resolved the half meanwhile.
+        RocketMQ runs a round every 30 s (transactionCheckInterval).
+        """
+        self.take_over()
+        clock = self._store.clock
+        began, deadline = clock.now_ms(), clock.monotonic_ms() + self._round_ms
+        counts = dict.fromkeys(Resolution, 0)
+        asked = 0
+        end = self._store.queue_range(HALF_TOPIC, 0)[1]
+        for offset in list(self._resolutions().open_ones(end)):
+            half = read_one(self._store, HALF_TOPIC, 0, offset)
+            if half is None:
+                continue
+            age_ms = began - half.born_time_ms
+            if half.store_time_ms > began or clock.monotonic_ms() > deadline:
+                break
+            if age_ms < self._immunity_ms(half):
+                continue
+            checks = int(self._table().get(f"{_CHECKS}{offset}", 0))
+            if checks >= self._check_max or age_ms > self._reserved_ms:
+                counts[Resolution.DISCARD] += self._settle(half, Resolution.DISCARD)
+                continue
+            asked += 1
+            answer = ask(half)
+            if answer is Resolution.OPEN:
+                self._count_check(offset, checks + 1)
+            else:
+                counts[answer] += self._settle(half, answer)
+        self._note_offsets()
+        return CheckRound(
+            asked,
+            counts[Resolution.COMMIT],
+            counts[Resolution.ROLLBACK],
+            counts[Resolution.DISCARD],
+        )
+
+    def _count_check(self, offset: int, checks: int) -> None:
+        with self._lock:
+            if self._resolutions().of(offset) is Resolution.OPEN:
+                self._store.put_inner(
+                    [], progress=Progress(SERVICE, {f"{_CHECKS}{offset}": checks})
+                )
+
+    def _settle(self, half: StoredMessage, resolution: Resolution) -> bool:
+        """Resolve a half message unless it was meanwhile. Returns: whether this call did it."""
+        with self._lock:
+            if self._resolutions().of(half.queue_offset) is not Resolution.OPEN:
+                return False
+            try:
+                if resolution is Resolution.COMMIT:
+                    self._commit(half)
+                    return True
+            except (Rejected, KeyError, ValueError) as error:
+                # Another engine's, that says of no queue where it belongs: it must not hold up the others.
+                log.warning("half message %d cannot be committed: %s", half.queue_offset, error)
+                return False
+            if resolution is Resolution.DISCARD:
+                discarded = half.moved(DISCARD_TOPIC, 0, half.properties)
+                self._end(half, resolution, [discarded])
+            else:
+                self._end(half, resolution, [])
+            return True
+
+    def _immunity_ms(self, half: StoredMessage) -> int:
+        wanted = half.properties.get("CHECK_IMMUNITY_TIME_IN_SECONDS", "")
+        return int(wanted) * 1000 if wanted.isdigit() else self._timeout_ms
+
+    # --- what RocketMQ did and will do ----------------------------------------------------------------------
+
+    def take_over(self) -> None:
+        """Note what op records say that another engine wrote into this store. Ours say nothing new."""
+        with self._lock:
+            found: dict[int, Resolution] = {}
+            # RocketMQ moves this offset over what is resolved, and over what it wrote anew to check it. What stands
+            # below the queue's first message was deleted with its commit log file: nobody can commit it any more.
+            done = self._store.state.offsets.get((GROUP, HALF_TOPIC), {}).get(0, 0)
+            done = max(done, self._store.queue_range(HALF_TOPIC, 0)[0])
+            low, resolutions = self._resolutions().min_open, self._resolutions()
+            for offset in range(low, done):
+                if resolutions.of(offset) is Resolution.OPEN:
+                    found[offset] = Resolution.DISCARD
+            first, end = self._store.queue_range(OP_TOPIC, 0)
+            at = max(first, self._store.state.offsets.get((GROUP, OP_TOPIC), {}).get(0, 0))
+            while at < end:
+                ops, at = read(self._store, OP_TOPIC, 0, at, max_records=_OPS_READ)
+                for op in ops:
+                    for text in op.body.decode("ascii", "replace").split(_OP_SEPARATOR):
+                        if text.isdigit() and resolutions.of(int(text)) is Resolution.OPEN:
+                            found[int(text)] = Resolution.DISCARD
+            if found:
+                values = resolutions.resolve(found)
+                self._store.put_inner([], progress=Progress(SERVICE, values))
+        self._note_offsets()
+
+    def _note_offsets(self) -> None:
+        """Let RocketMQ, should it open this store, begin where we are."""
+        ends = {
+            HALF_TOPIC: self._resolutions().min_open,
+            OP_TOPIC: self._store.queue_range(OP_TOPIC, 0)[1],
+        }
+        for topic, offset in ends.items():
+            known = self._store.state.offsets.get((GROUP, topic), {}).get(0, 0)
+            if offset > known:
+                self._store.commit_offsets(GROUP, topic, {0: offset})
+
+    def _table(self) -> dict[str, Any]:
+        return self._store.state.progress.get(SERVICE, {})
+
+    def _resolutions(self) -> Resolutions:
+        return Resolutions(self._table())
