@@ -19,6 +19,7 @@ from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 from raymq.store.records import producer_stamp
 
+from .arguments import check_choice
 from .lane import BatchReceipt, Lane, new_producer_id
 from .routes import Routes, TopicRoute
 from .shard_sender import BatchFuture, ShardSender
@@ -38,8 +39,7 @@ _ANY_SIZE = 2**31 - 1
 
 def check_acks(acks: str) -> None:
     """Raises: Rejected for anything that promises nothing known."""
-    if acks not in ("quorum", "leader"):
-        raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
+    check_choice("acks", acks, ("quorum", "leader"))
 
 
 class BatchSender:

@@ -209,7 +209,8 @@ def _messages(commands: Any, both: Sequence[argparse.ArgumentParser]) -> None:
     produce.add_argument(
         "--input-json",
         action="store_true",
-        help='a line is {"body": ..., "key": ..., "tag": ..., "properties": {...}}',
+        help='a line is {"body": ..., "key": ..., "tag": ..., "index_keys": [...], '
+        '"properties": {...}, "deliver_at_ms": ...}',
     )
     produce.set_defaults(run=cli_commands.produce)
 

@@ -19,6 +19,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, Rejected
 from raymq.store.files import Files
 
+from .arguments import check_number
 from .paths import ClusterPaths, check_name, home_dir
 from .placement import NODE_HOST, Placement, check_host, place
 
@@ -107,10 +108,8 @@ def new_record(
         if file_reserved_hours is None
         else file_reserved_hours,
     )
-    if not 1 <= record.shards <= _SHARDS_MAX:
-        raise Rejected(
-            f"shards is {record.shards}; use 1 to {_SHARDS_MAX}", field="shards", limit=_SHARDS_MAX
-        )
+    check_number("shards", record.shards, 1, _SHARDS_MAX)
+    check_number("segment_size_bytes", record.segment_size_bytes, 4096)
     _one_of("replication", record.replication, _REPLICATION)
     _one_of("flush", record.flush, _FLUSH)
     if record.nodes is None:
@@ -220,12 +219,7 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
 
 
 def remember(record: ClusterRecord, paths: ClusterPaths, files: Files) -> None:
-    """Lists the cluster among those this user knows.
-
-    A home that cannot be written is not an.
-
-        Error.
-    """
+    """Lists the cluster among those this user knows. A home that cannot be written is no error."""
     folder = home_dir() / "clusters"
     body = json.dumps({"data_dir": paths.data_dir, "cluster_id": record.cluster_id})
     try:
@@ -236,10 +230,7 @@ def remember(record: ClusterRecord, paths: ClusterPaths, files: Files) -> None:
 
 
 def known_clusters(files: Files) -> dict[str, str]:
-    """name -> data directory of the clusters this user started here whose directory still.
-
-    Exists.
-    """
+    """name -> data directory of the clusters this user started here whose directory still exists."""
     folder = home_dir() / "clusters"
     known: dict[str, str] = {}
     try:

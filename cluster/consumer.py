@@ -11,8 +11,10 @@ import pyarrow as pa
 
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
+from raymq.store.format import check_group_name
 from raymq.store.services.retry import dlq_topic, retry_topic
 
+from .arguments import check_choice, check_number, check_offsets
 from .columns import MESSAGE_SCHEMA, message_batch, messages
 from .message import ReceivedMessage
 from .routes import Routes
@@ -54,6 +56,11 @@ class Consumer:
         `unavailable_timeout_ms`: an unreachable shard is waited for so long before `poll` raises.
         Raises: Rejected for an unknown topic or queue, or when nothing says where to begin.
         """
+        check_number("fetch_bytes", fetch_bytes, 1)
+        check_number("fetch_records", fetch_records, 1)
+        check_number("unavailable_timeout_ms", unavailable_timeout_ms, 0, whole=False)
+        if group is not None:
+            check_group_name(group)
         self.topic = topic
         self.group = group
         self._unavailable_timeout_ms = unavailable_timeout_ms
@@ -65,6 +72,8 @@ class Consumer:
         self._routes = Routes.of(cluster)
         self._route = self._routes.topic(topic)
         wanted = list(range(self._route.queues)) if queues is None else list(queues)
+        if not wanted:
+            raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
         shards = sorted({self._route.shard_of(queue) for queue in wanted})
         #: queue -> offset of the next message that `poll` returns
         self._positions = self._begin(wanted, shards, start)
@@ -173,8 +182,7 @@ class Consumer:
 
     def _next(self, max_records: int, timeout: float, *, ready_only: bool = False) -> Piece | None:
         """The next records of one queue; its position moves behind them."""
-        if max_records < 1:
-            raise Rejected(f"max_records is {max_records}", field="max_records", limit="at least 1")
+        check_number("max_records", max_records, 1)
         self._check_process()
         state = self._state
         with state.changed:
@@ -248,10 +256,7 @@ class Consumer:
         """Go on from `offset`, "earliest" or "latest". Whether the queue holds it, `poll` tells."""
         shard = self._route.shard_of(self._own(queue_id))
         if isinstance(offset, str):
-            if offset not in ("earliest", "latest"):
-                raise Rejected(
-                    f"offset is {offset!r}", field="offset", limit="a number, earliest, latest"
-                )
+            check_choice("offset", offset, ("earliest", "latest"))
             offset = self._ranges([shard])[queue_id][offset == "latest"]
         state = self._state
         with state.changed:
@@ -277,6 +282,7 @@ class Consumer:
             )
         self._check_process()
         wanted = self.positions() if offsets is None else dict(offsets)
+        check_offsets(wanted)
         for shard in self._readers:
             own = {
                 str(queue): offset

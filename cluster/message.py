@@ -15,6 +15,7 @@ from raymq.store.format import PROPERTIES_MAX_BYTES
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import TAGS, encode, separators_absent
 
+from .arguments import check_text
 from .codecs import CONTENT_TYPE, codec
 from .keys import BASE64_KEY, TEXT_KEY, key_property
 
@@ -157,11 +158,12 @@ def decode_records(records: pa.Array) -> pa.RecordBatch:
 
 
 def _index_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    if isinstance(keys, str):
+    if not isinstance(keys, (tuple, list)):
         raise Rejected(
-            "index_keys is one text; give a tuple of texts", field="index_keys", limit="tuple"
+            f"index_keys is {keys!r}; give a tuple of texts", field="index_keys", limit="tuple"
         )
     for key in keys:
+        check_text("index_keys", key)
         if not key or INDEX_KEY_SEPARATOR in key:
             raise Rejected(
                 f"index key {key!r} is empty or has a space, which separates index keys",
@@ -172,6 +174,10 @@ def _index_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _user_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
+    if not isinstance(properties, Mapping):
+        raise Rejected(
+            f"properties is {properties!r}; give a dict of texts", field="properties", limit="dict"
+        )
     for name, value in properties.items():
         if name in SYSTEM_PROPERTIES:
             raise Rejected(

@@ -20,6 +20,7 @@ from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
 
+from .arguments import check_number
 from .batch_sender import IN_FLIGHT_BYTES, MIB, Acks, BatchSender, Room, check_acks
 from .codecs import CONTENT_TYPE, codec
 from .columns import put_batch
@@ -65,6 +66,16 @@ class ProducerConfig:
     codec: str = "bytes"
     #: largest body; the cluster's own limit holds as well
     max_message_bytes: int = 4 * MIB
+
+    def __post_init__(self) -> None:
+        """Raises: Rejected naming the option and its limit."""
+        check_acks(self.acks)
+        for name in ("linger_ms", "max_block_ms"):
+            check_number(name, getattr(self, name), 0, whole=False)
+        for name in ("delivery_timeout_ms", "request_timeout_ms"):
+            check_number(name, getattr(self, name), 1, whole=False)
+        for name in ("batch_bytes", "buffer_bytes", "in_flight_bytes", "max_message_bytes"):
+            check_number(name, getattr(self, name), 1)
 
 
 class Outgoing(NamedTuple):

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected, Unavailable
+from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.transient_pool import check_room
 
 from . import actor_set, placement, ray_client, ray_host, tls
+from .arguments import check_choice
 from .cluster import Cluster
 from .cluster_record import (
     ClusterRecord,
@@ -40,7 +41,7 @@ from .paths import (
     volatile_reason,
 )
 from .placement import NODE_HOST
-from .ray_host import Progress, RayTarget
+from .ray_host import OwnedRay, Progress, RayTarget
 from .resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
 
 if TYPE_CHECKING:
@@ -155,8 +156,6 @@ def start(
         _check_pool_room(paths, record, options, files)
         token = load_or_make_token(paths, files)
         ca = _trusted(paths, record, files)
-        if stored is None and record.nodes is None:
-            save_record(paths, record, files)
         target = ray_host.find_ray(paths, address, files)
         if target is None and record.nodes is not None:
             raise Rejected(
@@ -165,7 +164,7 @@ def start(
                 field="address",
             )
         if target is None:
-            owned = ray_host.start_owned(paths, files=files, clock=clock, progress=tell)
+            owned = _start_ray(paths, record, files, clock, tell, first=stored is None)
             target = RayTarget(address=owned.address, owned=owned)
         with ray_host.session(target) as ray:
             tell(f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}")
@@ -202,6 +201,29 @@ def start(
     )
 
 
+def _start_ray(
+    paths: ClusterPaths,
+    record: ClusterRecord,
+    files: Files,
+    clock: Clock,
+    tell: Progress,
+    *,
+    first: bool,
+) -> OwnedRay:
+    """An own Ray, which `stop` finds whenever this process ends.
+
+    A first start that fails here decides nothing: the next one may have other options.
+    """
+    if first:
+        save_record(paths, record, files)
+    try:
+        return ray_host.start_owned(paths, files=files, clock=clock, progress=tell)
+    except RayMQError:
+        if first:
+            files.unlink(paths.cluster)
+        raise
+
+
 def connect(
     target: str | os.PathLike[str] | None = None,
     *,
@@ -225,8 +247,8 @@ def connect(
             what `start` saw in RAY_TLS_CA_CERT, or with raymq+tls:// this process's own.
     Raises: Rejected (no such cluster, no token, wrong certificate), Unavailable (it does not answer).
     """
-    if transport not in (None, "flight", "ray"):
-        raise Rejected(f"transport is {transport!r}", field="transport", limit="flight, ray")
+    if transport is not None:
+        check_choice("transport", transport, ("flight", "ray"))
     cluster = _connect(target, token, ca, transport)
     cluster.transport = transport or cluster.transport
     return cluster

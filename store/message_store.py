@@ -22,6 +22,7 @@ from .delay.delay_hook import DelayHook
 from .errors import RayMQError, Rejected, Unavailable
 from .failpoints import fail_point
 from .files import Files
+from .format import check_group_name
 from .index.index_builder import IndexBuilder
 from .index.index_service import IndexService
 from .index.query import TIME_MAX_MS, Boundary, Query, QueryResult
@@ -570,7 +571,8 @@ class MessageStore:
         return self.put_internal(TOPIC, _json(value))
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> Append:
-        """Store a group's next offsets in the log."""
+        """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""
+        check_group_name(group)
         value = {"group": group, "topic": topic, "offsets": {str(q): o for q, o in offsets.items()}}
         return self.put_internal(OFFSETS, _json(value))
 
