@@ -16,7 +16,7 @@ from raymq.store.services.retry import dlq_topic, retry_topic
 
 from .arguments import check_choice, check_number, check_offsets
 from .columns import MESSAGE_SCHEMA, message_batch, messages
-from .message import ReceivedMessage
+from .message import ReceivedMessage, queue_offsets
 from .routes import Routes
 from .shard_reader import Piece, ReadState, ShardReader
 
@@ -198,13 +198,13 @@ class Consumer:
             piece = state.pieces.popleft()
             if len(piece.records) > max_records:
                 rest = piece.records.slice(max_records)
-                state.pieces.appendleft(
-                    piece._replace(first_offset=piece.first_offset + max_records, records=rest)
-                )
-                piece = piece._replace(records=piece.records.slice(0, max_records))
+                middle = int(queue_offsets(rest.slice(0, 1))[0])
+                state.pieces.appendleft(piece._replace(first_offset=middle, records=rest))
+                records = piece.records.slice(0, max_records)
+                piece = piece._replace(next_offset=middle, records=records)
             else:
                 self._took(piece.shard)
-            self._positions[piece.queue_id] = piece.first_offset + len(piece.records)
+            self._positions[piece.queue_id] = piece.next_offset
             return piece
 
     def _took(self, shard: int) -> None:
@@ -219,8 +219,8 @@ class Consumer:
             return
         state, piece = self._state, self._handing_of
         offset = self._handing[0].offset
+        rest = piece.records.slice(len(piece.records) - len(self._handing))
         self._handing.clear()
-        rest = piece.records.slice(offset - piece.first_offset)
         state.pieces.appendleft(piece._replace(first_offset=offset, records=rest))
         state.ahead[piece.shard] += 1
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import record
 from raymq.store.errors import Rejected
-from raymq.store.format import PROPERTIES_MAX_BYTES
+from raymq.store.format import HEADER_DTYPE, PROPERTIES_MAX_BYTES
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import TAGS, encode, separators_absent
 
@@ -155,6 +156,17 @@ def decode_records(records: pa.Array) -> pa.RecordBatch:
         records.offset : records.offset + count + 1
     ].astype(np.int64)
     return record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets))
+
+
+def queue_offsets(records: pa.Array) -> npt.NDArray[np.int64]:
+    """The queue offset of each raw record of a fetch: ascending, of a compacted topic with gaps."""
+    if not len(records):
+        return np.zeros(0, dtype=np.int64)
+    ends = np.frombuffer(records.buffers()[1], dtype=np.int32)
+    starts = ends[records.offset : records.offset + len(records)].astype(np.int64)
+    data = np.frombuffer(records.buffers()[2], dtype=np.uint8)
+    places = (starts + HEADER_DTYPE.fields["queue_offset"][1])[:, None] + np.arange(8)
+    return data[places].view(">i8").ravel().astype(np.int64)
 
 
 def _index_keys(keys: tuple[str, ...]) -> tuple[str, ...]:

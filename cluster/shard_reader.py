@@ -23,11 +23,12 @@ BACKOFF_MS_MAX = 1000
 
 
 class Piece(NamedTuple):
-    """Records [first_offset, first_offset + len(records)) of one queue."""
+    """Records [first_offset, next_offset) of one queue; of a compacted topic there are gaps."""
 
     shard: int
     queue_id: int
     first_offset: int
+    next_offset: int
     records: pa.Array
 
 
@@ -167,7 +168,8 @@ class ShardReader:
         if part.first_offset != wanted[queue] or not len(part.records):
             return
         state.fetch_from[queue] = part.next_offset
-        state.pieces.append(Piece(self.shard, queue, part.first_offset, part.records))
+        piece = Piece(self.shard, queue, part.first_offset, part.next_offset, part.records)
+        state.pieces.append(piece)
         state.ahead[self.shard] = state.ahead.get(self.shard, 0) + 1
 
     def _note(self, error: RayMQError, stream: FetchStream | None) -> bool:

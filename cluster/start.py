@@ -348,6 +348,13 @@ def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterP
     """
     if target is not None:
         text = os.fspath(target)
+        if "://" in text:
+            raise Rejected(
+                f"{text} is an address: do this on the machine that has its data directory, and "
+                "name that, or the cluster",
+                field="target",
+                limit="a data directory or name",
+            )
         if os.sep in text or files.exists(ClusterPaths(text).cluster):
             return ClusterPaths(text)
     data_dir = _known_data_dir(None if target is None else os.fspath(target), files)
