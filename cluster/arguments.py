@@ -15,7 +15,7 @@ def check_number(
     name: str, value: Any, least: float, most: float = _ANY, *, whole: bool = True
 ) -> None:
     """Raises: Rejected for what is no number (a bool is none) from `least` to `most`."""
-    kind = Integral if whole else Real
+    kind: Any = Integral if whole else Real
     if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= most:
         limit = f"{least:g} or more" if most == _ANY else f"{least:g} to {most:g}"
         raise Rejected(

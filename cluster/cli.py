@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from raymq import __version__
-from raymq.store.errors import RayMQError
+from raymq.store.errors import RayMQError, Unavailable
 
 from . import cli_commands, store_commands
 from .cli_commands import EXIT_USAGE, Console, exit_code
@@ -426,7 +426,12 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
         return exit_code(error)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            where = "" if error.filename is None else f"{error.filename}: "
+            wrong = Unavailable(f"{where}{error.strerror or error}", errno=error.errno)
+            console.error(wrong, as_json=getattr(options, "json", False))
+            return exit_code(wrong)
         # The reader (head, less) has seen enough. Python would complain again when it flushes at
         # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from raymq.store import record
 from raymq.store.errors import Rejected
-from raymq.store.format import HEADER_DTYPE, PROPERTIES_MAX_BYTES
+from raymq.store.format import PROPERTIES_MAX_BYTES
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import TAGS, encode, separators_absent
+from raymq.store.records.record_walk import gather
 
 from .arguments import check_text
 from .codecs import CONTENT_TYPE, codec
@@ -23,6 +24,9 @@ from .keys import BASE64_KEY, TEXT_KEY, key_property
 #: RocketMQ's property for the index keys, and what stands between them
 INDEX_KEYS = "KEYS"
 INDEX_KEY_SEPARATOR = " "
+
+#: where a record has its queue offset
+_QUEUE_OFFSET_AT = 20
 
 #: names that users neither see nor set: RayMQ's own, and what RocketMQ's clients and brokers write.
 #: Source: MessageConst.STRING_HASH_SET of RocketMQ 5.3.3.
@@ -164,9 +168,10 @@ def queue_offsets(records: pa.Array) -> npt.NDArray[np.int64]:
         return np.zeros(0, dtype=np.int64)
     ends = np.frombuffer(records.buffers()[1], dtype=np.int32)
     starts = ends[records.offset : records.offset + len(records)].astype(np.int64)
-    data = np.frombuffer(records.buffers()[2], dtype=np.uint8)
-    places = (starts + HEADER_DTYPE.fields["queue_offset"][1])[:, None] + np.arange(8)
-    return data[places].view(">i8").ravel().astype(np.int64)
+    found: npt.NDArray[np.int64] = gather(
+        records.buffers()[2], starts + _QUEUE_OFFSET_AT, np.dtype(">i8")
+    )
+    return found.astype(np.int64)
 
 
 def _index_keys(keys: tuple[str, ...]) -> tuple[str, ...]:

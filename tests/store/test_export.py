@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,19 @@ def test_a_choice_is_a_topic_a_queue_and_a_range(own: Path, tmp_path: Path) -> N
     # Without a topic: everybody's, not RayMQ's own.
     assert export(own, tmp_path / "all").messages == 360
     assert {row["topic"] for row in rows_of(tmp_path / "all")} == {"t", "u"}
-    assert export(own, tmp_path / "none", Choice(topic="nobody")).messages == 0
+    assert export(own, tmp_path / "none", Choice(topic="t", start=1000)).messages == 0
     assert rows_of(tmp_path / "none") == []
+
+
+def test_a_topic_or_queue_of_which_there_is_nothing_is_refused(own: Path, tmp_path: Path) -> None:
+    for choice in (Choice(topic="T"), Choice(topic="t", queue_id=2)):
+        with pytest.raises(Rejected, match="it has rmq_sys_raymq, t, u"):
+            export(own, tmp_path / "out", choice)
+    assert not (tmp_path / "out").exists()
+    # Without its consume queues the log still tells.
+    root = copy(own, tmp_path / "s")
+    shutil.rmtree(root / "consumequeue")
+    assert export(root, tmp_path / "out", Choice(topic="u")).messages == 120
 
 
 def test_files_are_ended_by_size_and_keep_the_order(own: Path, tmp_path: Path) -> None:

@@ -239,6 +239,18 @@ def test_a_cut_of_a_store_of_rocketmq_takes_index_entries_and_units_along(
     assert "index" in {step.part for step in done.steps}
 
 
+def test_a_cut_counts_the_bytes_of_files_that_are_gone(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    end = len((root / FIRST_LOG).read_bytes())
+    appended = struct.unpack_from("=q", (root / "raymq/marks").read_bytes())[0]
+    for path in (root / "commitlog").iterdir():
+        if path.name != FIRST_LOG.rpartition("/")[2]:
+            path.unlink()
+    cut = Repair(root).plan().needs_cut
+    assert cut is not None
+    assert f"{appended - end} bytes that cannot be read" in str(cut)
+
+
 def test_a_cut_is_refused_where_none_is_needed_or_no_record_starts(
     own: Path, tmp_path: Path
 ) -> None:

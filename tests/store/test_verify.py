@@ -215,6 +215,23 @@ def test_marks_are_one_page_of_offsets_below_the_appended_end(own: Path, tmp_pat
     assert (fault.file, fault.offset) == ("raymq/marks", 24)
 
 
+@pytest.mark.parametrize(
+    ("lost", "file", "words"),
+    [
+        ("commitlog/*", "commitlog", "none is; "),
+        ("raymq/meta", "raymq/meta", "identity and promises are gone"),
+    ],
+)
+def test_a_log_or_a_meta_that_is_gone_is_a_fault(
+    own: Path, tmp_path: Path, lost: str, file: str, words: str
+) -> None:
+    root = copy(own, tmp_path / "s")
+    for path in root.glob(lost):
+        path.unlink()
+    faults = {fault.file: fault.detail for fault in verify(root)}
+    assert words in faults[file]
+
+
 def test_a_poisoned_store_says_so(own: Path, tmp_path: Path) -> None:
     root = copy(own, tmp_path / "s")
     store = MessageStore.open(root, config=CONFIG, clock=ManualClock(1 << 42))
