@@ -7,9 +7,9 @@ from typing import Any, Literal, Protocol, cast
 
 import pyarrow as pa
 
-from raymq.store.errors import Rejected
 from raymq.store.record import Row
 
+from .arguments import check_choice
 from .flight_client import Fetched, ShardConnection
 
 Transport = Literal["flight", "ray"]
@@ -90,8 +90,7 @@ def open_connection(
     """
     if transport == "flight":
         return ShardConnection(endpoint, token, cluster_id, shard, ca=ca)
-    if transport != "ray":
-        raise Rejected(f"transport is {transport!r}", field="transport", limit="flight, ray")
+    check_choice("transport", transport, ("flight", "ray"))
     # By name: Spark's workers come through here, and must not even seem to depend on Ray.
     module = importlib.import_module("raymq.cluster.ray_connection")
     return cast(Connection, module.RayShardConnection(endpoint, cluster_id))

@@ -22,6 +22,7 @@ from raymq.store.record import Row, batch_bytes
 from raymq.store.requests import PutOutcome, PutRequest
 
 from . import protocol
+from .arguments import check_choice
 
 #: bytes of batches that one stream may have unanswered
 IN_FLIGHT_BYTES_MAX = 64 << 20
@@ -241,8 +242,7 @@ def _put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row | None) -> Pu
     if batch is None:
         raise Rejected("the message has no rows", field="batch", limit="a record batch")
     acks = meta.get("acks", "quorum")
-    if acks not in ("quorum", "leader"):
-        raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
+    check_choice("acks", acks, ("quorum", "leader"))
     return PutRequest(
         str(meta["topic"]),
         int(meta["queue"]),
