@@ -290,7 +290,9 @@ def _aligned(size: int) -> int:
 def _put_request(meta: dict[str, Any], data: Any) -> PutRequest:
     acks = meta.get("acks", "quorum")
     if acks not in ("quorum", "leader"):
-        raise Rejected(f"acks is {acks!r}; use 'quorum' or 'leader'", field="acks", limit="quorum, leader")
+        raise Rejected(
+            f"acks is {acks!r}; use 'quorum' or 'leader'", field="acks", limit="quorum, leader"
+        )
     return PutRequest(
         str(meta["topic"]),
         int(meta["queue"]),
