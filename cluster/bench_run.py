@@ -404,9 +404,11 @@ class Bench:
             if best is not None and high - low <= SEARCH_PRECISION * high:
                 break
         if best is None:
+            last = told[-1]
             raise Rejected(
-                f"p99 is above {limit_ms:g} ms even at {told[-1]['rate']:,.0f} messages/s: "
-                f"{told[-1]['p99_ms']:g} ms. Allow more, or see what holds the cluster up",
+                f"not even {last['rate']:,.0f} messages/s are kept up with p99 up to {limit_ms:g} ms: "
+                f"{last['achieved']:,.0f} messages/s, p99 {last['p99_ms']:g} ms. Allow more, measure "
+                "longer (--duration-s), or see what holds the cluster up",
                 field="find_max",
                 limit=limit_ms,
             )

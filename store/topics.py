@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from . import format as fmt
 from .errors import Rejected
@@ -38,7 +39,8 @@ def check_new_topic(
     if have == info:
         return None
     if have is not None:
-        differs = "attributes" if have._replace(attributes=info.attributes) == info else "queues"
+        same_queues = replace(have, attributes=info.attributes) == info
+        differs = "attributes" if same_queues else "queues"
         raise Rejected(
             f"topic {name} exists with {have.queues} queues on shards {list(have.shards)} and "
             f"{dict(have.attributes) or 'no'} attributes, which stay: use it as it is, or another name",
