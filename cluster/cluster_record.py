@@ -19,8 +19,8 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, Rejected
 from raymq.store.files import Files
 
+from .deploy.placement import NODE_HOST, Placement, check_host, place
 from .paths import ClusterPaths, check_name, home_dir
-from .placement import NODE_HOST, Placement, check_host, place
 
 FORMAT = 1
 _REPLICATION = ("single", "mirror")

@@ -20,7 +20,6 @@ from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.transient_pool import check_room
 
-from . import actor_set, placement, ray_client, ray_host, tls
 from .cluster import Cluster
 from .cluster_record import (
     ClusterRecord,
@@ -31,6 +30,10 @@ from .cluster_record import (
     resume_record,
     save_record,
 )
+from .deploy import actor_set, placement, ray_client, ray_host
+from .deploy.placement import NODE_HOST
+from .deploy.ray_host import Progress, RayTarget
+from .deploy.resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
 from .paths import (
     ClusterPaths,
     DirectoryLock,
@@ -39,12 +42,10 @@ from .paths import (
     prepare_data_dir,
     volatile_reason,
 )
-from .placement import NODE_HOST
-from .ray_host import Progress, RayTarget
-from .resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
+from .transport import tls
 
 if TYPE_CHECKING:
-    from .connection import Transport
+    from .transport.connection import Transport
 
 _LOGGER = logging.getLogger("raymq")
 

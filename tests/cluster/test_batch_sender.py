@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.routes import Routes
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import (
     DeliveryUnknown,
     Fenced,

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.bench_check import LaneRange, Ledger, SequenceCheck, Verdict, verify
-from raymq.cluster.bench_messages import RowMaker
-from raymq.cluster.bench_plan import BenchPlan, parse_size
+from raymq.cluster.bench.check import LaneRange, Ledger, SequenceCheck, Verdict, verify
+from raymq.cluster.bench.messages import RowMaker
+from raymq.cluster.bench.plan import BenchPlan, parse_size
+from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.store.record import PUT_SCHEMA
 from tests.support.fake_backend import FakeCluster
 

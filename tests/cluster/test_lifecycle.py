@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import actor_set, ray_host
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
+from raymq.cluster.deploy import actor_set, ray_host
+from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.ray_host import RayTarget
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.files import Files

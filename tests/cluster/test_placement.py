@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import actor_set, placement
 from raymq.cluster.cluster_record import load_record, new_record, resume_record, save_record
+from raymq.cluster.deploy import actor_set, placement
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.message import Message, Receipt
-from raymq.cluster.partitioner import queue_of
-from raymq.cluster.producer import Producer
+from raymq.cluster.messages.message import Message, Receipt
+from raymq.cluster.messages.partitioner import queue_of
+from raymq.cluster.produce.producer import Producer
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC

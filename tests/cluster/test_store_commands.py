@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from raymq.cluster.cli import main
-from raymq.cluster.cli_commands import Console
-from raymq.cluster.store_progress import StoreProgress
+from raymq.cluster.cli.commands import Console
+from raymq.cluster.cli.main import main
+from raymq.cluster.cli.store_progress import StoreProgress
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.log.chain import unpack_units
 from tests.support.damaged_store import CONFIG, FIRST_LOG, copy, flip, make_own, tree

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import shard_sender
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.flight_client import PutStream
-from raymq.cluster.routes import Routes
-from raymq.cluster.shard_sender import ShardSender
+from raymq.cluster.produce import shard_sender
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.produce.shard_sender import ShardSender
+from raymq.cluster.transport.flight_client import PutStream
+from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import DeliveryUnknown, Rejected
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster

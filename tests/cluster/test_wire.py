@@ -11,8 +11,8 @@ import pyarrow.flight as flight
 import pytest
 
 from raymq.actors.row_message import pack_row, unpack_row
-from raymq.cluster import protocol
-from raymq.cluster.flight_client import ReplicaTransport, ShardConnection
+from raymq.cluster.transport import protocol
+from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
 from raymq.store.record import Row
 from tests.support.batches import batch

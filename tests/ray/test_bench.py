@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.cluster import ray_host
+from raymq.cluster.deploy import ray_host
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.files import Files

@@ -17,7 +17,7 @@ import ray
 from ray.util.queue import Empty, Full
 
 import raymq
-from raymq.cluster import ray_host
+from raymq.cluster.deploy import ray_host
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import process_tree, ray_host
+from raymq.cluster.deploy import process_tree, ray_host
 from raymq.cluster.paths import ClusterPaths, prepare_data_dir
 from raymq.store.clock import Clock
 from raymq.store.files import Files
@@ -21,7 +21,7 @@ from raymq.store.files import Files
 #: `ray start` in one process that then ends
 START = """
 import sys
-from raymq.cluster import ray_host
+from raymq.cluster.deploy import ray_host
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.files import Files
@@ -37,7 +37,7 @@ USE = """
 import json, os, sys
 if {early}:
     import ray
-from raymq.cluster import ray_host
+from raymq.cluster.deploy import ray_host
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.files import Files
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import process_tree, ray_host
+from raymq.cluster.deploy import process_tree, ray_host
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.files import Files
