@@ -21,6 +21,7 @@ from raymq.store.requests import FetchRequest
 from raymq.store.status import PutStatus
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.waiting import until
 
@@ -44,13 +45,6 @@ def fill(store: MessageStore, files: int) -> None:
     until_end = store.log.end + files * SIZE
     while store.log.end < until_end:
         store.put(request([b"x" * 4000]))
-
-
-def settle(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
 
 
 # --- the loop ------------------------------------------------------------------------------------
@@ -79,7 +73,7 @@ def test_a_pass_that_fails_is_told_and_tried_again() -> None:
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
     store.create_topic("t", 1, [0])
     fill(store, 2)
-    settle(store)
+    confirm(store)
     clock.advance(4 * 24 * 3_600_000)
     house = Housekeeper(store.cleaner, clock=clock, interval_ms=10_000)
     house.delete_now()

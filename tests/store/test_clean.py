@@ -23,6 +23,7 @@ from raymq.store.put.segment_head import read_head
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 from tests.support.simulated_disk import SimulatedDisk
 
 ROOT = Path("/s")
@@ -76,11 +77,7 @@ class Shop:
 
     def settle(self) -> None:
         """Everything is synced, confirmed and dispatched."""
-        log = self.store.log
-        log.sync()
-        log.note_confirmed(log.end)
-        while self.store.dispatched < log.confirmed:
-            self.store.dispatch(log.confirmed)
+        confirm(self.store)
 
     def clean(self) -> int:
         return self.store.cleaner.run_once()
@@ -550,10 +547,7 @@ def test_on_a_real_disk_the_map_of_a_deleted_file_lives_as_long_as_its_last_read
     store.create_topic("t", 1, [0])
     for number in range(60):
         store.put(request([b"%d " % number + b"x" * 900]))
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
+    confirm(store)
     records = store.fetch("t", 0, 0, max_bytes=1 << 20, max_records=5).records
     file = store.log.queue.files[0]
     piece = file.read_view()[100:200]

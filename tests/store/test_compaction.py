@@ -24,6 +24,7 @@ from raymq.store.requests import PutRequest
 from raymq.store.state import ShardState
 from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 from tests.support.damaged_store import copy, flip
 
 CONFIG = StoreConfig(
@@ -71,13 +72,6 @@ def batch(pairs: list[tuple[str | None, bytes]]) -> pa.RecordBatch:
 def put(store: MessageStore, *pairs: tuple[str | None, bytes], queue: int = 0) -> None:
     store.put(PutRequest("c", queue, batch(list(pairs)), None, 0, 0, "quorum"))
     confirm(store)
-
-
-def confirm(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
 
 
 def read(store: MessageStore, queue: int = 0, offset: int = 0) -> list[tuple[int, str, bytes]]:

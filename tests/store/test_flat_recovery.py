@@ -15,6 +15,7 @@ from raymq.store.state import OFFSETS
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 
 INTERVAL = 64 * 1024
 CONFIG = StoreConfig(
@@ -33,13 +34,6 @@ class OtherBoot(Files):
 
 def open_store(root: Path, files: Files | None = None) -> MessageStore:
     return MessageStore.open(root, config=CONFIG, files=files, clock=ManualClock())
-
-
-def confirm(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from raymq.store.status import PutStatus
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.waiting import until
 
@@ -191,18 +192,11 @@ def spread(disk: SimulatedDisk, config: StoreConfig = SPREAD) -> MessageStore:
     return MessageStore.open(ROOT, config=config, files=disk, clock=ManualClock())
 
 
-def settle(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
-
-
 def put_files(store: MessageStore, count: int) -> None:
     until_end = store.log.end + count * SIZE
     while store.log.end < until_end:
         store.put(request([b"x" * 8000]))
-    settle(store)
+    confirm(store)
 
 
 def test_new_files_go_to_the_directories_in_turn_and_all_are_found_again() -> None:
