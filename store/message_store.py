@@ -19,6 +19,7 @@ from .clock import Clock
 from .compaction.compaction_store import CompactionStore
 from .config import StoreConfig
 from .delay.delay_hook import DelayHook
+from .delay.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
 from .errors import RayMQError, Rejected, Unavailable
 from .failpoints import fail_point
 from .files import Files
@@ -53,14 +54,8 @@ from .state import (
 from .stats import StoreStats
 from .topics import check_new_topic
 
-Prepared = record.Prepared | record.PreparedRow
-
 #: an orderly stop waits this long for an index that is behind; later `abort` stays (reference 7, step 7)
 INDEX_WAIT_MS = 5_000
-
-
-#: services whose progress says that a message was delivered
-DELIVERIES = ("delay", "timer")
 #: earlier looks at what can be deleted that wait for a sync
 HELD_MAX = 8
 
@@ -415,7 +410,9 @@ class MessageStore:
         self.sync_queues()
         log = self.log
         held = [end for hold in self.holds if (end := hold()) is not None]
-        if not any(self.state.progress.get(service) for service in DELIVERIES):
+        if not any(
+            self.state.progress.get(service) for service in (LEVELS_SERVICE, TIMERS_SERVICE)
+        ):
             return min([log.marks.dispatched_end, *held])
         # What no longer waits was delivered by records that must be on disk before their origins go.
         self._held.append((log.end, min([log.marks.dispatched_end, *held])))

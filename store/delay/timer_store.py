@@ -19,7 +19,7 @@ from raymq.store.failpoints import fail_point
 from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.records.properties import decode
 
-from .delay_levels import TIMER_TOPIC
+from .delay_levels import TIMER_TOPIC, TIMERS_SERVICE
 from .delayed_record import Waiting, by_queue, fitting, waiting
 from .timer_cache import TimerCache
 from .timer_import import pending_rolls
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 Int64s = npt.NDArray[np.int64]
 
-SERVICE = "timer"
 ENQUEUE_MS, DEQUEUE_MS = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
 
 #: records of the timer topic looked at in one go
@@ -144,10 +143,10 @@ class TimerMessageStore:
 
     def _prepare(self) -> bool:
         """Begin where the log says. Returns: False while dispatch has not come as far again."""
-        values = self._store.state.progress.get(SERVICE)
+        values = self._store.state.progress.get(TIMERS_SERVICE)
         if values is None:
             self._import()
-            values = self._store.state.progress[SERVICE]
+            values = self._store.state.progress[TIMERS_SERVICE]
         self._second = None
         progress = TimerProgress.of(values)
         if self._topic.end < progress.queue:
@@ -156,7 +155,7 @@ class TimerMessageStore:
             if self._log.synced < self._needed_end:
                 return False
             self._cache.reset()
-            self._store.put_inner([], progress=Progress(SERVICE, {"foreign": None}))
+            self._store.put_inner([], progress=Progress(TIMERS_SERVICE, {"foreign": None}))
         check = self._cache.check()
         if check is not None and check.queue_offset > self._topic.end:
             if check.queue_offset <= self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0):
@@ -191,7 +190,7 @@ class TimerMessageStore:
             messages = pending_rolls(self._log, self._topic, end)
             progress = TimerProgress(queue=end, time=max(0, time), imported=end)
         values = {**progress.values(), "foreign": None if check is None else True}
-        self._store.put_inner(by_queue(messages), progress=Progress(SERVICE, values))
+        self._store.put_inner(by_queue(messages), progress=Progress(TIMERS_SERVICE, values))
         self._needed_end = self._log.end
 
     # --- from the topic into the wheel ----------------------------------------------------------------------
@@ -364,7 +363,9 @@ class TimerMessageStore:
         return messages, found[-1].queue_offset
 
     def _append(self, messages: list[InnerMessage], progress: TimerProgress) -> None:
-        self._store.put_inner(by_queue(messages), progress=Progress(SERVICE, progress.values()))
+        self._store.put_inner(
+            by_queue(messages), progress=Progress(TIMERS_SERVICE, progress.values())
+        )
         fail_point("delay.group_appended")
         self._progress = progress
         self._needed_end = max(self._needed_end, self._log.end)

@@ -577,7 +577,7 @@ class CommitLog:
         try:
             if self.poisoned is None and self.recovered is not None:
                 self.commit_pool()
-                self.sync_for_close()
+                self.sync()
                 self.chain.sync()
                 if self.pool.active is not None:
                     self.meta.update({"pool": None})
@@ -592,13 +592,3 @@ class CommitLog:
         """Let go of every file as a crash would: nothing is synced or noted, `abort` stays."""
         self._closed = True
         self._opened.close()
-
-    def sync_for_close(self) -> None:
-        """The last sync of an orderly stop."""
-        end = self.end
-        try:
-            self.queue.sync_range(min(self.synced, end), end)
-        except OSError as error:
-            self.poison(f"fdatasync: {error}")
-            raise
-        self.note_synced(end)
