@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -78,14 +76,6 @@ def test_a_refused_row_that_is_there_is_a_phantom() -> None:
 
 
 # --- through a shard ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    cluster = FakeCluster()
-    cluster.create_topic("t", queues=1)
-    yield cluster
-    cluster.close()
 
 
 def store(cluster: FakeCluster, bodies: list[bytes]) -> None:

@@ -29,19 +29,6 @@ FOREVER_MS = 3_600_000
 
 
 @pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    cluster = FakeCluster()
-    cluster.create_topic("t", queues=4)
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture
-def backend(cluster: FakeCluster) -> FakeBackend:
-    return cluster.backends[0]
-
-
-@pytest.fixture
 def make(cluster: FakeCluster) -> Iterator[Make]:
     made: list[Producer] = []
 

@@ -20,14 +20,6 @@ from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
 
 
 @pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    cluster = FakeCluster()
-    cluster.create_topic("t", queues=2)
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture
 def connection(cluster: FakeCluster) -> Iterator[ShardConnection]:
     connection = ShardConnection(cluster.endpoints[0], TOKEN, CLUSTER_ID, 0)
     yield connection
@@ -201,7 +193,7 @@ def test_another_shard_on_a_reused_port_refuses(
 
 
 def test_calls_answer_or_raise_what_the_shard_raised(connection: ShardConnection) -> None:
-    assert connection.call("topics") == {"t": {"queues": 2, "shards": [0]}}
+    assert connection.call("topics") == {"t": {"queues": 4, "shards": [0]}}
     with pytest.raises(Rejected) as refused:
         connection.call("nothing")
     assert refused.value.field == "op"
