@@ -159,7 +159,7 @@ def test_a_bad_batch_is_refused_before_it_is_sent(
         sender.send("t", 0, batch([]))
     with pytest.raises(Rejected) as queue:
         sender.send("t", 4, batch([b"x"]))
-    assert queue.value.limit == 1
+    assert queue.value.limit == 3
     with pytest.raises(Rejected, match="create it first"):
         sender.send("nowhere", 0, batch([b"x"]))
     assert not backend.puts

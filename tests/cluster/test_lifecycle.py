@@ -12,6 +12,7 @@ import pytest
 
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
+from raymq.cluster.cluster_record import Wanted, new_record
 from raymq.cluster.deploy import actor_set, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
@@ -469,17 +470,7 @@ def test_a_topic_is_described_from_the_shards_that_have_its_queues() -> None:
 
 
 def test_all_roles_covers_every_flush_mode() -> None:
-    from raymq.cluster.cluster_record import new_record
-
-    record = new_record(
-        name=None,
-        shards=2,
-        replication="mirror",
-        flush=None,
-        segment_size_bytes=None,
-        ephemeral=False,
-        host=None,
-    )
+    record = new_record(Wanted(shards=2, replication="mirror"))
     assert len(actor_set.all_roles(record)) == 2 * 2 * 5
 
 
