@@ -206,13 +206,6 @@ class PutStream(_Stream):
         acks: list[dict[str, Any]] = protocol.unpack(self._read().app_metadata)["acks"]
         return acks
 
-    def done_sending(self) -> None:
-        """No more batches; acks still come, then the stream ends. Raises: Unavailable."""
-        try:
-            self._writer.done_writing()
-        except BROKEN as error:
-            raise translate(error, self._connection.endpoint) from error
-
 
 class Fetched(NamedTuple):
     """Records [first_offset, next_offset) of one queue, or why there are none."""
