@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from raymq.store.clock import Clock
 from raymq.store.compaction.compaction_store import CompactionService
@@ -27,11 +27,8 @@ from raymq.store.files import Files
 from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.log.scrub import Scrub
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put.put_message import MessagePut, PutResult
 from raymq.store.put.put_path import CheckedPut
 from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
-from raymq.store.status import PutStatus
 
 from .admin_calls import AdminCalls
 from .appender import Appender, Made
@@ -48,15 +45,6 @@ log = logging.getLogger("raymq.commit_log")
 
 #: batches up to this are encoded in about the time that a process needs to wake up
 ANNOUNCED_ROWS_MAX = 16
-
-
-class Server(Protocol):
-    """What the host needs of the server that faces the network."""
-
-    port: int
-
-    def close(self) -> None:
-        """Stop serving."""
 
 
 class LeaderHost:
@@ -131,7 +119,6 @@ class LeaderHost:
         self.store.log.on_appended = self._on_appended
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
-        self._messages = MessagePut(self.store, self.await_promise)
         if self._mirror:
             # The replication process maps files, too, and nobody here sees for how long.
             self.store.log.queue.spares = None
@@ -254,14 +241,6 @@ class LeaderHost:
         if alone and appended and self._sync and not self._mirror:
             self.acks.await_sync(ticket, self._appender)
         return ticket
-
-    def put_message(self, message: InnerMessage) -> PutResult:
-        """Store one message with any fields; see `MessagePut.put_message`."""
-        try:
-            self.check_serving()
-        except Unavailable as error:
-            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, None, error)
-        return self._messages.put_message(message)
 
     def _on_appended(self) -> None:
         """The flusher that was told of a small put is awake: it syncs while the put is counted and handed over."""

@@ -13,7 +13,8 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
 
 from .batch_sender import Acks
-from .producer import Outgoing, Producer, ProducerConfig
+from .producer import EncodedMessage, Producer
+from .producer_config import ProducerConfig
 from .send_future import SendFuture
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class DeferredSend:
 
     __slots__ = ("accepted", "observed", "out", "until")
 
-    def __init__(self, out: Outgoing, until: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, out: EncodedMessage, until: float, loop: asyncio.AbstractEventLoop) -> None:
         self.out = out
         #: when it has waited too long for room, seconds of the loop's clock
         self.until = until

@@ -6,9 +6,9 @@ import math
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -26,8 +26,10 @@ from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
 
-from .batch_sender import IN_FLIGHT_BYTES, MIB, Acks, BatchSender, Room, check_acks
+from .batch_sender import MIB, Acks, BatchSender, check_acks
 from .lane import BatchReceipt
+from .producer_config import ProducerConfig
+from .room import Room
 from .send_future import Pending, SendFuture
 from .send_statistics import SendStatistics
 from .shard_sender import ShardSender
@@ -41,33 +43,7 @@ MESSAGE_BYTES = 128
 COLUMNS_BYTES = 4 * MIB
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProducerConfig:
-    """Options of a producer."""
-
-    #: "quorum": stored on a majority; "leader": on one machine
-    acks: Acks = "quorum"
-    #: how long a message waits for company; asking for a receipt ends the wait
-    linger_ms: float = 5
-    #: a batch of this size goes at once
-    batch_bytes: int = 1 * MIB
-    #: unacknowledged bytes beyond which `send` blocks
-    buffer_bytes: int = 64 * MIB
-    #: ...for so long, then it raises Unavailable
-    max_block_ms: int = 60_000
-    #: a message that is not acknowledged by then has failed
-    delivery_timeout_ms: int = 120_000
-    #: a shard that says nothing for so long is left and asked again
-    request_timeout_ms: int = 30_000
-    #: bytes under way to one shard
-    in_flight_bytes: int = IN_FLIGHT_BYTES
-    #: what makes bytes of `send`'s body: bytes, json, msgpack, arrow-ipc
-    codec: str = "bytes"
-    #: largest body; the cluster's own limit holds as well
-    max_message_bytes: int = 4 * MIB
-
-
-class Outgoing(NamedTuple):
+class EncodedMessage(NamedTuple):
     """One message, checked and encoded, before it has a place in a batch."""
 
     topic: str
@@ -192,7 +168,7 @@ class Producer:
         deliver_at_ms: int | None = None,
         queue_id: int | None = None,
         acks: Acks | None = None,
-    ) -> Outgoing:
+    ) -> EncodedMessage:
         """The first half of `send`, which never blocks. Raises: Rejected for what cannot be stored."""
         if isinstance(topic, Message):
             message = topic
@@ -215,7 +191,7 @@ class Producer:
         size = len(body) + MESSAGE_BYTES + (0 if encoded is None else len(encoded))
         size += 0 if later is None else len(later) + len(topic) + REAL_BYTES
         acks = acks or self.config.acks
-        return Outgoing(topic, queue_id, key, body, tag, encoded, size, acks, later)
+        return EncodedMessage(topic, queue_id, key, body, tag, encoded, size, acks, later)
 
     def check_bodies(self, bodies: list[bytes]) -> None:
         """Raises: Rejected when one of them is too large."""
@@ -232,7 +208,7 @@ class Producer:
         )
 
     def collect(
-        self, out: Outgoing, *, may_block: bool = True
+        self, out: EncodedMessage, *, may_block: bool = True
     ) -> tuple[SendFuture, ShardSender | None]:
         """The second half of `send`: put a message, for which there is room, into its batch.
 
@@ -245,7 +221,9 @@ class Producer:
             self._room.give(out.size)
             raise
 
-    def _collect(self, out: Outgoing, may_block: bool) -> tuple[SendFuture, ShardSender | None]:
+    def _collect(
+        self, out: EncodedMessage, may_block: bool
+    ) -> tuple[SendFuture, ShardSender | None]:
         self._sender.check_process()
         topic, queue_id = out.topic, out.queue_id
         route = self._sender.topic(topic)
@@ -254,7 +232,6 @@ class Producer:
         elif out.key is not None:
             queue_id = queue_of(out.key, route.queues)
         now = self._clock.now_ms()
-        ready: ShardSender | None = None
         with self._changed:
             self._check_open()
             if queue_id is None:
@@ -264,13 +241,7 @@ class Producer:
                 # The queue's shard keeps it until then. One lane a shard: its timers are all in one queue.
                 where = (TIMER_TOPIC, route.shard_of(queue_id))
                 properties = waiting_properties(topic, queue_id, out.properties, out.later)
-            pending = self._open.get(where)
-            if pending is not None and pending.acks != out.acks:
-                # The earlier ones first: order holds over both kinds.
-                ready = self._seal(pending)
-                pending = None
-            if pending is None:
-                pending = self._begin(where, out.acks)
+            pending, ready = self._open_batch(where, out.acks)
             pending.bodies.append(out.body)
             pending.tags.append(out.tag)
             pending.properties.append(properties)
@@ -302,36 +273,39 @@ class Producer:
         size = sum(map(len, bodies)) + rows * each
         self._take_room(size)
         now = self._clock.now_ms()
-        where = (topic, queue_id)
-        ready: set[ShardSender | None] = set()
         try:
             with self._changed:
                 self._check_open()
-                pending = self._open.get(where)
-                if pending is not None and pending.acks != self.config.acks:
-                    ready.add(self._seal(pending))
-                    pending = None
-                if pending is None:
-                    pending = self._begin(where, self.config.acks)
+                pending, ready = self._open_batch((topic, queue_id), self.config.acks)
                 pending.bodies += bodies
                 pending.tags += [None] * rows
                 pending.properties += [properties] * rows
                 pending.born += [now] * rows
                 pending.size += size
                 if not self._linger_s or pending.size >= self.config.batch_bytes:
-                    ready.add(self._seal(pending))
+                    ready = self._seal(pending) or ready
         except BaseException:
             self._room.give(size)
             raise
-        for sender in ready:
-            if sender is not None:
-                sender.pump()
+        if ready is not None:
+            ready.pump()
 
     def _sticky_queue(self, topic: str, queues: int) -> int:
         chosen = self._sticky.get(topic)
         if chosen is None:
             chosen = self._sticky[topic] = random.randrange(queues)
         return chosen
+
+    def _open_batch(self, where: tuple[str, int], acks: Acks) -> tuple[Pending, ShardSender | None]:
+        """The batch that takes the queue's next message, and who must pump one that ends here. Needs the lock."""
+        pending = self._open.get(where)
+        if pending is None:
+            return self._begin(where, acks), None
+        if pending.acks == acks:
+            return pending, None
+        # The earlier ones first: order holds over both kinds.
+        ready = self._seal(pending)
+        return self._begin(where, acks), ready
 
     def _begin(self, where: tuple[str, int], acks: Acks) -> Pending:
         now = self._clock.monotonic()
@@ -379,7 +353,7 @@ class Producer:
         """Call it, from any thread, whenever there is more room."""
         self._room.on_free = call
 
-    def take_nowait(self, out: Outgoing) -> bool:
+    def take_nowait(self, out: EncodedMessage) -> bool:
         """Take room for a message; False: there is none now."""
         return self._room.take_nowait(out.size)
 
@@ -446,9 +420,7 @@ class Producer:
     def _ship_open(self) -> None:
         with self._changed:
             senders = {self._seal(pending) for pending in list(self._open.values())}
-        for sender in senders:
-            if sender is not None:
-                sender.pump()
+        _pump(senders)
 
     def _linger(self) -> None:
         """Send what has waited long enough.
@@ -476,9 +448,7 @@ class Producer:
                     self._changed.wait(wait_s)
                     self._linger_wakes = 0.0
                     continue
-            for sender in senders:
-                if sender is not None:
-                    sender.pump()
+            _pump(senders)
 
     # --- columns --------------------------------------------------------------------------------
 
@@ -605,3 +575,9 @@ class Producer:
             # A failure of the block itself must not be hidden by one that came of it.
             if kind is None:
                 raise
+
+
+def _pump(senders: Iterable[ShardSender | None]) -> None:
+    for sender in senders:
+        if sender is not None:
+            sender.pump()

@@ -15,7 +15,6 @@ from raymq.actors.housekeeper import FIRST_PASS_MS, Housekeeper
 from raymq.store.config import StoreConfig
 from raymq.store.errors import OffsetOutOfRange, Unavailable
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.put_errors import status_of
 from raymq.store.requests import FetchRequest
 from raymq.store.status import PutStatus
@@ -124,17 +123,6 @@ def test_a_leader_deletes_on_demand_and_its_status_says_so(leader: LeaderHost) -
     (part,) = leader.fetch(FetchRequest("t", {0: 0}, 1000, 1, 0))
     assert isinstance(part.error, OffsetOutOfRange)
     assert part.min_offset > 0
-
-
-def test_a_leader_answers_single_messages_by_status(leader: LeaderHost) -> None:
-    message = InnerMessage("t", 0, b"x")
-    late = leader.put_message(message)
-    assert late.status is PutStatus.FLUSH_DISK_TIMEOUT
-    assert late.append is not None
-    quick = leader.put_message(replace(message, properties={"WAIT": "false"}))
-    assert quick.status is PutStatus.PUT_OK
-    leader._fail(Unavailable("over"))
-    assert leader.put_message(message).status is PutStatus.SERVICE_NOT_AVAILABLE
 
 
 def test_a_columnar_put_that_says_wait_false_is_answered_before_any_sync(
