@@ -31,7 +31,7 @@ from .cluster_record import (
     resume_record,
     save_record,
 )
-from .deploy import actor_set, placement, ray_client, ray_host
+from .deploy import actor_set, owned_ray, placement, ray_client, ray_host
 from .deploy.placement import NODE_HOST
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
@@ -293,7 +293,7 @@ def _stop_locked(
     if recorded is not None and recorded.owned is not None:
         tell("stopping Ray")
         ray_host.leave(recorded.owned)
-        ray_host.stop_owned(paths, files=files, clock=clock)
+        owned_ray.stop_owned(paths, files=files, clock=clock)
         ray_outcome = "not running" if running is None else "stopped"
     elif recorded is not None:
         files.unlink(paths.ray)
@@ -415,7 +415,7 @@ def _own_ray(
             "each, and give its address (address=..., RAY_ADDRESS)",
             field="address",
         )
-    owned = ray_host.start_owned(paths, files=files, clock=clock, progress=tell)
+    owned = owned_ray.start_owned(paths, files=files, clock=clock, progress=tell)
     return RayTarget(address=owned.address, owned=owned)
 
 

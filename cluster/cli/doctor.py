@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from raymq.cluster.cluster_record import load_record
-from raymq.cluster.deploy.ray_host import find_java
+from raymq.cluster.deploy.owned_ray import find_java
 from raymq.cluster.paths import ClusterPaths, file_system_of, load_token, volatile_reason
 from raymq.cluster.start import connect
 from raymq.cluster.transport import tls

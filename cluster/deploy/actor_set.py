@@ -29,6 +29,14 @@ _PREPARE = "raymq.cluster.deploy.placement:prepare_replica"
 _CALL_TIMEOUT_S = 10.0
 #: a Flight server's put and fetch are threads of their own; these are the actor's own calls
 _MAX_CONCURRENCY = {"commit_log": 8}
+#: every role that there is, and which are closed before which: CommitLogs need their satellites to the end
+_CLOSING_RANK = {
+    "commit_log": 0,
+    "replication": 1,
+    "group_commit": 2,
+    "flush_real_time": 2,
+    "commit_real_time": 2,
+}
 
 
 @dataclass(frozen=True)
@@ -315,13 +323,7 @@ def all_roles(record: ClusterRecord) -> list[tuple[int, int, str]]:
         (shard, replica, role)
         for shard in range(record.shards)
         for replica in range(record.replicas)
-        for role in (
-            "commit_log",
-            "replication",
-            "group_commit",
-            "flush_real_time",
-            "commit_real_time",
-        )
+        for role in _CLOSING_RANK
     ]
 
 
@@ -333,18 +335,11 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     last: a getter that waits asks for a new one at once, and is refused only when the shards are gone.
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
-    order = {
-        "commit_log": 0,
-        "replication": 2,
-        "group_commit": 3,
-        "flush_real_time": 3,
-        "commit_real_time": 3,
-    }
     members = find(ray, record.name, all_roles(record))
     present = placement.present(ray) if record.placement else {}
     outcomes: dict[str, str] = {}
-    for rank in sorted({(order[m.role], m.replica) for m in members}):
-        group = [m for m in members if (order[m.role], m.replica) == rank]
+    for rank in sorted({_rank(m) for m in members}):
+        group = [m for m in members if _rank(m) == rank]
         wave = []
         for member in group:
             node = node_of(record, member.shard, member.replica)
@@ -365,12 +360,17 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
             # The end of the process, and of the name: close() alone would be followed by Ray's
             # restart.
             ray.kill(member.handle, no_restart=True)
-    _wait_gone(ray, members, clock)
+    _wait_gone(ray, record.name, members, clock)
     for name in _keepers(ray, record.name):
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
         outcomes[name] = "closed"
     return outcomes
+
+
+def _rank(member: Member) -> tuple[int, int]:
+    """Who is closed first; of one role leaders before followers."""
+    return _CLOSING_RANK[member.role], member.replica
 
 
 def _keepers(ray: Any, cluster: str) -> list[str]:
@@ -399,10 +399,10 @@ def _outcome(ray: Any, member: Member, call: Any, timeout_s: float) -> str:
     return "closed"
 
 
-def _wait_gone(ray: Any, members: list[Member], clock: Clock) -> None:
+def _wait_gone(ray: Any, cluster: str, members: list[Member], clock: Clock) -> None:
     deadline = clock.monotonic_ms() + 10_000
     for member in members:
-        while find(ray, member.name.split(":")[1], [(member.shard, member.replica, member.role)]):
+        while find(ray, cluster, [(member.shard, member.replica, member.role)]):
             if clock.monotonic_ms() > deadline:
                 raise Unavailable(f"Ray does not end actor {member.name}")
             clock.sleep_ms(50)

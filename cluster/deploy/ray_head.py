@@ -1,6 +1,6 @@
 """`python -m raymq.cluster.deploy.ray_head FD ARGS...`: becomes a detached `ray start ARGS...`.
 
-Run by ray_host.py. Forks, so that nobody has to wait for it and it can never stay a zombie; opens a
+Run by owned_ray.py. Forks, so that nobody has to wait for it and it can never stay a zombie; opens a
 session of its own, so that the shell's end (SIGHUP, Ctrl-C) does not reach it; writes its pid to
 FD.
 """

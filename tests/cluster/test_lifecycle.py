@@ -13,7 +13,7 @@ import pytest
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.cluster_record import Wanted, new_record
-from raymq.cluster.deploy import actor_set, ray_host
+from raymq.cluster.deploy import actor_set, owned_ray, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
@@ -48,7 +48,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
         raise AssertionError("the test's Ray is there; none is to be started")
 
     monkeypatch.setattr(ray_host, "session", session)
-    monkeypatch.setattr(ray_host, "start_owned", no_own_ray)
+    monkeypatch.setattr(owned_ray, "start_owned", no_own_ray)
     monkeypatch.setattr(ray_host, "_listens", lambda address: True)
     monkeypatch.setattr(lifecycle, "Clock", JumpingClock)
     monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "home"))
@@ -483,4 +483,4 @@ def test_all_roles_covers_every_flush_mode() -> None:
     ],
 )
 def test_rays_address_is_found_however_ray_prints_it(line: str) -> None:
-    assert ray_host.node_address(f"usage stats\n{line}\nRay runtime started.\n") == "192.0.2.2"
+    assert owned_ray.node_address(f"usage stats\n{line}\nRay runtime started.\n") == "192.0.2.2"

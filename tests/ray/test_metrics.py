@@ -30,7 +30,7 @@ from raymq.actors.shells import read_endpoint
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.deploy.ray_host import free_ports
+from raymq.cluster.deploy.owned_ray import free_ports
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.start import stop
 from raymq.store.records.record_row import Row

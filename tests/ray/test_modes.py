@@ -19,7 +19,7 @@ import pytest
 
 import raymq
 from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.deploy import ray_host
+from raymq.cluster.deploy import owned_ray, ray_host
 from raymq.cluster.messages.columns import message_batch
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
@@ -183,7 +183,7 @@ def home() -> Iterator[Home]:
         )
         yield home
     finally:
-        ray_host.stop_owned(home.first, files=Files(), clock=Clock())
+        owned_ray.stop_owned(home.first, files=Files(), clock=Clock())
         for name in place.glob(f"*/shard-*/**/{NAME_FILE}"):
             Path(SHM_DIR, name.read_text()).unlink(missing_ok=True)
         shutil.rmtree(place)

@@ -22,7 +22,7 @@ import pytest
 
 import raymq
 from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.deploy import ray_host
+from raymq.cluster.deploy import owned_ray, ray_host
 from raymq.cluster.messages.columns import message_batch
 from raymq.cluster.messages.message import ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
@@ -153,7 +153,7 @@ def world() -> Iterator[World]:
                 yield World(flight, paths)
             finally:
                 ray.shutdown()
-                ray_host.stop_owned(paths, files=Files(), clock=Clock())
+                owned_ray.stop_owned(paths, files=Files(), clock=Clock())
     finally:
         shutil.rmtree(place)
 
