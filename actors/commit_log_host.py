@@ -130,40 +130,37 @@ class LeaderHost:
             interval_ms=config.clean_resource_interval_ms,
             sample=self.store.stats.sample,
         )
-        stopping = self._is_stopping
-        self._threads = [
-            threading.Thread(target=self._guard(name, body), name=f"raymq-{name}", daemon=True)
-            for name, body in (
-                ("append", lambda: self._appender.run(stopping)),
-                ("acks", lambda: self.acks.run(stopping)),
-                ("dispatch", self._dispatcher.run),
-                ("delays", self._delays.run),
-                ("allocate", lambda: self._ahead.run(stopping)),
-                ("house", lambda: self.housekeeper.run(stopping)),
-            )
-        ]
-        if config.scrub_bytes_per_s:
-            # Not guarded: a shard serves on without it.
-            self._threads.append(
-                threading.Thread(
-                    target=lambda: self.scrub.run(stopping), name="raymq-scrub", daemon=True
-                )
-            )
         self.compaction = CompactionService(
             self.store.compaction,
             interval_ms=config.compaction_interval_ms,
             now_ms=self.clock.monotonic_ms(),
         )
-        self._threads.append(
-            threading.Thread(
-                target=lambda: self.compaction.run(stopping, self.clock),
-                name="raymq-compaction",
-                daemon=True,
-            )
-        )
+        self._threads = self._make_threads()
         for thread in self._threads:
             thread.start()
         self._dispatcher.wake()
+
+    def _make_threads(self) -> list[threading.Thread]:
+        def stopping() -> bool:
+            return self._stopping
+
+        bodies: dict[str, Callable[[], None]] = {
+            "append": lambda: self._appender.run(stopping),
+            "acks": lambda: self.acks.run(stopping),
+            "dispatch": self._dispatcher.run,
+            "delays": self._delays.run,
+            "allocate": lambda: self._ahead.run(stopping),
+            "house": lambda: self.housekeeper.run(stopping),
+        }
+        bodies = {name: self._guard(name, body) for name, body in bodies.items()}
+        # Not guarded: a shard serves on without these.
+        bodies["compaction"] = lambda: self.compaction.run(stopping, self.clock)
+        if self.config.scrub_bytes_per_s:
+            bodies["scrub"] = lambda: self.scrub.run(stopping)
+        return [
+            threading.Thread(target=body, name=f"raymq-{name}", daemon=True)
+            for name, body in bodies.items()
+        ]
 
     def _open_store(self, identity: dict[str, Any], files: Files) -> MessageStore:
         """Take over from the process before, recover, begin."""
@@ -314,9 +311,6 @@ class LeaderHost:
         """Answer what nobody will answer any more: not stored, or not known."""
         self._appender.end()
         self.acks.end()
-
-    def _is_stopping(self) -> bool:
-        return self._stopping
 
     def check_serving(self) -> None:
         """Raises: Unavailable, when nothing more is written."""
