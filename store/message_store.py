@@ -39,7 +39,7 @@ from .queues.dispatch import Dispatch
 from .queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .queues.message_filter import MessageFilter
 from .queues.reader import Reader
-from .records import rows
+from .records import properties, rows
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
 from .state import (
@@ -301,17 +301,18 @@ class MessageStore:
                     yield start
 
     def _visit(self, view: memoryview, base: int, walk: record.Walk) -> None:
-        for run in rows.runs(view, base, walk.positions, walk.sizes):
+        columns = (*rows.RUN_COLUMNS, "body")
+        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=columns):
             self._apply(run)
 
     def _apply(self, run: rows.RowRun) -> None:
         if self._at_complete is None and run.positions[0] >= self._complete:
             self._at_complete = dict(self.state.next_offsets)
         if run.topic == INTERNAL_TOPIC:
-            tags = rows.tag_column(run.batch.column("properties")).to_pylist()
+            written = run.batch.column("properties").to_pylist()
             bodies = run.batch.column("body").to_pylist()
-            for tag, body, at in zip(tags, bodies, run.positions.tolist(), strict=True):
-                kind = (tag or b"").decode("utf-8", "replace")
+            for text, body, at in zip(written, bodies, run.positions.tolist(), strict=True):
+                kind = properties.decode(text).get(properties.TAGS, "")
                 with reading_internal(kind, at):
                     if kind == PROGRESS:
                         self.put_path.group = (at, int(json.loads(body)["end"]))
