@@ -66,7 +66,7 @@ class Second:
 
 
 class TimerMessageStore:
-    """The timers of one shard. Callers: one thread; `waiting` any."""
+    """The timers of one shard. Callers: one thread; `waiting` and `holds_from` any."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -98,6 +98,17 @@ class TimerMessageStore:
     def waiting(self, time_ms: int) -> int:
         """How many timers are known to wait for a second."""
         return self._cache.wheel.waiting(time_ms)
+
+    def holds_from(self) -> int:
+        """Offset of the timer topic from which on records may still wait. Callers: any thread."""
+        end = self._topic.end
+        known = self._ready and self._progress.queue >= end
+        first = self._cache.wheel.first()
+        if known and self._ready:
+            # All is taken in: the wheel knows what waits, however long ago the last delivery was.
+            return end if first is None else self._topic.first_that_may_wait(first)
+        progress = TimerProgress.of(self._store.state.progress.get(SERVICE, {}))
+        return self._topic.first_that_may_wait(progress.time) if progress.time else 0
 
     def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
         """Take in what was stored, deliver what is due, at most about `limit` messages.

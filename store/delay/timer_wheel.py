@@ -30,7 +30,10 @@ class Slot(NamedTuple):
 
 
 class TimerWheel:
-    """The seconds that anything waits for, in memory; RocketMQ's file follows. Callers: one thread, `waiting` any."""
+    """The seconds that anything waits for, in memory; RocketMQ's file follows.
+
+    Callers: one thread; `first` and `waiting` any.
+    """
 
     def __init__(self, path: Path, *, files: Files) -> None:
         self._path = path
@@ -48,7 +51,7 @@ class TimerWheel:
 
     def first(self) -> int | None:
         """The second that is due first, ms; None when nothing waits."""
-        return self._order[0] if self._order else None
+        return next(iter(self._order), None)
 
     def get(self, time_ms: int) -> Slot | None:
         """The slot of a second."""
