@@ -214,14 +214,16 @@ class TimerMessageStore:
         while self._progress.queue < self._topic.end and count < limit and looked < 16 * SLICE_ROWS:
             rows = self._topic.read(self._progress.queue, SLICE_ROWS)
             looked += SLICE_ROWS
-            rows = self._that_fit(rows)
+            first = self._cache.wheel.first()
+            if first is not None and first < now_ms - now_ms % PRECISION_MS:
+                rows = self._that_fit(rows)
             if self._blocked and not len(rows.offsets):
                 break
             count += self._take(rows, now_ms)
         return count
 
     def _that_fit(self, rows: Rows) -> Rows:
-        """The first rows whose seconds lie within the wheel; after a long stop some have to wait for others."""
+        """The first rows whose seconds lie within the wheel; after a long stop some wait until others are delivered."""
         if not len(rows.offsets) or self._cache.takes(rows.due.slot_ms):
             return rows
         for count in range(1, len(rows.offsets) + 1):

@@ -46,7 +46,7 @@ class TimerWheel:
         self._slots: dict[int, Slot] = {}
         self._order: list[int] = []
         self._changed: set[int] = set()
-        #: the latest second that anything waited for, ms
+        #: no second that anything waits for is later, ms
         self.latest = 0
 
     def first(self) -> int | None:
@@ -74,6 +74,8 @@ class TimerWheel:
         """The second that is due first is delivered. Its slot in the file stays, as RocketMQ leaves it."""
         time_ms = heapq.heappop(self._order)
         del self._slots[time_ms]
+        if not self._order:
+            self.latest = 0
 
     def create(self) -> None:
         """An empty file, whatever was there. Raises: StorageFull, OSError."""
