@@ -96,7 +96,7 @@ class MessageStore:
         self.stats = StoreStats()
         #: moves what is to be delivered later to where it waits
         self.delay_hook = DelayHook(log.config, log.clock)
-        #: see `put_message.MessagePut`
+        #: see every put on its way
         self.hooks: list[PutHook] = [self.delay_hook]
         lock = PutLock(log.clock)
         self._dispatch = Dispatch(
@@ -110,6 +110,8 @@ class MessageStore:
             lock=lock,
             flags=self.flags,
             stats=self.stats,
+            hooks=self.hooks,
+            delays=self.delay_hook,
         )
         self._put_lock = lock
         #: stores made from the log, which forget what is deleted there

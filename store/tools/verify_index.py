@@ -48,8 +48,8 @@ class _Kept(NamedTuple):
 
     #: the last file; empty: none
     name: str
-    #: entries of it, the unused one counted
-    count: int
+    #: of it, the unused one counted
+    entries: int
     #: of records below this offset
     below: int
 
@@ -267,7 +267,7 @@ class IndexCheck:
             return None
         cut = kept is not None and path.name == kept.name
         if kept is not None and cut:
-            entry_count = kept.count
+            entry_count = kept.entries
         at = HEADER_STRUCT.size + 4 * count
         room = (size - at) // ENTRY_DTYPE.itemsize
         if not 0 <= entry_count <= room:
