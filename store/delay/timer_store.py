@@ -106,7 +106,7 @@ class TimerMessageStore:
         if known and self._ready:
             # All is taken in: the wheel knows what waits, however long ago the last delivery was.
             return end if first is None else self._topic.first_that_may_wait(first)
-        progress = TimerProgress.of(self._store.state.progress.get(SERVICE, {}))
+        progress = TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
         return self._topic.first_that_may_wait(progress.time) if progress.time else 0
 
     def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
