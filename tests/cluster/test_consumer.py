@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.consumer import Consumer
-from raymq.cluster.message import ReceivedMessage, queue_offsets
-from raymq.cluster.range_reader import read_range
+from raymq.cluster.consume.consumer import Consumer
+from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch

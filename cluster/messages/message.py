@@ -1,0 +1,211 @@
+"""The one message model (design D10): what is sent, what is read, what a receipt says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.cluster.arguments import check_text
+from raymq.store import record
+from raymq.store.errors import Rejected
+from raymq.store.format import PROPERTIES_MAX_BYTES
+from raymq.store.records.producer_stamp import STAMP_BYTES
+from raymq.store.records.properties import TAGS, encode, separators_absent
+from raymq.store.records.record_walk import gather
+
+from .codecs import CONTENT_TYPE, codec
+from .keys import BASE64_KEY, TEXT_KEY, key_property
+
+#: RocketMQ's property for the index keys, and what stands between them
+INDEX_KEYS = "KEYS"
+INDEX_KEY_SEPARATOR = " "
+
+#: where a record has its queue offset
+_QUEUE_OFFSET_AT = 20
+
+#: names that users neither see nor set: RayMQ's own, and what RocketMQ's clients and brokers write.
+#: Source: MessageConst.STRING_HASH_SET of RocketMQ 5.3.3.
+_ROCKETMQ = """
+    WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
+    BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME
+    MSG_REGION TRACE_ON UNIQ_KEY EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES CONSUME_START_TIME
+    INNER_NUM INNER_BASE DUP_INFO CHECK_IMMUNITY_TIME_IN_SECONDS
+    TRAN_PREPARED_QUEUE_OFFSET __transactionId__ TRANSACTION_CHECK_TIMES INSTANCE_ID
+    CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE POP_CK
+    POP_CK_OFFSET 1ST_POP_TIME TIMER_DELIVER_MS TIMER_DELAY_SEC TIMER_DELAY_MS
+    TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_DEL_UNIQKEY
+    DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID CRC32 DELIVERY_TIMESTAMP
+"""
+SYSTEM_PROPERTIES = frozenset({"_P", TAGS, INDEX_KEYS, TEXT_KEY, BASE64_KEY, *_ROCKETMQ.split()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """A message to send."""
+
+    topic: str
+    #: made by a codec, or any bytes
+    body: bytes
+    #: partition and ordering key: messages of one key keep their order
+    key: bytes | None = None
+    #: one word; the engine filters by it, clients see it
+    tag: str | None = None
+    #: RocketMQ's KEYS: words under which the engine finds the message; the key of a compacted topic
+    index_keys: tuple[str, ...] = ()
+    #: text without \\x01 and \\x02, names and values not empty
+    properties: dict[str, str] = field(default_factory=dict)
+    #: when readers are to get it, ms since 1970; None: at once
+    deliver_at_ms: int | None = None
+
+    @property
+    def value(self) -> Any:
+        """The body, decoded by the codec that property `content-type` names; bytes without one."""
+        return codec(self.properties.get(CONTENT_TYPE, "bytes")).decode(self.body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceivedMessage(Message):
+    """A message that was read."""
+
+    shard: int
+    queue_id: int
+    #: in its queue
+    offset: int
+    #: when the shard stored it
+    store_time_ms: int
+    #: when the producer made it, by the producer's clock
+    born_time_ms: int
+    #: RocketMQ's offset message id: store host and place in the commit log
+    message_id: str
+
+
+class Receipt(NamedTuple):
+    """A stored message: the promise was kept."""
+
+    topic: str
+    queue_id: int
+    shard: int
+    #: in its queue; -1 when an earlier try had stored it so long ago that its offset is not known
+    offset: int
+    store_time_ms: int
+    #: an earlier try had stored it
+    duplicate: bool
+
+
+def property_bytes(
+    key: bytes | None,
+    tag: str | None,
+    index_keys: tuple[str, ...],
+    properties: Mapping[str, str] | None,
+) -> bytes | None:
+    """A message's key, index keys and properties as the log has them; None when it has none.
+
+    Raises: Rejected for what cannot be stored together with the tag, naming the field.
+    """
+    parts = encode_properties(key, index_keys, properties)
+    tag_bytes = 0
+    if tag is not None:
+        if not isinstance(tag, str) or not tag or not separators_absent(tag):
+            raise Rejected(
+                f"tag {tag!r} is no text, empty, or has \\x01 or \\x02",
+                field="tag",
+                limit="text without \\x01, \\x02",
+            )
+        tag_bytes = len(tag.encode()) + len(TAGS) + 2
+    size = len(parts) + tag_bytes + STAMP_BYTES
+    if size > PROPERTIES_MAX_BYTES:
+        raise Rejected(
+            f"key, tag and properties make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: "
+            "put large values into the body",
+            field="properties",
+            limit=PROPERTIES_MAX_BYTES,
+        )
+    return parts or None
+
+
+def encode_properties(
+    key: bytes | None,
+    index_keys: tuple[str, ...] = (),
+    properties: Mapping[str, str] | None = None,
+) -> bytes:
+    """The properties string of a key, index keys and user properties.
+
+    Raises: Rejected for what cannot stand there, naming the field.
+    """
+    parts = b""
+    if key is not None:
+        if not isinstance(key, bytes):
+            raise Rejected(
+                f"key is {type(key).__name__}; give bytes, such as key.encode()",
+                field="key",
+                limit="bytes",
+            )
+        parts = key_property(key)
+    if index_keys:
+        parts += encode({INDEX_KEYS: INDEX_KEY_SEPARATOR.join(_index_keys(index_keys))})
+    if properties:
+        parts += encode(_user_properties(properties))
+    return parts
+
+
+def decode_records(records: pa.Array) -> pa.RecordBatch:
+    """Raw records of a fetch as columns (record.RECORD_SCHEMA)."""
+    count = len(records)
+    offsets = np.frombuffer(records.buffers()[1], dtype=np.int32)[
+        records.offset : records.offset + count + 1
+    ].astype(np.int64)
+    return record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets))
+
+
+def queue_offsets(records: pa.Array) -> npt.NDArray[np.int64]:
+    """The queue offset of each raw record of a fetch: ascending, of a compacted topic with gaps."""
+    if not len(records):
+        return np.zeros(0, dtype=np.int64)
+    ends = np.frombuffer(records.buffers()[1], dtype=np.int32)
+    starts = ends[records.offset : records.offset + len(records)].astype(np.int64)
+    found: npt.NDArray[np.int64] = gather(
+        records.buffers()[2], starts + _QUEUE_OFFSET_AT, np.dtype(">i8")
+    )
+    return found.astype(np.int64)
+
+
+def _index_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    if not isinstance(keys, (tuple, list)):
+        raise Rejected(
+            f"index_keys is {keys!r}; give a tuple of texts", field="index_keys", limit="tuple"
+        )
+    for key in keys:
+        check_text("index_keys", key)
+        if not key or INDEX_KEY_SEPARATOR in key:
+            raise Rejected(
+                f"index key {key!r} is empty or has a space, which separates index keys",
+                field="index_keys",
+                limit="no space",
+            )
+    return keys
+
+
+def _user_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
+    if not isinstance(properties, Mapping):
+        raise Rejected(
+            f"properties is {properties!r}; give a dict of texts", field="properties", limit="dict"
+        )
+    for name, value in properties.items():
+        if name in SYSTEM_PROPERTIES:
+            raise Rejected(
+                f"property {name} belongs to the system; choose another name",
+                field="properties",
+                limit="not a system property",
+            )
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise Rejected(
+                f"property {name!r} is {type(value).__name__}; names and values are text",
+                field="properties",
+                limit="str",
+            )
+    return properties
