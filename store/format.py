@@ -205,7 +205,7 @@ def pack_host(ip: str, port: int) -> bytes:
     """A host field: 4 or 16 bytes address, int32 port. Raises: Rejected when `ip` is no address."""
     try:
         return ipaddress.ip_address(ip).packed + port.to_bytes(4, "big", signed=True)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, AttributeError) as error:
         raise Rejected(
             f"host {ip!r} port {port!r} is no IP address and port; a record stores no names",
             field="host",

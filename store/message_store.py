@@ -461,13 +461,18 @@ class MessageStore:
 
         Raises: Unavailable, too, when the store is not readable.
         """
-        self.flags.check_readable()
+        self._check_readable()
         reader: CompactionStore | Reader = self.reader
         if self.compaction.owns(topic):
             reader = self.compaction
         found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         self.stats.note_get(0 if found.records is None else len(found.records))
         return found
+
+    def _check_readable(self) -> None:
+        if self._closed:
+            raise Unavailable("the store is closed; open it again to read", field="store")
+        self.flags.check_readable()
 
     def get_message(
         self,
@@ -483,7 +488,7 @@ class MessageStore:
 
         Raises: Unavailable when the store is not readable.
         """
-        self.flags.check_readable()
+        self._check_readable()
         get = self._get_message.get
         if self.compaction.owns(topic):
             get = partial(get_compacted, self.compaction, self._get_message)

@@ -206,3 +206,13 @@ def test_consume_queues_are_rebuilt_when_they_are_gone(tmp_path):
     assert verify(tmp_path) == []
     units = [line for line in dump(tmp_path) if line["kind"] == "msg" and line["topic"] == "t"]
     assert {line["cqTags"] for line in units} == {2598919}
+
+
+def test_a_closed_store_says_that_it_is_closed(tmp_path):
+    store = EmbeddedStore(tmp_path, config=SMALL)
+    store.create_topic("t", 1)
+    store.close()
+    with pytest.raises(Unavailable, match="closed"):
+        store.store.fetch("t", 0, 0, max_bytes=1, max_records=1)
+    with pytest.raises(Unavailable, match="closed"):
+        store.store.get_message("t", 0, 0, 1)
