@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.record import PUT_SCHEMA, Row
-from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
+from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome
 
 from .row_message import pack_row, unpack_row
-from .shard_api import PutTicket, ShardBackend
+from .shard_api import PutTicket, ShardBackend, put_request
 from .shells import GROUPS
 
 #: calls that may wait for their turn: as many threads are left for those whose turn it is
@@ -140,7 +140,8 @@ class RayMethods:
 
     def _put(self, meta: dict[str, Any], data: Any, alone: bool) -> PutTicket | RayMQError:
         try:
-            return self._backend.put(_put_request(meta, data), alone=alone)
+            batch = data if isinstance(data, Row) else pa.ipc.read_record_batch(data, PUT_SCHEMA)
+            return self._backend.put(put_request(meta, batch), alone=alone)
         except RayMQError as error:
             return error
         except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
@@ -287,21 +288,6 @@ def unpack_acks(answer: bytes) -> list[dict[str, Any]]:
 
 def _aligned(size: int) -> int:
     return -size % _ALIGN + size
-
-
-def _put_request(meta: dict[str, Any], data: Any) -> PutRequest:
-    acks = meta.get("acks", "quorum")
-    if acks not in ("quorum", "leader"):
-        raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
-    return PutRequest(
-        str(meta["topic"]),
-        int(meta["queue"]),
-        data if isinstance(data, Row) else pa.ipc.read_record_batch(data, PUT_SCHEMA),
-        meta.get("pid"),
-        int(meta.get("epoch", 0)),
-        int(meta.get("seq", 0)),
-        acks,
-    )
 
 
 def _outcome(result: PutTicket | RayMQError) -> PutOutcome | RayMQError:

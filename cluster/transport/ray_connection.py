@@ -22,8 +22,9 @@ from raymq.cluster.paths import NAMESPACE
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.record import Row, batch_bytes
+from raymq.store.requests import FetchSlice
 
-from .flight_client import CALL_TIMEOUT_S, Fetched
+from .flight_client import CALL_TIMEOUT_S
 
 #: calls of one put stream under way: one at the disk, one on its way there, one on its way back
 CALLS_MAX = 4
@@ -229,7 +230,7 @@ class RayFetchStream(_Stream):
         max_bytes: int,
         max_records: int,
         wait_ms: int,
-    ) -> list[Fetched]:
+    ) -> list[FetchSlice]:
         """As `flight_client.FetchStream.fetch`; a long wait is several calls."""
         clock = Clock()
         deadline = clock.monotonic_ms() + wait_ms
@@ -252,9 +253,9 @@ class RayFetchStream(_Stream):
                 return [_fetched(part) for part in found]
 
 
-def _fetched(part: tuple[Any, ...]) -> Fetched:
+def _fetched(part: tuple[Any, ...]) -> FetchSlice:
     queue_id, first, after, low, high, data, error = part
     if error is not None:
-        return Fetched(queue_id, -1, -1, -1, -1, None, from_wire(error))
+        return FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(error))
     records = pa.ipc.read_record_batch(data, RECORD_SCHEMA).column(0)
-    return Fetched(queue_id, first, after, low, high, records, None)
+    return FetchSlice(queue_id, first, after, low, high, records, None)

@@ -19,9 +19,9 @@ from raymq.store.checksum import body_crc, body_crcs
 from raymq.store.errors import Rejected, require
 from raymq.store.index.index_keys import Keyed, keyed_column
 
+from .binary_columns import value_lengths
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
 from .properties import TAG_NAME
-from .record_check import value_lengths
 from .record_row import PreparedRow, Row
 
 Int64s = npt.NDArray[np.int64]
