@@ -32,6 +32,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
                     "store": str(root),
                     "faults": [fault.as_dict() for fault in faults],
                     "verdict": None if verdict is None else verdict.as_dict(),
+                    "anew": report.anew,
                 }
             )
             continue
@@ -39,6 +40,8 @@ def verify(options: argparse.Namespace, console: Console) -> int:
             console.line(f"{root}/{fault.file} at {fault.offset}: {fault.rule}: {fault.detail}")
         if verdict is not None and verdict.decision == "truncate":
             console.line(f"{root}: no fault: {verdict}")
+        for name in report.anew:
+            console.line(f"{root}/{name}: no fault: a cache that the next start makes anew")
         console.line(f"{root}: {len(faults)} faults" if faults else f"{root}: sound")
     return EXIT_FAULT if found else EXIT_OK
 

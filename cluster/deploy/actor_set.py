@@ -27,6 +27,8 @@ _SERVER = "raymq.cluster.transport.flight_server:serve"
 _TRANSPORT = "raymq.cluster.transport.flight_client:ReplicaTransport"
 _PREPARE = "raymq.cluster.deploy.placement:prepare_replica"
 _CALL_TIMEOUT_S = 10.0
+#: waiting longer changes nothing
+_UP = ("RUNNING", "READ_ONLY")
 #: a Flight server's put and fetch are threads of their own; these are the actor's own calls
 _MAX_CONCURRENCY = {"commit_log": 8}
 #: every role that there is, and which are closed before which: CommitLogs need their satellites to the end
@@ -236,7 +238,9 @@ def _placement(ray: Any) -> dict[str, str]:
 def wait_running(
     ray: Any, members: list[Member], *, clock: Clock, timeout_s: float, progress: Progress
 ) -> dict[int, str]:
-    """Waits until every CommitLog is RUNNING, then tells every leader where all of them are.
+    """Waits until every CommitLog is up, then tells every leader where all of them are.
+
+    One that is READ_ONLY is up: it serves reads, and only an operator ends that state.
 
     Returns: shard -> endpoint of its leader. Raises: Unavailable with each shard's state and error,
     Corrupt as soon as a shard finds its store damaged.
@@ -247,14 +251,14 @@ def wait_running(
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
     while True:
         for member in logs:
-            if states.get(member.name, {}).get("state") == "RUNNING":
+            if states.get(member.name, {}).get("state") in _UP:
                 continue
             state = states[member.name] = _ready(ray, member)
             line = _line(member, state)
             if told.get(member.name) != line:
                 told[member.name] = line
                 progress(line)
-        left = [member for member in logs if states[member.name]["state"] != "RUNNING"]
+        left = [member for member in logs if states[member.name]["state"] not in _UP]
         if not left:
             break
         damaged = [m for m in left if str(states[m.name].get("error")).startswith("Corrupt: ")]

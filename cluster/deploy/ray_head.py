@@ -10,6 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
+#: commands that Ray's command line adds where it can: with ray[serve] they alone take a second to import
+UNUSED = ("ray.serve.scripts", "ray.dashboard.modules.job.cli", "ray.util.state.state_cli")
+
 
 def main() -> int:
     """Never returns in the detached process before Ray ends."""
@@ -21,7 +24,9 @@ def main() -> int:
     os.chdir("/")
     os.write(pipe, str(os.getpid()).encode())
     os.close(pipe)
-    # Imported only here, in the process that needs it: it costs a second.
+    for name in UNUSED:
+        sys.modules[name] = None  # type: ignore[assignment]
+    # Imported only here, in the process that needs it: it costs half a second.
     from ray.scripts.scripts import cli
 
     status: int | None = cli.main(args=sys.argv[2:], prog_name="ray", standalone_mode=False)

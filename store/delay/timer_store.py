@@ -65,7 +65,7 @@ class Second:
 
 
 class TimerMessageStore:
-    """The timers of one shard. Callers: one thread; `waiting` any."""
+    """The timers of one shard. Callers: one thread; `waiting` and `holds_from` any."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -97,6 +97,17 @@ class TimerMessageStore:
     def waiting(self, time_ms: int) -> int:
         """How many timers are known to wait for a second."""
         return self._cache.wheel.waiting(time_ms)
+
+    def holds_from(self) -> int:
+        """Offset of the timer topic from which on records may still wait. Callers: any thread."""
+        end = self._topic.end
+        known = self._ready and self._progress.queue >= end
+        first = self._cache.wheel.first()
+        if known and self._ready:
+            # All is taken in: the wheel knows what waits, however long ago the last delivery was.
+            return end if first is None else self._topic.first_that_may_wait(first)
+        progress = TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
+        return self._topic.first_that_may_wait(progress.time) if progress.time else 0
 
     def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
         """Take in what was stored, deliver what is due, at most about `limit` messages.
@@ -202,14 +213,16 @@ class TimerMessageStore:
         while self._progress.queue < self._topic.end and count < limit and looked < 16 * SLICE_ROWS:
             rows = self._topic.read(self._progress.queue, SLICE_ROWS)
             looked += SLICE_ROWS
-            rows = self._that_fit(rows)
+            first = self._cache.wheel.first()
+            if first is not None and first < now_ms - now_ms % PRECISION_MS:
+                rows = self._that_fit(rows)
             if self._blocked and not len(rows.offsets):
                 break
             count += self._take(rows, now_ms)
         return count
 
     def _that_fit(self, rows: Rows) -> Rows:
-        """The first rows whose seconds lie within the wheel; after a long stop some have to wait for others."""
+        """The first rows whose seconds lie within the wheel; after a long stop some wait until others are delivered."""
         if not len(rows.offsets) or self._cache.takes(rows.due.slot_ms):
             return rows
         for count in range(1, len(rows.offsets) + 1):

@@ -162,6 +162,18 @@ def test_a_shard_that_does_not_come_up_is_named_with_its_error(
     assert target == RayTarget(address="10.0.0.1:6379")
 
 
+def test_a_shard_that_only_reads_is_up_and_says_why(ray: FakeRay, tmp_path: Path) -> None:
+    def reading(actor: FakeActor) -> None:
+        if actor.spec["shard"] == 1:
+            actor.states = [{"state": "READ_ONLY", "endpoint": "127.0.0.1:7001", "error": "EIO"}]
+
+    ray.on_create = reading
+    lines: list[str] = []
+    cluster = begin(tmp_path, shards=2, timeout_s=0, progress=lines.append)
+    assert "shard 1 replica 0: READ_ONLY (EIO)" in lines
+    assert cluster.endpoints == {0: "127.0.0.1:7000", 1: "127.0.0.1:7001"}
+
+
 def test_damage_is_reported_at_once(ray: FakeRay, tmp_path: Path) -> None:
     def damaged(actor: FakeActor) -> None:
         actor.states = [{"state": "STARTING", "endpoint": None, "error": "Corrupt: chain"}]

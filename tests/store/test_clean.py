@@ -173,6 +173,32 @@ def test_nothing_goes_that_waits_to_be_delivered(
     assert shop.clean() > 0
 
 
+@pytest.mark.parametrize("properties", [{"TIMER_DELAY_SEC": "100"}, {"DELAY": "5"}])
+def test_what_waited_is_deleted_only_after_its_delivery_is_synced(
+    shop: Shop, properties: dict[str, str]
+) -> None:
+    delays = DelayService(shop.store)
+    message = InnerMessage("t", 1, b"later", properties, born_time_ms=shop.clock.now_ms())
+    shop.store.put_inner([shop.store.delay_hook.before_put(message)])
+    shop.fill(3)
+    shop.settle()
+    shop.clock.advance(4 * DAY_MS)
+    # The delivery stands in the page cache only: a power loss must find the origin.
+    delays.run_once(shop.clock.now_ms())
+    assert [shop.clean() for _ in range(3)] == [0, 0, 0]
+    shop.settle()
+    assert shop.clean() == 3
+    assert shop.store.queue_range("t", 1) == (0, 1)
+    # What was put since holds up nothing that an earlier look found deletable.
+    shop.fill(2)
+    shop.settle()
+    shop.clock.advance(4 * DAY_MS)
+    shop.store.put(request([b"unsynced"]))
+    shop.clean()
+    shop.store.log.sync()
+    assert shop.clean() > 0
+
+
 def test_the_file_that_is_written_is_never_deleted(shop: Shop) -> None:
     shop.fill(2)
     shop.settle()

@@ -7,6 +7,7 @@ import json
 import shutil
 import struct
 import tarfile
+import threading
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
+from raymq.store.failpoints import failpoint
 from raymq.store.files import Files
 from raymq.store.index import index_keys
 from raymq.store.index.index_file import HEADER
@@ -294,6 +296,63 @@ def test_a_file_deleted_under_a_reader_only_ends_its_search(tmp_path):
     assert next(walk).physical_offsets[0] == 77
     index.delete_expired(1000)
     assert list(walk) == []
+    index.close()
+
+
+@pytest.mark.parametrize(
+    "point", ["index.file_created", "index.entries_written", "index.slots_written"]
+)
+@pytest.mark.parametrize("count", [2, 60])
+def test_who_looks_up_while_it_is_built_finds_all_that_was_there(tmp_path, point, count):
+    index = service(tmp_path)
+    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    put(index, list(range(39)))
+    seen = []
+
+    def look() -> None:
+        many, _ = index.find_many(np.array([key_hash("t", "k")]), 1000, 0, 1 << 60)
+        seen.append((found(index)[::-1], len(many)))
+
+    with failpoint(point, look):
+        put(index, list(range(39, 39 + count)))
+    for offsets, many in seen:
+        assert offsets == list(range(max(39, len(offsets))))
+        assert many == len(offsets) < 39 + count
+    assert seen
+    assert found(index)[::-1] == list(range(39 + count))
+    index.close()
+
+
+class Slow(Files):
+    """Somebody else comes while a file is synced, and takes the time that he can get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: threading.Thread | None = None
+        self.synced = 0
+
+    def sync_data(self, fd: int) -> None:
+        super().sync_data(fd)
+        self.synced += 1
+        if self.meanwhile is not None:
+            other, self.meanwhile = self.meanwhile, None
+            other.start()
+            other.join(0.05)
+
+
+def test_what_is_indexed_while_a_file_is_synced_is_synced_by_the_next_sync(tmp_path):
+    files = Slow()
+    index = service(tmp_path, files)
+    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    put(index, [0, 1])
+    other = files.meanwhile = threading.Thread(target=put, args=(index, [2, 3]))
+    index.sync()
+    other.join()
+    before = files.synced
+    index.sync()
+    # The file, and the mark that tells of it.
+    assert files.synced == before + 2
+    assert found(index) == [3, 2, 1, 0]
     index.close()
 
 

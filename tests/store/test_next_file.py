@@ -281,3 +281,23 @@ def test_the_flusher_finds_files_in_every_directory(tmp_path: Path) -> None:
     assert len(list((tmp_path / "d2" / "log").iterdir())) >= 1
     assert not list((tmp_path / "s" / "commitlog").iterdir())
     assert verify(tmp_path / "s") == []
+
+
+def test_a_store_that_is_moved_finds_the_files_of_the_directories_inside_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outside, inside = tmp_path / "d2", Path("s/d1")
+    config = replace(CONFIG, commit_log_paths=(str(inside), str(outside)))
+    store = MessageStore.open(Path("s"), config=config)
+    store.create_topic("t", 1, [0])
+    put_files(store, 3)
+    end = store.log.end
+    store.close()
+    Path("s").rename("moved")
+    assert json.loads((tmp_path / "moved/raymq/paths").read_text())["paths"] == ["d1", str(outside)]
+    monkeypatch.chdir("/")
+    assert verify(tmp_path / "moved") == []
+    store = MessageStore.open(tmp_path / "moved", config=CONFIG)
+    assert (store.log.start, store.log.end) == (0, end)
+    store.close()
