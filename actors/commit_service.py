@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 
 from raymq.store.clock import Clock
-from raymq.store.config import MIB
+from raymq.store.config import StoreConfig
 from raymq.store.errors import StorageFull, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.commit import CommitRealTime, SegmentWriter
@@ -34,29 +34,24 @@ class CommitService:
     def __init__(
         self,
         replica_dir: str | Path,
+        config: StoreConfig,
         *,
         eager: bool,
-        segment_size_bytes: int = 1024 * MIB,
-        transient_pool_slice_bytes: int = 64 * MIB,
-        commit_interval_ms: int = 200,
-        commit_least_pages: int = 4,
-        commit_thorough_interval_ms: int = 200,
         clock: Clock | None = None,
         files: Files | None = None,
     ) -> None:
-        """Args: eager: puts wait for the commit, so each bell commits; the numbers are StoreConfig's of these names."""
+        """Args: eager: puts wait for the commit, so each bell commits."""
         self._replica_dir = replica_dir
+        self._config = config
         self._eager = eager
         self._files = files or Files()
         self._clock = clock or Clock()
         self._satellite = Satellite(
             replica_dir, COMMIT_REAL_TIME, clock=self._clock, files=self._files
         )
-        self._writer = SegmentWriter(f"{replica_dir}/commitlog", segment_size_bytes, self._files)
-        self._slice_bytes = transient_pool_slice_bytes
-        self._interval_ms = commit_interval_ms
-        self._least_pages = commit_least_pages
-        self._thorough_interval_ms = commit_thorough_interval_ms
+        self._writer = SegmentWriter(
+            f"{replica_dir}/commitlog", config.segment_size_bytes, self._files
+        )
 
     def run(self) -> None:
         """Serve, and end the process with the life, whatever else runs in it. Returns: only after `stop`."""
@@ -96,10 +91,10 @@ class CommitService:
             self._clock,
             committed=satellite.base,
             on_committed=satellite.publish_position,
-            interval_ms=self._interval_ms,
-            least_pages=self._least_pages,
-            thorough_interval_ms=self._thorough_interval_ms,
-            slice_bytes=self._slice_bytes,
+            interval_ms=self._config.commit_interval_ms,
+            least_pages=self._config.commit_least_pages,
+            thorough_interval_ms=self._config.commit_thorough_interval_ms,
+            slice_bytes=self._config.transient_pool_slice_bytes,
         )
         standing = self._commit_at_bells(commit) if self._eager else self._commit_timed(commit)
         if standing is not Standing.FENCED:

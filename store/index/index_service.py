@@ -21,7 +21,7 @@ from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
 from raymq.store.log.meta import Meta
 
-from .index_file import Candidates, IndexFile
+from .index_file import IndexFile
 from .index_keys import Int32s, Int64s, key_hash
 
 _NAME_FORMAT = "%Y%m%d%H%M%S"
@@ -242,8 +242,8 @@ class IndexService:
 
     # --- looking up -----------------------------------------------------------------------------------------
 
-    def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[Candidates]:
-        """Records that may have a key and may have been stored in [begin_ms, end_ms], newest first, some at a time.
+    def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[Int64s]:
+        """Physical offsets of records that may have a key and be stored in [begin_ms, end_ms], newest first, in parts.
 
         Another key may have the same hash. Source: IndexService#queryOffset.
         """

@@ -32,7 +32,9 @@ SEGMENT = 64 * 1024
 SERVICE = """
 import sys
 from raymq.actors.flush_service import FlushService
-FlushService(sys.argv[1], sys.argv[2], segment_size_bytes=int(sys.argv[3]), flush_interval_ms=20).run()
+from raymq.store.config import StoreConfig
+config = StoreConfig(segment_size_bytes=int(sys.argv[3]), flush_interval_ms=20)
+FlushService(sys.argv[1], sys.argv[2], config).run()
 """
 
 

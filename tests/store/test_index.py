@@ -253,11 +253,7 @@ def put(index: IndexService, offsets: list[int], key: str = "k") -> None:
 
 
 def found(index: IndexService, key: str = "k", begin: int = 0, end: int = 1 << 60) -> list[int]:
-    return [
-        offset
-        for part in index.find("t", key, begin, end)
-        for offset in part.physical_offsets.tolist()
-    ]
+    return [offset for part in index.find("t", key, begin, end) for offset in part.tolist()]
 
 
 def test_long_chains_are_followed_to_their_end(tmp_path, monkeypatch):
@@ -293,7 +289,7 @@ def test_a_file_deleted_under_a_reader_only_ends_its_search(tmp_path):
     index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
     put(index, list(range(78)))
     walk = index.find("t", "k", 0, 1 << 60)
-    assert next(walk).physical_offsets[0] == 77
+    assert next(walk)[0] == 77
     index.delete_expired(1000)
     assert list(walk) == []
     index.close()
