@@ -117,7 +117,9 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest
     """
     acks = meta.get("acks", "quorum")
     if acks not in ("quorum", "leader"):
-        raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
+        raise Rejected(
+            f"acks is {acks!r}; use 'quorum' or 'leader'", field="acks", limit="quorum, leader"
+        )
     return PutRequest(
         str(meta["topic"]),
         int(meta["queue"]),
