@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.crash_run import Explorers, Task, explore
+from tests.support.crash_run import Task, explore
+from tests.support.workers import Workers
 
-_explorers = pytest.StashKey[Explorers]()
+_explorers = pytest.StashKey[Workers]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -16,7 +17,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     ]
     tasks = [task for task in chosen if isinstance(task, Task)]
     if tasks and not session.config.option.collectonly:
-        session.config.stash[_explorers] = made = Explorers(beside=True)
+        session.config.stash[_explorers] = made = Workers(only_idle=True)
         made.start(explore, tasks)
 
 
@@ -27,9 +28,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def crash_explorers(pytestconfig: pytest.Config) -> Explorers:
+def crash_explorers(pytestconfig: pytest.Config) -> Workers:
     """The tasks that were begun: a test only waits for its own."""
     made = pytestconfig.stash.get(_explorers, None)
     if made is None:
-        made = pytestconfig.stash[_explorers] = Explorers()
+        made = pytestconfig.stash[_explorers] = Workers()
     return made

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.crash_run import Explorers
 from tests.support.failing_workloads import FAULTS, WORKLOADS, fail_every_call
+from tests.support.workers import Workers
 
 
 @pytest.fixture(scope="module")
-def explorers(request: pytest.FixtureRequest) -> Iterator[Explorers]:
-    made = Explorers()
+def explorers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    made = Workers()
     names = [
         item.callspec.params.get("name")
         for item in request.session.items
@@ -28,7 +28,7 @@ def explorers(request: pytest.FixtureRequest) -> Iterator[Explorers]:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_whichever_call_fails_nothing_promised_is_lost(name: str, explorers: Explorers) -> None:
+def test_whichever_call_fails_nothing_promised_is_lost(name: str, explorers: Workers) -> None:
     done = explorers.result(fail_every_call, name)
     print(
         f"\n{name}: {done.injections} injections into {done.calls}, {done.poisoned} poisoned, "
@@ -37,7 +37,7 @@ def test_whichever_call_fails_nothing_promised_is_lost(name: str, explorers: Exp
     assert done.injections >= 30
 
 
-def test_every_kind_of_call_fails_in_some_workload(explorers: Explorers) -> None:
+def test_every_kind_of_call_fails_in_some_workload(explorers: Workers) -> None:
     calls = [explorers.result(fail_every_call, name).calls for name in WORKLOADS]
     assert all(any(each[kind] for each in calls) for kind in FAULTS)
     assert len(WORKLOADS) == 8
