@@ -19,6 +19,8 @@ from tests.support.workers import Workers
 
 PARTS = {"store", "actors", "replication", "cluster", "spark"}
 TESTS = Path(__file__).parent
+#: what they look at takes the time that nobody else needs
+EXPLORED = ("test_every_call_fails.py", "test_crash_points.py")
 _programs = pytest.StashKey[Workers]()
 
 # The same cases at every run, and no verdict from a busy machine's clock.
@@ -75,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def weight(item: pytest.Item) -> int:
     """0 for a test without Ray, 1 with Ray, 2 with Spark: a plain fault shows first; 3 for what runs beside them."""
-    if item.path.name == "test_crash_points.py":
+    if item.path.name in EXPLORED:
         return 3
     if item.get_closest_marker("spark"):
         return 2

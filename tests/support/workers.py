@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Hashable, Iterable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -16,8 +16,6 @@ from unittest import mock
 Key = TypeVar("Key", bound=Hashable)
 Done = TypeVar("Done")
 
-#: where a process sets the nice value of its session
-AUTOGROUP = Path("/proc/self/autogroup")
 #: of <sys/prctl.h>
 PR_SET_PDEATHSIG = 1
 #: so that they agree on hashes
@@ -32,19 +30,28 @@ def _end_with_parent() -> None:
 def _only_idle_time() -> None:
     """What else the machine does is not held up: these workers run beside other tests."""
     _end_with_parent()
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # The kernel may share the cores out among sessions first (sched_autogroup): idle work of one session then takes
     # as much as a Ray in another. So these have one of their own, of the least weight.
     os.setsid()
+    _schedule(os.getpid(), os.SCHED_IDLE, 19)
+
+
+def _schedule(pid: int, policy: int, nice: int) -> None:
+    """Of a process that has a session of its own; whoever is not root may not be allowed to."""
     with contextlib.suppress(OSError):
-        AUTOGROUP.write_text("19")
+        if os.getsid(pid) != pid:
+            # It has just been started.
+            return
+        os.sched_setscheduler(pid, policy, os.sched_param(0))
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 class Workers:
     """Processes, and the tasks that they were given: only names and results pass between them and the tests."""
 
     def __init__(self, count: int | None = None, *, only_idle: bool = False) -> None:
-        """Args: `count`, one a core if not given; `only_idle`, take only the time that nobody else needs."""
+        """Args: `count`, one a core if not given; `only_idle`, until a test waits take what nobody else needs."""
+        self._only_idle = only_idle
         self._pool = ProcessPoolExecutor(
             count or len(os.sched_getaffinity(0)),
             mp_context=multiprocessing.get_context("spawn"),
@@ -63,7 +70,12 @@ class Workers:
     def result(self, work: Callable[[Key], Done], key: Key) -> Done:
         """Wait for one. Raises: what it raised."""
         self.start(work, [key])
-        done: Done = self._futures[key].result()
+        future = self._futures[key]
+        while self._only_idle and not future.done():
+            for pid in self._pool._processes:
+                _schedule(pid, os.SCHED_OTHER, 0)
+            wait([future], timeout=1.0)
+        done: Done = future.result()
         return done
 
     def close(self) -> None:
