@@ -151,6 +151,11 @@ class Satellite:
         self._record.beat(self._clock.monotonic_ms())
         return self._bell.wait(timeout_ms)
 
+    def pause(self, ms: int) -> None:
+        """Let time pass, whatever rings. A stop ends it."""
+        with self.long_call():
+            self._stopping.wait(ms / 1000)
+
     @contextmanager
     def long_call(self) -> Iterator[None]:
         """Around a call that may take long (a sync on a slow disk): a thread beats meanwhile.

@@ -107,7 +107,6 @@ class Supervisor:
         }
         #: the transient pool is on
         self._pooled = COMMIT_REAL_TIME in roles
-        self._commit_least_bytes = commit_least_bytes
         #: rung at each put, when so many bytes wait; FlushRealTime works by its period, as in RocketMQ. With the pool
         #: CommitRealTime comes first and rings the others.
         self._bells = tuple(role for role in roles if role != "flush_real_time")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import raymq
-from raymq.cluster.cli import build_parser
+from raymq.cluster.cli.main import build_parser
 from raymq.store.record import decode
 from tests.support.programs import Program
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from raymq.cluster.placement import NODE_LABEL
-from raymq.cluster.tls_check import validity
+from raymq.cluster.cli.tls_check import validity
+from raymq.cluster.deploy.placement import NODE_LABEL
 from tests.support.certificates import make_certificates
 from tests.support.programs import ROOT, example
 

@@ -17,6 +17,7 @@ from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import decode
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 
 CONFIG = StoreConfig(
     segment_size_bytes=32 * 1024,
@@ -98,11 +99,7 @@ class DelayWorld:
 
     def confirm(self) -> None:
         """Sync, confirm, dispatch."""
-        log = self.store.log
-        log.sync()
-        log.note_confirmed(log.end)
-        while self.store.dispatched < log.confirmed:
-            self.store.dispatch(log.confirmed)
+        confirm(self.store)
 
     def put(self, message: InnerMessage) -> None:
         """Through the door's hook."""
