@@ -260,6 +260,9 @@ class SimulatedDisk(Files):
         data = self._content(node)
         if size < node.size:
             del data[size:]
+        elif not data:
+            # Not a page of it is touched before it is written.
+            node.data = bytearray(size)
         else:
             data.extend(bytes(size - node.size))
         self._log(Op("resize", node.number, size))
