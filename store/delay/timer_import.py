@@ -18,7 +18,7 @@ from raymq.store.records.properties import decode
 from .delay_levels import TIMER_TOPIC
 from .delayed_record import Waiting, waiting
 from .timer_check import TimerCheck
-from .timer_rule import MAGIC_ROLL, PRECISION_MS, ROLL_TIMES, TimerProgress
+from .timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress
 from .timer_topic import TimerTopic
 
 SLICE_ROWS = 4096
@@ -47,7 +47,8 @@ def pending_rolls(
 ) -> list[InnerMessage]:
     """The rolls below `now.queue` that were not made, to be put again as they are.
 
-    Those below `before.queue` waited in our files, for the second that their record tells.
+    Those below `before.queue` waited in our files for the second that their record tells; or RocketMQ read them itself,
+    where a crash of ours left its files behind. Only RocketMQ's messages all have a unique key.
     """
     ours: list[Waiting] = []
     rolls: list[tuple[tuple[str, str, int], Waiting]] = []
@@ -63,16 +64,23 @@ def pending_rolls(
             rows.due.slot_ms.tolist(),
             strict=True,
         ):
-            if found.queue_offset < before.queue:
-                if roll and now.waits(slot_ms, np.array([found.queue_offset])).all():
-                    ours.append(found)
-                continue
             properties = decode(found.properties)
-            turns = properties.get(ROLL_TIMES, "0")
-            turn = int(turns) if turns.isdecimal() else 0
+            turn = _number(properties, ROLL_TIMES)
             key = (properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", ""))
             made.add((*key, turn))
-            if roll and found.queue_offset < now.queue:
+            known = found.queue_offset < before.queue
+            # What is due before RocketMQ's time it has delivered, also where it read it too late for a roll.
+            over = _number(properties, OUT_MS) < now.time
+            if not roll or over or found.queue_offset >= now.queue:
+                continue
+            if known and now.waits(slot_ms, np.array([found.queue_offset])).all():
+                ours.append(found)
+            elif not known or key[1]:
                 rolls.append(((*key, turn + 1), found))
     left = [*ours, *(found for after, found in rolls if after not in made)]
     return [found.moved(TIMER_TOPIC, 0, found.properties) for found in left]
+
+
+def _number(properties: dict[str, str], name: str) -> int:
+    text = properties.get(name, "0")
+    return int(text) if text.isdecimal() else 0
