@@ -220,7 +220,7 @@ class TimerMessageStore:
             rows = self._topic.read(self._progress.queue, SLICE_ROWS)
             looked += SLICE_ROWS
             first = self._cache.wheel.first()
-            if first is not None and first < now_ms - now_ms % PRECISION_MS:
+            if first is None or first < now_ms - now_ms % PRECISION_MS:
                 rows = self._that_fit(rows)
             if self._blocked and not len(rows.offsets):
                 break
