@@ -269,8 +269,7 @@ def _parse(expression: str) -> Any:
 @cache
 def _dialect() -> Any:
     """CONTAINS, STARTSWITH and ENDSWITH stand between two operands, where others have words that RocketMQ has not."""
-    from sqlglot.dialects.dialect import Dialect
-    from sqlglot.tokens import Tokenizer, TokenType
+    from sqlglot import Dialect, Tokenizer, TokenType
 
     words = {"CONTAINS": TokenType.GLOB, "STARTSWITH": TokenType.ILIKE, "ENDSWITH": TokenType.RLIKE}
     taken = set(words.values())
