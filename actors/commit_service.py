@@ -1,9 +1,8 @@
 """CommitRealTime as a process: the loop around the logic of store/log/commit.py.
 
 A plain class like `FlushService`, with the same life: one grant, then its process ends. Imports neither Ray nor
-pyarrow. A full disk is waited for: the bytes stay in the pool, puts wait, and time out as unknown. Any other write
-that fails ends the life: the next one begins where this one has published, and writes the same bytes again, which is
-harmless.
+pyarrow. A full disk is waited for: the bytes stay in the pool, puts wait, and time out as unknown. Any other write that
+fails ends the life: the next one begins where this one has published, and writes the same bytes again: no harm.
 """
 
 from __future__ import annotations
