@@ -116,7 +116,7 @@ class Replica:
         """As if this CommitLog were killed: nothing is told to anybody."""
         for supervisor in self.supervisors:
             if supervisor._bell is not None:
-                supervisor._bell._socket.close()
+                supervisor._bell._let_go()
 
     def close(self) -> None:
         for child in self.children:
