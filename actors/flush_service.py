@@ -152,10 +152,11 @@ class FlushService:
         satellite = self._satellite
         waiting = self._early + satellite.take_requests()
         committed = satellite.committed
-        # The bytes of a put may still be in the transient pool; CommitRealTime rings when they are not.
-        self._early = [request for request in waiting if request.end_offset > committed]
-        if self._early:
-            waiting = [request for request in waiting if request.end_offset <= committed]
+        if waiting:
+            # The bytes of a put may still be in the transient pool; CommitRealTime rings when they are not.
+            self._early = [request for request in waiting if request.end_offset > committed]
+            if self._early:
+                waiting = [request for request in waiting if request.end_offset <= committed]
         if not waiting and committed <= commit.flushed:
             return False
         for request in waiting:

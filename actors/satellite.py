@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 
@@ -56,6 +55,20 @@ class Standing(Enum):
     LEAVING = "leaving"
 
 
+class LongCall:
+    """See `Satellite.long_call`. No generator: it stands between a put and its sync."""
+
+    def __init__(self, satellite: Satellite) -> None:
+        self._satellite = satellite
+
+    def __enter__(self) -> None:
+        self._satellite.in_long_call = True
+
+    def __exit__(self, *exc: object) -> None:
+        self._satellite.in_long_call = False
+        self._satellite.beat()
+
+
 class Satellite:
     """One life of one role. Callers: one thread; `stop` may come from any."""
 
@@ -75,7 +88,8 @@ class Satellite:
         self._boot = boot_id_hash(files=files)
         self._stopping = threading.Event()
         self._attached = False
-        self._long_call = False
+        #: a thread beats instead of the one that works
+        self.in_long_call = False
         self._heart_stop = threading.Event()
 
     def run_until_granted(self) -> Standing:
@@ -148,21 +162,19 @@ class Satellite:
 
     def wait(self, timeout_ms: int) -> bool:
         """Beat, then wait for the bell. Returns: whether it rang."""
-        self._record.beat(self._clock.monotonic_ms())
+        self.beat()
         return self._bell.wait(timeout_ms)
 
-    @contextmanager
-    def long_call(self) -> Iterator[None]:
+    def beat(self) -> None:
+        """Say "I live"."""
+        self._record.beat(self._clock.monotonic_ms())
+
+    def long_call(self) -> LongCall:
         """Around a call that may take long (a sync on a slow disk): a thread beats meanwhile.
 
         A slow disk is not a hung satellite; a stopped process does not beat either way.
         """
-        self._long_call = True
-        try:
-            yield
-        finally:
-            self._long_call = False
-            self._record.beat(self._clock.monotonic_ms())
+        return LongCall(self)
 
     @property
     def commit_log_incarnation(self) -> int:
@@ -215,12 +227,14 @@ class Satellite:
 
     def publish_sync_started(self, end_offset: int) -> None:
         """Before each sync."""
-        self._require_granted()
+        if not self.generation:
+            self._require_granted()
         self._record.publish_sync_started(self.generation, end_offset)
 
     def publish_position(self, end_offset: int) -> None:
         """After success, then ring CommitLog and, from a flusher, Replication, which combines."""
-        self._require_granted()
+        if not self.generation:
+            self._require_granted()
         self._record.publish_position(self.generation, end_offset)
         # It stops to watch before it looks the last time; a bell that is lost all the same only delays.
         self.ring(commit_log=not self._control.watching)
@@ -250,7 +264,7 @@ class Satellite:
             self._bell.ring("group_commit")
         if commit_log:
             self._bell.ring(COMMIT_LOG)
-        if self.role != "replication":
+        if self.role != "replication" and self._control.roles["replication"].granted:
             self._bell.ring("replication")
 
     def stop(self) -> None:
@@ -277,5 +291,5 @@ class Satellite:
 
     def _run_heart(self) -> None:
         while not self._heart_stop.wait(HEART_PERIOD_MS / 1000):
-            if self._long_call:
-                self._record.beat(self._clock.monotonic_ms())
+            if self.in_long_call:
+                self.beat()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from raymq.store.clock import Clock
-from raymq.store.errors import Rejected, Unavailable, require
+from raymq.store.errors import Rejected, Unavailable, broken, require
 from raymq.store.files import Files
 
 from .control_block import COMMIT_LOG, COMMIT_REAL_TIME, ROLES, ControlBlock, State, shared_file
@@ -105,6 +105,8 @@ class Supervisor:
             )
             for role in roles
         }
+        #: whose position is `flushed`
+        self._flusher = next((self._seats[role] for role in FLUSH_ROLES if role in roles), None)
         #: the transient pool is on
         self._pooled = COMMIT_REAL_TIME in roles
         self._commit_least_bytes = commit_least_bytes
@@ -112,8 +114,11 @@ class Supervisor:
         #: CommitRealTime comes first and rings the others.
         self._bells = tuple(role for role in roles if role != "flush_real_time")
         self._ring_bytes = 0
+        #: who works first on a put that somebody waits for; empty: nobody does
+        self._announced_to = "group_commit" if "group_commit" in roles else ""
         if self._pooled:
             self._bells = (COMMIT_REAL_TIME,)
+            self._announced_to = self._announced_to and COMMIT_REAL_TIME
             waited_for = "group_commit" in roles or "replication" in roles
             self._ring_bytes = 0 if waited_for else commit_least_bytes
         self._boot = boot_id_hash(files=files)
@@ -265,8 +270,8 @@ class Supervisor:
     def announce_append(self) -> None:
         """A small put has come: the flusher wakes while it is encoded. Only a hint: never needed, never trusted."""
         self._control.announce_append()
-        if "group_commit" in self._seats:
-            self._ring(COMMIT_REAL_TIME if self._pooled else "group_commit")
+        if self._announced_to and self._bell is not None:
+            self._bell.ring(self._announced_to)
 
     def await_flushed(self, end_offset: int, wanted: Callable[[], bool]) -> bool:
         """Look, without sleeping, until everything below is synced, for WATCH_US at most, while it is `wanted`.
@@ -349,18 +354,17 @@ class Supervisor:
         for seat in self._seats.values():
             statuses += seat.rings.take_statuses()
         with self._offsets_lock:
-            for role in FLUSH_ROLES:
-                if role in self._seats:
-                    self._flushed = max(self._flushed, self._seats[role].position)
+            if self._flusher is not None:
+                self._flushed = max(self._flushed, self._flusher.position)
             # Behind the flushed end: what is flushed was committed before.
             committed = self._look_committed()
-            require(
-                self._flushed <= committed <= self._appended,
-                "flushed beyond what is committed, or that beyond the end of the log",
-                flushed=self._flushed,
-                committed=committed,
-                appended=self._appended,
-            )
+            if not self._flushed <= committed <= self._appended:
+                raise broken(
+                    "flushed beyond what is committed, or that beyond the end of the log",
+                    flushed=self._flushed,
+                    committed=committed,
+                    appended=self._appended,
+                )
             if "replication" in self._seats:
                 confirmed = self._seats["replication"].position
             elif "flush_real_time" in self._seats:
@@ -395,10 +399,7 @@ class Supervisor:
     def sync_latencies(self) -> Latencies:
         """How long the syncs of the flusher that is here now took; nothing without one."""
         with self._lock:
-            for role in FLUSH_ROLES:
-                if role in self._seats:
-                    return self._seats[role].sync_latencies
-        return NO_LATENCIES
+            return NO_LATENCIES if self._flusher is None else self._flusher.sync_latencies
 
     # -- inside ------------------------------------------------------------------------------------------------
 
