@@ -96,7 +96,7 @@ class CommitService:
         )
         standing = self._commit_at_bells(commit) if self._eager else self._commit_timed(commit)
         if standing is not Standing.FENCED:
-            with satellite.long_call():
+            with satellite.long_call:
                 commit.commit(satellite.appended)
         return standing
 
@@ -128,7 +128,7 @@ class CommitService:
         if appended <= before:
             commit.commit_if_due(before)
             return False
-        with satellite.long_call():
+        with satellite.long_call:
             committed = commit.commit(appended) if at_once else commit.commit_if_due(appended)
         satellite.publish_counts(commit.commits, 0)
         return committed > before

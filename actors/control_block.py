@@ -63,6 +63,10 @@ ROLES = ("group_commit", "flush_real_time", "replication", "commit_real_time")
 COMMIT_LOG = "commit_log"
 COMMIT_REAL_TIME = "commit_real_time"
 
+#: how long, from its bell on, a satellite looks without sleeping for the append that word 17 announces: going to sleep
+#: and being woken costs about as much
+ANNOUNCED_US = 500
+
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
 _PID, _START_TIME, _HEARTBEAT, _APPENDED, _APPENDING, _WATCHING = 6, 7, 8, 16, 17, 18
 _POOLED = 19

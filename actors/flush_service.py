@@ -139,11 +139,11 @@ class FlushService:
         )
         while (standing := satellite.standing()) is Standing.GRANTED:
             satellite.wait(min(flusher.wait_ms(), HEART_PERIOD_MS))
-            with satellite.long_call():
+            with satellite.long_call:
                 flusher.flush_if_due(satellite.committed)
             satellite.publish_counts(self._syncer.syncs, 0)
         if standing is not Standing.FENCED:
-            with satellite.long_call():
+            with satellite.long_call:
                 flusher.shutdown(satellite.committed)
         return standing
 
@@ -162,7 +162,7 @@ class FlushService:
         for request in waiting:
             commit.request(request.end_offset, request.deadline_ms)
         commit.swap()
-        with satellite.long_call():
+        with satellite.long_call:
             _, statuses = commit.do_commit(committed)
         for request, status in zip(waiting, statuses, strict=True):
             if status is not PutStatus.PUT_OK and request.flags & FLAG_ANSWER:

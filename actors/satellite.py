@@ -19,6 +19,7 @@ from raymq.store.errors import Unavailable, require
 from raymq.store.files import Files
 
 from .control_block import (
+    ANNOUNCED_US,
     COMMIT_LOG,
     COMMIT_REAL_TIME,
     ControlBlock,
@@ -35,8 +36,6 @@ from .ring import Request, RoleRings, Status
 IDLE_WAIT_MS = 400
 #: how often a long call beats
 HEART_PERIOD_MS = 500
-#: how long an announced append is worth a busy core; going to sleep and being woken costs about as much
-ANNOUNCED_US = 500
 #: how often a satellite without lock or store directory tries again
 ATTACH_RETRY_MS = 200
 
@@ -56,16 +55,22 @@ class Standing(Enum):
 
 
 class LongCall:
-    """See `Satellite.long_call`. No generator: it stands between a put and its sync."""
+    """Around a call that may take long (a sync on a slow disk): a thread beats meanwhile.
+
+    A slow disk is not a hung satellite; a stopped process does not beat either way. No generator: it stands between a
+    put and its sync.
+    """
 
     def __init__(self, satellite: Satellite) -> None:
         self._satellite = satellite
+        #: now
+        self.active = False
 
     def __enter__(self) -> None:
-        self._satellite.in_long_call = True
+        self.active = True
 
     def __exit__(self, *exc: object) -> None:
-        self._satellite.in_long_call = False
+        self.active = False
         self._satellite.beat()
 
 
@@ -88,8 +93,8 @@ class Satellite:
         self._boot = boot_id_hash(files=files)
         self._stopping = threading.Event()
         self._attached = False
-        #: a thread beats instead of the one that works
-        self.in_long_call = False
+        #: `with` it around a call that may take long
+        self.long_call = LongCall(self)
         self._heart_stop = threading.Event()
 
     def run_until_granted(self) -> Standing:
@@ -169,13 +174,6 @@ class Satellite:
         """Say "I live"."""
         self._record.beat(self._clock.monotonic_ms())
 
-    def long_call(self) -> LongCall:
-        """Around a call that may take long (a sync on a slow disk): a thread beats meanwhile.
-
-        A slow disk is not a hung satellite; a stopped process does not beat either way.
-        """
-        return LongCall(self)
-
     @property
     def commit_log_incarnation(self) -> int:
         """The CommitLog that has granted this satellite."""
@@ -217,7 +215,8 @@ class Satellite:
 
     def take_requests(self) -> list[Request]:
         """The puts that CommitLog handed over since the last call."""
-        self._require_granted()
+        if not self.generation:
+            self._require_granted()
         return self._rings.take_requests()
 
     def answer(self, sequence: int, code: int) -> bool:
@@ -291,5 +290,5 @@ class Satellite:
 
     def _run_heart(self) -> None:
         while not self._heart_stop.wait(HEART_PERIOD_MS / 1000):
-            if self.in_long_call:
+            if self.long_call.active:
                 self.beat()

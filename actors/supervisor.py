@@ -15,6 +15,7 @@ supervises (`fence_old`, `begin`, `tick`, `revoke`, `close`); they may be three 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +26,15 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable, broken, require
 from raymq.store.files import Files
 
-from .control_block import COMMIT_LOG, COMMIT_REAL_TIME, ROLES, ControlBlock, State, shared_file
+from .control_block import (
+    ANNOUNCED_US,
+    COMMIT_LOG,
+    COMMIT_REAL_TIME,
+    ROLES,
+    ControlBlock,
+    State,
+    shared_file,
+)
 from .doorbell import Doorbell
 from .latency import NO_LATENCIES, Latencies
 from .processes import ProcessHandle, boot_id_hash, new_incarnation, own_identity
@@ -114,6 +123,9 @@ class Supervisor:
         #: CommitRealTime comes first and rings the others.
         self._bells = tuple(role for role in roles if role != "flush_real_time")
         self._ring_bytes = 0
+        #: when an append was announced last, and the end of the last append that was
+        self._announced_s = -math.inf
+        self._announced_end = -1
         #: who works first on a put that somebody waits for; empty: nobody does
         self._announced_to = "group_commit" if "group_commit" in roles else ""
         if self._pooled:
@@ -271,6 +283,7 @@ class Supervisor:
         """A small put has come: the flusher wakes while it is encoded. Only a hint: never needed, never trusted."""
         self._control.announce_append()
         if self._announced_to and self._bell is not None:
+            self._announced_s = self._clock.monotonic()
             self._bell.ring(self._announced_to)
 
     def await_flushed(self, end_offset: int, wanted: Callable[[], bool]) -> bool:
@@ -294,8 +307,11 @@ class Supervisor:
 
     def publish_appended(self, end_offset: int) -> None:
         """Every byte below is in the file. Callers: the writer, after the bytes and before `submit`."""
+        announced = self._control.appending
         self._appended = end_offset
         self._control.publish_appended(end_offset)
+        if announced:
+            self._announced_end = end_offset
 
     def submit(
         self, sequence: int, end_offset: int, acks: Literal["quorum", "leader"], deadline_ms: int
@@ -326,10 +342,14 @@ class Supervisor:
         """Wake the roles that work at each put, after `publish_appended` and `submit`."""
         if self._appended - self._committed < self._ring_bytes:
             return
-        alone = self._bells == ("group_commit",)
-        if alone and self._seats["group_commit"].sync_started >= self._appended:
-            # It syncs all of that just now, and looks again as soon as it has.
-            return
+        if self._bells == ("group_commit",):
+            if self._seats["group_commit"].sync_started >= self._appended:
+                # It syncs all of that just now, and looks again as soon as it has.
+                return
+            told_us = (self._clock.monotonic() - self._announced_s) * 1e6
+            if self._announced_end == self._appended and told_us < ANNOUNCED_US:
+                # From the bell of the announcement on it looks for longer than that: it has seen it, or will.
+                return
         self.ring_first()
 
     def ring_first(self) -> None:

@@ -155,6 +155,8 @@ class RayPutStream(_Stream):
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: guards everything below
         self._lock = threading.Lock()
+        #: of the call that was answered last; Ray's work of letting it go is done while the next answer is waited for
+        self._answered: Any = None
         #: the actor's method, bound once: each look-up makes a new one
         self._append: Any = None
         #: its name at the shard; empty before it is open
@@ -209,6 +211,7 @@ class RayPutStream(_Stream):
         if reference is None:
             self._calls.put(None)
             self._check()
+        self._answered = reference
         acks = unpack_acks(self._result(reference))
         with self._lock:
             self._under_way -= 1
