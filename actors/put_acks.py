@@ -270,8 +270,10 @@ class PutAcks:
                 else:
                     break
                 self.waiting.popleft()
-                ended.append(head.ticket)
-        tell_all(ended)
+                if head.ticket.notify is not None:
+                    ended.append(head.ticket)
+        if ended:
+            tell_all(ended)
 
     def _count_latency(self, ticket: PutTicket, now_s: float) -> None:
         """Needs `_submit_lock`."""

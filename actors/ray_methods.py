@@ -22,7 +22,7 @@ from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.record import PUT_SCHEMA, Row
 from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 
-from .row_message import pack_row, unpack_row
+from .row_message import pack_row, row_request, unpack_row
 from .shard_api import PutTicket, ShardBackend
 from .shells import GROUPS
 
@@ -290,13 +290,15 @@ def _aligned(size: int) -> int:
 
 
 def _put_request(meta: dict[str, Any], data: Any) -> PutRequest:
+    if isinstance(data, Row):
+        return row_request(meta, data)
     acks = meta.get("acks", "quorum")
     if acks not in ("quorum", "leader"):
         raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
     return PutRequest(
         str(meta["topic"]),
         int(meta["queue"]),
-        data if isinstance(data, Row) else pa.ipc.read_record_batch(data, PUT_SCHEMA),
+        pa.ipc.read_record_batch(data, PUT_SCHEMA),
         meta.get("pid"),
         int(meta.get("epoch", 0)),
         int(meta.get("seq", 0)),

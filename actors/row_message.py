@@ -7,6 +7,7 @@ from typing import Any
 
 from raymq.store.errors import Rejected
 from raymq.store.record import Row
+from raymq.store.requests import PutRequest
 
 #: kind, flags, queue, id, read, pid, epoch, seq, born time; bytes of topic, tag, properties
 _ROW = struct.Struct("<BBiqqQqqqHHI")
@@ -94,3 +95,16 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
         "read": read,
     }
     return meta, Row(data[body_at:], tag, properties, born)
+
+
+def row_request(meta: dict[str, Any], row: Row) -> PutRequest:
+    """The put that `unpack_row` found: its words have their types."""
+    return PutRequest(
+        meta["topic"],
+        meta["queue"],
+        row,
+        meta["pid"],
+        meta["epoch"],
+        meta["seq"],
+        meta["acks"],
+    )

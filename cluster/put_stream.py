@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.row_message import unpack_row
+from raymq.actors.row_message import row_request, unpack_row
 from raymq.actors.shard_api import PutTicket, ShardBackend
 from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
 from raymq.store.record import Row, batch_bytes
@@ -240,6 +240,8 @@ class PutStreamServer:
 def _put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row | None) -> PutRequest:
     if batch is None:
         raise Rejected("the message has no rows", field="batch", limit="a record batch")
+    if isinstance(batch, Row):
+        return row_request(meta, batch)
     acks = meta.get("acks", "quorum")
     if acks not in ("quorum", "leader"):
         raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")

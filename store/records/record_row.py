@@ -127,7 +127,7 @@ class PreparedRow:
             stored += TAG_NAME + tag.encode() + b"\x02"
         stored += properties or b""
         #: as of a batch
-        self.keyed = keyed_row(properties)
+        self.keyed = keyed_row(properties) if properties else None
         self._tail = topic + len(stored).to_bytes(2, "big") + stored
         #: bytes of the record
         self.size = _HEADER.size + len(self._body) + len(self._tail)
