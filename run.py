@@ -325,6 +325,8 @@ def child_environment(environ: Mapping[str, str], java_home: Path) -> dict[str, 
     """
     child = dict(environ)
     child.pop("PYTHONHOME", None)
+    # Ray starts many interpreters: each would compile all modules anew.
+    child.pop("PYTHONDONTWRITEBYTECODE", None)
     path = [str(ENVIRONMENT / "bin"), str(java_home / "bin")]
     if environ.get("PATH"):
         path.append(environ["PATH"])

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from raymq.store.clock import Clock
 from raymq.store.compaction.compaction_store import CompactionService
@@ -27,11 +27,8 @@ from raymq.store.files import Files
 from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.log.scrub import Scrub
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put.put_message import MessagePut, PutResult
 from raymq.store.put.put_path import CheckedPut
 from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
-from raymq.store.status import PutStatus
 
 from .admin_calls import AdminCalls
 from .appender import Appender, Made
@@ -48,15 +45,6 @@ log = logging.getLogger("raymq.commit_log")
 
 #: batches up to this are encoded in about the time that a process needs to wake up
 ANNOUNCED_ROWS_MAX = 16
-
-
-class Server(Protocol):
-    """What the host needs of the server that faces the network."""
-
-    port: int
-
-    def close(self) -> None:
-        """Stop serving."""
 
 
 class LeaderHost:
@@ -132,7 +120,6 @@ class LeaderHost:
         self.store.log.on_appended = self._on_appended
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
-        self._messages = MessagePut(self.store, self.await_promise)
         if self._mirror:
             # The replication process maps files, too, and nobody here sees for how long.
             self.store.log.queue.spares = None
@@ -144,40 +131,37 @@ class LeaderHost:
             interval_ms=config.clean_resource_interval_ms,
             sample=self.store.stats.sample,
         )
-        stopping = self._is_stopping
-        self._threads = [
-            threading.Thread(target=self._guard(name, body), name=f"raymq-{name}", daemon=True)
-            for name, body in (
-                ("append", lambda: self._appender.run(stopping)),
-                ("acks", lambda: self.acks.run(stopping)),
-                ("dispatch", self._dispatcher.run),
-                ("delays", self._delays.run),
-                ("allocate", lambda: self._ahead.run(stopping)),
-                ("house", lambda: self.housekeeper.run(stopping)),
-            )
-        ]
-        if config.scrub_bytes_per_s:
-            # Not guarded: a shard serves on without it.
-            self._threads.append(
-                threading.Thread(
-                    target=lambda: self.scrub.run(stopping), name="raymq-scrub", daemon=True
-                )
-            )
         self.compaction = CompactionService(
             self.store.compaction,
             interval_ms=config.compaction_interval_ms,
             now_ms=self.clock.monotonic_ms(),
         )
-        self._threads.append(
-            threading.Thread(
-                target=lambda: self.compaction.run(stopping, self.clock),
-                name="raymq-compaction",
-                daemon=True,
-            )
-        )
+        self._threads = self._make_threads()
         for thread in self._threads:
             thread.start()
         self._dispatcher.wake()
+
+    def _make_threads(self) -> list[threading.Thread]:
+        def stopping() -> bool:
+            return self._stopping
+
+        bodies: dict[str, Callable[[], None]] = {
+            "append": lambda: self._appender.run(stopping),
+            "acks": lambda: self.acks.run(stopping),
+            "dispatch": self._dispatcher.run,
+            "delays": self._delays.run,
+            "allocate": lambda: self._ahead.run(stopping),
+            "house": lambda: self.housekeeper.run(stopping),
+        }
+        bodies = {name: self._guard(name, body) for name, body in bodies.items()}
+        # Not guarded: a shard serves on without these.
+        bodies["compaction"] = lambda: self.compaction.run(stopping, self.clock)
+        if self.config.scrub_bytes_per_s:
+            bodies["scrub"] = lambda: self.scrub.run(stopping)
+        return [
+            threading.Thread(target=body, name=f"raymq-{name}", daemon=True)
+            for name, body in bodies.items()
+        ]
 
     def _open_store(self, identity: dict[str, Any], files: Files) -> MessageStore:
         """Take over from the process before, recover, begin."""
@@ -257,14 +241,6 @@ class LeaderHost:
             self.acks.await_sync(ticket, self._appender)
         return ticket
 
-    def put_message(self, message: InnerMessage) -> PutResult:
-        """Store one message with any fields; see `MessagePut.put_message`."""
-        try:
-            self.check_serving()
-        except Unavailable as error:
-            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, None, error)
-        return self._messages.put_message(message)
-
     def _on_appended(self) -> None:
         """The flusher that was told of a small put is awake: it syncs while the put is counted and handed over."""
         if self._small and self._sync:
@@ -337,9 +313,6 @@ class LeaderHost:
         """Answer what nobody will answer any more: not stored, or not known."""
         self._appender.end()
         self.acks.end()
-
-    def _is_stopping(self) -> bool:
-        return self._stopping
 
     def check_serving(self) -> None:
         """Raises: Unavailable, when nothing more is written."""

@@ -1,17 +1,19 @@
 """CommitRealTime as a process: the loop around the logic of store/log/commit.py.
 
 A plain class like `FlushService`, with the same life: one grant, then its process ends. Imports neither Ray nor
-pyarrow. A write that fails ends the life too: the next one begins where this one has published, and writes the
-same bytes again, which is harmless; meanwhile puts wait, and time out as unknown.
+pyarrow. A full disk is waited for: the bytes stay in the pool, puts wait, and time out as unknown. Any other write
+that fails ends the life: the next one begins where this one has published, and writes the same bytes again, which is
+harmless.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from raymq.store.clock import Clock
 from raymq.store.config import MIB
-from raymq.store.errors import Unavailable
+from raymq.store.errors import StorageFull, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.commit import CommitRealTime, SegmentWriter
 from raymq.store.log.transient_pool import PoolReader
@@ -19,6 +21,11 @@ from raymq.store.log.transient_pool import PoolReader
 from .control_block import COMMIT_REAL_TIME
 from .flush_service import BUSY_WAIT_MS, EXIT_CODES, EXIT_FENCED, end_with
 from .satellite import HEART_PERIOD_MS, IDLE_WAIT_MS, Satellite, Standing
+
+log = logging.getLogger("raymq.commit_real_time")
+
+#: from one look at a full disk to the next
+FULL_WAIT_MS = 500
 
 
 class CommitService:
@@ -128,7 +135,12 @@ class CommitService:
         if appended <= before:
             commit.commit_if_due(before)
             return False
-        with satellite.long_call:
-            committed = commit.commit(appended) if at_once else commit.commit_if_due(appended)
+        try:
+            with satellite.long_call:
+                committed = commit.commit(appended) if at_once else commit.commit_if_due(appended)
+        except StorageFull as error:
+            log.error("what is in the transient pool waits for room on the disk: %s", error)
+            satellite.pause(FULL_WAIT_MS)
+            return False
         satellite.publish_counts(commit.commits, 0)
         return committed > before

@@ -98,7 +98,7 @@ class RayMethods:
         """A call of a stream: put its batches in order, wait until all are answered.
 
         Args: as `pack_call` makes them.
-        Returns: an ack a batch, in order, as in cluster/protocol.py; `unpack_acks` reads them.
+        Returns: an ack a batch, in order, as in cluster/transport/protocol.py; `unpack_acks` reads them.
         Raises: Unavailable when the stream is not known (any more) or a call before this one is missing; nothing of
         this call was stored then, and the stream takes no more.
         """
@@ -147,7 +147,9 @@ class RayMethods:
         except RayMQError as error:
             return error
         except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
-            return Rejected(f"bad put: {error!r}", field="metadata", limit="cluster/protocol.py")
+            return Rejected(
+                f"bad put: {error!r}", field="metadata", limit="cluster/transport/protocol.py"
+            )
         except Exception as error:
             # The batches behind it must still be answered.
             return Bug(f"put: {error!r}")
@@ -217,8 +219,8 @@ def pack_call(
 ) -> tuple[bytes] | tuple[bytes, list[pa.Buffer]]:
     """The arguments of `append`: call `number` (from 1 on) of a stream.
 
-    Args: a batch is (metadata as in cluster/protocol.py, PUT_SCHEMA batch or row). `alone`: the producer sends nothing
-    before the answer.
+    Args: a batch is (metadata as in cluster/transport/protocol.py, PUT_SCHEMA batch or row). `alone`: the producer
+    sends nothing before the answer.
     """
     if len(batches) == 1:
         meta, row = batches[0]

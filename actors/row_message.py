@@ -18,7 +18,7 @@ _HAS_PID, _HAS_TAG, _HAS_PROPERTIES, _LEADER_ONLY = 1, 2, 4, 8
 def pack_row(meta: dict[str, Any], row: Row) -> bytes:
     """A put of one row: fixed fields, then topic, tag, properties and body.
 
-    Args: `meta` as in cluster/protocol.py.
+    Args: `meta` as in cluster/transport/protocol.py.
     """
     topic = meta["topic"].encode()
     tag = b"" if row.tag is None else row.tag.encode()

@@ -174,6 +174,11 @@ class Satellite:
         """Say "I live"."""
         self._record.beat(self._clock.monotonic_ms())
 
+    def pause(self, ms: int) -> None:
+        """Let time pass, whatever rings. A stop ends it."""
+        with self.long_call:
+            self._stopping.wait(ms / 1000)
+
     @property
     def commit_log_incarnation(self) -> int:
         """The CommitLog that has granted this satellite."""

@@ -43,7 +43,7 @@ def _keep_freed_memory() -> None:
 
     Measured: 30 faults a batch of 1 MiB instead of 235, a third less CPU, 20 MB more memory; with an arena a thread
     110 faults, because glibc gives back an arena as soon as it is empty. So Rays of our own have one arena
-    (`MALLOC_ARENA_MAX`, cluster/ray_host.py). Without glibc nothing happens.
+    (`MALLOC_ARENA_MAX`, cluster/deploy/owned_ray.py). Without glibc nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -244,60 +244,55 @@ def _serving(actor: CommitLogActor) -> Any:
     return actor._methods
 
 
-class FlushActor:
+class SatelliteActor:
+    """What a satellite's actor is for Ray: its service runs until `close`, or the process ends with it."""
+
+    def _serve(self, spec: dict[str, Any], service: Any) -> None:
+        self._spec = spec
+        self._service = service
+        threading.Thread(target=_run_or_exit, args=(service,), daemon=True).start()
+
+    def status(self) -> dict[str, Any]:
+        """Role and pid."""
+        return {"role": self._spec["role"], "pid": os.getpid()}
+
+    def close(self) -> None:
+        """Stop the loop after what is under way."""
+        self._service.stop()
+
+
+class FlushActor(SatelliteActor):
     """Hosts GroupCommit or FlushRealTime; imports neither pyarrow nor Flight."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         from .flush_service import FlushService
 
-        self._spec = spec
-        options = spec.get("options", {})
-        self._service = FlushService(Path(spec["data_dir"]), spec["role"], **flush_options(options))
-        threading.Thread(target=_run_or_exit, args=(self._service,), daemon=True).start()
-
-    def status(self) -> dict[str, Any]:
-        """Role and pid."""
-        return {"role": self._spec["role"], "pid": os.getpid()}
-
-    def close(self) -> None:
-        """Stop the loop after what is under way."""
-        self._service.stop()
+        options = flush_options(spec.get("options", {}))
+        self._serve(spec, FlushService(Path(spec["data_dir"]), spec["role"], **options))
 
 
-class CommitActor:
+class CommitActor(SatelliteActor):
     """Hosts CommitRealTime; imports neither pyarrow nor Flight."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         from .commit_service import CommitService
 
-        self._spec = spec
         # Somebody waits for every put's commit, unless only memory is promised.
         eager = spec["flush"] == "sync" or spec["replication"] == "mirror"
         options = commit_options(spec.get("options", {}))
-        self._service = CommitService(Path(spec["data_dir"]), eager=eager, **options)
-        threading.Thread(target=_run_or_exit, args=(self._service,), daemon=True).start()
-
-    def status(self) -> dict[str, Any]:
-        """Role and pid."""
-        return {"role": self._spec["role"], "pid": os.getpid()}
-
-    def close(self) -> None:
-        """Stop the loop after what is under way."""
-        self._service.stop()
+        self._serve(spec, CommitService(Path(spec["data_dir"]), eager=eager, **options))
 
 
-class ReplicationActor:
+class ReplicationActor(SatelliteActor):
     """Hosts the Replication role of a mirrored shard's leader."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         from .replicator import Replicator
 
-        self._spec = spec
         self._peer: Any = None
         self._peer_last: str | None = None
         _keep_freed_memory()
-        self._replicator = Replicator.from_spec(spec, peer_endpoint=self._peer_endpoint)
-        threading.Thread(target=_run_or_exit, args=(self._replicator,), daemon=True).start()
+        self._serve(spec, Replicator.from_spec(spec, peer_endpoint=self._peer_endpoint))
 
     def _peer_endpoint(self) -> str | None:
         """Where the follower listens now; None when nobody knows.
@@ -322,11 +317,7 @@ class ReplicationActor:
 
     def status(self) -> dict[str, Any]:
         """Role, pid and how far replication is."""
-        return {**self._replicator.status(), "pid": os.getpid()}
-
-    def close(self) -> None:
-        """Stop the loop."""
-        self._replicator.stop()
+        return {**self._service.status(), "pid": os.getpid()}
 
 
 def flush_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,6 @@ class Supervisor:
         self._flusher = next((self._seats[role] for role in FLUSH_ROLES if role in roles), None)
         #: the transient pool is on
         self._pooled = COMMIT_REAL_TIME in roles
-        self._commit_least_bytes = commit_least_bytes
         #: rung at each put, when so many bytes wait; FlushRealTime works by its period, as in RocketMQ. With the pool
         #: CommitRealTime comes first and rings the others.
         self._bells = tuple(role for role in roles if role != "flush_real_time")

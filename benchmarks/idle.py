@@ -37,7 +37,7 @@ def idle_percent(pids: list[int], seconds: float) -> float:
 def processes(cluster: raymq.Cluster, replicas: int) -> dict[str, int]:
     """role -> pid of every process of every replica."""
     found = {}
-    from raymq.cluster import actor_set
+    from raymq.cluster.deploy import actor_set
 
     for shard in range(cluster.shards):
         names = [(shard, replica, "commit_log") for replica in range(replicas)]

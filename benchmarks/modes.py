@@ -37,8 +37,8 @@ from benchmarks.put import (
     serial_ms,
     syncs_of,
 )
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.routes import Routes
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.routes import Routes
 from raymq.store.config import StoreConfig
 from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.record import PUT_SCHEMA

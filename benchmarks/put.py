@@ -28,9 +28,9 @@ import pyarrow as pa
 
 import raymq
 from raymq.actors.seat import FLUSH_ROLES
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.flight_client import ShardConnection
-from raymq.cluster.routes import Routes
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.flight_client import ShardConnection
+from raymq.cluster.transport.routes import Routes
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.record import PUT_SCHEMA

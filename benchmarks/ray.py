@@ -32,10 +32,10 @@ from benchmarks.put import (
     serial_ms,
 )
 from raymq.actors.shells import GROUP_OF, GROUPS
-from raymq.cluster import ray_host
-from raymq.cluster.batch_sender import BatchSender
+from raymq.cluster.deploy import ray_host
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.routes import Routes
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.routes import Routes
 from raymq.store.files import Files
 
 MIB = 1 << 20

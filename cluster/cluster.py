@@ -10,15 +10,15 @@ from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.state import CLEANUP_POLICY, COMPACTION
 
 from .paths import actor_name
-from .tls import parse_url
+from .transport.tls import parse_url
 
 if TYPE_CHECKING:
-    from .async_consumer import AsyncConsumer
-    from .async_producer import AsyncProducer
-    from .connection import Connection, Transport
-    from .consumer import Consumer
-    from .producer import Producer
+    from .consume.async_consumer import AsyncConsumer
+    from .consume.consumer import Consumer
+    from .produce.async_producer import AsyncProducer
+    from .produce.producer import Producer
     from .start import StopReport
+    from .transport.connection import Connection, Transport
 
 _CALL_TIMEOUT_S = 30.0
 #: the name under which RayMQ keeps its own records; not shown among topics
@@ -112,7 +112,7 @@ class Cluster:
                 "file `token` in the data directory",
                 field="token",
             )
-        from .flight_client import ShardConnection
+        from .transport.flight_client import ShardConnection
 
         first = ShardConnection(endpoint, token, ca=ca)
         try:
@@ -178,7 +178,7 @@ class Cluster:
         troubled = [facts for facts in shards if facts["state"] == "DOWN" or _behind(facts)]
         missing: list[str] = []
         if troubled and self.ray_address is not None:
-            from .placement import away, describe_away
+            from .deploy.placement import away, describe_away
 
             missing = away(self.ray_address, (node for row in placement for node in row))
         for facts, row in zip(shards, placement, strict=True):
@@ -248,25 +248,25 @@ class Cluster:
 
     def producer(self, **options: Any) -> Producer:
         """A Producer; options as in `raymq.Producer`."""
-        from .producer import Producer
+        from .produce.producer import Producer
 
         return Producer(self, **options)
 
     def consumer(self, topic: str, **options: Any) -> Consumer:
         """A Consumer of one topic; options as in `raymq.Consumer`."""
-        from .consumer import Consumer
+        from .consume.consumer import Consumer
 
         return Consumer(self, topic, **options)
 
     def async_producer(self, **options: Any) -> AsyncProducer:
         """An AsyncProducer; options as in `raymq.AsyncProducer`."""
-        from .async_producer import AsyncProducer
+        from .produce.async_producer import AsyncProducer
 
         return AsyncProducer(self, **options)
 
     def async_consumer(self, topic: str, **options: Any) -> AsyncConsumer:
         """An AsyncConsumer of one topic; options as in `raymq.AsyncConsumer`."""
-        from .async_consumer import AsyncConsumer
+        from .consume.async_consumer import AsyncConsumer
 
         return AsyncConsumer(self, topic, **options)
 
@@ -359,7 +359,7 @@ class Cluster:
     def connection(self, shard: int) -> Connection:
         """A new connection to a shard where it is known to be; the caller closes it. Raises: Unavailable."""
         # On use: start and stop need no Arrow.
-        from .connection import open_connection
+        from .transport.connection import open_connection
 
         places = self.actor_names() if self.transport == "ray" else self.endpoints
         if shard not in places:

@@ -1,6 +1,4 @@
-"""`cluster.json`, what a cluster is, and the list of clusters this user knows.
-
-What a cluster is gets decided at its first start.
+"""`cluster.json`, what a cluster is since its first start, and the list of clusters this user knows.
 
 The list (`~/.raymq/clusters/<name>.json`) only saves typing: it maps a name to its data directory,
 so that `connect("orders")` works in another shell. Losing it loses nothing: connect by the data
@@ -13,19 +11,21 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, Rejected
 from raymq.store.files import Files
 
+from .deploy.placement import NODE_HOST, Placement, check_host, place
 from .paths import ClusterPaths, check_name, home_dir
-from .placement import NODE_HOST, Placement, check_host, place
 
 FORMAT = 1
 _REPLICATION = ("single", "mirror")
 _FLUSH = ("sync", "async")
 _SHARDS_MAX = 256
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,38 +74,39 @@ class ClusterRecord:
         return tuple(roles)
 
 
-def new_record(
-    *,
-    name: str | None,
-    shards: int | None,
-    replication: str | None,
-    flush: str | None,
-    segment_size_bytes: int | None,
-    ephemeral: bool,
-    host: str | None,
-    nodes: Sequence[str] | None = None,
-    tls: bool = False,
-    insecure: bool = False,
-    transient_pool: bool | None = None,
-    file_reserved_hours: float | None = None,
-) -> ClusterRecord:
-    """A new cluster; None takes the default. Raises: Rejected naming the option."""
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a start asks for, field by field as in ClusterRecord; None: as it was, at first the default."""
+
+    name: str | None = None
+    shards: int | None = None
+    replication: str | None = None
+    flush: str | None = None
+    segment_size_bytes: int | None = None
+    host: str | None = None
+    nodes: Sequence[str] | None = None
+    tls: bool | None = None
+    insecure: bool = False
+    transient_pool: bool | None = None
+    file_reserved_hours: float | None = None
+
+
+def new_record(wanted: Wanted, *, ephemeral: bool = False) -> ClusterRecord:
+    """A new cluster. Raises: Rejected naming the option."""
     record = ClusterRecord(
-        name=check_name("default" if name is None else name),
+        name=check_name(_given(wanted.name, "default")),
         cluster_id=uuid.uuid4().hex,
-        shards=1 if shards is None else shards,
-        replication=replication or "single",
-        flush=flush or "sync",
-        segment_size_bytes=1024**3 if segment_size_bytes is None else segment_size_bytes,
+        shards=_given(wanted.shards, 1),
+        replication=wanted.replication or "single",
+        flush=wanted.flush or "sync",
+        segment_size_bytes=_given(wanted.segment_size_bytes, 1024**3),
         ephemeral=ephemeral,
-        host=host or ("127.0.0.1" if nodes is None else NODE_HOST),
-        nodes=None if nodes is None else tuple(nodes),
-        tls=tls,
-        insecure=insecure,
-        transient_pool=bool(transient_pool),
-        file_reserved_hours=StoreConfig.file_reserved_hours
-        if file_reserved_hours is None
-        else file_reserved_hours,
+        host=wanted.host or ("127.0.0.1" if wanted.nodes is None else NODE_HOST),
+        nodes=None if wanted.nodes is None else tuple(wanted.nodes),
+        tls=bool(wanted.tls),
+        insecure=wanted.insecure,
+        transient_pool=bool(wanted.transient_pool),
+        file_reserved_hours=_given(wanted.file_reserved_hours, StoreConfig.file_reserved_hours),
     )
     if not 1 <= record.shards <= _SHARDS_MAX:
         raise Rejected(
@@ -119,59 +120,40 @@ def new_record(
     return replace(record, placement=place(record.nodes, record.shards, record.replicas))
 
 
-def resume_record(
-    stored: ClusterRecord,
-    *,
-    name: str | None,
-    shards: int | None,
-    replication: str | None,
-    flush: str | None,
-    segment_size_bytes: int | None,
-    host: str | None,
-    nodes: Sequence[str] | None = None,
-    tls: bool | None = None,
-    insecure: bool = False,
-    transient_pool: bool | None = None,
-    file_reserved_hours: float | None = None,
-) -> ClusterRecord:
+def resume_record(stored: ClusterRecord, wanted: Wanted) -> ClusterRecord:
     """The stored cluster with what a later start may change changed.
 
     That is flush, host, tls, insecure, transient_pool and file_reserved_hours.
-
     Raises: Rejected when an option contradicts what the directory holds.
     """
-    fixed = {
-        "name": name,
-        "shards": shards,
-        "replication": replication,
-        "segment_size_bytes": segment_size_bytes,
-        "nodes": None if nodes is None else tuple(nodes),
-    }
-    for option, value in fixed.items():
-        kept = getattr(stored, option)
+    for option in ("name", "shards", "replication", "segment_size_bytes", "nodes"):
+        value, kept = getattr(wanted, option), getattr(stored, option)
+        if option == "nodes" and value is not None:
+            value = tuple(value)
         if value is not None and value != kept:
             raise Rejected(
-                f"{option}={value!r}, but this data directory was made with "
-                f"{option}={kept!r}, which "
+                f"{option}={value!r}, but this data directory was made with {option}={kept!r}, which "
                 "cannot be changed: leave the option out, or use another data directory",
                 field=option,
                 limit=kept,
             )
-    if flush is not None:
-        _one_of("flush", flush, _FLUSH)
-    if stored.nodes is not None and host is not None:
-        check_host(host)
+    if wanted.flush is not None:
+        _one_of("flush", wanted.flush, _FLUSH)
+    if stored.nodes is not None and wanted.host is not None:
+        check_host(wanted.host)
     return replace(
         stored,
-        flush=flush or stored.flush,
-        host=host or stored.host,
-        tls=stored.tls if tls is None else tls,
-        insecure=insecure or stored.insecure,
-        transient_pool=stored.transient_pool if transient_pool is None else transient_pool,
-        file_reserved_hours=stored.file_reserved_hours
-        if file_reserved_hours is None
-        else file_reserved_hours,
+        flush=wanted.flush or stored.flush,
+        host=wanted.host or stored.host,
+        tls=_given(wanted.tls, stored.tls),
+        insecure=wanted.insecure or stored.insecure,
+        transient_pool=_given(wanted.transient_pool, stored.transient_pool),
+        file_reserved_hours=_given(wanted.file_reserved_hours, stored.file_reserved_hours),
     )
+
+
+def _given(value: _Value | None, otherwise: _Value) -> _Value:
+    return otherwise if value is None else value
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -212,20 +194,14 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
         return ClusterRecord(**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(
-            f"{paths.cluster} is damaged ({error}); the messages lie in shard-*/ "
-            "and are not touched",
+            f"{paths.cluster} is damaged ({error}); the messages lie in shard-*/ and are not touched",
             path=str(paths.cluster),
             rule="cluster.json",
         ) from error
 
 
 def remember(record: ClusterRecord, paths: ClusterPaths, files: Files) -> None:
-    """Lists the cluster among those this user knows.
-
-    A home that cannot be written is not an.
-
-        Error.
-    """
+    """List the cluster among those this user knows. A home that cannot be written is no error."""
     folder = home_dir() / "clusters"
     body = json.dumps({"data_dir": paths.data_dir, "cluster_id": record.cluster_id})
     try:
@@ -236,10 +212,7 @@ def remember(record: ClusterRecord, paths: ClusterPaths, files: Files) -> None:
 
 
 def known_clusters(files: Files) -> dict[str, str]:
-    """name -> data directory of the clusters this user started here whose directory still.
-
-    Exists.
-    """
+    """name -> data directory of the clusters this user started here whose directory still exists."""
     folder = home_dir() / "clusters"
     known: dict[str, str] = {}
     try:

@@ -21,8 +21,8 @@ from ray.util.queue import Empty, Full
 from raymq.store.clock import Clock
 from raymq.store.errors import OffsetOutOfRange, RayMQError, Rejected, Unavailable
 
-from . import codecs
-from .message import encode_properties
+from .messages import codecs
+from .messages.message import encode_properties
 from .paths import NAMESPACE, actor_name, keeper_name
 from .queue_keeper import KeeperActor
 from .queue_link import PATIENCE_S, Link, attach, end_quietly

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
 
-from .connection import Connection, FetchStream
 from .queue_log import Taken, TakenLog
-from .routes import Routes
+from .transport.connection import Connection, FetchStream
+from .transport.routes import Routes
 
 if TYPE_CHECKING:
     from .cluster import Cluster

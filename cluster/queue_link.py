@@ -16,13 +16,13 @@ from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.files import Files
 
-from . import ray_host
-from .lane import BatchReceipt
+from .deploy import ray_host
+from .deploy.ray_host import RayTarget
 from .paths import ClusterPaths
-from .producer import Producer
+from .produce.lane import BatchReceipt
+from .produce.producer import Producer
 from .queue_log import ItemReader
-from .ray_host import RayTarget
-from .routes import Routes
+from .transport.routes import Routes
 
 if TYPE_CHECKING:
     from .cluster import Cluster

@@ -19,12 +19,12 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.record import Row
 
-from .batch_sender import BatchSender
-from .connection import Connection, FetchStream
-from .lane import BatchReceipt, new_producer_id
-from .message import decode_records
-from .range_reader import read_range
-from .routes import Routes
+from .consume.range_reader import read_range
+from .messages.message import decode_records
+from .produce.batch_sender import BatchSender
+from .produce.lane import BatchReceipt, new_producer_id
+from .transport.connection import Connection, FetchStream
+from .transport.routes import Routes
 
 if TYPE_CHECKING:
     from .cluster import Cluster

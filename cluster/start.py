@@ -20,10 +20,10 @@ from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.transient_pool import check_room
 
-from . import actor_set, placement, ray_client, ray_host, tls
 from .cluster import Cluster
 from .cluster_record import (
     ClusterRecord,
+    Wanted,
     known_clusters,
     load_record,
     new_record,
@@ -31,6 +31,10 @@ from .cluster_record import (
     resume_record,
     save_record,
 )
+from .deploy import actor_set, owned_ray, placement, ray_client, ray_host
+from .deploy.placement import NODE_HOST
+from .deploy.ray_host import Progress, RayTarget
+from .deploy.resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
 from .paths import (
     ClusterPaths,
     DirectoryLock,
@@ -39,12 +43,10 @@ from .paths import (
     prepare_data_dir,
     volatile_reason,
 )
-from .placement import NODE_HOST
-from .ray_host import Progress, RayTarget
-from .resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
+from .transport import tls
 
 if TYPE_CHECKING:
-    from .connection import Transport
+    from .transport.connection import Transport
 
 _LOGGER = logging.getLogger("raymq")
 
@@ -83,36 +85,49 @@ def start(
 
     Args:
         data_dir: a directory on a disk of this machine; made (0700) if missing.
-        name: how `connect` finds it; "default" if not given. Like `shards`, `replication` and
-            `segment_size_bytes` it is decided at the first start; later starts may leave it out.
-        shards: commit logs that the topics are spread over; 1 if not given. replication: "single"
-        (default) or "mirror" (each shard kept twice, no failover). flush: "sync" (default:
-        acknowledged after the disk's sync) or "async"; may change at each start.
+        name: how `connect` finds it; "default" if not given. Like `shards`, `replication`,
+            `segment_size_bytes` and `nodes` it is decided at the first start; later starts may leave it out.
+        shards: commit logs that the topics are spread over; 1 if not given.
+        replication: "single" (default) or "mirror" (each shard kept twice, no failover).
+        flush: "sync" (default: acknowledged after the disk's sync) or "async"; may change at each start.
         transient_pool: leaders append into shared memory, from where CommitRealTime moves the bytes
             into the files: readers and followers see them then (async: 200 ms later), and with
             flush="async" a machine that ends takes them. May change at each start.
         file_reserved_hours: a file of messages may be deleted so long after the last one in it; 72
-            if not given. May change at each start. address: the Ray to run in. Without it: the Ray
-            that this process is connected to, else the one in RAY_ADDRESS, else an own one that
-            lives until `stop`.
-        ephemeral: allow a data directory that does not survive a reboot (/tmp, tmpfs). host: the
-        address that shards listen on; "node": the one that Ray knows their node by, which is the
-            default with `nodes`; else 127.0.0.1. insecure: allow it to be reachable from other
-            machines although the connection is not encrypted (RAY_USE_TLS=1 encrypts it, see
-            docs/operating.md). nodes: values of the label `raymq-node`, by which the shards are
-            spread over Ray's nodes at the first start, followers on other nodes than their leaders;
-            `data_dir` is then a path on each of them. None: all on this machine. timeout_s: how long
-        shards may take to recover and serve. progress: called with one line at a time.
-    Raises: Rejected (an option is wrong; nothing was started), Unavailable (with each shard's state
-    and
+            if not given. May change at each start.
+        address: the Ray to run in. Without it: the Ray that this process is connected to, else the one
+            in RAY_ADDRESS, else an own one that lives until `stop`.
+        ephemeral: allow a data directory that does not survive a reboot (/tmp, tmpfs).
+        host: the address that shards listen on; "node": the one that Ray knows their node by, which is
+            the default with `nodes`; else 127.0.0.1.
+        insecure: allow it to be reachable from other machines although the connection is not encrypted
+            (RAY_USE_TLS=1 encrypts it, see docs/operating.md).
+        nodes: values of the label `raymq-node`, by which the shards are spread over Ray's nodes,
+            followers on other nodes than their leaders; `data_dir` is then a path on each of them.
+            None: all on this machine.
+        timeout_s: how long shards may take to recover and serve.
+        progress: called with one line at a time.
+    Raises: Rejected (an option is wrong; nothing was started), Unavailable (with each shard's state and
         error; what was started goes on trying, `stop` ends it), Corrupt (a store is damaged),
         StorageFull (no room for the transient pools; nothing was started).
     Durable: the cluster's identity, before the first actor starts.
     """
     files, clock, tell = Files(), Clock(), progress or _LOGGER.info
-    use_tls = tls.wanted(os.environ)
+    wanted = Wanted(
+        name=name,
+        shards=shards,
+        replication=replication,
+        flush=flush,
+        segment_size_bytes=segment_size_bytes,
+        host=host,
+        nodes=nodes,
+        tls=tls.wanted(os.environ),
+        insecure=insecure,
+        transient_pool=transient_pool,
+        file_reserved_hours=file_reserved_hours,
+    )
     if host not in (None, NODE_HOST):
-        tls.check_exposed(str(host), tls=bool(use_tls), insecure=insecure)
+        tls.check_exposed(str(host), tls=bool(wanted.tls), insecure=insecure)
     place = os.fspath(data_dir)
     # A directory that was once declared ephemeral stays so.
     earlier = load_record(ClusterPaths(place), files)
@@ -120,37 +135,11 @@ def start(
     paths = prepare_data_dir(place, ephemeral=ephemeral, files=files)
     with DirectoryLock(paths, files):
         stored = load_record(paths, files)
-        if stored is None:
-            record = new_record(
-                name=name,
-                shards=shards,
-                replication=replication,
-                flush=flush,
-                segment_size_bytes=segment_size_bytes,
-                ephemeral=(nodes is not None and ephemeral)
-                or volatile_reason(paths.data_dir, files) is not None,
-                host=host,
-                nodes=nodes,
-                tls=bool(use_tls),
-                insecure=insecure,
-                transient_pool=transient_pool,
-                file_reserved_hours=file_reserved_hours,
-            )
+        if stored is not None:
+            record = resume_record(stored, wanted)
         else:
-            record = resume_record(
-                stored,
-                name=name,
-                shards=shards,
-                replication=replication,
-                flush=flush,
-                segment_size_bytes=segment_size_bytes,
-                host=host,
-                nodes=nodes,
-                tls=use_tls,
-                insecure=insecure,
-                transient_pool=transient_pool,
-                file_reserved_hours=file_reserved_hours,
-            )
+            volatile = volatile_reason(paths.data_dir, files) is not None
+            record = new_record(wanted, ephemeral=volatile or (nodes is not None and ephemeral))
         options = _store_options(record)
         _check_pool_room(paths, record, options, files)
         token = load_or_make_token(paths, files)
@@ -158,15 +147,8 @@ def start(
         if stored is None and record.nodes is None:
             save_record(paths, record, files)
         target = ray_host.find_ray(paths, address, files)
-        if target is None and record.nodes is not None:
-            raise Rejected(
-                "a cluster over several nodes runs in a Ray that runs on them already: start Ray on "
-                "each, and give its address (address=..., RAY_ADDRESS)",
-                field="address",
-            )
         if target is None:
-            owned = ray_host.start_owned(paths, files=files, clock=clock, progress=tell)
-            target = RayTarget(address=owned.address, owned=owned)
+            target = _own_ray(paths, record, files, clock, tell)
         with ray_host.session(target) as ray:
             tell(f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}")
             # "auto" and the like would mean something else in another shell.
@@ -212,17 +194,17 @@ def connect(
     """A handle on a running cluster.
 
     Args:
-        transport: "flight" (default), or "ray": every operation is a call of the shards' actors, by a
-            process that is connected to their Ray. Through Ray Client it is "ray" by itself: for
-            target "ray://host:port" (of several clusters "ray://host:port/NAME"), and for a name in a
-            process that did ray.init("ray://...").
         target: a data directory; a cluster's name; "raymq://host:port" (with TLS
             "raymq+tls://host:port") of any of its shards; or None for the only cluster that this
             user started on this machine. A name that is not known here is looked up in Ray: the one
             this process is connected to, or RAY_ADDRESS.
-        token: the content of the data directory's file `token`, or RAYMQ_TOKEN; needed with
-        raymq:// only. ca: a PEM file, which must have signed the shards' certificates; without it
-            what `start` saw in RAY_TLS_CA_CERT, or with raymq+tls:// this process's own.
+        transport: "flight" (default), or "ray": every operation is a call of the shards' actors, by a
+            process that is connected to their Ray. Through Ray Client it is "ray" by itself: for
+            target "ray://host:port" (of several clusters "ray://host:port/NAME"), and for a name in a
+            process that did ray.init("ray://...").
+        token: the content of the data directory's file `token`, or RAYMQ_TOKEN; needed with raymq:// only.
+        ca: a PEM file, which must have signed the shards' certificates; without it what `start` saw in
+            RAY_TLS_CA_CERT, or with raymq+tls:// this process's own.
     Raises: Rejected (no such cluster, no token, wrong certificate), Unavailable (it does not answer).
     """
     if transport not in (None, "flight", "ray"):
@@ -311,7 +293,7 @@ def _stop_locked(
     if recorded is not None and recorded.owned is not None:
         tell("stopping Ray")
         ray_host.leave(recorded.owned)
-        ray_host.stop_owned(paths, files=files, clock=clock)
+        owned_ray.stop_owned(paths, files=files, clock=clock)
         ray_outcome = "not running" if running is None else "stopped"
     elif recorded is not None:
         files.unlink(paths.ray)
@@ -421,6 +403,20 @@ def _store_options(record: ClusterRecord) -> dict[str, Any]:
         file_reserved_hours=record.file_reserved_hours,
     )
     return asdict(config)
+
+
+def _own_ray(
+    paths: ClusterPaths, record: ClusterRecord, files: Files, clock: Clock, tell: Progress
+) -> RayTarget:
+    """A Ray that lives until `stop`. Raises: Rejected for a cluster over several nodes; Unavailable."""
+    if record.nodes is not None:
+        raise Rejected(
+            "a cluster over several nodes runs in a Ray that runs on them already: start Ray on "
+            "each, and give its address (address=..., RAY_ADDRESS)",
+            field="address",
+        )
+    owned = owned_ray.start_owned(paths, files=files, clock=clock, progress=tell)
+    return RayTarget(address=owned.address, owned=owned)
 
 
 def _check_pool_room(

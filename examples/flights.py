@@ -30,8 +30,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import raymq
-from raymq.cluster.columns import message_batch
-from raymq.cluster.range_reader import read_range
+from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.messages.columns import message_batch
 from raymq.spark.session import raydp_session, use_java
 from raymq.spark.sink import write
 from raymq.spark.source import read

@@ -15,13 +15,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raymq.cluster.async_consumer import AsyncConsumer
-    from raymq.cluster.async_producer import AsyncProducer
     from raymq.cluster.cluster import Cluster
-    from raymq.cluster.consumer import Consumer
+    from raymq.cluster.consume.async_consumer import AsyncConsumer
+    from raymq.cluster.consume.consumer import Consumer
     from raymq.cluster.durable_queue import Queue
-    from raymq.cluster.message import Message, Receipt
-    from raymq.cluster.producer import Producer
+    from raymq.cluster.messages.message import Message, Receipt
+    from raymq.cluster.produce.async_producer import AsyncProducer
+    from raymq.cluster.produce.producer import Producer
     from raymq.cluster.start import connect, start
     from raymq.store import errors
 
@@ -43,14 +43,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncConsumer": "raymq.cluster.async_consumer",
-    "AsyncProducer": "raymq.cluster.async_producer",
+    "AsyncConsumer": "raymq.cluster.consume.async_consumer",
+    "AsyncProducer": "raymq.cluster.produce.async_producer",
     "Cluster": "raymq.cluster.cluster",
-    "Consumer": "raymq.cluster.consumer",
-    "Message": "raymq.cluster.message",
-    "Producer": "raymq.cluster.producer",
+    "Consumer": "raymq.cluster.consume.consumer",
+    "Message": "raymq.cluster.messages.message",
+    "Producer": "raymq.cluster.produce.producer",
     "Queue": "raymq.cluster.durable_queue",
-    "Receipt": "raymq.cluster.message",
+    "Receipt": "raymq.cluster.messages.message",
     "connect": "raymq.cluster.start",
     "start": "raymq.cluster.start",
 }

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.keys import key_properties
-from raymq.cluster.partitioner import queues_of
-from raymq.cluster.routes import Routes
+from raymq.cluster.messages.keys import key_properties
+from raymq.cluster.messages.partitioner import queues_of
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import Bug, Rejected
 from raymq.store.record import PUT_SCHEMA
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.columns import message_batch
-from raymq.cluster.range_reader import read_range
+from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.messages.columns import message_batch
 from raymq.store.errors import OffsetOutOfRange, Rejected
 
 if TYPE_CHECKING:

@@ -10,13 +10,14 @@ RocketMQ 5.3.3 (reference 5.4). Theirs overwrite in place; here a crash leaves t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import fastjson
 from . import format as fmt
 from .checksum import crc32c
+from .delay.delay_levels import LEVELS_SERVICE
 from .errors import Corrupt, RayMQError
 from .failpoints import fail_point
 from .put.inner_message import Progress
@@ -32,8 +33,6 @@ GROUPS = "subscriptionGroup.json"
 LEVELS = "delayOffset.json"
 NAMES = (TOPICS, CONSUMER_OFFSETS, GROUPS, LEVELS)
 
-#: whose progress (`ShardState.progress`) the offsets of the delay levels are: level -> next offset of its queue
-LEVELS_SERVICE = "delay"
 #: whose progress the CRCs of the files are that were taken over: in the log, behind what was taken over
 IMPORT_SERVICE = "config"
 #: in raymq/meta: file name -> CRCs of what we wrote into it last
@@ -122,10 +121,7 @@ def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
 def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) -> None:
     """Write a file; its old content goes to `.bak`, where RocketMQ looks when the file is damaged."""
     files, directory = store.files, store.log.root / "config"
-    version = table.setdefault("dataVersion", {"counter": 0, "stateVersion": 0})
-    version["counter"] = int(version.get("counter", 0)) + 1
-    version["timestamp"] = store.clock.now_ms()
-    data = fastjson.dumps(table).encode()
+    data = encode(table, store.clock.now_ms())
     crc = crc32c(data)
     # Both are ours from here on: whichever a crash leaves says nothing new.
     _remember(store, name, [crc] if old_crc is None else [old_crc, crc])
@@ -135,6 +131,14 @@ def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) ->
         files.write_file_atomic(directory / f"{name}.bak", files.read_file(path))
         fail_point("config.backed_up")
     files.write_file_atomic(path, data)
+
+
+def encode(table: Table, now_ms: int) -> bytes:
+    """The content of a file, as of its next version."""
+    version = table.setdefault("dataVersion", {"counter": 0, "stateVersion": 0})
+    version["counter"] = int(version.get("counter", 0)) + 1
+    version["timestamp"] = now_ms
+    return fastjson.dumps(table).encode()
 
 
 def _is_known(store: MessageStore, name: str, crc: int) -> bool:
@@ -180,23 +184,27 @@ def _export_topics(store: MessageStore, table: Table) -> None:
             queues[topic] = max(queues.get(topic, 0), queue_id + 1)
     if not queues:
         return
+    queues[INTERNAL_TOPIC] = 1
+    add_topics(table, queues, store.state.topics)
+
+
+def add_topics(table: Table, queues: Mapping[str, int], known: Mapping[str, TopicInfo]) -> None:
+    """Have topics.json say that each topic has at least so many queues, and what attributes the `known` ones have."""
     topics = table.setdefault("topicConfigTable", {})
-    perms = dict.fromkeys(queues, _PERM_READ_WRITE)
-    queues[INTERNAL_TOPIC], perms[INTERNAL_TOPIC] = 1, _PERM_NONE
     for name, count in queues.items():
-        config = topics.setdefault(name, _new_topic(name, perms[name]))
+        config = topics.setdefault(name, _new_topic(name))
         for field in ("readQueueNums", "writeQueueNums"):
             config[field] = max(int(config.get(field, 0)), count)
-        info = store.state.topics.get(name)
+        info = known.get(name)
         if info is not None and info.attributes:
             config["attributes"] = {**(config.get("attributes") or {}), **dict(info.attributes)}
 
 
-def _new_topic(name: str, perm: int) -> Table:
+def _new_topic(name: str) -> Table:
     return {
         "attributes": {},
         "order": False,
-        "perm": perm,
+        "perm": _PERM_NONE if name == INTERNAL_TOPIC else _PERM_READ_WRITE,
         "readQueueNums": 0,
         "topicFilterType": "SINGLE_TAG",
         "topicName": name,
@@ -230,14 +238,18 @@ def _to_take(found: Table, have: Table, new: bool) -> list[Any]:
 
 
 def _export_offsets(store: MessageStore, table: Table) -> None:
-    if not store.state.offsets:
-        return
+    if store.state.offsets:
+        add_offsets(table, store.state.offsets)
+
+
+def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
+    """Have consumerOffset.json say what offsets are known of each (group, topic)."""
     # RocketMQ derives it anew and never reads it.
     table.pop("groupTopicMap", None)
     offsets = table.setdefault("offsetTable", {})
-    for (group, topic), ours in store.state.offsets.items():
+    for (group, topic), ours in known.items():
         theirs = offsets.get(f"{topic}@{group}", {})
-        offsets[f"{topic}@{group}"] = {int(queue): at for queue, at in theirs.items()} | ours
+        offsets[f"{topic}@{group}"] = {**{int(queue): at for queue, at in theirs.items()}, **ours}
 
 
 def _import_groups(store: MessageStore, table: Table, new: bool) -> None:

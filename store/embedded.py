@@ -184,13 +184,6 @@ class EmbeddedStore:
                     break
             self.store.dispatch(log.confirmed)
 
-    def await_index(self) -> None:
-        """Index everything that is confirmed; after a start the index may be behind."""
-        self._advance()
-        with self._changed:
-            while self.store.index_behind:
-                self.store.dispatch(self.store.log.confirmed)
-
     # --- the flush thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:

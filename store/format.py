@@ -54,8 +54,6 @@ PREFIX = struct.Struct(">iI")
 #: bytes kept free at the end of a file for a blank record
 BLANK_BYTES = PREFIX.size
 
-SYS_COMPRESSED = 0x1
-SYS_MULTI_TAGS = 0x2
 SYS_TRANSACTION_MASK = 0xC
 SYS_BORN_HOST_V6 = 0x10
 SYS_STORE_HOST_V6 = 0x20

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import pyarrow as pa
 from . import config_json, record
 from .clock import Clock
 from .compaction.compaction_store import CompactionStore
+from .compaction.get_compacted import get_compacted
 from .config import StoreConfig
 from .delay.delay_hook import DelayHook
-from .errors import RayMQError, Rejected, Unavailable
+from .delay.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
+from .errors import RayMQError, Unavailable
 from .failpoints import fail_point
 from .files import Files
 from .index.index_builder import IndexBuilder
@@ -38,7 +41,7 @@ from .queues.dispatch import Dispatch
 from .queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .queues.message_filter import MessageFilter
 from .queues.reader import Reader
-from .records import rows
+from .records import properties, rows
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
 from .state import (
@@ -53,14 +56,8 @@ from .state import (
 from .stats import StoreStats
 from .topics import check_new_topic
 
-Prepared = record.Prepared | record.PreparedRow
-
 #: an orderly stop waits this long for an index that is behind; later `abort` stays (reference 7, step 7)
 INDEX_WAIT_MS = 5_000
-
-
-#: services whose progress says that a message was delivered
-DELIVERIES = ("delay", "timer")
 #: earlier looks at what can be deleted that wait for a sync
 HELD_MAX = 8
 
@@ -94,7 +91,7 @@ class MessageStore:
         self.stats = StoreStats()
         #: moves what is to be delivered later to where it waits
         self.delay_hook = DelayHook(log.config, log.clock)
-        #: see `put_message.MessagePut`
+        #: see every put on its way
         self.hooks: list[PutHook] = [self.delay_hook]
         lock = PutLock(log.clock)
         self._dispatch = Dispatch(
@@ -108,6 +105,8 @@ class MessageStore:
             lock=lock,
             flags=self.flags,
             stats=self.stats,
+            hooks=self.hooks,
+            delays=self.delay_hook,
         )
         self._put_lock = lock
         #: stores made from the log, which forget what is deleted there
@@ -306,17 +305,18 @@ class MessageStore:
                     yield start
 
     def _visit(self, view: memoryview, base: int, walk: record.Walk) -> None:
-        for run in rows.runs(view, base, walk.positions, walk.sizes):
+        columns = (*rows.RUN_COLUMNS, "body")
+        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=columns):
             self._apply(run)
 
     def _apply(self, run: rows.RowRun) -> None:
         if self._at_complete is None and run.positions[0] >= self._complete:
             self._at_complete = dict(self.state.next_offsets)
         if run.topic == INTERNAL_TOPIC:
-            tags = rows.tag_column(run.batch.column("properties")).to_pylist()
+            written = run.batch.column("properties").to_pylist()
             bodies = run.batch.column("body").to_pylist()
-            for tag, body, at in zip(tags, bodies, run.positions.tolist(), strict=True):
-                kind = (tag or b"").decode("utf-8", "replace")
+            for text, body, at in zip(written, bodies, run.positions.tolist(), strict=True):
+                kind = properties.decode(text).get(properties.TAGS, "")
                 with reading_internal(kind, at):
                     if kind == PROGRESS:
                         self.put_path.group = (at, int(json.loads(body)["end"]))
@@ -415,7 +415,9 @@ class MessageStore:
         self.sync_queues()
         log = self.log
         held = [end for hold in self.holds if (end := hold()) is not None]
-        if not any(self.state.progress.get(service) for service in DELIVERIES):
+        if not any(
+            self.state.progress.get(service) for service in (LEVELS_SERVICE, TIMERS_SERVICE)
+        ):
             return min([log.marks.dispatched_end, *held])
         # What no longer waits was delivered by records that must be on disk before their origins go.
         self._held.append((log.end, min([log.marks.dispatched_end, *held])))
@@ -446,7 +448,9 @@ class MessageStore:
         return self.consume_queues.keys()
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The half-open range of readable offsets of a queue."""
+        """The half-open range of readable offsets of a queue; when compacted, from the first message that is left."""
+        if self.compaction.owns(topic):
+            return self.compaction.queue_range(topic, queue_id)
         return self.reader.queue_range(topic, queue_id)
 
     def fetch(
@@ -476,18 +480,13 @@ class MessageStore:
     ) -> GetMessageResult:
         """See `GetMessage.get`.
 
-        Raises: Unavailable when the store is not readable; Rejected for a compaction topic, which `fetch` reads.
+        Raises: Unavailable when the store is not readable.
         """
         self.flags.check_readable()
+        get = self._get_message.get
         if self.compaction.owns(topic):
-            raise Rejected(
-                f"topic {topic} is compacted; read it with fetch",
-                field="topic",
-                limit="a topic that is not compacted",
-            )
-        found = self._get_message.get(
-            topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted
-        )
+            get = partial(get_compacted, self.compaction, self._get_message)
+        found = get(topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted)
         self.stats.note_get(len(found.queue_offsets))
         return found
 

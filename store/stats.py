@@ -44,8 +44,6 @@ class Sample(NamedTuple):
 
     at_ms: int
     puts: int
-    found: int
-    missed: int
     transferred: int
 
 
@@ -100,9 +98,7 @@ class StoreStats:
         """Remember the totals, at most once a second; the rates are made from it. Args: monotonic."""
         with self._lock:
             if not self._samples or now_ms - self._samples[-1].at_ms >= SAMPLE_MS:
-                self._samples.append(
-                    Sample(now_ms, self.puts, self.get_found, self.get_missed, self.get_transferred)
-                )
+                self._samples.append(Sample(now_ms, self.puts, self.get_transferred))
 
     def rates(self, seconds: int) -> Sample | None:
         """Totals a second over the last `seconds`, or over what is known; None with fewer than two samples.

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import raymq
-from raymq.cluster.cli import build_parser
+from raymq.cluster.cli.main import build_parser
 from raymq.store.record import decode
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -51,7 +51,7 @@ SATELLITE_MODULES = (
     "raymq.store.log.transient_pool",
 )
 #: modules that nothing imports because something outside starts them by name
-ENTRIES = {"cluster/cli.py"}
+ENTRIES = {"cluster/cli/main.py"}
 
 
 def files_in(places: tuple[str, ...], endings: set[str]) -> Iterator[Path]:

@@ -64,7 +64,7 @@ def test_the_wheel_carries_its_licence_and_its_command(wheel, names):
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     with zipfile.ZipFile(wheel) as archive:
         entry = next(name for name in names if name.endswith("/entry_points.txt"))
-        assert b"raymq = raymq.cluster.cli:main" in archive.read(entry)
+        assert b"raymq = raymq.cluster.cli.main:main" in archive.read(entry)
 
 
 def test_spark_java_and_plots_are_extras(wheel, names):

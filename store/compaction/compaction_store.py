@@ -26,7 +26,7 @@ from raymq.store.state import ShardState
 
 from . import swap
 from .compactor import Compacted, write_compacted
-from .sparse_log import Rows, SparseLog
+from .sparse_log import Part, Rows, SparseLog
 from .units import (
     COMPACTING,
     DIRECTORY,
@@ -333,16 +333,30 @@ class CompactionStore:
                 offset=offset,
                 queue_id=queue_id,
             )
-        while self.advance(topic, queue_id) and self.next_offset(topic, queue_id) <= offset:
-            pass
-        log = self._logs.get((topic, queue_id))
-        found = None if log is None else log.read(offset, max_bytes, max_records)
+        found = self.read(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         if found is None:
             following = max(offset, min(self.next_offset(topic, queue_id), high))
             empty = pa.array([], pa.binary())
             return FetchSlice(queue_id, offset, following, 0, high, empty, None)
-        records, following = found
-        return FetchSlice(queue_id, offset, following, 0, high, records, None)
+        return FetchSlice(queue_id, offset, found.next_offset, 0, high, found.records, None)
+
+    def read(
+        self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
+    ) -> Part | None:
+        """The next messages that are left from `offset` on; None: none is."""
+        while self.advance(topic, queue_id) and self.next_offset(topic, queue_id) <= offset:
+            pass
+        log = self._logs.get((topic, queue_id))
+        return None if log is None else log.read(offset, max_bytes, max_records)
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """From the first message that is left to the queue's end."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return 0, 0
+        log = self._logs.get((topic, queue_id))
+        first = None if log is None else log.first_offset
+        return queue.min_offset if first is None else first, queue.max_offset
 
 
 class CompactionService:

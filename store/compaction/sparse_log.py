@@ -81,6 +81,17 @@ class Rows(NamedTuple):
     offsets: Int64s
 
 
+class Part(NamedTuple):
+    """Some records that were read."""
+
+    #: byte for byte, a binary array
+    records: pa.Array
+    #: `units.UNIT_DTYPE`
+    units: npt.NDArray[Any]
+    #: behind the last
+    next_offset: int
+
+
 class SparseLog:
     """Append, find, cut. Callers: `lock` guards everything but what is sealed; readers take it for their moment."""
 
@@ -284,11 +295,14 @@ class SparseLog:
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def read(self, offset: int, max_bytes: int, max_records: int) -> tuple[pa.Array, int] | None:
-        """Records from the first queue offset at or above `offset` on, at least one; and the offset behind them.
+    @property
+    def first_offset(self) -> int | None:
+        """The first queue offset that is here; None when there is none."""
+        with self.lock:
+            return next((int(p.units()["offset"][0]) for p in self.pairs if p.count), None)
 
-        Returns: None when there is none.
-        """
+    def read(self, offset: int, max_bytes: int, max_records: int) -> Part | None:
+        """Records from the first queue offset at or above `offset` on, at least one; None when there is none."""
         with self.lock:
             for pair in self.pairs:
                 units = pair.units()
@@ -302,7 +316,7 @@ class SparseLog:
                 starts = units["position"].astype(np.int64) - pair.start
                 sizes = units["size"].astype(np.int64)
                 records = record.select(pair.log.read_view(), starts, sizes)
-                return records, int(units["offset"][-1]) + 1
+                return Part(records, units, int(units["offset"][-1]) + 1)
         return None
 
     def close(self) -> None:

@@ -77,14 +77,8 @@ def transform(
         return message
     check_deliver_at(deliver_ms, now_ms, config)
     out_ms = out_time_ms(deliver_ms)
-    limit = config.timer_congest_num_each_slot
-    if waiting is not None and waiting(out_ms) >= limit:
-        raise error_of(
-            PutStatus.WHEEL_TIMER_FLOW_CONTROL,
-            f"{limit} messages wait for the second of {deliver_ms} ms; choose another time",
-            field="deliver_at_ms",
-            limit=limit,
-        )
+    if waiting is not None:
+        check_congestion(out_ms, waiting, config)
     properties[OUT_MS] = str(out_ms)
     return _moved(message, properties, TIMER_TOPIC, 0, config)
 
@@ -114,6 +108,18 @@ def check_deliver_at(deliver_ms: int, now_ms: int, config: StoreConfig) -> None:
             field="deliver_at_ms",
             limit=now_ms + limit,
             status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
+        )
+
+
+def check_congestion(out_ms: int, waiting: Callable[[int], int], config: StoreConfig) -> None:
+    """Raises: Unavailable for a second that too many messages wait for."""
+    limit = config.timer_congest_num_each_slot
+    if waiting(out_ms) >= limit:
+        raise error_of(
+            PutStatus.WHEEL_TIMER_FLOW_CONTROL,
+            f"{limit} messages wait for the second from {out_ms} ms on; choose another time",
+            field="deliver_at_ms",
+            limit=limit,
         )
 
 

@@ -14,6 +14,8 @@ from raymq.store.errors import Rejected
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 #: topic of messages that wait for a time of their own, in queue 0
 TIMER_TOPIC = "rmq_sys_wheel_timer"
+#: whose progress (`ShardState.progress`) the deliveries from each of the two are
+LEVELS_SERVICE, TIMERS_SERVICE = "delay", "timer"
 DEFAULT_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -16,13 +16,12 @@ from raymq.store.failpoints import fail_point
 from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 
-from .delay_levels import SCHEDULE_TOPIC
+from .delay_levels import LEVELS_SERVICE, SCHEDULE_TOPIC
 from .delayed_record import by_queue, fitting, waiting
 
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
 
-SERVICE = "delay"
 #: units looked at in one go
 SLICE_ROWS = 4096
 
@@ -38,7 +37,7 @@ class Delivered(NamedTuple):
 def level_offsets(store: MessageStore) -> dict[int, int]:
     """Level -> offset of its queue in the schedule topic that is delivered next: delayOffset.json's offsetTable."""
     # A copy: any thread asks, while deliveries add levels.
-    table = dict(store.state.progress.get(SERVICE, {}))
+    table = dict(store.state.progress.get(LEVELS_SERVICE, {}))
     return {int(level): offset for level, offset in table.items()}
 
 
@@ -82,7 +81,7 @@ class ScheduleMessageService:
         return min(max(offset, queue.min_offset), known)
 
     def _note(self, level: int, offset: int, messages: list[InnerMessage]) -> None:
-        self._store.put_inner(messages, progress=Progress(SERVICE, {str(level): offset}))
+        self._store.put_inner(messages, progress=Progress(LEVELS_SERVICE, {str(level): offset}))
 
     def _deliver_slice(
         self, level: int, queue: ConsumeQueue, offset: int, now_ms: int

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import timer_store
 from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
 from .delay_schedule import ScheduleMessageService, level_offsets
-from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, TimerProgress
 from .timer_store import TimerMessageStore
 
 if TYPE_CHECKING:
@@ -58,10 +56,7 @@ class DelayService:
         found = [store.consume_queues.find(TIMER_TOPIC, 0)]
         offsets = [0]
         if found[0] is not None:
-            # Whatever is due later than a roll's window is put again on its way.
-            progress = TimerProgress.of(store.state.progress.get(timer_store.SERVICE, {}))
-            oldest_ms = progress.time - ROLL_WINDOW_MS - PRECISION_MS
-            offsets[0] = store.offset_by_time(TIMER_TOPIC, 0, oldest_ms) if progress.time else 0
+            offsets[0] = self.timers.holds_from()
         done = level_offsets(store)
         for level in range(1, len(store.config.delay_levels_ms) + 1):
             found.append(store.consume_queues.find(SCHEDULE_TOPIC, level - 1))

@@ -21,6 +21,8 @@ from .timer_wheel import Slot, TimerWheel
 Int64s = npt.NDArray[np.int64]
 
 _MAGIC_ALL = 7
+#: second minus store time stands in 4 bytes: what is further before it a unit cannot tell
+_BEFORE_MAX_MS = 24 * 86_400 * PRECISION_MS
 
 
 class TimerCache:
@@ -88,6 +90,8 @@ class TimerCache:
     def _fill(self, positions: Int64s, units: Units, time_ms: int) -> bool:
         """Set the wheel from the units. Returns: False where a unit does not name the one before it."""
         slots = units["enqueue_time_ms"].astype(np.int64) + units["delay_ms"]
+        if bool(((units["delay_ms"] == -_BEFORE_MAX_MS) & (slots >= time_ms)).any()):
+            return False
         rows = np.flatnonzero(slots >= time_ms)
         rows = rows[np.argsort(slots[rows], kind="stable")]
         slots, places = slots[rows], positions[rows]
@@ -103,10 +107,9 @@ class TimerCache:
 
     def takes(self, slots_ms: Int64s) -> bool:
         """Whether these seconds and those that wait lie within the wheel's fourteen days."""
-        first, latest = self.wheel.first(), self.wheel.latest
-        low = int(slots_ms.min()) if first is None else min(first, int(slots_ms.min()))
-        high = int(slots_ms.max()) if first is None else max(latest, int(slots_ms.max()))
-        return high - low < WHEEL_SLOTS * PRECISION_MS
+        first = self.wheel.first()
+        seconds = slots_ms if first is None else np.append(slots_ms, (first, self.wheel.latest))
+        return not len(seconds) or int(np.ptp(seconds)) < WHEEL_SLOTS * PRECISION_MS
 
     def add(self, due: Due, positions: Int64s, sizes: Int64s, time_ms: int) -> None:
         """Add records of the timer topic, in its order. Those before the second `time_ms` wait for nothing any more.
@@ -119,7 +122,7 @@ class TimerCache:
         units["size"] = UNIT_BYTES
         units["magic"] = due.magic
         units["enqueue_time_ms"] = due.enqueue_ms
-        units["delay_ms"] = due.slot_ms - due.enqueue_ms
+        units["delay_ms"] = np.maximum(due.slot_ms - due.enqueue_ms, -_BEFORE_MAX_MS)
         units["position"] = positions
         units["record_size"] = sizes
         units["topic_hash"] = due.topic_hash
@@ -154,8 +157,13 @@ class TimerCache:
     def sync(self, read_time_ms: int, queue_offset: int, now_ms: int) -> None:
         """Complete it on disk up to here. Raises: StorageFull, OSError.
 
+        A wheel of more than fourteen days, after the clock was set back, has no place in a file: there is none then.
         Callers: only while the log is synced as far as anything of it depends on.
         """
+        if not self.takes(np.empty(0, np.int64)):
+            remove_check(self._check_path, files=self._files)
+            self._last = None
+            return
         last = self._last
         if last is not None and last[:4] == (
             read_time_ms,

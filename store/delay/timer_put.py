@@ -6,7 +6,7 @@ batches stay whole, and the shard only checks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from raymq.store.state import TopicInfo
 from raymq.store.status import PutStatus
 from raymq.store.topics import check_target
 
-from .delay_hook import check_deliver_at
+from .delay_hook import check_congestion, check_deliver_at
 from .timer_rule import PRECISION_MS
 
 _OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})\x02"
@@ -40,10 +40,13 @@ def check_timer_put(
     topics: Mapping[str, TopicInfo],
     config: StoreConfig,
     now_ms: int,
+    waiting: Callable[[int], int] | None = None,
 ) -> None:
     """Refuse a batch for the timer topic with any row that could not be delivered.
 
-    Raises: Rejected naming the field, with RocketMQ's status; nothing was stored.
+    Args: `waiting(ms)` is how many messages wait for that second (`TimerMessageStore.waiting`).
+    Raises: Rejected naming the field, Unavailable where too many wait for the second of a row, with RocketMQ's status;
+    nothing was stored.
     """
     if not config.timer_wheel_enabled:
         raise Rejected(
@@ -68,9 +71,12 @@ def check_timer_put(
             limit="TIMER_OUT_MS, REAL_TOPIC, REAL_QID",
             status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
         )
-    latest = int(np.max(out.cast(pa.string()).cast(pa.int64()).to_numpy())) + PRECISION_MS
+    seconds = out.cast(pa.string()).cast(pa.int64()).to_numpy()
     # The clocks of producer and shard differ a little.
-    check_deliver_at(latest, now_ms + 60_000, config)
+    check_deliver_at(int(np.max(seconds)) + PRECISION_MS, now_ms + 60_000, config)
+    if waiting is not None:
+        for time_ms in np.unique(seconds - seconds % PRECISION_MS).tolist():
+            check_congestion(time_ms, waiting, config)
     for name in pc.unique(topic).to_pylist():
         mine = queue.filter(pc.equal(topic, name)).cast(pa.string()).cast(pa.int64())
         check_target(name.decode("utf-8", "replace"), pc.max(mine).as_py(), topics)

@@ -28,9 +28,6 @@ ROLL_WINDOW_MS = 2 * 86_400 * PRECISION_MS
 #: slots of the wheel: twice seven days (TIMER_WHEEL_TTL_DAY)
 WHEEL_SLOTS = 2 * 7 * 86_400
 
-#: a second further before the store time counts as this far: the difference stands in 4 bytes
-LATE_MAX_MS = 7 * 86_400 * PRECISION_MS
-
 MAGIC_DEFAULT, MAGIC_ROLL, MAGIC_DELETE = 1, 2, 4
 
 _OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})(?:\x02|$)"
@@ -55,13 +52,13 @@ def due(batch: pa.RecordBatch) -> Due:
     """When and how each record of the timer topic is due.
 
     One without a readable TIMER_OUT_MS is due at once. A second before the store time is none of the past where the
-    clock went back: store times never do.
+    clock was set back, however far: store times never go back.
     """
     properties = batch.column("properties")
     enqueue = _floor(batch.column("store_time_ms").to_numpy())
     text = pc.struct_field(pc.extract_regex(properties, _OUT), 0)
     out = text.cast(pa.string()).cast(pa.int64()).fill_null(0).to_numpy()
-    slot = np.maximum(_floor(out), enqueue - LATE_MAX_MS)
+    slot = _floor(out)
     beyond = slot - enqueue - ROLL_WINDOW_MS
     roll = beyond >= 0
     # Not the whole window where little would be left: the next roll needs time.

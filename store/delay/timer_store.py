@@ -19,7 +19,7 @@ from raymq.store.failpoints import fail_point
 from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.records.properties import decode
 
-from .delay_levels import TIMER_TOPIC
+from .delay_levels import TIMER_TOPIC, TIMERS_SERVICE
 from .delayed_record import Waiting, by_queue, fitting, waiting
 from .timer_cache import TimerCache
 from .timer_import import pending_rolls
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 Int64s = npt.NDArray[np.int64]
 
-SERVICE = "timer"
 ENQUEUE_MS, DEQUEUE_MS = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
 
 #: records of the timer topic looked at in one go
@@ -66,7 +65,7 @@ class Second:
 
 
 class TimerMessageStore:
-    """The timers of one shard. Callers: one thread; `waiting` any."""
+    """The timers of one shard. Callers: one thread; `waiting` and `holds_from` any."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -98,6 +97,17 @@ class TimerMessageStore:
     def waiting(self, time_ms: int) -> int:
         """How many timers are known to wait for a second."""
         return self._cache.wheel.waiting(time_ms)
+
+    def holds_from(self) -> int:
+        """Offset of the timer topic from which on records may still wait. Callers: any thread."""
+        end = self._topic.end
+        known = self._ready and self._progress.queue >= end
+        first = self._cache.wheel.first()
+        if known and self._ready:
+            # All is taken in: the wheel knows what waits, however long ago the last delivery was.
+            return end if first is None else self._topic.first_that_may_wait(first)
+        progress = TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
+        return self._topic.first_that_may_wait(progress.time) if progress.time else 0
 
     def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
         """Take in what was stored, deliver what is due, at most about `limit` messages.
@@ -144,10 +154,10 @@ class TimerMessageStore:
 
     def _prepare(self) -> bool:
         """Begin where the log says. Returns: False while dispatch has not come as far again."""
-        values = self._store.state.progress.get(SERVICE)
+        values = self._store.state.progress.get(TIMERS_SERVICE)
         if values is None:
             self._import()
-            values = self._store.state.progress[SERVICE]
+            values = self._store.state.progress[TIMERS_SERVICE]
         self._second = None
         progress = TimerProgress.of(values)
         if self._topic.end < progress.queue:
@@ -156,7 +166,7 @@ class TimerMessageStore:
             if self._log.synced < self._needed_end:
                 return False
             self._cache.reset()
-            self._store.put_inner([], progress=Progress(SERVICE, {"foreign": None}))
+            self._store.put_inner([], progress=Progress(TIMERS_SERVICE, {"foreign": None}))
         check = self._cache.check()
         if check is not None and check.queue_offset > self._topic.end:
             if check.queue_offset <= self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0):
@@ -191,7 +201,7 @@ class TimerMessageStore:
             messages = pending_rolls(self._log, self._topic, end)
             progress = TimerProgress(queue=end, time=max(0, time), imported=end)
         values = {**progress.values(), "foreign": None if check is None else True}
-        self._store.put_inner(by_queue(messages), progress=Progress(SERVICE, values))
+        self._store.put_inner(by_queue(messages), progress=Progress(TIMERS_SERVICE, values))
         self._needed_end = self._log.end
 
     # --- from the topic into the wheel ----------------------------------------------------------------------
@@ -203,14 +213,16 @@ class TimerMessageStore:
         while self._progress.queue < self._topic.end and count < limit and looked < 16 * SLICE_ROWS:
             rows = self._topic.read(self._progress.queue, SLICE_ROWS)
             looked += SLICE_ROWS
-            rows = self._that_fit(rows)
+            first = self._cache.wheel.first()
+            if first is not None and first < now_ms - now_ms % PRECISION_MS:
+                rows = self._that_fit(rows)
             if self._blocked and not len(rows.offsets):
                 break
             count += self._take(rows, now_ms)
         return count
 
     def _that_fit(self, rows: Rows) -> Rows:
-        """The first rows whose seconds lie within the wheel; after a long stop some have to wait for others."""
+        """The first rows whose seconds lie within the wheel; after a long stop some wait until others are delivered."""
         if not len(rows.offsets) or self._cache.takes(rows.due.slot_ms):
             return rows
         for count in range(1, len(rows.offsets) + 1):
@@ -364,7 +376,9 @@ class TimerMessageStore:
         return messages, found[-1].queue_offset
 
     def _append(self, messages: list[InnerMessage], progress: TimerProgress) -> None:
-        self._store.put_inner(by_queue(messages), progress=Progress(SERVICE, progress.values()))
+        self._store.put_inner(
+            by_queue(messages), progress=Progress(TIMERS_SERVICE, progress.values())
+        )
         fail_point("delay.group_appended")
         self._progress = progress
         self._needed_end = max(self._needed_end, self._log.end)

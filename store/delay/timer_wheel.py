@@ -30,7 +30,10 @@ class Slot(NamedTuple):
 
 
 class TimerWheel:
-    """The seconds that anything waits for, in memory; RocketMQ's file follows. Callers: one thread, `waiting` any."""
+    """The seconds that anything waits for, in memory; RocketMQ's file follows.
+
+    Callers: one thread; `first` and `waiting` any.
+    """
 
     def __init__(self, path: Path, *, files: Files) -> None:
         self._path = path
@@ -43,12 +46,12 @@ class TimerWheel:
         self._slots: dict[int, Slot] = {}
         self._order: list[int] = []
         self._changed: set[int] = set()
-        #: the latest second that anything waited for, ms
+        #: no second that anything waits for is later, ms
         self.latest = 0
 
     def first(self) -> int | None:
         """The second that is due first, ms; None when nothing waits."""
-        return self._order[0] if self._order else None
+        return next(iter(self._order), None)
 
     def get(self, time_ms: int) -> Slot | None:
         """The slot of a second."""
@@ -71,6 +74,8 @@ class TimerWheel:
         """The second that is due first is delivered. Its slot in the file stays, as RocketMQ leaves it."""
         time_ms = heapq.heappop(self._order)
         del self._slots[time_ms]
+        if not self._order:
+            self.latest = 0
 
     def create(self) -> None:
         """An empty file, whatever was there. Raises: StorageFull, OSError."""

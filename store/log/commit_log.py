@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.checksum import crc32c, crc32c_padded
 from raymq.store.clock import Clock
@@ -43,8 +44,6 @@ from .recovery import Decision, Recovered
 
 #: in `raymq/meta`: a sync of a consume queue failed, and what is in the page cache of one may never reach the disk
 QUEUES_DOUBTFUL = "queues_doubtful"
-#: a record may end no closer than this to the end of its file (reference 1.5)
-BLANK_BYTES = 8
 
 
 class CommitLog:
@@ -153,7 +152,7 @@ class CommitLog:
     @property
     def start(self) -> int:
         """The first physical offset stored."""
-        return self.queue.min_offset if self.queue.files else 0
+        return self.queue.min_offset
 
     @property
     def end_max(self) -> int:
@@ -179,10 +178,10 @@ class CommitLog:
 
     def room(self) -> int:
         """Bytes left for records in the current file, its blank's 8 bytes taken off; negative: no file yet."""
-        size, files = self.config.segment_size_bytes, self.queue.files
-        if not files or self.end >= files[-1].start + size:
+        if self.end >= self.end_max:
             return -1
-        return size - (self.end - files[0].start) % size - BLANK_BYTES
+        size = self.config.segment_size_bytes
+        return size - (self.end - self.start) % size - fmt.BLANK_BYTES
 
     def view(self, offset: int) -> tuple[memoryview, int]:
         """The read-only view of the segment that holds `offset`, and that segment's start.
@@ -211,11 +210,9 @@ class CommitLog:
         # Of what the snapshot leaves of a file (5/8, see `snapshot_bytes_max`) a record of any size wastes at most
         # half.
         needed = 1 + (total_bytes - max(self.room(), 0)) // (size // 4)
-        last = self.queue.files[-1].start + size if self.queue.files else 0
         want = -(-self.end // size) * size + needed * size
-        while last < want:
+        while self.end_max < want:
             self._next_file()
-            last = self.queue.files[-1].start + size
 
     def allocate_ahead(self) -> AllocateAhead:
         """The worker that prepares the next file and pre-writes zeros ahead of the tail."""
@@ -224,6 +221,11 @@ class CommitLog:
     def _next_file(self) -> None:
         """Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED."""
         self._ahead.next_file(self.config.allocate_timeout_ms)
+
+    def _begin_file_at_end(self) -> None:
+        """The log's end is in a file. Raises: as `_next_file`."""
+        if self.end >= self.end_max:
+            self._next_file()
 
     def append(self, data: pa.Buffer | bytes, epoch: int) -> int:
         """Append one unit of records to the current file. Returns: its physical offset.
@@ -315,8 +317,7 @@ class CommitLog:
         self.end = start + left
         self.marks.appended_end = self.end
         fail_point("log.roll")
-        if self.queue.files[-1].start < self.end:
-            self._next_file()
+        self._begin_file_at_end()
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Append replicated units verbatim; `data` is their bytes, contiguous from this log's end.
@@ -324,7 +325,6 @@ class CommitLog:
         Raises: Corrupt when bytes do not match their unit; Rejected when they do not continue this log.
         """
         self._check_writable()
-        size = self.config.segment_size_bytes
         base = units[0].start
         check_units(units, data)
         for unit in units:
@@ -334,10 +334,8 @@ class CommitLog:
                     field="prev_end",
                     limit=self.end,
                 )
-            piece = data[unit.start - base : unit.end - base]
-            if not self.queue.files or self.end >= self.queue.files[-1].start + size:
-                self._next_file()
-            self._write(piece, unit)
+            self._begin_file_at_end()
+            self._write(data[unit.start - base : unit.end - base], unit)
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Replace the chain from `units[0].start` on by the leader's; write what this log has not yet.
@@ -350,11 +348,7 @@ class CommitLog:
         self.chain.truncate_to(base)
         for unit in units:
             if unit.end > self.end:
-                if (
-                    not self.queue.files
-                    or self.end >= self.queue.files[-1].start + self.config.segment_size_bytes
-                ):
-                    self._next_file()
+                self._begin_file_at_end()
                 self._store(data[self.end - base : unit.end - base])
                 self.end = unit.end
             self.chain.append(unit)
@@ -539,9 +533,16 @@ class CommitLog:
             self.marks.lower(end)
         if settle is not None:
             settle(end)
+        self._note_boot()
+        self.recovered = Recovered(
+            end, found.begin, row.name, row.cause, self.own, self.same_boot, not self.crashed
+        )
+        return self.recovered
+
+    def _note_boot(self) -> None:
+        """From here on this boot's words count. A recovery that fails or dies before finds the same facts again."""
         left_pool = self.pool.left(self.meta.get("pool"))
-        pool_name = self.pool.open(end)
-        # Only now: a recovery that fails or dies must find the same facts at its next attempt.
+        pool_name = self.pool.open(self.end)
         self.meta.update(
             {
                 "format": 1,
@@ -556,10 +557,6 @@ class CommitLog:
         )
         if left_pool and pool_name is None:
             self.pool.remove()
-        self.recovered = Recovered(
-            end, found.begin, row.name, row.cause, self.own, self.same_boot, not self.crashed
-        )
-        return self.recovered
 
     def complete_chain(self) -> None:
         """Make units for log bytes that have none: the chain is a cache."""
@@ -584,7 +581,7 @@ class CommitLog:
         try:
             if self.poisoned is None and self.recovered is not None:
                 self.commit_pool()
-                self.sync_for_close()
+                self.sync()
                 self.chain.sync()
                 if self.pool.active is not None:
                     self.meta.update({"pool": None})
@@ -599,13 +596,3 @@ class CommitLog:
         """Let go of every file as a crash would: nothing is synced or noted, `abort` stays."""
         self._closed = True
         self._opened.close()
-
-    def sync_for_close(self) -> None:
-        """The last sync of an orderly stop."""
-        end = self.end
-        try:
-            self.queue.sync_range(min(self.synced, end), end)
-        except OSError as error:
-            self.poison(f"fdatasync: {error}")
-            raise
-        self.note_synced(end)

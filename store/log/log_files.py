@@ -22,10 +22,11 @@ def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFi
     Deletes the spares of an earlier life.
     """
     directories = [
-        Path(name) for name in (*config.commit_log_paths, *config.read_only_commit_log_paths)
+        Path(name).absolute()
+        for name in (*config.commit_log_paths, *config.read_only_commit_log_paths)
     ]
     note_directories(root, directories, files=files)
-    write_to = [Path(name) for name in config.commit_log_paths]
+    write_to = directories[: len(config.commit_log_paths)]
     for path in write_to:
         files.make_dirs(path)
     queue = MappedFileQueue(

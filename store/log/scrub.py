@@ -246,9 +246,10 @@ class Scrub:
         if segment != self._segment:
             self._close_log()
             path = find_segment(self._root / "commitlog", segment, files=self._files)
-            if not self._files.exists(path):
+            try:
+                self._fd, self._segment = self._files.open_file(path, writable=False), segment
+            except FileNotFoundError:
                 return None
-            self._fd, self._segment = self._files.open_file(path, writable=False), segment
         length = unit.end - unit.start
         if self._from_disk:
             self._files.drop_cached(self._fd, unit.start - segment, length)
@@ -268,6 +269,9 @@ class Scrub:
         return segment + self._size
 
     def _report(self, offset: int, detail: str, rule: str, **fields: Any) -> None:
+        if offset < self._start():
+            # Deleted meanwhile: zeroed for its next use, or without its part of the chain.
+            return
         segment = offset // self._size * self._size
         path = find_segment(self._root / "commitlog", segment, files=self._files)
         fault = Corrupt(

@@ -46,17 +46,20 @@ def other_directories(root: Path, *, files: Files) -> list[Path]:
     path = root / "raymq" / "paths"
     if not files.exists(path):
         return []
-    return [Path(name) for name in json.loads(files.read_file(path))["paths"]]
+    names = json.loads(files.read_file(path))["paths"]
+    return [(root / name).absolute() for name in names]
 
 
 def note_directories(root: Path, directories: Sequence[Path], *, files: Files) -> None:
-    """Remember the directories besides `commitlog/`, and those of earlier starts that still have files.
+    """Remember the directories (absolute) besides `commitlog/`, and those of earlier starts that still have files.
 
-    Durable: at return.
+    Those inside of the store move with it: they are noted as the store sees them. Durable: at return.
     """
     known = other_directories(root, files=files)
     left = [path for path in known if path not in directories and files.list(path)]
     wanted = [*directories, *left]
     if wanted != known:
-        text = json.dumps({"paths": [str(path) for path in wanted]})
+        home = root.absolute()
+        names = [path.relative_to(home) if path.is_relative_to(home) else path for path in wanted]
+        text = json.dumps({"paths": [str(name) for name in names]})
         files.write_file_atomic(root / "raymq" / "paths", text.encode())

@@ -5,15 +5,22 @@ Source: PutMessageHook (before: delay levels, timers, checks) and SendMessageHoo
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
+from raymq.store.errors import Rejected
+from raymq.store.requests import Append, PutRequest
 from raymq.store.status import PutStatus
 
 from .inner_message import InnerMessage
 
+log = logging.getLogger("raymq.store")
+
 
 class PutHook:
-    """One of `MessageStore.hooks`; they run in the order of that list, for messages put by `MessagePut`.
+    """One of `MessageStore.hooks`; they run in the order of that list, for every put but those of the store's services.
 
-    Callers: any thread, several at a time.
+    Messages put by `MessagePut` are seen one by one, columns as they are. Callers: any thread, several at a time.
     """
 
     #: for logs
@@ -28,3 +35,43 @@ class PutHook:
 
     def after_put(self, message: InnerMessage, status: PutStatus) -> None:
         """The message, as it was stored or refused, and how. What this raises is logged and changes nothing."""
+
+    def before_batch(self, request: PutRequest) -> PutRequest:
+        """The columns to store in their place: the same, or others with as many rows for the same queue.
+
+        `request.batch` is a RecordBatch of `record.PUT_SCHEMA`, or a `record.Row` that goes alone. A Python object for
+        each row costs more than the put does. Raises: as `before_put`.
+        """
+        return request
+
+    def after_batch(self, request: PutRequest, append: Append | None) -> None:
+        """Where the columns stand; None: they were refused, or stored in part. What this raises is logged.
+
+        The flush and the replicas come after it, other than for `after_put`.
+        """
+
+
+def before_batch(hooks: Sequence[PutHook], request: PutRequest) -> PutRequest:
+    """What every hook makes of columns. Raises: what a hook raises; Rejected for what would break sequences."""
+    for hook in hooks:
+        found = hook.before_batch(request)
+        if found is not request:
+            same = found[:2] == request[:2] and found[3:] == request[3:]
+            if not same or found.batch.num_rows != request.batch.num_rows:
+                raise Rejected(
+                    f"put hook {hook.name} may change what rows hold, not their number, queue or producer",
+                    field="hook",
+                    limit="as many rows, the same queue",
+                )
+            request = found
+    return request
+
+
+def after_batch(hooks: Sequence[PutHook], request: PutRequest, append: Append | None) -> None:
+    """Tell every hook."""
+    for hook in hooks:
+        try:
+            hook.after_batch(request, append)
+        except Exception:
+            # Advisory: what is stored stays stored.
+            log.exception("put hook %s", hook.name)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from raymq.store import record
 from raymq.store.compaction.units import check_keys
+from raymq.store.delay.delay_hook import DelayHook
 from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
 from raymq.store.delay.timer_put import check_timer_put
@@ -39,6 +40,7 @@ from raymq.store.topics import check_target
 
 from .duplicates import Search
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
+from .put_hooks import PutHook, after_batch, before_batch
 from .put_lock import PutLock
 
 Prepared = record.Prepared | record.PreparedRow
@@ -71,6 +73,8 @@ class PutPath:
         lock: PutLock,
         flags: RunningFlags,
         stats: StoreStats,
+        hooks: list[PutHook],
+        delays: DelayHook,
     ) -> None:
         self._log = log
         self._config = log.config
@@ -81,6 +85,8 @@ class PutPath:
         self._lock = lock
         self._flags = flags
         self._stats = stats
+        self._hooks = hooks
+        self._delays = delays
         self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self._record_bytes_max = log.config.record_bytes_max
         self.epoch = 0
@@ -104,9 +110,10 @@ class PutPath:
         try:
             if self.closed or self._flags.bits or self._lock.begin_ms:
                 self.check_serving()
-            return self._check(request)
+            return self._check(before_batch(self._hooks, request))
         except RayMQError:
             self._stats.note_failed()
+            after_batch(self._hooks, request, None)
             raise
 
     def check_serving(self) -> None:
@@ -145,6 +152,7 @@ class PutPath:
                 topics=self._state.topics,
                 config=self._config,
                 now_ms=self._clock.now_ms(),
+                waiting=self._delays.waiting,
             )
         elif self._state.topics[request.topic].compacted:
             check_keys(request.topic, request.batch)
@@ -179,9 +187,16 @@ class PutPath:
                 appended = self._append_new(checked)
             except (RayMQError, OSError):
                 self._stats.note_failed()
+                after_batch(self._hooks, checked.request, None)
                 raise
             finally:
                 lock.begin_ms = 0
+        appended = self._settled(checked, appended)
+        after_batch(self._hooks, checked.request, appended)
+        return appended
+
+    def _settled(self, checked: CheckedPut, appended: Append) -> Append:
+        """With the offsets of what was stored before."""
         if not checked.waits:
             appended = appended._replace(waits=False)
         if not appended.duplicates:

@@ -154,7 +154,7 @@ class Dispatch:
             limit=rows.SLICE_ROWS,
         )
         if len(walk.positions):
-            for run in rows.runs(view, base, walk.positions, walk.sizes):
+            for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
                 self._queues.get(run.topic, run.queue_id).append(
                     run.first_offset,
                     run.positions,

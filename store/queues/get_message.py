@@ -138,9 +138,9 @@ class GetMessage:
     ) -> GetMessageResult:
         queue = self._queues.find(topic, queue_id)
         low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
-        refused = self._refuse(topic, queue_id, offset, low, high)
+        refused = self.refuse(topic, queue_id, offset, low, high)
         if refused is not None or queue is None:
-            return refused or _nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
+            return refused or nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
         max_bytes = min(max(max_bytes, BYTES_MIN), BYTES_MAX)
         span = max(self._config.max_filter_message_size // fmt.UNIT_BYTES, max_nums)
         file_units = self._config.consume_queue_file_size_bytes // fmt.UNIT_BYTES
@@ -149,7 +149,7 @@ class GetMessage:
             begin, left = offset, file_units - offset % file_units
             units = queue.read(begin, min(span, left))
             if not len(units):
-                return _nothing(GetMessageStatus.OFFSET_FOUND_NULL, begin + left, low, high)
+                return nothing(GetMessageStatus.OFFSET_FOUND_NULL, begin + left, low, high)
             picked = self._pick(units, max_nums, max_bytes, wanted)
             offset = begin + picked.seen
             if len(picked.rows) or offset >= high:
@@ -164,7 +164,7 @@ class GetMessage:
             picked.far_behind,
         )
 
-    def _refuse(
+    def refuse(
         self, topic: str, queue_id: int, offset: int, low: int, high: int
     ) -> GetMessageResult | None:
         """The answer to an offset at which there is nothing to read."""
@@ -172,16 +172,16 @@ class GetMessage:
             info = self._state.topics.get(topic)
             known = info is not None and 0 <= queue_id < info.queues
             if known or self._queues.find(topic, queue_id) is not None:
-                return _nothing(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
-            return _nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
+                return nothing(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+            return nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
         if offset < low:
-            return _nothing(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high)
+            return nothing(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high)
         # After a start dispatch may have to come once more to where it was: the reader waits there.
         coming = offset <= self._state.next_offsets.get((topic, queue_id), 0)
         if offset == high or (offset > high and coming):
-            return _nothing(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+            return nothing(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         if offset > high:
-            return _nothing(GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+            return nothing(GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
         return None
 
     def _pick(
@@ -267,6 +267,7 @@ class GetMessage:
             yield view, positions[here] - base, sizes[here]
 
 
-def _nothing(status: GetMessageStatus, goes_on: int, low: int, high: int) -> GetMessageResult:
+def nothing(status: GetMessageStatus, goes_on: int, low: int, high: int) -> GetMessageResult:
+    """An answer without messages."""
     records = pa.chunked_array([], pa.binary())
     return GetMessageResult(status, goes_on, low, high, records, np.empty(0, dtype=np.int64), False)

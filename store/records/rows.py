@@ -32,6 +32,8 @@ _LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
 _TAGS = re.compile(rb"(?:^|(?<=\x02))TAGS\x01([^\x02]+)")
 _DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
 _TRANSACTION_MASK = 0xC
+#: the columns that tell where runs begin and end: all that `tags_codes` needs too
+RUN_COLUMNS = ("topic", "queue_id", "queue_offset", "store_time_ms", "sys_flag", "properties")
 _NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: offset 0, no consume queue entry
 
 
@@ -115,15 +117,23 @@ def tags_code_of(
     return fmt.tags_code(found[-1].decode("utf-8", "replace")) if found else 0
 
 
-def runs(view: memoryview, base_offset: int, positions: Int64s, sizes: Int64s) -> Iterator[RowRun]:
+def runs(
+    view: memoryview,
+    base_offset: int,
+    positions: Int64s,
+    sizes: Int64s,
+    *,
+    columns: tuple[str, ...] | None = None,
+) -> Iterator[RowRun]:
     """Split walked records into runs, in log order.
 
-    Args: `view` holds the segment that starts at physical offset `base_offset`; positions are physical.
+    Args: `view` holds the segment that starts at physical offset `base_offset`; positions are physical. `columns`,
+    what the batches have (all), at least RUN_COLUMNS.
     PREPARED and ROLLBACK records belong to no queue and are left out.
     """
     for low in range(0, len(positions), SLICE_ROWS):
         where, length = positions[low : low + SLICE_ROWS], sizes[low : low + SLICE_ROWS]
-        batch = record.decode(view, where - base_offset, length)
+        batch = record.decode(view, where - base_offset, length, columns=columns)
         kind = batch.column("sys_flag").to_numpy() & _TRANSACTION_MASK
         keep = ~np.isin(kind, _NO_QUEUE)
         if not keep.all():

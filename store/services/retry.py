@@ -47,7 +47,6 @@ def send_back(
     offset: int,
     *,
     delay_level: int = 0,
-    retry_max_times: int = RETRY_MAX_TIMES,
     shard: int = 0,
 ) -> tuple[str, Append]:
     """Put a message that a group could not handle into its retry topic, later; or into its dead letter queue.
@@ -65,7 +64,7 @@ def send_back(
             field="offset",
             limit="a readable message",
         )
-    dead = delay_level < 0 or message.reconsume_times >= retry_max_times
+    dead = delay_level < 0 or message.reconsume_times >= RETRY_MAX_TIMES
     target = dlq_topic(group) if dead else retry_topic(group)
     if target not in store.state.topics:
         fmt.check_topic_name(target)

@@ -60,6 +60,8 @@ class Faults:
 
     root: Path
     found: list[Fault] = field(default_factory=list)
+    #: what a crash left of a cache, and the next start makes anew from the log: no fault
+    anew: list[str] = field(default_factory=list)
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, file: Path, offset: int, rule: str, detail: str) -> None:
@@ -112,3 +114,5 @@ class Report:
     faults: list[Fault]
     #: None when the log could not be walked or has no file
     verdict: Verdict | None
+    #: files of caches that the next start makes anew, in part or whole
+    anew: list[str] = field(default_factory=list)

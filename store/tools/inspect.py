@@ -38,7 +38,7 @@ def check(root: Path, files: Files | None = None, progress: Progress | None = No
         store.faults.error(error)
     finally:
         store.close()
-    return Report(store.faults.all(), store.verdict)
+    return Report(store.faults.all(), store.verdict, store.faults.anew)
 
 
 def check_derived(store: ReadOnlyStore) -> int:

@@ -5,14 +5,14 @@ Each is built beside the old one, synced, and put in its place by a rename. Call
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from raymq.store import config_json
 from raymq.store.checksum import crc32c
 from raymq.store.config import StoreConfig
 from raymq.store.failpoints import fail_point
@@ -22,7 +22,7 @@ from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.marks import PAGE_BYTES
 from raymq.store.queues.consume_queue import ConsumeQueue
 from raymq.store.records import rows
-from raymq.store.state import INTERNAL_TOPIC, ShardState
+from raymq.store.state import INTERNAL_TOPIC, ShardState, TopicInfo
 
 from .read_only import ReadOnlyStore
 from .slices import by_queue
@@ -143,16 +143,15 @@ def config(store: ReadOnlyStore, name: str) -> str:
     if readable(files, backup):
         files.write_file_atomic(path, files.read_file(backup))
         return f"its backup {backup.name}"
-    state = _state(store)
-    if name == "topics.json":
-        files.write_file_atomic(path, _json({"topicConfigTable": _topics(store, state)}))
+    table: dict[Any, Any] = {}
+    if name == config_json.TOPICS:
+        topics = _state(store).topics
+        config_json.add_topics(table, _queue_counts(store, topics), topics)
+        files.write_file_atomic(path, config_json.encode(table, 0))
         return "the topics and queues of the log"
-    if name == "consumerOffset.json" and store.own:
-        table = {
-            f"{topic}@{group}": {str(queue): offset for queue, offset in offsets.items()}
-            for (group, topic), offsets in state.offsets.items()
-        }
-        files.write_file_atomic(path, _json({"offsetTable": table}))
+    if name == config_json.CONSUMER_OFFSETS and store.own:
+        config_json.add_offsets(table, _state(store).offsets)
+        files.write_file_atomic(path, config_json.encode(table, 0))
         return "the offsets of the log"
     files.unlink(path)
     files.sync_dir(path.parent)
@@ -171,27 +170,9 @@ def _state(store: ReadOnlyStore) -> ShardState:
     return state
 
 
-def _topics(store: ReadOnlyStore, state: ShardState) -> dict[str, Any]:
-    queues = {name: info.queues for name, info in state.topics.items()}
+def _queue_counts(store: ReadOnlyStore, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
+    queues = {name: info.queues for name, info in topics.items()}
     for part in store.slices():
         for group in by_queue(part.decode(), part.positions, part.sizes):
             queues[group.topic] = max(queues.get(group.topic, 0), group.queue_id + 1)
-    return {
-        name: {
-            "attributes": dict(state.topics[name].attributes) if name in state.topics else {},
-            "order": False,
-            "perm": 6,
-            "readQueueNums": count,
-            "topicFilterType": "SINGLE_TAG",
-            "topicName": name,
-            "topicSysFlag": 0,
-            "writeQueueNums": count,
-        }
-        for name, count in sorted(queues.items())
-        if name != INTERNAL_TOPIC
-    }
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    version = {"counter": 1, "stateVersion": 0, "timestamp": 0}
-    return json.dumps({"dataVersion": version, **value}, indent="\t", sort_keys=True).encode()
+    return queues

@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
+from raymq.store.errors import Corrupt
+from raymq.store.log.meta import read_meta
 from raymq.store.records.record_walk import gather
 
 from .read_only import ReadOnlyStore, joined
@@ -41,6 +43,17 @@ _MAX_INT = 0x7FFFFFFF
 _ROLLBACK = 0xC
 
 
+class _Kept(NamedTuple):
+    """What a start keeps of the index of a crashed store: what its mark vouches for. See `IndexService.load`."""
+
+    #: the last file; empty: none
+    name: str
+    #: of it, the unused one counted
+    entries: int
+    #: of records below this offset
+    below: int
+
+
 class _File(NamedTuple):
     path: Path
     slots: npt.NDArray[Any]
@@ -51,6 +64,8 @@ class _File(NamedTuple):
     begin_offset: int
     end_offset: int
     used_slots: int
+    #: a start makes header and slots anew as far as they tell of other entries
+    cut: bool = False
 
 
 class Keys(NamedTuple):
@@ -170,20 +185,26 @@ class IndexCheck:
         self._store = store
 
     def run(self) -> None:
-        """Find every fault of `index/`. After a crash files that a start deletes and makes anew are left out."""
+        """Find every fault of `index/`. What a start makes anew after a crash is none: the index is a cache."""
         store = self._store
         directory = store.root / "index"
         names = store.files.list(directory)
         if not names:
             return
-        kept_until = self._kept_until()
+        kept, kept_until = self._kept(names), self._kept_until()
         keys: Keys | None = None
         held: list[tuple[int, memoryview]] = []
         found: list[tuple[_File, Int64s]] = []
         try:
             for name in names:
-                file = self._open(directory / name, held)
-                if file is None or (kept_until is not None and file.end_ms > kept_until):
+                if kept is not None and name > kept.name:
+                    self._anew(name)
+                    continue
+                file = self._open(directory / name, held, kept)
+                if file is None:
+                    continue
+                if kept is None and kept_until is not None and file.end_ms > kept_until:
+                    self._anew(name)
                     continue
                 self._check_header(file)
                 self._check_chains(file)
@@ -197,6 +218,25 @@ class IndexCheck:
                 store.files.unmap(view)
                 store.files.close(fd)
 
+    def _kept(self, names: list[str]) -> _Kept | None:
+        """None: no crash, or no mark that tells."""
+        store = self._store
+        if not store.crashed or not store.own:
+            return None
+        try:
+            mark = read_meta(store.root / "raymq" / "index", files=store.files)
+        except Corrupt:
+            mark = {"indexed": 0}
+        if mark.get("indexed") is None:
+            return None
+        below = min(mark["indexed"], store.marks.dispatched_end, store.end)
+        name = mark.get("file") or ""
+        # Without the file that it names all of the index is made anew.
+        return _Kept(name if name in names else "", mark.get("count", 1), below)
+
+    def _anew(self, name: str) -> None:
+        self._store.faults.anew.append(f"index/{name}")
+
     def _kept_until(self) -> int | None:
         """After a crash only files that ended before the checkpoint's index time stay; None: all."""
         store, path = self._store, self._store.root / "checkpoint"
@@ -208,7 +248,9 @@ class IndexCheck:
     def _add(self, file: Path, offset: int, rule: str, detail: str) -> None:
         self._store.faults.add(file, offset, rule, detail)
 
-    def _open(self, path: Path, held: list[tuple[int, memoryview]]) -> _File | None:
+    def _open(
+        self, path: Path, held: list[tuple[int, memoryview]], kept: _Kept | None
+    ) -> _File | None:
         files = self._store.files
         fd = files.open_file(path, writable=False)
         size = files.size(fd)
@@ -223,6 +265,9 @@ class IndexCheck:
         if count is None:
             self._add(path, size, LENGTH, f"{size} bytes")
             return None
+        cut = kept is not None and path.name == kept.name
+        if kept is not None and cut:
+            entry_count = kept.entries
         at = HEADER_STRUCT.size + 4 * count
         room = (size - at) // ENTRY_DTYPE.itemsize
         if not 0 <= entry_count <= room:
@@ -230,10 +275,15 @@ class IndexCheck:
             return None
         entries = np.frombuffer(view, ENTRY_DTYPE, max(entry_count, 1), at)[1:]
         slots = np.frombuffer(view, ">i4", count, HEADER_STRUCT.size)
-        return _File(path, slots, entries, begin_ms, end_ms, begin, end, used)
+        if kept is not None:
+            left = int(np.searchsorted(entries["position"], kept.below))
+            cut, entries = cut or left < len(entries), entries[:left]
+        if cut:
+            self._anew(path.name)
+        return _File(path, slots, entries, begin_ms, end_ms, begin, end, used, cut)
 
     def _check_header(self, file: _File) -> None:
-        if not len(file.entries):
+        if file.cut or not len(file.entries):
             return
         first, last = int(file.entries["position"][0]), int(file.entries["position"][-1])
         if (file.begin_offset, file.end_offset) != (first, last):
@@ -261,7 +311,10 @@ class IndexCheck:
             )
         newest = np.zeros(len(file.slots), dtype=np.int64)
         newest[slot] = np.arange(1, count + 1)
-        for row in np.flatnonzero(file.slots != newest).tolist():
+        wrong = file.slots != newest
+        if file.cut:
+            wrong &= (file.slots >= 0) & (file.slots <= count)
+        for row in np.flatnonzero(wrong).tolist():
             self._add(
                 file.path,
                 HEADER_STRUCT.size + 4 * row,
@@ -312,7 +365,8 @@ class IndexCheck:
         for file, _ in found:
             if not len(file.entries):
                 continue
-            within = (positions >= file.begin_offset) & (positions <= file.end_offset)
+            last = int(file.entries["position"][-1]) if file.cut else file.end_offset
+            within = (positions >= file.begin_offset) & (positions <= last)
             for position in positions[within].tolist():
                 self._add(
                     file.path, HEADER_STRUCT.size, COMPLETE, f"none for the record at {position}"

@@ -108,12 +108,9 @@ class QueueCheck:
         self.known = max(self.known, queue.max_physical_offset)
         self._queues[topic, queue_id] = _Queue(directory, queue)
         if not self._store.crashed:
-            self._check_behind(topic, queue_id, queue)
-
-    def _check_behind(self, topic: str, queue_id: int, queue: ConsumeQueue) -> None:
-        at = queue.bytes_behind()
-        if at is not None:
-            self._faults.add(*queue.place(at), ENDS_IN_ZEROS, "bytes that no dispatch wrote")
+            at = queue.bytes_behind()
+            if at is not None:
+                self._faults.add(*queue.place(at), ENDS_IN_ZEROS, "bytes that no dispatch wrote")
 
     def _compare(self, rows: QueueRows) -> None:
         key = (rows.topic, rows.queue_id)

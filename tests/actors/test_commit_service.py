@@ -30,17 +30,27 @@ SEGMENT = 256 * 1024
 BODY = b"." * 1000
 
 SATELLITE = """
-import errno, sys
+import errno, os, sys
 from raymq.actors.commit_service import CommitService
 from raymq.actors.flush_service import FlushService
+from raymq.store.errors import StorageFull
 from raymq.store.files import Files
 
 class Refusing(Files):
     def pwrite(self, fd, data, offset):
         raise OSError(errno.EIO, "the disk does not answer")
 
+class Full(Files):
+    # Without room for the commit log until somebody says that there is; notes each try.
+    def pwrite(self, fd, data, offset):
+        if "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}") and not os.path.exists(f"{root}/room"):
+            with open(f"{root}/tries", "a") as tries:
+                tries.write("x")
+            raise StorageFull("the disk is full", field="disk")
+        super().pwrite(fd, data, offset)
+
 root, role, flush, disk = sys.argv[1:]
-files = Refusing() if disk == "broken" else Files()
+files = {"broken": Refusing, "full": Full, "whole": Files}[disk]()
 if role == "commit_real_time":
     service = CommitService(
         root, eager=flush == "sync", segment_size_bytes=262144, transient_pool_slice_bytes=65536,
@@ -374,6 +384,25 @@ def test_a_write_that_fails_ends_the_life_and_the_next_one_commits(shard: Shard)
     shard.spawn("commit_real_time")
     assert ticket.wait(30).first_offset == 0
     assert host.status()["state"] == "RUNNING"
+
+
+def test_a_full_disk_is_waited_for_with_pauses_whatever_rings(shard: Shard):
+    host = shard.open()
+    assert host.store.create_topic("t", 1, [0]) is not None
+    shard.spawn(shard.roles[0])
+    child = shard.spawn("commit_real_time", "full")
+    tries, room = shard.root / "tries", shard.root / "room"
+    tickets = [put(host, 0)]
+    until(tries.exists, lambda: PAUSE.wait(0.01))
+    for number in range(1, 20):
+        tickets.append(put(host, number))
+        PAUSE.wait(0.005)
+    assert len(tries.read_text()) <= 2
+    assert child.poll() is None
+    room.touch()
+    assert [ticket.wait(30).first_offset for ticket in tickets] == list(range(20))
+    assert shard.bodies(20) == list(range(20))
+    assert shard.seat("commit_real_time")["pid"] == child.pid
 
 
 @MODES

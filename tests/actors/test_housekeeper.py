@@ -15,12 +15,12 @@ from raymq.actors.housekeeper import FIRST_PASS_MS, Housekeeper
 from raymq.store.config import StoreConfig
 from raymq.store.errors import OffsetOutOfRange, Unavailable
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.put_errors import status_of
 from raymq.store.requests import FetchRequest
 from raymq.store.status import PutStatus
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.waiting import until
 
@@ -44,13 +44,6 @@ def fill(store: MessageStore, files: int) -> None:
     until_end = store.log.end + files * SIZE
     while store.log.end < until_end:
         store.put(request([b"x" * 4000]))
-
-
-def settle(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
 
 
 # --- the loop ------------------------------------------------------------------------------------
@@ -79,7 +72,7 @@ def test_a_pass_that_fails_is_told_and_tried_again() -> None:
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
     store.create_topic("t", 1, [0])
     fill(store, 2)
-    settle(store)
+    confirm(store)
     clock.advance(4 * 24 * 3_600_000)
     house = Housekeeper(store.cleaner, clock=clock, interval_ms=10_000)
     house.delete_now()
@@ -130,17 +123,6 @@ def test_a_leader_deletes_on_demand_and_its_status_says_so(leader: LeaderHost) -
     (part,) = leader.fetch(FetchRequest("t", {0: 0}, 1000, 1, 0))
     assert isinstance(part.error, OffsetOutOfRange)
     assert part.min_offset > 0
-
-
-def test_a_leader_answers_single_messages_by_status(leader: LeaderHost) -> None:
-    message = InnerMessage("t", 0, b"x")
-    late = leader.put_message(message)
-    assert late.status is PutStatus.FLUSH_DISK_TIMEOUT
-    assert late.append is not None
-    quick = leader.put_message(replace(message, properties={"WAIT": "false"}))
-    assert quick.status is PutStatus.PUT_OK
-    leader._fail(Unavailable("over"))
-    assert leader.put_message(message).status is PutStatus.SERVICE_NOT_AVAILABLE
 
 
 def test_a_columnar_put_that_says_wait_false_is_answered_before_any_sync(

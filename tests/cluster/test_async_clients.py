@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.async_consumer import AsyncConsumer
-from raymq.cluster.async_producer import AsyncProducer
-from raymq.cluster.message import Message, Receipt
-from raymq.cluster.producer import Producer
+from raymq.cluster.consume.async_consumer import AsyncConsumer
+from raymq.cluster.messages.message import Message, Receipt
+from raymq.cluster.produce.async_producer import AsyncProducer
+from raymq.cluster.produce.producer import Producer
 from raymq.store.errors import Bug, DeliveryUnknown, Rejected, StorageFull, Unavailable
 from raymq.store.requests import PutRequest
 from tests.support.batches import batch
@@ -22,19 +22,6 @@ from tests.support.fake_backend import FakeBackend, FakeCluster
 
 #: longer than any test: only what ends the linger time sends
 FOREVER_MS = 3_600_000
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    cluster = FakeCluster()
-    cluster.create_topic("t", queues=4)
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture
-def backend(cluster: FakeCluster) -> FakeBackend:
-    return cluster.backends[0]
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.routes import Routes
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import (
     DeliveryUnknown,
     Fenced,
@@ -23,33 +22,7 @@ from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeClust
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import until
 
-Make = Callable[..., BatchSender]
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    cluster = FakeCluster()
-    cluster.create_topic("t", queues=2)
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture
-def backend(cluster: FakeCluster) -> FakeBackend:
-    return cluster.backends[0]
-
-
-@pytest.fixture
-def make(cluster: FakeCluster) -> Iterator[Make]:
-    made: list[BatchSender] = []
-
-    def sender(**options: Any) -> BatchSender:
-        made.append(BatchSender(options.pop("routes", None) or cluster.routes(), **options))
-        return made[-1]
-
-    yield sender
-    for each in made:
-        each.close()
+MakeSender = Callable[..., BatchSender]
 
 
 @pytest.fixture
@@ -67,8 +40,8 @@ def numbered(start: int, count: int) -> list[bytes | None]:
     return [b"%d" % number for number in range(start, start + count)]
 
 
-def test_receipts_tell_the_offsets_of_each_queue(make: Make) -> None:
-    sender = make()
+def test_receipts_tell_the_offsets_of_each_queue(make_sender: MakeSender) -> None:
+    sender = make_sender()
     first = sender.send("t", 0, batch(numbered(0, 3))).result(10)
     second = sender.send("t", 0, batch(numbered(3, 2))).result(10)
     other = sender.send("t", 1, batch(numbered(0, 1))).result(10)
@@ -77,8 +50,8 @@ def test_receipts_tell_the_offsets_of_each_queue(make: Make) -> None:
     assert (other.queue_id, other.first_offset) == (1, 0)
 
 
-def test_sequences_count_rows_of_each_queue(make: Make, backend: FakeBackend) -> None:
-    sender = make(producer_id=5, epoch=2)
+def test_sequences_count_rows_of_each_queue(make_sender: MakeSender, backend: FakeBackend) -> None:
+    sender = make_sender(producer_id=5, epoch=2)
     for queue, rows in ((0, 3), (1, 2), (0, 1)):
         sender.send("t", queue, batch(numbered(0, rows)))
     sender.flush(10)
@@ -88,9 +61,9 @@ def test_sequences_count_rows_of_each_queue(make: Make, backend: FakeBackend) ->
 
 @pytest.mark.parametrize("where", ["the same port", "another port"])
 def test_a_server_that_dies_in_mid_flight_loses_and_repeats_nothing(
-    make: Make, cluster: FakeCluster, backend: FakeBackend, proxy: TcpProxy, where: str
+    make_sender: MakeSender, cluster: FakeCluster, backend: FakeBackend, proxy: TcpProxy, where: str
 ) -> None:
-    sender = make(routes=through(proxy))
+    sender = make_sender(routes=through(proxy))
     backend.hold()
     futures = [sender.send("t", n % 2, batch(numbered(n * 10, 10))) for n in range(20)]
     backend.wait_for(lambda: len(backend.puts) >= 7)
@@ -114,9 +87,9 @@ def test_a_server_that_dies_in_mid_flight_loses_and_repeats_nothing(
 
 
 def test_a_restarted_server_is_found_where_the_resolver_says(
-    make: Make, cluster: FakeCluster, backend: FakeBackend
+    make_sender: MakeSender, cluster: FakeCluster, backend: FakeBackend
 ) -> None:
-    sender = make()
+    sender = make_sender()
     sender.send("t", 0, batch(numbered(0, 1))).result(10)
     cluster.down()
     waiting = sender.send("t", 0, batch(numbered(1, 1)))
@@ -140,9 +113,9 @@ def test_without_a_resolver_the_other_shards_tell_where_a_shard_went() -> None:
     "refusal", [Unavailable("busy"), StorageFull("full"), DeliveryUnknown("lost", status="X")]
 )
 def test_a_passing_refusal_keeps_order_and_sequences(
-    make: Make, backend: FakeBackend, refusal: Exception
+    make_sender: MakeSender, backend: FakeBackend, refusal: Exception
 ) -> None:
-    sender = make()
+    sender = make_sender()
     backend.refusals = [None, refusal]  # type: ignore[list-item]
     futures = [sender.send("t", 0, batch(numbered(n, 1))) for n in range(5)]
     assert [future.result(20).first_offset for future in futures] == [0, 1, 2, 3, 4]
@@ -150,9 +123,9 @@ def test_a_passing_refusal_keeps_order_and_sequences(
 
 
 def test_an_unknown_outcome_is_asked_again_with_the_same_sequence(
-    make: Make, backend: FakeBackend
+    make_sender: MakeSender, backend: FakeBackend
 ) -> None:
-    sender = make()
+    sender = make_sender()
     backend.unknown = 1
     futures = [sender.send("t", 0, batch(numbered(n, 1))) for n in range(3)]
     receipts = [future.result(20) for future in futures]
@@ -162,9 +135,9 @@ def test_an_unknown_outcome_is_asked_again_with_the_same_sequence(
 
 
 def test_a_rejected_batch_fails_alone_and_later_ones_close_up(
-    make: Make, backend: FakeBackend
+    make_sender: MakeSender, backend: FakeBackend
 ) -> None:
-    sender = make()
+    sender = make_sender()
     backend.refusals = [None, Rejected("no", field="body", row=0)]
     futures = [sender.send("t", 0, batch(numbered(n * 2, 2))) for n in range(5)]
     with pytest.raises(Rejected) as rejected:
@@ -175,25 +148,27 @@ def test_a_rejected_batch_fails_alone_and_later_ones_close_up(
     assert backend.bodies("t") == [*numbered(0, 2), *numbered(4, 6), b"9"]
 
 
-def test_a_bad_batch_is_refused_before_it_is_sent(make: Make, backend: FakeBackend) -> None:
-    sender = make()
+def test_a_bad_batch_is_refused_before_it_is_sent(
+    make_sender: MakeSender, backend: FakeBackend
+) -> None:
+    sender = make_sender()
     with pytest.raises(Rejected) as null:
         sender.send("t", 0, batch([b"x", None]))
     assert (null.value.field, null.value.row) == ("body", 1)
     with pytest.raises(Rejected):
         sender.send("t", 0, batch([]))
     with pytest.raises(Rejected) as queue:
-        sender.send("t", 2, batch([b"x"]))
-    assert queue.value.limit == 1
+        sender.send("t", 4, batch([b"x"]))
+    assert queue.value.limit == 3
     with pytest.raises(Rejected, match="create it first"):
         sender.send("nowhere", 0, batch([b"x"]))
     assert not backend.puts
 
 
 def test_what_certainly_was_not_stored_fails_as_unavailable(
-    make: Make, cluster: FakeCluster
+    make_sender: MakeSender, cluster: FakeCluster
 ) -> None:
-    sender = make(delivery_timeout_ms=100)
+    sender = make_sender(delivery_timeout_ms=100)
     sender.topic("t")
     cluster.down()
     with pytest.raises(Unavailable, match="nothing of the batch was stored"):
@@ -203,9 +178,9 @@ def test_what_certainly_was_not_stored_fails_as_unavailable(
 
 
 def test_what_may_be_stored_fails_as_unknown_and_the_next_send_works(
-    make: Make, backend: FakeBackend, proxy: TcpProxy
+    make_sender: MakeSender, backend: FakeBackend, proxy: TcpProxy
 ) -> None:
-    sender = make(routes=through(proxy), delivery_timeout_ms=200)
+    sender = make_sender(routes=through(proxy), delivery_timeout_ms=200)
     backend.hold()
     lost = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
@@ -218,9 +193,9 @@ def test_what_may_be_stored_fails_as_unknown_and_the_next_send_works(
 
 
 def test_with_a_given_producer_id_an_unknown_outcome_ends_its_queue(
-    make: Make, backend: FakeBackend, proxy: TcpProxy
+    make_sender: MakeSender, backend: FakeBackend, proxy: TcpProxy
 ) -> None:
-    sender = make(routes=through(proxy), delivery_timeout_ms=200, producer_id=1)
+    sender = make_sender(routes=through(proxy), delivery_timeout_ms=200, producer_id=1)
     backend.hold()
     lost = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
@@ -232,14 +207,14 @@ def test_with_a_given_producer_id_an_unknown_outcome_ends_its_queue(
     backend.release()
     # The same id from the beginning: what was stored is recognised.
     proxy.mend()
-    again = make(producer_id=1)
+    again = make_sender(producer_id=1)
     receipt = again.send("t", 0, batch([b"x"])).result(20)
     assert (receipt.first_offset, receipt.duplicates) == (0, 1)
 
 
-def test_an_old_epoch_is_fenced_and_stays_fenced(make: Make) -> None:
-    make(producer_id=9, epoch=3).send("t", 0, batch([b"x"])).result(10)
-    old = make(producer_id=9, epoch=2)
+def test_an_old_epoch_is_fenced_and_stays_fenced(make_sender: MakeSender) -> None:
+    make_sender(producer_id=9, epoch=3).send("t", 0, batch([b"x"])).result(10)
+    old = make_sender(producer_id=9, epoch=2)
     with pytest.raises(Fenced):
         old.send("t", 0, batch([b"x"])).result(10)
     with pytest.raises(Fenced):
@@ -247,9 +222,9 @@ def test_an_old_epoch_is_fenced_and_stays_fenced(make: Make) -> None:
 
 
 def test_a_gap_that_the_server_sees_is_told_and_left_behind(
-    make: Make, backend: FakeBackend
+    make_sender: MakeSender, backend: FakeBackend
 ) -> None:
-    sender = make()
+    sender = make_sender()
     sender.send("t", 0, batch([b"x"])).result(10)
     backend.state.producers.clear()
     with pytest.raises(Unavailable, match="unknown"):
@@ -257,17 +232,19 @@ def test_a_gap_that_the_server_sees_is_told_and_left_behind(
     assert sender.send("t", 0, batch([b"y"])).result(10).first_offset == 1
 
 
-def test_a_wrong_token_fails_at_once(make: Make, cluster: FakeCluster) -> None:
+def test_a_wrong_token_fails_at_once(make_sender: MakeSender, cluster: FakeCluster) -> None:
     routes = cluster.routes()
     routes.topic("t")
     routes._token = "wrong"
     with pytest.raises(Rejected) as refused:
-        make(routes=routes).send("t", 0, batch([b"x"])).result(10)
+        make_sender(routes=routes).send("t", 0, batch([b"x"])).result(10)
     assert refused.value.field == "token"
 
 
-def test_a_silent_server_is_left_and_asked_again(make: Make, backend: FakeBackend) -> None:
-    sender = make(request_timeout_ms=100)
+def test_a_silent_server_is_left_and_asked_again(
+    make_sender: MakeSender, backend: FakeBackend
+) -> None:
+    sender = make_sender(request_timeout_ms=100)
     backend.hold()
     future = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
@@ -278,8 +255,10 @@ def test_a_silent_server_is_left_and_asked_again(make: Make, backend: FakeBacken
     assert (receipt.first_offset, receipt.duplicates) == (0, 1)
 
 
-def test_a_full_buffer_blocks_and_then_says_so(make: Make, backend: FakeBackend) -> None:
-    sender = make(buffer_bytes=1000, max_block_ms=50)
+def test_a_full_buffer_blocks_and_then_says_so(
+    make_sender: MakeSender, backend: FakeBackend
+) -> None:
+    sender = make_sender(buffer_bytes=1000, max_block_ms=50)
     backend.hold()
     sender.send("t", 0, batch([b"x" * 900]))
     with pytest.raises(Unavailable, match="buffer_bytes") as full:
@@ -290,8 +269,10 @@ def test_a_full_buffer_blocks_and_then_says_so(make: Make, backend: FakeBackend)
     assert sender.send("t", 0, batch([b"y" * 900])).result(10).first_offset == 1
 
 
-def test_flush_waits_and_tells_when_the_time_is_up(make: Make, backend: FakeBackend) -> None:
-    sender = make()
+def test_flush_waits_and_tells_when_the_time_is_up(
+    make_sender: MakeSender, backend: FakeBackend
+) -> None:
+    sender = make_sender()
     backend.hold()
     future = sender.send("t", 0, batch([b"x"]))
     with pytest.raises(DeliveryUnknown):
@@ -301,8 +282,10 @@ def test_flush_waits_and_tells_when_the_time_is_up(make: Make, backend: FakeBack
     assert future.done()
 
 
-def test_closing_fails_what_is_open_truthfully(make: Make, backend: FakeBackend) -> None:
-    sender = make()
+def test_closing_fails_what_is_open_truthfully(
+    make_sender: MakeSender, backend: FakeBackend
+) -> None:
+    sender = make_sender()
     backend.hold()
     future = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
@@ -319,16 +302,16 @@ def test_closing_fails_what_is_open_truthfully(make: Make, backend: FakeBackend)
         sender.send("t", 0, batch([b"z"]))
 
 
-def test_a_sender_does_not_pickle(make: Make) -> None:
+def test_a_sender_does_not_pickle(make_sender: MakeSender) -> None:
     with pytest.raises(Rejected, match="pickle the Cluster"):
-        pickle.dumps(make())
+        pickle.dumps(make_sender())
 
 
 def test_a_refusal_behind_a_break_does_not_call_nothing_stored_what_may_be(
-    make: Make, cluster: FakeCluster, backend: FakeBackend, proxy: TcpProxy
+    make_sender: MakeSender, cluster: FakeCluster, backend: FakeBackend, proxy: TcpProxy
 ) -> None:
     routes = through(proxy)
-    sender = make(routes=routes)
+    sender = make_sender(routes=routes)
     sender.send("t", 0, batch(numbered(0, 1))).result(10)
     backend.hold()
     sent = sender.send("t", 0, batch(numbered(1, 1)))
@@ -352,10 +335,10 @@ def test_a_refusal_behind_a_break_does_not_call_nothing_stored_what_may_be(
 
 
 def test_what_was_refused_at_the_door_leaves_no_gap(
-    make: Make, cluster: FakeCluster, backend: FakeBackend
+    make_sender: MakeSender, cluster: FakeCluster, backend: FakeBackend
 ) -> None:
     routes = cluster.routes()
-    sender = make(routes=routes, producer_id=7)
+    sender = make_sender(routes=routes, producer_id=7)
     sender.topic("t")
     routes._token = "wrong"
     for number in range(2):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.bench_check import LaneRange, Ledger, SequenceCheck, Verdict, verify
-from raymq.cluster.bench_messages import RowMaker
-from raymq.cluster.bench_plan import BenchPlan, parse_size
+from raymq.cluster.bench.check import LaneRange, Ledger, SequenceCheck, Verdict, verify
+from raymq.cluster.bench.messages import RowMaker
+from raymq.cluster.bench.plan import BenchPlan, parse_size
+from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.store.record import PUT_SCHEMA
 from tests.support.fake_backend import FakeCluster
 
@@ -78,14 +76,6 @@ def test_a_refused_row_that_is_there_is_a_phantom() -> None:
 
 
 # --- through a shard ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    cluster = FakeCluster()
-    cluster.create_topic("t", queues=1)
-    yield cluster
-    cluster.close()
 
 
 def store(cluster: FakeCluster, bodies: list[bytes]) -> None:

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from raymq.cluster.bench_histogram import PERCENTILES, SLOTS, VALUE_MAX, Histogram, merged
+from raymq.cluster.bench.histogram import PERCENTILES, SLOTS, VALUE_MAX, Histogram, merged
 
 
 def sample(seed: int, count: int = 100_000) -> np.ndarray:

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.bench_messages import KeyTable, RowMaker, body_bytes, damaged_rows, read_headers
-from raymq.cluster.bench_plan import (
+from raymq.cluster.bench.messages import KeyTable, RowMaker, body_bytes, damaged_rows, read_headers
+from raymq.cluster.bench.plan import (
     BODY_BYTES_MIN,
     BenchPlan,
     FixedSize,
@@ -22,8 +22,8 @@ from raymq.cluster.bench_plan import (
     parse_size,
     plan_of,
 )
-from raymq.cluster.keys import keys_of
-from raymq.cluster.partitioner import queue_of
+from raymq.cluster.messages.keys import keys_of
+from raymq.cluster.messages.partitioner import queue_of
 from raymq.store.errors import Rejected
 from raymq.store.record import check_put
 

@@ -14,14 +14,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from raymq.cluster.bench_histogram import Histogram
-from raymq.cluster.bench_job import Snapshot
-from raymq.cluster.bench_page import linear_axis, log_axis, nines_axis, page
-from raymq.cluster.bench_plan import BenchPlan
-from raymq.cluster.bench_progress import LiveWatcher, watcher
-from raymq.cluster.bench_run import Bench, Round, judge
-from raymq.cluster.cli import main
-from raymq.cluster.cli_commands import Console
+from raymq.cluster.bench.histogram import Histogram
+from raymq.cluster.bench.job import Snapshot
+from raymq.cluster.bench.page import linear_axis, log_axis, nines_axis, page
+from raymq.cluster.bench.plan import BenchPlan
+from raymq.cluster.bench.progress import LiveWatcher, watcher
+from raymq.cluster.bench.run import Bench, Round, judge
+from raymq.cluster.cli.commands import Console
+from raymq.cluster.cli.main import main
 from raymq.cluster.cluster import Cluster
 from raymq.store.errors import Rejected
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
@@ -134,7 +134,7 @@ def test_acknowledged_rows_that_are_not_there_end_with_1_and_are_named(
 def test_the_highest_rate_is_searched_for(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raymq.cluster.bench_run.SEARCH_ROUNDS", 2)
+    monkeypatch.setattr("raymq.cluster.bench.run.SEARCH_ROUNDS", 2)
     plan = BenchPlan(duration_s=0.3, warmup_s=0.1, batch=20, in_flight=1, workers=1, queues=1)
     outcome = Bench(cluster, plan).run(find_max_ms=10_000.0)
     assert outcome.sound

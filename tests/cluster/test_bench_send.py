@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.bench_job import BenchClock, Job, Sent, Snapshot
-from raymq.cluster.bench_plan import BenchPlan
-from raymq.cluster.bench_send import Done, Schedule, Sending
-from raymq.cluster.bench_series import Series
+from raymq.cluster.bench.job import BenchClock, Job, Sent, Snapshot
+from raymq.cluster.bench.plan import BenchPlan
+from raymq.cluster.bench.send import Done, Schedule, Sending
+from raymq.cluster.bench.series import Series
 from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
 from tests.support.clock import ManualClock
 

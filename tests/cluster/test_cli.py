@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.cli import main
-from raymq.cluster.cli_commands import Console
+from raymq.cluster.cli.commands import Console
+from raymq.cluster.cli.main import main
 from raymq.store.errors import Corrupt, DeliveryUnknown, Rejected, StorageFull, Unavailable
 
 
@@ -552,7 +552,7 @@ def test_doctor_prints_verdicts_as_json(terminal: Terminal) -> None:
 
 def test_the_module_runs_and_loads_neither_ray_nor_arrow_for_a_usage_error() -> None:
     code = (
-        "import sys; from raymq.cluster.cli import main; code = main(['flyy']);"
+        "import sys; from raymq.cluster.cli.main import main; code = main(['flyy']);"
         "sys.exit(99 if {'ray', 'pyarrow', 'numpy'} & set(sys.modules) else code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)

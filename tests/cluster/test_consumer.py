@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.consumer import Consumer
-from raymq.cluster.message import ReceivedMessage
+from raymq.cluster.consume.consumer import Consumer
+from raymq.cluster.messages.message import ReceivedMessage
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.requests import PutRequest
 from tests.support.batches import batch

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.cluster import doctor, paths, tls
-from raymq.cluster.doctor import GIB, MIB, Check
+from raymq.cluster import paths
+from raymq.cluster.cli import doctor
+from raymq.cluster.cli.doctor import GIB, MIB, Check
+from raymq.cluster.transport import tls
 from raymq.store.files import Files
 from tests.support.certificates import Certificates, make_certificates
 

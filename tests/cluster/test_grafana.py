@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from raymq.actors.metrics import METRICS
-from raymq.cluster import grafana
-from raymq.cluster.cli import main
-from raymq.cluster.cli_commands import Console
-from raymq.cluster.ray_host import RayTarget
+from raymq.cluster.cli import grafana
+from raymq.cluster.cli.commands import Console
+from raymq.cluster.cli.main import main
+from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.store.errors import Rejected
 from raymq.store.files import Files
 

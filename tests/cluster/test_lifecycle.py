@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import actor_set, ray_host
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
+from raymq.cluster.cluster_record import Wanted, new_record
+from raymq.cluster.deploy import actor_set, owned_ray, ray_host
+from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.ray_host import RayTarget
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.files import Files
@@ -47,7 +48,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
         raise AssertionError("the test's Ray is there; none is to be started")
 
     monkeypatch.setattr(ray_host, "session", session)
-    monkeypatch.setattr(ray_host, "start_owned", no_own_ray)
+    monkeypatch.setattr(owned_ray, "start_owned", no_own_ray)
     monkeypatch.setattr(ray_host, "_listens", lambda address: True)
     monkeypatch.setattr(lifecycle, "Clock", JumpingClock)
     monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "home"))
@@ -159,6 +160,18 @@ def test_a_shard_that_does_not_come_up_is_named_with_its_error(
     # What was started goes on trying, and `stop` knows where.
     target = ray_host.load_target(ClusterPaths(tmp_path / "data"), Files())
     assert target == RayTarget(address="10.0.0.1:6379")
+
+
+def test_a_shard_that_only_reads_is_up_and_says_why(ray: FakeRay, tmp_path: Path) -> None:
+    def reading(actor: FakeActor) -> None:
+        if actor.spec["shard"] == 1:
+            actor.states = [{"state": "READ_ONLY", "endpoint": "127.0.0.1:7001", "error": "EIO"}]
+
+    ray.on_create = reading
+    lines: list[str] = []
+    cluster = begin(tmp_path, shards=2, timeout_s=0, progress=lines.append)
+    assert "shard 1 replica 0: READ_ONLY (EIO)" in lines
+    assert cluster.endpoints == {0: "127.0.0.1:7000", 1: "127.0.0.1:7001"}
 
 
 def test_damage_is_reported_at_once(ray: FakeRay, tmp_path: Path) -> None:
@@ -469,17 +482,7 @@ def test_a_topic_is_described_from_the_shards_that_have_its_queues() -> None:
 
 
 def test_all_roles_covers_every_flush_mode() -> None:
-    from raymq.cluster.cluster_record import new_record
-
-    record = new_record(
-        name=None,
-        shards=2,
-        replication="mirror",
-        flush=None,
-        segment_size_bytes=None,
-        ephemeral=False,
-        host=None,
-    )
+    record = new_record(Wanted(shards=2, replication="mirror"))
     assert len(actor_set.all_roles(record)) == 2 * 2 * 5
 
 
@@ -492,4 +495,4 @@ def test_all_roles_covers_every_flush_mode() -> None:
     ],
 )
 def test_rays_address_is_found_however_ray_prints_it(line: str) -> None:
-    assert ray_host.node_address(f"usage stats\n{line}\nRay runtime started.\n") == "192.0.2.2"
+    assert owned_ray.node_address(f"usage stats\n{line}\nRay runtime started.\n") == "192.0.2.2"

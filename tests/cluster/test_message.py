@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.codecs import codec
-from raymq.cluster.columns import message_batch, messages, put_batch
-from raymq.cluster.keys import key_properties, key_property, keys_of
-from raymq.cluster.message import Message, encode_properties, property_bytes
+from raymq.cluster.messages.codecs import codec
+from raymq.cluster.messages.columns import message_batch, messages, put_batch
+from raymq.cluster.messages.keys import key_properties, key_property, keys_of
+from raymq.cluster.messages.message import Message, encode_properties, property_bytes
 from raymq.store.errors import Rejected
 from raymq.store.requests import PutRequest
 from tests.support.fake_backend import FakeBackend

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from raymq.cluster import cluster_record, paths
-from raymq.cluster.cluster_record import ClusterRecord, load_record, new_record, resume_record
+from raymq.cluster.cluster_record import (
+    ClusterRecord,
+    Wanted,
+    load_record,
+    new_record,
+    resume_record,
+)
 from raymq.cluster.start import _store_options
 from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.files import Files
@@ -35,28 +41,11 @@ def on_disk(monkeypatch: pytest.MonkeyPatch) -> DiskFiles:
 
 
 def record(**changes: object) -> ClusterRecord:
-    facts: dict[str, object] = {
-        "name": None,
-        "shards": None,
-        "replication": None,
-        "flush": None,
-        "segment_size_bytes": None,
-        "ephemeral": False,
-        "host": None,
-    }
-    return new_record(**{**facts, **changes})  # type: ignore[arg-type]
+    return new_record(Wanted(**changes))  # type: ignore[arg-type]
 
 
 def resume(stored: ClusterRecord, **changes: object) -> ClusterRecord:
-    facts: dict[str, object] = {
-        "name": None,
-        "shards": None,
-        "replication": None,
-        "flush": None,
-        "segment_size_bytes": None,
-        "host": None,
-    }
-    return resume_record(stored, **{**facts, **changes})  # type: ignore[arg-type]
+    return resume_record(stored, Wanted(**changes))  # type: ignore[arg-type]
 
 
 # --- the data directory -----------------------------------------------------------------------

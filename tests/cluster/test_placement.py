@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import actor_set, placement
-from raymq.cluster.cluster_record import load_record, new_record, resume_record, save_record
+from raymq.cluster.cluster_record import (
+    Wanted,
+    load_record,
+    new_record,
+    resume_record,
+    save_record,
+)
+from raymq.cluster.deploy import actor_set, placement
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
@@ -18,18 +24,7 @@ from tests.support.fake_ray import FakeRay
 
 
 def fresh(**options: Any) -> Any:
-    return new_record(
-        **{
-            "name": None,
-            "shards": None,
-            "replication": None,
-            "flush": None,
-            "segment_size_bytes": None,
-            "ephemeral": False,
-            "host": None,
-            **options,
-        }
-    )
+    return new_record(Wanted(**options))
 
 
 # --- where replicas go ------------------------------------------------------------------------
@@ -79,15 +74,12 @@ def test_the_placement_is_kept_and_a_later_start_cannot_change_it(tmp_path: Path
     save_record(paths, record, Files())
     stored = load_record(paths, Files())
     assert stored == record
-    options: dict[str, Any] = dict.fromkeys(
-        ("name", "shards", "replication", "flush", "segment_size_bytes", "host")
-    )
-    assert resume_record(record, **options) == record
-    assert resume_record(record, **options, nodes=["a", "b"]) == record
+    assert resume_record(record, Wanted()) == record
+    assert resume_record(record, Wanted(nodes=["a", "b"])) == record
     with pytest.raises(Rejected, match="leave the option out"):
-        resume_record(record, **options, nodes=["a", "c"])
+        resume_record(record, Wanted(nodes=["a", "c"]))
     with pytest.raises(Rejected, match="leave the option out"):
-        resume_record(fresh(), **options, nodes=["a"])
+        resume_record(fresh(), Wanted(nodes=["a"]))
 
 
 def test_a_single_address_is_none_for_several_nodes() -> None:

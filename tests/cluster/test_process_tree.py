@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.actors.processes import boot_id_hash
-from raymq.cluster import process_tree
-from raymq.cluster.process_tree import MARK, Family
+from raymq.cluster.deploy import process_tree
+from raymq.cluster.deploy.process_tree import MARK, Family
 from raymq.store.clock import Clock
 from raymq.store.files import Files
 

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.message import Message, Receipt
-from raymq.cluster.partitioner import queue_of
-from raymq.cluster.producer import Producer
+from raymq.cluster.messages.message import Message, Receipt
+from raymq.cluster.messages.partitioner import queue_of
+from raymq.cluster.produce.producer import Producer
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
@@ -26,19 +26,6 @@ Make = Callable[..., Producer]
 
 #: longer than any test: only what ends the linger time sends
 FOREVER_MS = 3_600_000
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    cluster = FakeCluster()
-    cluster.create_topic("t", queues=4)
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture
-def backend(cluster: FakeCluster) -> FakeBackend:
-    return cluster.backends[0]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.shard_api import PutTicket
-from raymq.cluster.put_stream import BUSY_BYTES, UNREAD_BYTES_MAX, PutStreamServer
+from raymq.cluster.transport.put_stream import BUSY_BYTES, UNREAD_BYTES_MAX, PutStreamServer
 from raymq.store.errors import Rejected
 from raymq.store.requests import PutOutcome, PutRequest
 from tests.support.batches import batch

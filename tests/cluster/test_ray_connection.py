@@ -25,18 +25,18 @@ from raymq.actors.ray_methods import (
     unpack_call,
 )
 from raymq.actors.shells import GROUP_OF, GROUPS
-from raymq.cluster import ray_client
-from raymq.cluster.batch_sender import BatchSender
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.connection import open_connection
-from raymq.cluster.ray_connection import (
+from raymq.cluster.deploy import ray_client
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.connection import open_connection
+from raymq.cluster.transport.ray_connection import (
     CALLS_MAX,
     RayFetchStream,
     RayPutStream,
     RayShardConnection,
     translate,
 )
-from raymq.cluster.routes import Routes
+from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import (
     OffsetOutOfRange,
     RayMQError,

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import ray_host, tls
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.flight_client import ReplicaTransport, ShardConnection
-from raymq.cluster.flight_server import Server, serve
-from raymq.cluster.producer import Producer
+from raymq.cluster.deploy import ray_host
+from raymq.cluster.produce.producer import Producer
 from raymq.cluster.start import connect, start, stop
+from raymq.cluster.transport import tls
+from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
+from raymq.cluster.transport.flight_server import Server, serve
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
 from tests.support.certificates import Certificates, make_certificates

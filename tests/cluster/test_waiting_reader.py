@@ -4,49 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from raymq.cluster import shard_sender
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.flight_client import PutStream
-from raymq.cluster.routes import Routes
-from raymq.cluster.shard_sender import ShardSender
+from raymq.cluster.produce import shard_sender
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.produce.shard_sender import ShardSender
+from raymq.cluster.transport.flight_client import PutStream
+from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import DeliveryUnknown, Rejected
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import until
 
-Make = Callable[..., BatchSender]
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    cluster = FakeCluster()
-    cluster.create_topic("t", queues=2)
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture
-def backend(cluster: FakeCluster) -> FakeBackend:
-    return cluster.backends[0]
-
-
-@pytest.fixture
-def make(cluster: FakeCluster) -> Iterator[Make]:
-    made: list[BatchSender] = []
-
-    def sender(**options: Any) -> BatchSender:
-        made.append(BatchSender(options.pop("routes", None) or cluster.routes(), **options))
-        return made[-1]
-
-    yield sender
-    for each in made:
-        each.close()
+MakeSender = Callable[..., BatchSender]
 
 
 def inside(sender: BatchSender) -> ShardSender:
@@ -104,24 +78,24 @@ class Waiter(threading.Thread):
 
 
 def test_who_waits_reads_and_everything_is_stored_once_in_order(
-    make: Make, backend: FakeBackend
+    make_sender: MakeSender, backend: FakeBackend
 ) -> None:
-    sent = send_until_helped(make())
+    sent = send_until_helped(make_sender())
     assert backend.bodies("t") == [b"%d" % number for number in range(sent)]
 
 
 def test_an_answer_that_nobody_waits_for_is_read_all_the_same(
-    make: Make, backend: FakeBackend
+    make_sender: MakeSender, backend: FakeBackend
 ) -> None:
-    sender = make()
+    sender = make_sender()
     send_until_helped(sender)
     called = threading.Event()
     sender.send("t", 0, batch([b"last"])).add_done_callback(lambda _: called.set())
     assert called.wait(10)
 
 
-def test_a_short_timeout_is_kept(make: Make, backend: FakeBackend) -> None:
-    sender = make()
+def test_a_short_timeout_is_kept(make_sender: MakeSender, backend: FakeBackend) -> None:
+    sender = make_sender()
     send_until_helped(sender)
     backend.hold()
     future = sender.send("t", 0, batch([b"held"]))
@@ -131,8 +105,8 @@ def test_a_short_timeout_is_kept(make: Make, backend: FakeBackend) -> None:
     assert future.result(10).count == 1
 
 
-def test_a_refusal_reaches_who_reads_it(make: Make, backend: FakeBackend) -> None:
-    sender = make()
+def test_a_refusal_reaches_who_reads_it(make_sender: MakeSender, backend: FakeBackend) -> None:
+    sender = make_sender()
     send_until_helped(sender)
     backend.refusals.append(Rejected("no", field="body", limit=1))
     with pytest.raises(Rejected):
@@ -142,12 +116,12 @@ def test_a_refusal_reaches_who_reads_it(make: Make, backend: FakeBackend) -> Non
 
 
 def test_a_break_under_somebody_who_reads_loses_and_doubles_nothing(
-    cluster: FakeCluster, make: Make, backend: FakeBackend
+    cluster: FakeCluster, make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     proxy = TcpProxy(cluster.servers[0].port)
     routes = Routes({0: f"127.0.0.1:{proxy.port}"}, TOKEN, cluster_id=CLUSTER_ID, resolver=dict)
     try:
-        sender = make(routes=routes)
+        sender = make_sender(routes=routes)
         waiter = hold_and_help(sender, backend, send_until_helped(sender))
         proxy.cut()
         backend.release()
@@ -159,8 +133,10 @@ def test_a_break_under_somebody_who_reads_loses_and_doubles_nothing(
         proxy.close()
 
 
-def test_close_under_somebody_who_reads_ends_at_once(make: Make, backend: FakeBackend) -> None:
-    sender = make()
+def test_close_under_somebody_who_reads_ends_at_once(
+    make_sender: MakeSender, backend: FakeBackend
+) -> None:
+    sender = make_sender()
     waiter = hold_and_help(sender, backend, send_until_helped(sender))
     sender.close()
     waiter.join(10)
@@ -168,7 +144,7 @@ def test_close_under_somebody_who_reads_ends_at_once(make: Make, backend: FakeBa
 
 
 def test_a_stream_has_one_reader_also_while_it_is_closed(
-    make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receive = PutStream.receive
     counting = threading.Lock()
@@ -190,7 +166,7 @@ def test_a_stream_has_one_reader_also_while_it_is_closed(
                 reading.remove(stream)
 
     monkeypatch.setattr(PutStream, "receive", receive_and_linger)
-    sender = make()
+    sender = make_sender()
     waiter = hold_and_help(sender, backend, send_until_helped(sender))
     sender.close()
     waiter.join(10)
@@ -199,10 +175,10 @@ def test_a_stream_has_one_reader_also_while_it_is_closed(
 
 
 def test_a_long_read_is_broken_off_and_the_batch_sent_again(
-    make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_sender, "HELP_MS_MAX", 0)
-    sender = make()
+    sender = make_sender()
     waiter = hold_and_help(sender, backend, send_until_helped(sender))
     # The sender's watch looks once a second by itself.
     until(lambda: not inside(sender)._helping, inside(sender).check)
@@ -214,9 +190,9 @@ def test_a_long_read_is_broken_off_and_the_batch_sent_again(
 
 
 def test_an_interrupt_under_somebody_who_reads_loses_no_answer(
-    make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender = make()
+    sender = make_sender()
     sent = send_until_helped(sender)
     receive = PutStream.receive
     interrupted: list[int] = []
@@ -245,8 +221,8 @@ def test_an_interrupt_under_somebody_who_reads_loses_no_answer(
     assert stored == [b"%d" % number for number in range(len(stored))]
 
 
-def test_a_callback_may_close_the_sender(make: Make, backend: FakeBackend) -> None:
-    sender = make()
+def test_a_callback_may_close_the_sender(make_sender: MakeSender, backend: FakeBackend) -> None:
+    sender = make_sender()
     closed = threading.Event()
 
     def close(_: object) -> None:
@@ -262,7 +238,7 @@ def test_a_callback_may_close_the_sender(make: Make, backend: FakeBackend) -> No
 
 @pytest.mark.parametrize("numbers", [{"producer_id": -1}, {"producer_id": 1 << 64}, {"epoch": -1}])
 def test_a_producer_that_no_record_can_carry_is_refused(
-    make: Make, numbers: dict[str, int]
+    make_sender: MakeSender, numbers: dict[str, int]
 ) -> None:
     with pytest.raises(Rejected):
-        make(**numbers)
+        make_sender(**numbers)

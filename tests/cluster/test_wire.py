@@ -11,20 +11,12 @@ import pyarrow.flight as flight
 import pytest
 
 from raymq.actors.row_message import pack_row, unpack_row
-from raymq.cluster import protocol
-from raymq.cluster.flight_client import ReplicaTransport, ShardConnection
+from raymq.cluster.transport import protocol
+from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
 from raymq.store.record import Row
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    cluster = FakeCluster()
-    cluster.create_topic("t", queues=2)
-    yield cluster
-    cluster.close()
 
 
 @pytest.fixture
@@ -201,7 +193,7 @@ def test_another_shard_on_a_reused_port_refuses(
 
 
 def test_calls_answer_or_raise_what_the_shard_raised(connection: ShardConnection) -> None:
-    assert connection.call("topics") == {"t": {"queues": 2, "shards": [0]}}
+    assert connection.call("topics") == {"t": {"queues": 4, "shards": [0]}}
     with pytest.raises(Rejected) as refused:
         connection.call("nothing")
     assert refused.value.field == "op"

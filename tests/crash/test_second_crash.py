@@ -6,8 +6,9 @@ import pytest
 
 from raymq.store.errors import Unavailable
 from tests.support.batches import request
+from tests.support.confirming import confirm, dispatch_all
 from tests.support.crash_states import disk_of, kill_states, last_states
-from tests.support.crash_traces import SEED, dispatch_all, open_store
+from tests.support.crash_traces import SEED, open_store
 from tests.support.simulated_disk import SimulatedDisk
 
 
@@ -17,9 +18,7 @@ def test_a_kill_during_recovery_from_a_power_loss_leaves_no_hole_in_a_consume_qu
     store.create_topic("t", 2, [0])
     for queue in (0, 1, 0):
         store.put(request([b"body"], queue=queue))
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    dispatch_all(store)
+    confirm(store)
     tree = disk.tree()
     store.abandon()
     # Of the consume queues, which nobody synced, only the units of queue 0 reached the disk.
@@ -44,9 +43,7 @@ def test_consume_queues_whose_sync_failed_are_written_again_at_the_next_start() 
     store.create_topic("t", 2, [0])
     for queue in (0, 0, 1):
         store.put(request([b"body"], queue=queue))
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    dispatch_all(store)
+    confirm(store)
     disk.fail("sync_data", at=2)
     with pytest.raises(OSError, match="error"):
         store.sync_queues()

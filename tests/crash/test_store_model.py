@@ -14,8 +14,9 @@ from raymq.store import record
 from raymq.store.errors import OffsetOutOfRange
 from raymq.store.requests import Append
 from tests.support.batches import request
+from tests.support.confirming import dispatch_all
 from tests.support.crash_states import last_states
-from tests.support.crash_traces import dispatch_all, open_store
+from tests.support.crash_traces import open_store
 from tests.support.simulated_disk import SimulatedDisk
 
 QUEUES = (0, 1)

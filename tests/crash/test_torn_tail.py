@@ -24,6 +24,7 @@ from raymq.store.requests import Append, PutRequest
 from raymq.store.tools.inspect import check
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 from tests.support.crash_states import disk_of, kill_states, power_loss_states
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -52,18 +53,6 @@ class Rebooted(Files):
 
 def open_store(root: Path, files: Files) -> MessageStore:
     return MessageStore.open(root, config=CONFIG, files=files, clock=ManualClock())
-
-
-def dispatch_all(store: MessageStore) -> None:
-    while store.dispatched < store.log.confirmed:
-        before = store.dispatched
-        assert store.dispatch(store.log.confirmed) > before
-
-
-def confirm(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.synced)
-    dispatch_all(store)
 
 
 def raw_records(store: MessageStore, topic: str = "t") -> list[bytes]:

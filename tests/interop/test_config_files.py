@@ -10,8 +10,9 @@ from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import Progress
 from raymq.store.state import TopicInfo
 from tests.support import message_kinds as kinds
+from tests.support.confirming import confirm_with_index
 from tests.support.oracle import RocketMQ
-from tests.support.put_kinds import dispatch_all, put_all
+from tests.support.put_kinds import put_all
 
 TABLES = {
     "topics": {"TopicTest": 4, "RollT": 2, kinds.LONG_TOPIC: 1},
@@ -68,7 +69,7 @@ def test_rocketmq_finds_our_topics_groups_and_offsets(
     put_all(store, kinds.ordinary())
     store.commit_offsets("g", kinds.TOPIC, {0: 3, 2: 1})
     store.put_inner([], progress=Progress("delay", {"2": 9}))
-    dispatch_all(store)
+    confirm_with_index(store)
     store.close()
     (found,) = rocketmq.config(root)
     assert [found[f"{name}Loaded"] for name in ("topics", "offsets", "groups", "levels")] == [
@@ -90,7 +91,7 @@ def test_each_finds_what_the_other_changed(
     rocketmq.config(root, **TABLES)
     store = MessageStore.open(root, config=config)
     store.commit_offsets("g", "TopicTest", {0: 13})
-    dispatch_all(store)
+    confirm_with_index(store)
     store.close()
     (found,) = rocketmq.config(root)
     assert found["offsets"]["TopicTest@g"] == {"0": 13, "3": 1}
@@ -110,7 +111,7 @@ def test_topics_and_offsets_outlive_the_files_that_rocketmq_deletes(
     put_all(store, kinds.ordinary())
     store.commit_offsets("g", kinds.TOPIC, {0: 3, 2: 1})
     store.put_inner([], progress=Progress("delay", {"2": 9}))
-    dispatch_all(store)
+    confirm_with_index(store)
     topics, known = dict(store.state.topics), dict(store.state.next_offsets)
     store.close()
     # With the files go all our snapshots; what RocketMQ writes has none.

@@ -13,9 +13,10 @@ from raymq.store.delay.delay_schedule import ScheduleMessageService
 from raymq.store.delay.timer_store import TimerMessageStore
 from raymq.store.message_store import MessageStore
 from tests.support import message_kinds as kinds
+from tests.support.confirming import confirm_with_index
 from tests.support.message_kinds import Kind
 from tests.support.oracle import Line, RocketMQ
-from tests.support.put_kinds import dispatch_all, put_all
+from tests.support.put_kinds import put_all
 from tests.support.store_facts import assert_same, read_copy
 from tests.support.waiting import until
 
@@ -72,7 +73,7 @@ def deliver_ours(root: Path, config: StoreConfig, *, put: list[Kind], count: int
     if kinds.TOPIC not in store.state.topics:
         store.create_topic(kinds.TOPIC, 4, [0])
     put_all(store, put)
-    dispatch_all(store)
+    confirm_with_index(store)
     levels, timers = ScheduleMessageService(store), TimerMessageStore(store)
     pause = threading.Event()
 
@@ -80,12 +81,12 @@ def deliver_ours(root: Path, config: StoreConfig, *, put: list[Kind], count: int
         now_ms = int(time.time() * 1000)
         levels.deliver_due(now_ms, limit=100)
         timers.run(now_ms, limit=100)
-        dispatch_all(store)
+        confirm_with_index(store)
         pause.wait(0.01)
 
     until(lambda: store.queue_range(kinds.TOPIC, QUEUE)[1] >= count, step)
     timers.close(int(time.time() * 1000))
-    dispatch_all(store)
+    confirm_with_index(store)
     store.close()
 
 

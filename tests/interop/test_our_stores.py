@@ -11,8 +11,9 @@ from raymq.store.config import StoreConfig
 from raymq.store.files import Files
 from raymq.store.message_store import MessageStore
 from tests.support import message_kinds as kinds
+from tests.support.confirming import confirm_with_index
 from tests.support.oracle import RocketMQ
-from tests.support.put_kinds import dispatch_all, put_all
+from tests.support.put_kinds import put_all
 from tests.support.store_facts import assert_same, read_copy
 
 
@@ -24,11 +25,11 @@ def write(root: Path, config: StoreConfig, end: str) -> None:
     now_ms = int(time.time() * 1000)
     put_all(store, [*kinds.special(), *kinds.delayed(), *kinds.timed(now_ms)])
     if end != "crashed before dispatch":
-        dispatch_all(store)
+        confirm_with_index(store)
     put_all(store, kinds.rolling(), producer=78)
     put_all(store, kinds.ordinary())
     if end == "closed":
-        dispatch_all(store)
+        confirm_with_index(store)
         store.close()
     else:
         store.log.sync()
@@ -59,7 +60,7 @@ def test_rocketmq_reads_the_largest_message(
     )
     store = MessageStore.open(tmp_path / "s", config=large)
     put_all(store, [kinds.kind(b"4" * large.max_message_bytes), kinds.kind(b"next")])
-    dispatch_all(store)
+    confirm_with_index(store)
     store.close()
     theirs = rocketmq.resized(segment=16 << 20).read(tmp_path / "s")
     assert_same(read_copy(tmp_path / "s", large), theirs)
@@ -72,7 +73,7 @@ def test_rocketmq_reads_records_whose_store_host_is_an_ipv6_address(
     six = StoreConfig(**{**vars(config), "store_host": kinds.IPV6})
     store = MessageStore.open(tmp_path / "s", config=six)
     put_all(store, [*kinds.ordinary(), *kinds.special()], producer=1)
-    dispatch_all(store)
+    confirm_with_index(store)
     store.close()
     theirs = rocketmq.read(tmp_path / "s")
     assert_same(read_copy(tmp_path / "s", six), theirs)
@@ -88,7 +89,7 @@ def test_rocketmq_finds_keys_in_all_of_our_index_files(
     store = MessageStore.open(tmp_path / "s", config=small)
     put_all(store, kinds.rolling())
     put_all(store, [*kinds.ordinary(), *kinds.special()] * 3)
-    dispatch_all(store)
+    confirm_with_index(store)
     if end == "closed":
         store.close()
     else:
@@ -106,12 +107,12 @@ def test_rocketmq_sees_what_is_left_when_we_deleted_old_files(
     soon = StoreConfig(**{**vars(config), "file_reserved_hours": 0})
     store = MessageStore.open(tmp_path / "s", config=soon)
     put_all(store, [*kinds.ordinary(), *kinds.special(), *kinds.rolling()])
-    dispatch_all(store)
+    confirm_with_index(store)
     store.sync_queues()
     store.cleaner.delete_now()
     deleted = store.cleaner.run_once()
     put_all(store, kinds.ordinary())
-    dispatch_all(store)
+    confirm_with_index(store)
     start = store.log.start
     assert (deleted > 0, start > 0) == (True, True)
     if end == "closed":
@@ -138,7 +139,7 @@ def test_what_a_torn_tail_took_away_stays_away_for_rocketmq_too(
     root = tmp_path / "s"
     store = MessageStore.open(root, config=config)
     put_all(store, [kinds.kind(b"first")])
-    dispatch_all(store)
+    confirm_with_index(store)
     torn = store.log.end
     put_all(store, [kinds.kind(b"second" * 1000)])
     third = store.log.end

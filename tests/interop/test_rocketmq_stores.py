@@ -11,8 +11,9 @@ import pytest
 from raymq.store.config import StoreConfig
 from raymq.store.message_store import MessageStore
 from tests.support import message_kinds as kinds
+from tests.support.confirming import confirm_with_index
 from tests.support.oracle import Line, RocketMQ
-from tests.support.put_kinds import dispatch_all, put_all
+from tests.support.put_kinds import put_all
 from tests.support.store_facts import assert_same, read_copy
 
 
@@ -25,7 +26,7 @@ def put_ours(root: Path, config: StoreConfig, messages: list[kinds.Kind], *, cra
     """We append to the store, whoever wrote it."""
     store = MessageStore.open(root, config=config)
     put_all(store, messages)
-    dispatch_all(store)
+    confirm_with_index(store)
     if crash:
         store.abandon()
     else:

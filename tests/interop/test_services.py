@@ -16,9 +16,10 @@ from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.retry import send_back
 from raymq.store.services.transaction import TransactionService
 from tests.support import message_kinds as kinds
+from tests.support.confirming import confirm_with_index
 from tests.support.message_kinds import Kind
 from tests.support.oracle import Line, RocketMQ
-from tests.support.put_kinds import dispatch_all, put_all
+from tests.support.put_kinds import put_all
 from tests.support.store_facts import assert_same, read_copy
 
 #: what must be equal; places, times and ids differ by nature
@@ -42,7 +43,7 @@ class Ours:
         if kinds.TOPIC not in self.store.state.topics:
             self.store.create_topic(kinds.TOPIC, 4, [0])
         self.service = TransactionService(self.store)
-        dispatch_all(self.store)
+        confirm_with_index(self.store)
 
     def prepare(self, half: Kind) -> int:
         body = base64.b64decode(half["body"])
@@ -55,11 +56,11 @@ class Ours:
             born_time_ms=half["born"],
         )
         offset = self.service.prepare(message).offset
-        dispatch_all(self.store)
+        confirm_with_index(self.store)
         return offset
 
     def close(self) -> None:
-        dispatch_all(self.store)
+        confirm_with_index(self.store)
         self.store.close()
 
 
@@ -129,7 +130,7 @@ def test_a_message_that_is_sent_back_is_the_same(
 
     ours = Ours(tmp_path / "ours", config)
     put_all(ours.store, [first])
-    dispatch_all(ours.store)
+    confirm_with_index(ours.store)
     send_back(ours.store, "g", kinds.TOPIC, 0, 0, delay_level=level)
     ours.close()
     mine = rocketmq.read(tmp_path / "ours")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.cluster import ray_host
+from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.files import Files
@@ -61,4 +61,4 @@ def test_an_end_to_end_run_of_two_workers_as_ray_tasks_is_sound(tmp_path: Path) 
         assert (tmp_path / "r.html").read_text().count("<polyline") == 20
         raymq("stop")
     finally:
-        ray_host.stop_owned(paths, files=Files(), clock=Clock())
+        owned_ray.stop_owned(paths, files=Files(), clock=Clock())

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from raymq.cluster.placement import NODE_LABEL
-from raymq.cluster.tls_check import validity
+from raymq.cluster.cli.tls_check import validity
+from raymq.cluster.deploy.placement import NODE_LABEL
 from tests.support.certificates import make_certificates
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -19,11 +19,11 @@ import pytest
 
 import raymq
 from raymq.actors.shells import read_endpoint
-from raymq.cluster import process_tree, ray_host
-from raymq.cluster.columns import message_batch
-from raymq.cluster.flight_client import ShardConnection
+from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.deploy import owned_ray, process_tree, ray_host
+from raymq.cluster.messages.columns import message_batch
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.range_reader import read_range
+from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, from_wire
 from raymq.store.files import Files
@@ -160,7 +160,7 @@ def mirror() -> Iterator[Mirror]:
         with world.cluster:
             yield world
     finally:
-        ray_host.stop_owned(world.paths, files=Files(), clock=Clock())
+        owned_ray.stop_owned(world.paths, files=Files(), clock=Clock())
         shutil.rmtree(place)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.metrics import METRICS
-from raymq.cluster import grafana
+from raymq.cluster.cli import grafana
 from tests.support.waiting import until
 
 #: one process is a driver of its own Ray, runs a cluster in it and answers questions line by line
@@ -27,11 +27,11 @@ import json, os, signal, sys, threading
 import ray
 import raymq
 from raymq.actors.shells import read_endpoint
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.flight_client import ShardConnection
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.ray_host import free_ports
-from raymq.cluster.routes import Routes
+from raymq.cluster.deploy.owned_ray import free_ports
+from raymq.cluster.transport.routes import Routes
 from raymq.cluster.start import stop
 from raymq.store.records.record_row import Row
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import raymq
-from raymq.cluster import ray_host
-from raymq.cluster.columns import message_batch
+from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.deploy import owned_ray, ray_host
+from raymq.cluster.messages.columns import message_batch
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.range_reader import read_range
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError
 from raymq.store.files import Files
@@ -183,7 +183,7 @@ def home() -> Iterator[Home]:
         )
         yield home
     finally:
-        ray_host.stop_owned(home.first, files=Files(), clock=Clock())
+        owned_ray.stop_owned(home.first, files=Files(), clock=Clock())
         for name in place.glob(f"*/shard-*/**/{NAME_FILE}"):
             Path(SHM_DIR, name.read_text()).unlink(missing_ok=True)
         shutil.rmtree(place)

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import raymq
-from raymq.cluster.flight_client import ShardConnection
+from raymq.cluster.deploy.ray_host import RayTarget, session
 from raymq.cluster.paths import ClusterPaths, actor_name
-from raymq.cluster.ray_host import RayTarget, session
+from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.store.errors import Rejected, Unavailable
 from tests.support.ray_nodes import RayNodes, ray_nodes
 from tests.support.waiting import until

@@ -17,7 +17,7 @@ import ray
 from ray.util.queue import Empty, Full
 
 import raymq
-from raymq.cluster import ray_host
+from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
@@ -42,7 +42,7 @@ def cluster(data_dir: Path) -> Iterator[raymq.Cluster]:
             )
         finally:
             ray.shutdown()
-            ray_host.stop_owned(ClusterPaths(data_dir), files=Files(), clock=Clock())
+            owned_ray.stop_owned(ClusterPaths(data_dir), files=Files(), clock=Clock())
 
 
 def kill(pid: int) -> None:

@@ -21,13 +21,13 @@ import pyarrow as pa
 import pytest
 
 import raymq
-from raymq.cluster import ray_host
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.columns import message_batch
-from raymq.cluster.message import ReceivedMessage
+from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.deploy import owned_ray, ray_host
+from raymq.cluster.messages.columns import message_batch
+from raymq.cluster.messages.message import ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.range_reader import read_range
-from raymq.cluster.routes import Routes
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError
 from raymq.store.files import Files
@@ -43,8 +43,8 @@ LONG_POLLS = 16
 OUTSIDE = """
 import json, os, signal, sys
 import ray, raymq
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.routes import Routes
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import RayMQError
 from tests.support.batches import batch
 
@@ -96,8 +96,8 @@ print(json.dumps(found))
 ENDLESS = """
 import sys
 import ray, raymq
-from raymq.cluster.batch_sender import BatchSender
-from raymq.cluster.routes import Routes
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.routes import Routes
 from tests.ray.test_ray_client import large
 
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
@@ -153,7 +153,7 @@ def world() -> Iterator[World]:
                 yield World(flight, paths)
             finally:
                 ray.shutdown()
-                ray_host.stop_owned(paths, files=Files(), clock=Clock())
+                owned_ray.stop_owned(paths, files=Files(), clock=Clock())
     finally:
         shutil.rmtree(place)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import process_tree, ray_host
+from raymq.cluster.deploy import owned_ray, process_tree, ray_host
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.files import Files
@@ -66,4 +66,4 @@ def test_a_cluster_is_started_stopped_and_resumed_from_the_command_line(tmp_path
         assert (message["key"], message["body"], message["offset"]) == ("k", "one", 0)
         assert raymq("stop", str(data))["clean"]
     finally:
-        ray_host.stop_owned(paths, files=files, clock=Clock())
+        owned_ray.stop_owned(paths, files=files, clock=Clock())

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.partitioner import queue_of
+from raymq.cluster.messages.partitioner import queue_of
 from raymq.spark.sink import identity, split
 from raymq.store.errors import Rejected
 

@@ -20,10 +20,14 @@ from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.message_store import MessageStore
+from raymq.store.queues.get_message import GetMessageStatus
+from raymq.store.queues.message_filter import TagFilter
+from raymq.store.queues.sql_filter import SqlFilter
 from raymq.store.requests import PutRequest
 from raymq.store.state import ShardState
 from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 from tests.support.damaged_store import copy, flip
 
 CONFIG = StoreConfig(
@@ -71,13 +75,6 @@ def batch(pairs: list[tuple[str | None, bytes]]) -> pa.RecordBatch:
 def put(store: MessageStore, *pairs: tuple[str | None, bytes], queue: int = 0) -> None:
     store.put(PutRequest("c", queue, batch(list(pairs)), None, 0, 0, "quorum"))
     confirm(store)
-
-
-def confirm(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
 
 
 def read(store: MessageStore, queue: int = 0, offset: int = 0) -> list[tuple[int, str, bytes]]:
@@ -193,7 +190,7 @@ def test_the_commit_log_and_the_consume_queue_keep_all_of_them(store: MessageSto
     store.compaction.compact("c", 0, roll=True)
     plain = store.reader.fetch("c", 0, 0, max_bytes=1 << 20, max_records=1000)
     assert len(plain.records) == 80
-    assert store.queue_range("c", 0) == (0, 80)
+    assert store.reader.queue_range("c", 0) == (0, 80)
 
 
 def test_what_was_copied_and_synced_needs_no_commit_log_any_more(store: MessageStore) -> None:
@@ -207,6 +204,60 @@ def test_what_was_copied_and_synced_needs_no_commit_log_any_more(store: MessageS
     held = store.compaction.holds_from()
     assert held is not None
     assert held < store.log.end
+
+
+def test_a_queue_begins_with_the_first_message_that_is_left_whatever_the_log_has_deleted(
+    store: MessageStore,
+) -> None:
+    latest = fill(store)
+    put(store, ("gone", b""))
+    store.compaction.compact("c", 0, roll=True)
+    while store.log.end < 3 * CONFIG.segment_size_bytes:
+        put(store, *[("other", b"x" * 1000)] * 10, queue=1)
+    while store.compaction.advance("c", 1):
+        pass
+    assert isinstance(store.clock, ManualClock)
+    store.clock.advance(4 * 24 * 3_600_000)
+    store.cleaner.delete_now()
+    assert store.cleaner.run_once() > 0
+    assert store.reader.queue_range("c", 0) == (81, 81)
+    low, high = store.queue_range("c", 0)
+    assert (low, high) == (latest[0][0], 81)
+    assert read(store, offset=low) == latest
+
+
+def test_get_message_reads_what_is_left_with_its_filters_and_statuses(store: MessageStore) -> None:
+    assert store.get_message("c", 0, 0, 10).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
+    latest = fill(store)
+    put(store, ("k3", b""), ("gone", b"x"), ("gone", b""))
+    store.compaction.compact("c", 0, roll=True)
+    left = [row for row in latest if row[1] != "k3"]
+    low, high = store.queue_range("c", 0)
+    found = store.get_message("c", 0, low, 4)
+    assert (found.status, found.min_offset, found.max_offset) == (GetMessageStatus.FOUND, 70, 83)
+    assert found.queue_offsets.tolist() == [row[0] for row in left[:4]]
+    assert found.next_begin_offset == left[3][0] + 1
+    raw = found.records.to_pylist()[3]
+    assert (
+        record.decode(raw, np.array([0]), np.array([len(raw)])).to_pylist()[0]["body"] == left[3][2]
+    )
+    some = SqlFilter("KEYS IN ('k2', 'k5', 'k9')")
+    found = store.get_message("c", 0, low, 2, wanted=some)
+    assert found.queue_offsets.tolist() == [72, 75]
+    found = store.get_message("c", 0, found.next_begin_offset, 2, wanted=some)
+    assert found.queue_offsets.tolist() == [79]
+    for tag, count in (("TagA", 9), ("TagB", 0)):
+        found = store.get_message("c", 0, low, 99, wanted=TagFilter(tag))
+        assert len(found.queue_offsets) == count
+    assert found.status is GetMessageStatus.NO_MATCHED_MESSAGE
+    for offset, status, goes_on in (
+        (low - 1, GetMessageStatus.OFFSET_TOO_SMALL, low),
+        (left[-1][0] + 1, GetMessageStatus.NO_MATCHED_MESSAGE, high),
+        (high, GetMessageStatus.OFFSET_OVERFLOW_ONE, high),
+        (high + 1, GetMessageStatus.OFFSET_OVERFLOW_BADLY, high),
+    ):
+        found = store.get_message("c", 0, offset, 9)
+        assert (found.status, found.next_begin_offset) == (status, goes_on), offset
 
 
 def test_a_random_history_ends_as_a_dict_would(store: MessageStore) -> None:

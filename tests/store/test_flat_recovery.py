@@ -15,6 +15,7 @@ from raymq.store.state import OFFSETS
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 
 INTERVAL = 64 * 1024
 CONFIG = StoreConfig(
@@ -33,13 +34,6 @@ class OtherBoot(Files):
 
 def open_store(root: Path, files: Files | None = None) -> MessageStore:
     return MessageStore.open(root, config=CONFIG, files=files, clock=ManualClock())
-
-
-def confirm(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
 
 
 @pytest.fixture
@@ -122,6 +116,21 @@ def test_of_the_chain_only_the_units_from_there_on_are_looked_at(root: Path) -> 
     assert again.log.chain.last.end == again.log.end
     assert chain.stat().st_size >= len(data)
     again.abandon()
+
+
+def test_after_a_power_loss_a_page_of_the_chain_that_never_reached_the_disk_is_made_again(
+    root: Path,
+) -> None:
+    chain = root / "raymq" / "chain" / ("0" * 20)
+    data = bytearray(chain.read_bytes())
+    data[3 * UNIT_BYTES : 6 * UNIT_BYTES] = bytes(3 * UNIT_BYTES)
+    chain.write_bytes(data)
+    again = open_store(root, OtherBoot())
+    units = again.log.chain.units(0, again.log.end)
+    assert [u.start for u in units] == [0, *(u.end for u in units[:-1])]
+    assert units[-1].end == again.log.end
+    assert [u.previous for u in units] == [0, *(u.value for u in units[:-1])]
+    check(again)
 
 
 def test_a_chain_that_is_lost_is_made_again(root: Path) -> None:

@@ -9,6 +9,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.message_store import MessageStore
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3-clean.tar.xz"
 CONFIG = StoreConfig(segment_size_bytes=65_536, max_hash_slot_num=100, max_index_num=400)
@@ -25,10 +26,7 @@ def test_a_queue_whose_messages_were_all_deleted_keeps_its_numbers(tmp_path):
     store.create_topic("TopicTest", 4, [0])
     appended = store.put(request([b"third"], topic="TopicTest", queue=0))
     assert appended.first_offset == 2
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.end:
-        store.dispatch(store.log.end)
+    confirm(store)
     part = store.fetch("TopicTest", 0, 2, max_bytes=1 << 20, max_records=10)
     assert (part.next_offset, len(part.records)) == (3, 1)
     store.close()

@@ -23,6 +23,7 @@ from raymq.store.record import decode
 from raymq.store.records import properties
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 
 SMALL = StoreConfig(
     segment_size_bytes=16 * 1024, consume_queue_file_size_bytes=400, message_index=False
@@ -51,25 +52,19 @@ def opened(root, memory: int = LOTS, **options: int) -> MessageStore:
     )
     if "t" not in store.state.topics:
         store.create_topic("t", 2, [0])
-        settle(store)
+        confirm(store)
     return store
-
-
-def settle(store: MessageStore) -> None:
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
 
 
 def put(store: MessageStore, count: int, *, size: int = 10, tag: str | None = None) -> None:
     store.put(request([b"x" * size] * count, tag=tag))
-    settle(store)
+    confirm(store)
 
 
 def put_with(store: MessageStore, *values: dict[str, str]) -> None:
     for value in values:
         store.put_inner([InnerMessage("t", 0, b"b", value)])
-    settle(store)
+    confirm(store)
 
 
 @pytest.fixture

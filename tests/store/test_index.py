@@ -7,6 +7,7 @@ import json
 import shutil
 import struct
 import tarfile
+import threading
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
+from raymq.store.failpoints import failpoint
 from raymq.store.files import Files
 from raymq.store.index import index_keys
 from raymq.store.index.index_file import HEADER
@@ -32,6 +34,7 @@ from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.records import properties
 from raymq.store.requests import PutRequest
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm_with_index
 from tests.support.simulated_disk import SimulatedDisk
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3-clean.tar.xz"
@@ -104,19 +107,13 @@ def index_files(root: Path) -> list[Path]:
     return sorted((root / "index").iterdir())
 
 
-def catch_up(store: MessageStore) -> None:
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed or store.index_behind:
-        store.dispatch(store.log.confirmed)
-
-
 def test_an_index_built_from_rocketmqs_log_has_the_bytes_of_rocketmqs_index(tmp_path):
     root = golden(tmp_path)
     (theirs,) = index_files(root)
     want = theirs.read_bytes()
     theirs.unlink()
     store = MessageStore.open(root, config=GOLDEN_CONFIG)
-    catch_up(store)
+    confirm_with_index(store)
     (ours,) = index_files(root)
     assert ours.read_bytes() == want
     assert len(ours.name) == 17
@@ -129,7 +126,7 @@ def test_every_key_finds_in_rocketmqs_index_what_rocketmq_finds(tmp_path):
     (theirs,) = index_files(root)
     before = theirs.read_bytes()
     store = MessageStore.open(root, config=GOLDEN_CONFIG)
-    catch_up(store)
+    confirm_with_index(store)
     assert theirs.read_bytes() == before
     lines = [json.loads(line) for line in GOLDEN_LINES.read_text(encoding="utf-8").splitlines()]
     found = 0
@@ -302,6 +299,63 @@ def test_a_file_deleted_under_a_reader_only_ends_its_search(tmp_path):
     index.close()
 
 
+@pytest.mark.parametrize(
+    "point", ["index.file_created", "index.entries_written", "index.slots_written"]
+)
+@pytest.mark.parametrize("count", [2, 60])
+def test_who_looks_up_while_it_is_built_finds_all_that_was_there(tmp_path, point, count):
+    index = service(tmp_path)
+    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    put(index, list(range(39)))
+    seen = []
+
+    def look() -> None:
+        many, _ = index.find_many(np.array([key_hash("t", "k")]), 1000, 0, 1 << 60)
+        seen.append((found(index)[::-1], len(many)))
+
+    with failpoint(point, look):
+        put(index, list(range(39, 39 + count)))
+    for offsets, many in seen:
+        assert offsets == list(range(max(39, len(offsets))))
+        assert many == len(offsets) < 39 + count
+    assert seen
+    assert found(index)[::-1] == list(range(39 + count))
+    index.close()
+
+
+class Slow(Files):
+    """Somebody else comes while a file is synced, and takes the time that he can get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: threading.Thread | None = None
+        self.synced = 0
+
+    def sync_data(self, fd: int) -> None:
+        super().sync_data(fd)
+        self.synced += 1
+        if self.meanwhile is not None:
+            other, self.meanwhile = self.meanwhile, None
+            other.start()
+            other.join(0.05)
+
+
+def test_what_is_indexed_while_a_file_is_synced_is_synced_by_the_next_sync(tmp_path):
+    files = Slow()
+    index = service(tmp_path, files)
+    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    put(index, [0, 1])
+    other = files.meanwhile = threading.Thread(target=put, args=(index, [2, 3]))
+    index.sync()
+    other.join()
+    before = files.synced
+    index.sync()
+    # The file, and the mark that tells of it.
+    assert files.synced == before + 2
+    assert found(index) == [3, 2, 1, 0]
+    index.close()
+
+
 # --- in a store -----------------------------------------------------------------------------------------
 
 
@@ -339,12 +393,6 @@ def opened(root: Path, **options: object) -> MessageStore:
     return store
 
 
-def settle(store: MessageStore) -> None:
-    """Sync, confirm and dispatch everything."""
-    store.log.sync()
-    catch_up(store)
-
-
 KEYS = [f"a{number} b{number % 3}" if number % 4 else None for number in range(150)]
 
 
@@ -360,7 +408,7 @@ def test_keyed_messages_are_found_whether_put_alone_or_in_batches(tmp_path):
     for low in (0, 1, 2, 50, 149):
         high = {0: 1, 1: 2, 2: 50, 50: 149, 149: 150}[low]
         store.put(keyed_request(KEYS[low:high]))
-        settle(store)
+        confirm_with_index(store)
     check_keys(store)
     store.close()
 
@@ -368,7 +416,7 @@ def test_keyed_messages_are_found_whether_put_alone_or_in_batches(tmp_path):
 def test_unique_keys_come_before_keys_and_records_without_keys_are_not_indexed(tmp_path):
     store = opened(tmp_path)
     store.put(keyed_request(["k1 k2", None, "k1"], unique=True))
-    settle(store)
+    confirm_with_index(store)
     (path,) = index_files(tmp_path)
     entries = store.index._files[-1]._entries()[1 : store.index._files[-1].header.count]
     want = [key_hash("t", key) for key in ("U000", "k1", "k2", "U001", "U002", "k1")]
@@ -380,7 +428,7 @@ def test_unique_keys_come_before_keys_and_records_without_keys_are_not_indexed(t
 def test_a_store_without_keys_has_no_index_file(tmp_path):
     store = opened(tmp_path)
     store.put(keyed_request([None] * 100))
-    settle(store)
+    confirm_with_index(store)
     assert store.index.indexed == store.log.end
     store.close()
     assert not (tmp_path / "index").exists()
@@ -393,7 +441,7 @@ def test_prepared_messages_are_indexed_and_rolled_back_ones_are_not(tmp_path):
             [InnerMessage("t", 0, b"%d" % number, {"KEYS": "k"}, sys_flag=kind)],
             progress=Progress("test", {}),
         )
-    settle(store)
+    confirm_with_index(store)
     assert bodies(store, "k") == [b"0", b"1"]
     store.close()
 
@@ -404,13 +452,13 @@ def test_after_every_way_to_stop_every_key_is_found_once(tmp_path, stop):
     done = 0
     for high in (10, 60, 61, 110, 150):
         store.put(keyed_request(KEYS[done:high]))
-        settle(store)
+        confirm_with_index(store)
         if high in (60, 110):
             store.sync_queues()
         done = high
         getattr(store, stop)()
         store = opened(tmp_path)
-        catch_up(store)
+        confirm_with_index(store)
         check_keys(store, high)
     entries = sum(file.header.count - 1 for file in store.index._files)
     assert entries == 2 * len([key for key in KEYS if key])
@@ -423,7 +471,7 @@ def test_after_every_way_to_stop_every_key_is_found_once(tmp_path, stop):
 def test_an_index_that_was_lost_or_damaged_is_built_again(tmp_path, lost):
     store = opened(tmp_path)
     store.put(keyed_request(KEYS))
-    settle(store)
+    confirm_with_index(store)
     store.close()
     if lost in ("index", "both"):
         shutil.rmtree(tmp_path / "index")
@@ -437,7 +485,7 @@ def test_an_index_that_was_lost_or_damaged_is_built_again(tmp_path, lost):
     if lost == "damaged mark":
         (tmp_path / "raymq" / "index").write_bytes(b"x" * 8192)
     store = opened(tmp_path)
-    catch_up(store)
+    confirm_with_index(store)
     check_keys(store)
     store.close()
 
@@ -445,12 +493,12 @@ def test_an_index_that_was_lost_or_damaged_is_built_again(tmp_path, lost):
 def test_slots_and_entries_behind_the_mark_are_cut_after_a_crash(tmp_path):
     store = opened(tmp_path)
     store.put(keyed_request(KEYS[:15]))
-    settle(store)
+    confirm_with_index(store)
     store.sync_queues()
     (path,) = index_files(tmp_path)
     before = path.read_bytes()
     store.put(keyed_request(KEYS[15:20]))
-    settle(store)
+    confirm_with_index(store)
     after = path.read_bytes()
     assert after != before
     store.abandon()
@@ -460,7 +508,7 @@ def test_slots_and_entries_behind_the_mark_are_cut_after_a_crash(tmp_path):
         path.write_bytes(header + after[HEADER.size : start] + before[start:])
         store = opened(tmp_path)
         assert path.read_bytes() == before
-        catch_up(store)
+        confirm_with_index(store)
         assert path.read_bytes() == after
         check_keys(store, 20)
         store.abandon()
@@ -470,10 +518,10 @@ def test_nothing_points_above_the_end_of_a_log_that_was_cut(tmp_path):
     config = SMALL
     store = opened(tmp_path)
     store.put(keyed_request(KEYS[:20]))
-    settle(store)
+    confirm_with_index(store)
     end = store.log.end
     store.put(keyed_request(KEYS[20:100]))
-    settle(store)
+    confirm_with_index(store)
     store.sync_queues()
     store.abandon()
     # An async flush: C was above what a power loss left.
@@ -492,7 +540,7 @@ def test_a_full_disk_lets_only_the_index_fall_behind():
     clock = ManualClock()
     store = opened(Path("/s"), files=disk, clock=clock)
     store.put(keyed_request(KEYS[:10]))
-    settle(store)
+    confirm_with_index(store)
     store.put(keyed_request(KEYS[10:80]))
     store.log.sync()
     store.log.note_confirmed(store.log.end)
@@ -519,13 +567,13 @@ def test_a_store_that_does_not_index_says_so_by_finding_nothing(tmp_path):
     store = MessageStore.open(tmp_path, config=config)
     store.create_topic("t", 2, [0])
     store.put(keyed_request(KEYS[:10]))
-    settle(store)
+    confirm_with_index(store)
     assert bodies(store, "a1") == []
     store.close()
     assert not (tmp_path / "abort").exists()
     # Switched on again, it is built for everything.
     store = opened(tmp_path)
-    catch_up(store)
+    confirm_with_index(store)
     check_keys(store, 10)
     store.close()
 
@@ -562,16 +610,16 @@ def test_a_start_on_a_full_disk_does_without_the_index():
     disk = SimulatedDisk(record=False)
     store = opened(Path("/s"), files=disk)
     store.put(keyed_request(KEYS[:20]))
-    settle(store)
+    confirm_with_index(store)
     store.sync_queues()
     store.put(keyed_request(KEYS[20:30]))
-    settle(store)
+    confirm_with_index(store)
     store.abandon()
     # What the start allocates first are the slots of the index.
     disk.fail("allocate", error=errno.ENOSPC)
     store = opened(Path("/s"), files=disk)
     assert store.index.indexed == store.log.start
     disk.heal()
-    catch_up(store)
+    confirm_with_index(store)
     check_keys(store, 30)
     store.close()

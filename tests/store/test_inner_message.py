@@ -17,6 +17,7 @@ from raymq.store.state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import dump, verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 
 CONFIG = StoreConfig(segment_size_bytes=64 * 1024, consume_queue_file_size_bytes=2000)
 GROUP = [
@@ -50,13 +51,6 @@ class Interrupted(Files):
 
 def open_store(root: Path, files: Files | None = None) -> MessageStore:
     return MessageStore.open(root, config=CONFIG, files=files, clock=ManualClock())
-
-
-def confirm(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
 
 
 def messages(root: Path) -> list[dict[str, object]]:

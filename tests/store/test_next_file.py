@@ -24,6 +24,7 @@ from raymq.store.status import PutStatus
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.waiting import until
 
@@ -191,18 +192,11 @@ def spread(disk: SimulatedDisk, config: StoreConfig = SPREAD) -> MessageStore:
     return MessageStore.open(ROOT, config=config, files=disk, clock=ManualClock())
 
 
-def settle(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
-
-
 def put_files(store: MessageStore, count: int) -> None:
     until_end = store.log.end + count * SIZE
     while store.log.end < until_end:
         store.put(request([b"x" * 8000]))
-    settle(store)
+    confirm(store)
 
 
 def test_new_files_go_to_the_directories_in_turn_and_all_are_found_again() -> None:
@@ -287,3 +281,23 @@ def test_the_flusher_finds_files_in_every_directory(tmp_path: Path) -> None:
     assert len(list((tmp_path / "d2" / "log").iterdir())) >= 1
     assert not list((tmp_path / "s" / "commitlog").iterdir())
     assert verify(tmp_path / "s") == []
+
+
+def test_a_store_that_is_moved_finds_the_files_of_the_directories_inside_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outside, inside = tmp_path / "d2", Path("s/d1")
+    config = replace(CONFIG, commit_log_paths=(str(inside), str(outside)))
+    store = MessageStore.open(Path("s"), config=config)
+    store.create_topic("t", 1, [0])
+    put_files(store, 3)
+    end = store.log.end
+    store.close()
+    Path("s").rename("moved")
+    assert json.loads((tmp_path / "moved/raymq/paths").read_text())["paths"] == ["d1", str(outside)]
+    monkeypatch.chdir("/")
+    assert verify(tmp_path / "moved") == []
+    store = MessageStore.open(tmp_path / "moved", config=CONFIG)
+    assert (store.log.start, store.log.end) == (0, end)
+    store.close()

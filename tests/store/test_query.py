@@ -16,6 +16,7 @@ from raymq.store.record import encode_record
 from raymq.store.records import properties
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm, confirm_with_index
 
 SMALL = StoreConfig(
     segment_size_bytes=16 * 1024,
@@ -44,9 +45,7 @@ def put(store: MessageStore, body: bytes, keys: str = "k", *, topic: str = "t", 
     """One message, confirmed and dispatched. Returns: its Append."""
     message = InnerMessage(topic, queue, body, {"KEYS": keys} if keys else {})
     (appended,) = store.put_inner([message])
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed or store.index_behind:
-        store.dispatch(store.log.confirmed)
+    confirm_with_index(store)
     return appended
 
 
@@ -242,9 +241,7 @@ def test_a_time_stands_for_the_same_offset_as_by_looking_at_all(store, clock, bo
         store.put(request([b"x" * 200] * count))
         times += [clock.now_ms()] * count
         clock.advance(int(chance.integers(0, 3)) * 10)
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
+    confirm(store)
     for time_ms in range(NOW - 10, clock.now_ms() + 20, 5):
         found = store.offset_by_time("t", 0, time_ms, boundary)
         assert found == expected(times, 0, time_ms, boundary), time_ms
@@ -279,9 +276,7 @@ def test_the_earliest_times_are_those_of_the_oldest_messages(store, clock):
 def test_records_with_an_ipv6_born_host_have_their_time_elsewhere(store, clock):
     clock.advance(7)
     store.put_inner([InnerMessage("t", 0, b"six", born_host=("2001:db8::1", 1))])
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
+    confirm(store)
     assert store.earliest_store_time("t", 0) == NOW + 7
 
 

@@ -14,6 +14,7 @@ from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.queues import dispatch
 from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 
 CONFIG = StoreConfig(
     segment_size_bytes=1 << 20, consume_queue_file_size_bytes=2000, message_index=False
@@ -37,13 +38,6 @@ def open_store(root: Path, boot: int = 1, *, flush: str = "sync") -> MessageStor
     return MessageStore.open(root, config=config, files=Boot(boot), clock=ManualClock())
 
 
-def dispatch_all(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A store that died, with messages of queues a and b in turn."""
@@ -51,14 +45,14 @@ def root(tmp_path: Path) -> Path:
     for number in range(COUNT):
         for topic in "ba":
             store.put_inner([InnerMessage(topic, 0, b"%d" % number)])
-    dispatch_all(store)
+    confirm(store)
     store.sync_queues()
     store.abandon()
     return tmp_path
 
 
 def check(store: MessageStore) -> None:
-    dispatch_all(store)
+    confirm(store)
     for topic in "ab":
         assert store.queue_range(topic, 0) == (0, COUNT)
         units = store.consume_queues.get(topic, 0).read(0, COUNT)
@@ -71,7 +65,7 @@ def test_a_power_loss_behind_a_rebuild_leaves_no_gap(root: Path) -> None:
     shutil.rmtree(root / "consumequeue")
     store = open_store(root)
     assert store.log.marks.dispatched_end <= store.dispatched == store.log.start
-    dispatch_all(store)
+    confirm(store)
     store.abandon()
     # The last pages of one queue did not reach the disk, those of the other did.
     with (root / "consumequeue" / "b" / "0" / f"{0:020d}").open("r+b") as file:
@@ -104,7 +98,7 @@ def test_a_kill_in_the_middle_of_a_rebuild_does_no_harm(
 def test_a_queue_without_messages_any_more_is_lost_only_once(root: Path) -> None:
     store = open_store(root)
     store.consume_queues.get("gone", 0).begin_at(7)
-    dispatch_all(store)
+    confirm(store)
     assert store.queue_range("gone", 0) == (7, 7)
     store.close()
     again = open_store(root)
@@ -119,7 +113,7 @@ def test_half_a_group_that_memory_mode_had_confirmed_is_cut_after_a_power_loss(
 ) -> None:
     store = open_store(tmp_path, flush="async")
     store.put_inner([InnerMessage("t", 0, b"before")])
-    dispatch_all(store)
+    confirm(store)
     start = store.log.end
     group = [InnerMessage("t", 0, b"x" * 5000)] * 3
     appends = store.put_inner(group, progress=Progress("service", {"k": 1}))

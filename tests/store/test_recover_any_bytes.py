@@ -16,8 +16,9 @@ from raymq.store.records.properties import encode
 from raymq.store.state import INTERNAL_TOPIC, OFFSETS, PRODUCER, PROGRESS, SNAPSHOT, TOPIC
 from raymq.store.tools.inspect import check
 from tests.support.batches import request
+from tests.support.confirming import confirm
 from tests.support.crash_states import disk_of
-from tests.support.crash_traces import CONFIG, ROOT, dispatch_all, open_store
+from tests.support.crash_traces import CONFIG, ROOT, open_store
 from tests.support.simulated_disk import SimulatedDisk
 
 
@@ -42,9 +43,7 @@ def trees() -> tuple[Tree, ...]:
     for turn in range(9):
         store.put(request([b"%d" % turn * 400] * 2, queue=turn % 2, tag="x"))
         if turn % 4 == 3:
-            store.log.sync()
-            store.log.note_confirmed(store.log.end)
-            dispatch_all(store)
+            confirm(store)
             store.sync_queues()
             made.append(Tree(disk.tree()))
     store.put(request([b"tail" * 300]))

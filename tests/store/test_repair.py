@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from raymq.store import fastjson
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.log.chain import UNIT_BYTES, unpack_units
+from raymq.store.state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import verify
 from raymq.store.tools.repair import Repair
 from tests.support.batches import request
@@ -124,11 +126,13 @@ def test_config_comes_from_its_backup_or_from_the_log(own: Path, tmp_path: Path)
     (root / "config" / "delayOffset.json.bak").write_text('{"offsetTable":{3:2}}')
     done = Repair(root).run()
     assert done.faults == []
-    topics = (root / "config" / "topics.json").read_text()
-    assert '"readQueueNums": 2' in topics
-    offsets = (root / "config" / "consumerOffset.json").read_text()
-    assert '"t@g"' in offsets
-    assert '"1": 9' in offsets
+    topics = fastjson.loads((root / "config" / "topics.json").read_text())["topicConfigTable"]
+    assert topics["t"]["readQueueNums"] == 2
+    assert topics[INTERNAL_TOPIC]["perm"] == 0, (
+        "RocketMQ sweeps away the queue of a topic it knows not"
+    )
+    offsets = fastjson.loads((root / "config" / "consumerOffset.json").read_text())["offsetTable"]
+    assert offsets == {"t@g": {0: 7, 1: 9}}
     assert (root / "config" / "delayOffset.json").read_text() == '{"offsetTable":{3:2}}'
     assert not (root / "config" / "consumerFilter.json").exists()
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from raymq.store.delay.delay_service import DelayService
+from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
 from raymq.store.errors import Rejected
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.rows import SCHEDULE_TOPIC
@@ -65,6 +67,35 @@ def test_where_a_message_came_from_first_is_kept(engine: Engine) -> None:
     again = newest(engine, "%DLQ%h", 0)
     assert again.properties["RETRY_TOPIC"] == "t"
     assert again.properties["ORIGIN_MESSAGE_ID"] == origin.properties["ORIGIN_MESSAGE_ID"]
+
+
+def test_a_message_larger_than_a_group_of_deliveries_comes_again_and_so_does_the_next(
+    engine: Engine,
+) -> None:
+    config = engine.store.config
+    bodies = [b"l" * (config.group_bytes_max + 1000), b"small"]
+    for body in bodies:
+        (append,) = engine.store.put_inner([InnerMessage("t", 0, body)])
+        engine.confirm()
+        send_back(engine.store, "g", "t", 0, append.first_offset)
+    engine.confirm()
+    engine.clock.advance(10_000)
+    delays = DelayService(engine.store)
+    for _ in bodies:
+        delays.run_once(engine.clock.now_ms())
+        engine.confirm()
+    assert [each.body for each in engine.read("%RETRY%g", 0)] == bodies
+
+
+def test_a_message_that_could_not_be_delivered_again_is_refused_when_it_is_sent_back(
+    engine: Engine,
+) -> None:
+    largest = engine.store.config.record_bytes_max
+    (append,) = engine.store.put_inner([InnerMessage("t", 0, b"l" * (largest - 700))])
+    engine.confirm()
+    with pytest.raises(Rejected, match="sent back the message makes a record of") as refused:
+        send_back(engine.store, "g", "t", 0, append.first_offset)
+    assert (refused.value.field, refused.value.limit) == ("record", largest - GROUP_RESERVE_BYTES)
 
 
 def test_what_is_not_there_cannot_be_sent_back(engine: Engine) -> None:

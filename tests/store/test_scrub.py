@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,83 @@ def test_a_unit_that_was_replaced_between_two_reads_is_no_rot(own: Path, tmp_pat
     scrub.step()
     assert scrub.faults == []
     assert len(reads) == 2
+
+
+class Waits:
+    """An event that nobody sets, whose waits only the clock sees."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+
+    def wait(self, seconds: float) -> None:
+        self.clock.sleep_ms(math.ceil(seconds * 1000))
+
+    def clear(self) -> None:
+        pass
+
+
+def test_a_run_waits_seldom_for_small_units_and_keeps_its_pace_all_the_same(
+    own: Path, tmp_path: Path
+) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    scrub = scrub_of(root, clock)
+    scrub._wake = Waits(clock)  # type: ignore[assignment]
+    scrub.run(lambda: scrub.counters.passes == 1)
+    end = units_of(root)[-1].end
+    assert sum(clock.slept) == pytest.approx(1000 * end / PACE, abs=60)
+    assert min(clock.slept) >= 50
+    # The pass is over: it waits for the next one, in long pieces.
+    clock.slept.clear()
+    scrub.run(lambda: sum(clock.slept) >= PAUSE_MS)
+    assert clock.slept == [5_000.0] * (PAUSE_MS // 5_000)
+
+
+def test_a_hole_in_the_chain_is_told_once_and_the_pass_goes_on_behind_it(
+    own: Path, tmp_path: Path
+) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    end = units_of(root)[-1].end
+    first = root / CHAIN / f"{0:020d}"
+    kept = first.read_bytes()[: 5 * 40]
+    first.write_bytes(kept)
+    scrub = scrub_of(root, clock, limit=end, bytes_per_s=0)
+    for _ in range(2 * len(units_of(root))):
+        scrub.step()
+    assert scrub.counters.passes == 1
+    assert [f.fields["offset"] for f in scrub.faults] == [unpack_units(kept)[-1].end]
+
+
+@pytest.mark.parametrize("how", ["recycled", "unlinked"])
+def test_a_file_that_is_deleted_while_it_is_read_is_no_damage(
+    own: Path, tmp_path: Path, how: str
+) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    end, start = units_of(root)[-1].end, 0
+    scrub = scrub_of(root, clock, limit=end)
+    scrub._start = lambda: start
+    real = scrub._read
+
+    def read(unit: ChainUnit) -> bytes | None:
+        """The deletion overtakes the read."""
+        nonlocal start
+        if not start:
+            first = root / FIRST_LOG
+            if how == "unlinked":
+                scrub._close_log()
+                first.unlink(missing_ok=True)
+            else:
+                with first.open("r+b") as file:
+                    file.write(bytes(SEGMENT))
+                start = SEGMENT
+        return real(unit)
+
+    scrub.step()
+    scrub._read = read  # type: ignore[method-assign]
+    if how == "unlinked":
+        # Seen, and gone before it is opened.
+        scrub._files.exists = lambda path: True  # type: ignore[method-assign]
+    assert scrub.one_pass() == []
+    assert scrub.counters.faults == 0
 
 
 def test_a_run_ends_when_it_is_told_to(own: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from raymq.store.state import SNAPSHOT, TOPIC, ShardState
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 from tests.support.crash_states import disk_of
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -26,13 +27,6 @@ CONFIG = StoreConfig(segment_size_bytes=16 * 1024, consume_queue_file_size_bytes
 
 def open_store(disk: SimulatedDisk) -> MessageStore:
     return MessageStore.open(ROOT, config=CONFIG, files=disk, clock=ManualClock())
-
-
-def confirm(store: MessageStore) -> None:
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
 
 
 def full_state() -> ShardState:

@@ -17,6 +17,7 @@ from raymq.store.message_store import MessageStore
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 from tests.support.simulated_disk import SimulatedDisk
 
 ROOT = Path("/s")
@@ -42,10 +43,7 @@ def fill(store: MessageStore, files: int) -> None:
     until_end = store.log.end + files * SIZE
     while store.log.end < until_end:
         store.put(request([b"x" * 900]))
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    while store.dispatched < store.log.confirmed:
-        store.dispatch(store.log.confirmed)
+    confirm(store)
 
 
 def prepare(store: MessageStore) -> None:

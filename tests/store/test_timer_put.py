@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from raymq.store.config import StoreConfig
 from raymq.store.delay.delay_levels import TIMER_TOPIC
-from raymq.store.errors import Rejected
+from raymq.store.errors import Rejected, Unavailable
 from raymq.store.record import Row
 from raymq.store.records.properties import encode
 from raymq.store.requests import PutRequest
@@ -51,6 +52,18 @@ def test_a_batch_is_delivered_once_without_its_producers_stamp(world):
     world.confirm()
     world.run_out()
     assert len(world.arrived()) == 101
+
+
+def test_columns_for_a_second_that_too_many_wait_for_are_refused(tmp_path: Path) -> None:
+    world = DelayWorld(tmp_path, config=replace(CONFIG, timer_congest_num_each_slot=5))
+    world.store.create_topic("t", 2, [0])
+    put(world, GOOD, rows=5)
+    world.confirm()
+    world.run()
+    with pytest.raises(Unavailable, match="5 messages wait") as refused:
+        put(world, GOOD, sequence=5)
+    assert refused.value.fields["status"] == "WHEEL_TIMER_FLOW_CONTROL"
+    put(world, {**GOOD, "TIMER_OUT_MS": str(START_MS + 4_000)}, sequence=5)
 
 
 def test_a_row_that_goes_alone_is_checked_and_delivered_too(world):

@@ -221,6 +221,19 @@ def test_after_the_clock_went_back_new_timers_wait_for_the_time_it_shows(world):
     assert len(world.arrived()) == 2
 
 
+def test_a_timer_larger_than_a_group_of_deliveries_blocks_no_other(world):
+    # None of ours: the door refuses them. RocketMQ's may be as large as half a file.
+    size = CONFIG.group_bytes_max + 1000
+    late, due = {"TIMER_OUT_MS": "1000"}, {"TIMER_OUT_MS": str(START_MS + 3_000)}
+    for times in (late, due):
+        for body in (b"a", b"l" * size, b"z"):
+            real = {**times, "REAL_TOPIC": "t", "REAL_QID": "0"}
+            world.store.put_inner([InnerMessage(TIMER_TOPIC, 0, body, real)])
+    world.confirm()
+    world.run_out()
+    assert [len(body) for body in bodies(world)] == [1, size, 1] * 2
+
+
 def test_what_names_no_queue_is_counted_and_left_out(world):
     out = {"TIMER_OUT_MS": str(START_MS)}
     for properties in (

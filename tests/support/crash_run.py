@@ -5,12 +5,16 @@ Each worker is a new interpreter that builds its trace itself: nothing but names
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
@@ -26,6 +30,10 @@ Done = TypeVar("Done")
 SECOND_LIMIT = 6
 #: disks of each trace whose recovery crashes again
 SECOND_IMAGES = 4
+#: where a process sets the nice value of its session
+AUTOGROUP = Path("/proc/self/autogroup")
+#: of <sys/prctl.h>
+PR_SET_PDEATHSIG = 1
 
 
 class Task(NamedTuple):
@@ -106,9 +114,20 @@ def _check(checker: Checker, image: SimulatedDisk, power: bool, where: str) -> N
         raise
 
 
+def _end_with_parent() -> None:
+    """A worker would wait for ever for tasks of a parent that was killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _only_idle_time() -> None:
     """What else the machine does is not held up: these workers run beside other tests."""
+    _end_with_parent()
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    # The kernel may share the cores out among sessions first (sched_autogroup): idle work of one session then takes
+    # as much as a Ray in another. So these have one of their own, of the least weight.
+    os.setsid()
+    with contextlib.suppress(OSError):
+        AUTOGROUP.write_text("19")
 
 
 class Explorers:
@@ -119,7 +138,7 @@ class Explorers:
         self._pool = ProcessPoolExecutor(
             len(os.sched_getaffinity(0)),
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=_only_idle_time if beside else None,
+            initializer=_only_idle_time if beside else _end_with_parent,
         )
         self._futures: dict[Any, Future[Any]] = {}
 
@@ -138,5 +157,8 @@ class Explorers:
         return done
 
     def close(self) -> None:
-        """End the workers; what did not begin is left out."""
+        """End the workers; of a run that was broken off also what they are at."""
+        if not all(future.done() for future in self._futures.values()):
+            for worker in self._pool._processes.values():
+                worker.terminate()
         self._pool.shutdown(cancel_futures=True)

@@ -21,6 +21,7 @@ from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
+from tests.support.confirming import dispatch_all
 from tests.support.crash_states import disk_of
 from tests.support.simulated_disk import Base, SimulatedDisk
 
@@ -229,12 +230,6 @@ class Trace:
 
 def open_store(disk: SimulatedDisk, config: StoreConfig = CONFIG) -> MessageStore:
     return MessageStore.open(ROOT, config=config, files=disk, clock=ManualClock())
-
-
-def dispatch_all(store: MessageStore) -> None:
-    while store.dispatched < store.log.confirmed:
-        before = store.dispatched
-        assert store.dispatch(store.log.confirmed) > before
 
 
 @contextmanager

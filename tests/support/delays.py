@@ -17,11 +17,14 @@ from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import decode
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 
 CONFIG = StoreConfig(
     segment_size_bytes=32 * 1024,
     consume_queue_file_size_bytes=2000,
     timer_log_file_size_bytes=4096,
+    max_hash_slot_num=100,
+    max_index_num=400,
     prewrite_window_bytes=8 * 1024,
     max_message_bytes=2000,
     message_delay_level="1s 5s 10s 1m",
@@ -96,11 +99,7 @@ class DelayWorld:
 
     def confirm(self) -> None:
         """Sync, confirm, dispatch."""
-        log = self.store.log
-        log.sync()
-        log.note_confirmed(log.end)
-        while self.store.dispatched < log.confirmed:
-            self.store.dispatch(log.confirmed)
+        confirm(self.store)
 
     def put(self, message: InnerMessage) -> None:
         """Through the door's hook."""

@@ -10,6 +10,7 @@ from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.stored_message import StoredMessage, read
 from raymq.store.services.transaction import TransactionService
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
 
 CONFIG = StoreConfig(segment_size_bytes=256 * 1024, consume_queue_file_size_bytes=20_000)
 
@@ -33,10 +34,7 @@ class Engine:
 
     def confirm(self) -> None:
         store = self.store
-        store.log.sync()
-        store.log.note_confirmed(store.log.end)
-        while store.dispatched < store.log.confirmed:
-            store.dispatch(store.log.confirmed)
+        confirm(store)
 
     def prepare(self, body: bytes, **properties: str) -> int:
         message = InnerMessage(

@@ -14,13 +14,13 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, DeliveryUnknown, RayMQError
 from raymq.store.message_store import MessageStore
 from tests.support.batches import request
+from tests.support.confirming import confirm, dispatch_all
 from tests.support.crash_states import last_states
 from tests.support.crash_traces import (
     CONFIG,
     POOLED,
     SEED,
     WITH_MEMORY,
-    dispatch_all,
     fixed_names,
     open_store,
 )
@@ -363,9 +363,7 @@ def _check(host: Host) -> None:
 
 def _check_opened(store: MessageStore, host: Host, *, power: bool) -> None:
     store.log.commit_pool()
-    store.log.sync()
-    store.log.note_confirmed(store.log.end)
-    dispatch_all(store)
+    confirm(store)
     found = _bodies(store)
     acked = set(host.acked)
     assert [body for body in found if body in acked] == host.acked, "an acknowledged record is lost"

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from raymq.actors.shard_api import PutTicket
-from raymq.cluster.flight_server import Server, serve
-from raymq.cluster.routes import Routes
+from raymq.cluster.transport.flight_server import Server, serve
+from raymq.cluster.transport.routes import Routes
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig

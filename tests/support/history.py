@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import raymq
-from raymq.cluster.send_future import SendFuture
+from raymq.cluster.produce.send_future import SendFuture
 from raymq.store.errors import Unavailable
 
 Lane = tuple[int, int]

@@ -80,15 +80,3 @@ def put_inner(store: MessageStore, kind: Kind) -> None:
         prepared_transaction_offset=kind.get("prepared", 0),
     )
     store.put_inner([transform(message, store.clock.now_ms(), store.config)])
-
-
-def dispatch_all(store: MessageStore) -> None:
-    """Sync, confirm and dispatch all that is in the log."""
-    log = store.log
-    log.sync()
-    log.note_confirmed(log.end)
-    while store.dispatched < log.end or store.index_behind:
-        before = (store.dispatched, store.index.indexed)
-        store.dispatch(log.end)
-        if (store.dispatched, store.index.indexed) == before:
-            raise ValueError(f"dispatch stays at {before}, the log ends at {log.end}")

@@ -17,8 +17,8 @@ from raymq.store.files import Files
 from raymq.store.index.query import Boundary
 from raymq.store.message_store import MessageStore
 from raymq.store.records.properties import decode as decode_properties
+from tests.support.confirming import confirm_with_index
 from tests.support.oracle import copied
-from tests.support.put_kinds import dispatch_all
 
 Line = dict[str, Any]
 #: the names that a line is known by, a kind
@@ -81,7 +81,7 @@ def read_copy(root: Path, config: StoreConfig, *, files: Files | None = None) ->
     with copied(root, root.parent) as copy:
         store = MessageStore.open(copy, config=config, files=files)
         try:
-            dispatch_all(store)
+            confirm_with_index(store)
             read = [*records(store, config.segment_size_bytes), *queues(store)]
             return [*read, *asked(store, expected_times(read)), *asked(store, expected_keys(read))]
         finally:

@@ -1,0 +1,428 @@
+"""A benchmark from begin to end: topics, workers, merged figures, verification, the highest rate."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from raymq.cluster.deploy import ray_host
+from raymq.cluster.deploy.ray_host import RayTarget
+from raymq.cluster.paths import ClusterPaths
+from raymq.store.errors import Rejected, Unavailable
+from raymq.store.files import Files
+
+from .check import LaneRange, Ledger, Verdict
+from .crew import LEAD_S, Crew, LocalCrew, RayCrew
+from .job import READY, Job, Received, Sent, Snapshot
+from .plan import BenchPlan, check_limit_ms
+from .series import Series
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+Runner = Literal["auto", "ray", "processes"]
+
+#: how long workers may take to start: a busy machine imports slowly
+START_TIMEOUT_S = 120.0
+_EVENT_WAIT_S = 0.2
+#: a rate is kept up when so much of it was acknowledged within the time
+KEPT_UP = 0.98
+#: the search for the highest rate ends with so close a result, or after so many rounds
+SEARCH_PRECISION = 0.05
+SEARCH_ROUNDS = 8
+
+
+class Watcher:
+    """Who is told how a run goes; this one does nothing. progress.py shows it."""
+
+    def phase(self, text: str, seconds: float | None) -> None:
+        """Something else begins, which takes about so long."""
+
+    def figures(self, round_: Round) -> None:
+        """New figures are in."""
+
+    def done(self) -> None:
+        """Nothing more comes."""
+
+
+@dataclass
+class Round:
+    """What the workers of one round told."""
+
+    plan: BenchPlan
+    #: channel -> its figures
+    series: dict[str, Series] = field(default_factory=dict)
+    sent: list[Sent] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
+
+    def take(self, item: Any) -> None:
+        """One thing that a worker said."""
+        if isinstance(item, Snapshot):
+            self.series.setdefault(item.channel, Series(self.plan)).add(item)
+        elif isinstance(item, Sent):
+            self.sent.append(item)
+        elif isinstance(item, Received):
+            self.received.append(item)
+
+    @property
+    def ledgers(self) -> list[Ledger]:
+        """All promises."""
+        return [sent.ledger for sent in self.sent]
+
+    @property
+    def unsent(self) -> int:
+        """Messages that were due and not sent."""
+        return sum(sent.unsent for sent in self.sent)
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """Kind of error -> batches."""
+        total: dict[str, int] = {}
+        for sent in self.sent:
+            for kind, count in sent.errors.items():
+                total[kind] = total.get(kind, 0) + count
+        return total
+
+    def channel(self) -> str:
+        """The channel that the mode is about."""
+        return {"produce": "send", "consume": "poll", "e2e": "receive"}[self.plan.mode]
+
+
+@dataclass
+class Outcome:
+    """A whole run."""
+
+    plan: BenchPlan
+    #: "ray" or "processes"
+    runner: str
+    cluster: dict[str, Any]
+    #: the round that counts: the only one, or the best of the search
+    round: Round
+    #: what the log holds; None: not asked for
+    verdict: Verdict | None
+    #: what the consumers of the run got; None: there were none
+    consumed: Verdict | None
+    #: of the search for the highest rate: each round's rate, figures and whether it was kept up
+    search: list[dict[str, Any]] = field(default_factory=list)
+    #: milliseconds that the 99th percentile may have in the search
+    limit_ms: float | None = None
+
+    @property
+    def sound(self) -> bool:
+        """Nothing was lost, repeated, out of order, damaged or left unread."""
+        return not any(verdict and verdict.faults for verdict in (self.verdict, self.consumed))
+
+
+class Bench:
+    """Runs rounds of one plan against one cluster, and verifies them all at the end."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        plan: BenchPlan,
+        *,
+        runner: Runner = "auto",
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._plan = replace(plan, run=secrets.randbelow(2**62) + 1)
+        self._watcher = watcher or Watcher()
+        self._runner = self._choose(runner)
+        self._ray: Any = None
+        #: lane -> (its shard, the offset at which this run begins)
+        self._begin: dict[int, tuple[int, int]] = {}
+        self._ledgers: list[Ledger] = []
+        self._consumed: Verdict | None = None
+
+    def _choose(self, runner: Runner) -> str:
+        reachable = self._cluster.ray_address is not None
+        if runner == "ray" and not reachable:
+            raise Rejected(
+                "the cluster's Ray is not known from here: use --runner processes, or name the "
+                "cluster by its data directory or name instead of raymq://",
+                field="runner",
+                limit="processes",
+            )
+        if runner == "auto":
+            return "ray" if reachable else "processes"
+        return runner
+
+    def run(self, *, find_max_ms: float | None = None, verify: bool = True) -> Outcome:
+        """One round, or with `find_max_ms` the search for the highest rate whose p99 stays below it.
+
+        Raises: Rejected for a plan that cannot be run here; what ended a worker.
+        """
+        if find_max_ms is not None:
+            check_limit_ms(find_max_ms)
+        if find_max_ms is not None and (self._plan.rate or self._plan.mode == "consume"):
+            raise Rejected(
+                "the search finds the rate itself, of produce or e2e: leave --rate away",
+                field="find_max",
+                limit="no rate",
+            )
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._watcher.done)
+            stack.enter_context(self._session())
+            for name in self._plan.topic_names:
+                self._cluster.create_topic(name, queues=self._plan.queues)
+            self._begin = {lane: (shard, last) for lane, shard, last in self._ends()}
+            self._choose_lanes()
+            search: list[dict[str, Any]] = []
+            if find_max_ms is None:
+                best = self._round(self._plan)
+            else:
+                best = self._search(find_max_ms, search)
+            verdict = self._verify() if verify else None
+            return Outcome(
+                plan=best.plan,
+                runner=self._runner,
+                cluster=self._cluster.describe(),
+                round=best,
+                verdict=verdict,
+                consumed=self._consumed,
+                search=search,
+                limit_ms=find_max_ms,
+            )
+
+    def _choose_lanes(self) -> None:
+        """Raises: Rejected for a shard that there is not, or that has no queue of the topics."""
+        shards = self._plan.shards
+        if shards is None:
+            return
+        for shard in shards:
+            if shard >= self._cluster.shards:
+                raise Rejected(
+                    f"shards names {shard}: the cluster has 0 to {self._cluster.shards - 1}",
+                    field="shards",
+                    limit=self._cluster.shards - 1,
+                )
+            if all(shard != place for place, _ in self._begin.values()):
+                raise Rejected(
+                    f"shards names {shard}, which has none of the {self._plan.queues} queues of a "
+                    f"topic: use at least --queues {self._cluster.shards}, or another --topic",
+                    field="shards",
+                    limit=self._plan.queues,
+                )
+        used = tuple(lane for lane, (place, _) in self._begin.items() if place in shards)
+        self._plan = replace(self._plan, used_lanes=used)
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[None]:
+        if self._runner != "ray":
+            yield
+            return
+        with ray_host.session(self._target()) as self._ray:
+            yield
+
+    def _target(self) -> RayTarget:
+        """The cluster's Ray, with its authentication where its data directory is here."""
+        if self._cluster.data_dir is not None:
+            found = ray_host.running_target(ClusterPaths(self._cluster.data_dir), Files())
+            if found is not None:
+                return found
+        return RayTarget(address=str(self._cluster.ray_address))
+
+    # --- rounds ---------------------------------------------------------------------------------
+
+    def _round(self, plan: BenchPlan) -> Round:
+        if plan.mode == "consume":
+            return self._consume(plan)
+        senders = [
+            Job(plan, "produce", worker=plan.first_worker + number)
+            for number in range(plan.workers)
+        ]
+        jobs = [*senders, *(self._readers(plan) if plan.mode == "e2e" else [])]
+        rate = "" if plan.rate is None else f" at {plan.rate:,.0f} messages/s"
+        found = self._work(plan, f"{plan.mode}{rate}", jobs, plan.warmup_s + plan.duration_s)
+        self._check(found)
+        return found
+
+    def _consume(self, plan: BenchPlan) -> Round:
+        """Send a backlog, then read it."""
+        plan = replace(plan, warmup_s=0.0)
+        each = -(-plan.messages // plan.workers)
+        fill = [Job(plan, "produce", worker=number, rows=each) for number in range(plan.workers)]
+        filled = self._work(plan, f"sending {plan.messages:,} messages", fill, None)
+        self._check(filled)
+        ranges = self._ranges()
+        shares = _shares(ranges, plan.workers)
+        jobs = [Job(plan, "read", ranges=tuple(share)) for share in shares if share]
+        found = self._work(plan, "consume", jobs, None)
+        found.sent = filled.sent
+        found.series["poll"].seconds = max(each.seconds for each in found.received)
+        self._compare_received(found)
+        return found
+
+    def _readers(self, plan: BenchPlan) -> list[Job]:
+        places = [LaneRange(lane, shard, last, -1) for lane, shard, last in self._ends()]
+        shares = _shares(places, plan.consumers)
+        return [Job(plan, "read", ranges=tuple(share), live=True) for share in shares if share]
+
+    def _work(
+        self, plan: BenchPlan, text: str, jobs: Sequence[Job], seconds: float | None
+    ) -> Round:
+        """Let workers do their jobs. Returns: all that they told."""
+        found = Round(plan)
+        sending = {number for number, job in enumerate(jobs) if job.kind == "produce"}
+        live = any(job.live for job in jobs)
+        self._watcher.phase(f"starting {len(jobs)} workers ({self._runner})", None)
+        with contextlib.closing(self._crew(jobs)) as crew:
+            _start(crew, len(jobs))
+            self._watcher.phase(text, seconds)
+            running = set(range(len(jobs)))
+            while running:
+                for number, item in crew.events(_EVENT_WAIT_S):
+                    found.take(item)
+                    if item is None:
+                        running.discard(number)
+                self._watcher.figures(found)
+                if live and sending and not sending & running:
+                    sending.clear()
+                    crew.end({lane: last for lane, _, last in self._ends()})
+        if live:
+            self._compare_received(found)
+        self._ledgers += found.ledgers
+        return found
+
+    def _crew(self, jobs: Sequence[Job]) -> Crew:
+        if self._runner == "ray":
+            return RayCrew(self._ray, self._cluster, jobs)
+        return LocalCrew(self._cluster, jobs)
+
+    def _check(self, found: Round) -> None:
+        """Raises: Unavailable when nothing at all was acknowledged."""
+        if not any(ledger.acknowledged for ledger in found.ledgers):
+            why = next((sent.first_error for sent in found.sent if sent.first_error), "no answer")
+            raise Unavailable(f"not one message was acknowledged: {why}", field="bench")
+
+    def _compare_received(self, found: Round) -> None:
+        """What the consumers got against what was promised."""
+        verdict = self._consumed = self._consumed or Verdict()
+        got: dict[tuple[int, int], int] = {}
+        for each in found.received:
+            verdict.add(each.verdict)
+            got.update(each.rows)
+        for ledger in found.ledgers:
+            verdict.acknowledged += ledger.acknowledged
+            for lane, promised in ledger.lanes.items():
+                wanted = sum(end - first for first, end in promised.acknowledged)
+                missing = wanted - got.get((ledger.worker, lane), 0)
+                if missing > 0:
+                    verdict.unread += missing
+                    topic, queue = found.plan.lane(lane)
+                    verdict.tell(
+                        f"worker {ledger.worker}, {topic} queue {queue}: {missing} acknowledged "
+                        "rows did not come"
+                    )
+
+    # --- offsets and verification ---------------------------------------------------------------
+
+    def _ends(self) -> Iterator[tuple[int, int, int]]:
+        """(lane, shard, the offset behind its last message) now."""
+        for topic, name in enumerate(self._plan.topic_names):
+            for queue in self._cluster.describe_topic(name)["queues"]:
+                lane = topic * self._plan.queues + queue["queue"]
+                yield lane, queue["shard"], queue["max_offset"]
+
+    def _ranges(self) -> list[LaneRange]:
+        """What this run stored, by lane."""
+        return [
+            LaneRange(lane, shard, self._begin[lane][1], last) for lane, shard, last in self._ends()
+        ]
+
+    def _verify(self) -> Verdict:
+        """Read everything back, with as many workers as sent."""
+        plan, ledgers = self._plan, tuple(self._ledgers)
+        ranges = self._ranges()
+        jobs = [
+            Job(plan, "verify", ranges=tuple(share), ledgers=ledgers)
+            for share in _shares(ranges, plan.workers)
+            if share
+        ]
+        verdict = Verdict()
+        total = sum(place.last - place.first for place in ranges)
+        self._watcher.phase(f"reading {total:,} messages back", None)
+        with contextlib.closing(self._crew(jobs)) as crew:
+            _start(crew, len(jobs))
+            running = len(jobs)
+            while running:
+                for _, item in crew.events(_EVENT_WAIT_S):
+                    if isinstance(item, Verdict):
+                        verdict.add(item)
+                    running -= item is None
+        return verdict
+
+    # --- the highest rate -----------------------------------------------------------------------
+
+    def _search(self, limit_ms: float, told: list[dict[str, Any]]) -> Round:
+        """Halve the interval of rates until it is small; each round is a whole open loop.
+
+        Raises: Rejected when not even the lowest rate tried stays below the limit.
+        """
+        plan = self._plan
+        closed = self._round(plan)
+        low, high = 0.0, 1.5 * closed.series["send"].messages_per_s()
+        best: Round | None = None
+        for number in range(1, SEARCH_ROUNDS + 1):
+            rate = (low + high) / 2
+            first = plan.first_worker + number * plan.workers
+            found = self._round(replace(plan, rate=rate, first_worker=first))
+            facts = judge(found, limit_ms)
+            told.append(facts)
+            if facts["kept_up"]:
+                low, best = rate, found
+            else:
+                high = rate
+            if best is not None and high - low <= SEARCH_PRECISION * high:
+                break
+        if best is None:
+            raise Rejected(
+                f"p99 is above {limit_ms:g} ms even at {told[-1]['rate']:,.0f} messages/s: "
+                f"{told[-1]['p99_ms']:g} ms. Allow more, or see what holds the cluster up",
+                field="find_max",
+                limit=limit_ms,
+            )
+        return best
+
+
+def judge(found: Round, limit_ms: float) -> dict[str, Any]:
+    """Whether a round's rate was kept up with a p99 below the limit, and its figures."""
+    series = found.series[found.channel()]
+    rate = found.plan.rate or 0.0
+    achieved, p99_ms = series.messages_per_s(), series.latency.percentile(99.0) / 1000
+    kept_up = achieved >= KEPT_UP * rate and p99_ms <= limit_ms and not found.errors
+    return {
+        "rate": round(rate, 1),
+        "achieved": round(achieved, 1),
+        "p99_ms": p99_ms,
+        "unsent": found.unsent,
+        "kept_up": kept_up and not found.unsent,
+    }
+
+
+def _shares(ranges: list[LaneRange], parts: int) -> list[list[LaneRange]]:
+    """Ranges dealt out, the long ones first."""
+    shares: list[list[LaneRange]] = [[] for _ in range(parts)]
+    for place in sorted(ranges, key=lambda place: place.first - place.last):
+        min(shares, key=lambda share: (sum(p.last - p.first for p in share), len(share))).append(
+            place
+        )
+    return shares
+
+
+def _start(crew: Crew, workers: int) -> None:
+    """Wait until all are ready, then let them begin together. Raises: Unavailable."""
+    ready, give_up = 0, time.monotonic() + START_TIMEOUT_S
+    while ready < workers:
+        if time.monotonic() > give_up:
+            raise Unavailable(
+                f"{workers - ready} of {workers} workers did not start within "
+                f"{START_TIMEOUT_S:.0f} s; use fewer --workers",
+                field="workers",
+            )
+        ready += sum(item == READY for _, item in crew.events(_EVENT_WAIT_S))
+    crew.go(time.time() + LEAD_S)

@@ -1,0 +1,321 @@
+"""How a benchmark's worker sends: a closed loop, or an open one that keeps its times.
+
+Coordinated omission: in an open loop every message has a time at which it is due, whatever happened
+to those before it, and its latency counts from then, also when a stalled server kept the worker
+from sending it, and also when it was not sent at all before the end. Imports no Ray.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.cluster.messages.keys import keys_of
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.produce.producer import Producer
+from raymq.cluster.transport.routes import Routes
+from raymq.store.errors import RayMQError, Rejected, StorageFull, Unavailable
+
+from .check import Ledger
+from .histogram import Histogram
+from .job import BenchClock, Job, Meter, Sent, Snapshot
+from .messages import RowMaker, body_bytes
+from .plan import BenchPlan
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+Int64s = npt.NDArray[np.int64]
+
+#: answers that nobody gave for so long after the end stay open
+ANSWERS_TIMEOUT_S = 150.0
+#: what was due before the end is sent for so long after it; a worker that is further behind gives up
+GRACE_S = 1.0
+#: rows that were due and never sent are counted in parts of so many
+_UNSENT_ROWS = 1_000_000
+#: what certainly stored nothing (design D11)
+_REFUSALS = (Rejected, Unavailable, StorageFull)
+
+#: called once for every part of a batch: its first row, its rows, the error or None
+Done = Callable[[int, int, BaseException | None], None]
+
+
+class Transport(Protocol):
+    """How rows get to the cluster."""
+
+    def prepare(self, topic: str) -> None:
+        """Look the topic up, so that the first send is as quick as the others."""
+
+    def send(self, topic: str, queue_id: int, rows: pa.RecordBatch, done: Done) -> None:
+        """Send rows of PUT_SCHEMA; may block while buffers are full. Raises: RayMQError."""
+
+    def close(self) -> None:
+        """End; what is not answered fails."""
+
+
+class BatchTransport:
+    """Columns by BatchSender: one answer a batch."""
+
+    def __init__(self, cluster: Cluster, plan: BenchPlan) -> None:
+        self._sender = BatchSender(Routes.of(cluster), acks=plan.acks)
+
+    def prepare(self, topic: str) -> None:
+        """See Transport."""
+        self._sender.topic(topic)
+
+    def send(self, topic: str, queue_id: int, rows: pa.RecordBatch, done: Done) -> None:
+        """See Transport."""
+        count = rows.num_rows
+        future = self._sender.send(topic, queue_id, rows)
+        future.add_done_callback(lambda ended: done(0, count, ended.exception()))
+
+    def close(self) -> None:
+        """See Transport."""
+        self._sender.close()
+
+
+class MessageTransport:
+    """Message by message through Producer: one answer a message."""
+
+    def __init__(self, cluster: Cluster, plan: BenchPlan) -> None:
+        # Here the linger time is the producer's: the schedule hands over what is due at once.
+        self._producer = Producer(cluster, acks=plan.acks, linger_ms=plan.linger_ms)
+        self._cluster = cluster
+
+    def prepare(self, topic: str) -> None:
+        """See Transport."""
+        Routes.of(self._cluster).topic(topic)
+
+    def send(self, topic: str, queue_id: int, rows: pa.RecordBatch, done: Done) -> None:
+        """See Transport."""
+        keys = keys_of(rows.column("properties")).to_pylist()
+        for row, body in enumerate(rows.column("body").to_pylist()):
+            try:
+                future = self._producer.send(topic, body, key=keys[row], queue_id=queue_id)
+            except RayMQError as error:
+                done(row, 1, error)
+                continue
+            future.add_done_callback(lambda ended, row=row: _tell(ended, row, done))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """See Transport."""
+        # Everything was answered, or waited for long enough; failures are in the ledger already.
+        try:
+            self._producer.close(timeout=1.0)
+        except RayMQError:
+            pass
+
+
+def _tell(ended: Any, row: int, done: Done) -> None:
+    try:
+        ended.result(0)
+    except BaseException as error:
+        done(row, 1, error)
+    else:
+        done(row, 1, None)
+
+
+class Schedule:
+    """Open loop: when each message of a worker is due, counted from the start of the run."""
+
+    def __init__(self, plan: BenchPlan, worker: int, start: float) -> None:
+        self._rate = (plan.rate or 0.0) / plan.workers
+        # Workers take turns, instead of sending all at the same moments.
+        self._start = start + (worker % plan.workers) / plan.workers / self._rate
+        self._batch = plan.batch
+        self._linger_s = 0.0 if plan.api == "messages" else plan.linger_ms / 1000
+        #: messages taken so far
+        self.taken = 0
+
+    def due(self, number: int) -> float:
+        """When a message is due, monotonic seconds."""
+        return self._start + number / self._rate
+
+    def waiting(self, now: float) -> int:
+        """Messages that are due and not taken."""
+        if now < self._start:
+            return 0
+        return max(int((now - self._start) * self._rate) + 1 - self.taken, 0)
+
+    def take(self, now: float) -> npt.NDArray[np.float64] | None:
+        """Due times of the next batch: a full one, or what has waited for the linger time."""
+        count = min(self.waiting(now), self._batch)
+        if not count or (count < self._batch and now < self.next_time(now)):
+            return None
+        return self.skip(count)
+
+    def skip(self, count: int) -> npt.NDArray[np.float64]:
+        """Take so many. Returns: when they were due."""
+        first, self.taken = self.taken, self.taken + count
+        return self._start + np.arange(first, first + count) / self._rate
+
+    def next_time(self, now: float) -> float:
+        """When `take` has something."""
+        return min(self.due(self.taken) + self._linger_s, self.due(self.taken + self._batch - 1))
+
+
+class Sending:
+    """One sending worker: makes rows, sends them as the plan says, counts the answers."""
+
+    def __init__(self, job: Job, transport: Transport, clock: BenchClock) -> None:
+        self._job = job
+        self._plan = job.plan
+        self._transport = transport
+        self._clock = clock
+        self._maker = RowMaker(job.plan, job.worker)
+        self._window = job.plan.in_flight * job.plan.batch
+        self._offset_us = 0.0
+        #: guards everything below
+        self._changed = threading.Condition()
+        self._ledger = Ledger(job.worker)
+        self._errors: dict[str, int] = {}
+        self._first_error: str | None = None
+        #: what does not get better by going on
+        self._fatal: RayMQError | None = None
+        self._in_flight = 0
+        self._sent = 0
+        self._meter: Meter
+
+    def run(self, start: float) -> Iterator[Snapshot | Sent]:
+        """From `start` (monotonic seconds) to the end of the plan, and until all is answered.
+
+        Raises: an error that trying again does not mend (design D11: `retriable`).
+        """
+        plan, clock = self._plan, self._clock
+        self._offset_us = clock.wall_us() - clock.monotonic() * 1e6
+        self._meter = Meter("send", plan, start)
+        schedule = None if plan.rate is None else Schedule(plan, self._job.worker, start)
+        end = start + plan.warmup_s + plan.duration_s
+        if self._job.rows is not None:
+            end = float("inf")
+        self._wait(lambda: False, start)
+        while (now := clock.monotonic()) < end and not self._enough():
+            yield from self._snapshots(self._meter.number(now))
+            if schedule is None:
+                self._send_closed(min(end, self._meter.end_of(now)))
+            else:
+                due = schedule.take(now)
+                if due is None:
+                    until = min(end, self._meter.end_of(now), schedule.next_time(now))
+                    self._wait(lambda: False, until)
+                else:
+                    self._send(due)
+        unsent = 0 if schedule is None else self._finish_schedule(schedule, end)
+        yield from self._wait_for_answers()
+        if self._fatal is not None:
+            raise self._fatal
+        with self._changed:
+            yield Sent(self._ledger, unsent, self._errors, self._first_error)
+
+    def _enough(self) -> bool:
+        return self._job.rows is not None and self._sent >= self._job.rows
+
+    def _send_closed(self, until: float) -> None:
+        """Send the next batch when the window has room for it, or return at `until`."""
+        count = self._plan.batch
+        if self._job.rows is not None:
+            count = min(count, self._job.rows - self._sent)
+        if self._wait(lambda: self._in_flight + count <= self._window, until):
+            self._send(np.full(count, self._clock.monotonic()))
+
+    def _wait(self, ready: Callable[[], bool], until: float) -> bool:
+        with self._changed:
+            self._clock.wait_for(self._changed, ready, until - self._clock.monotonic())
+            return ready()
+
+    def _send(self, due: npt.NDArray[np.float64]) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+        due_us = (due * 1e6 + self._offset_us).astype(np.int64)
+        self._sent += len(due)
+        before = dict(self._maker.sequences)
+        for lane, lane_due_us, rows in self._maker.make(due_us):
+            first = before.get(lane, 0)
+            sizes = body_bytes(rows.column("body")) / rows.num_rows
+            with self._changed:
+                self._in_flight += rows.num_rows
+                self._ledger.leave_open(lane, first, rows.num_rows)
+
+            def done(
+                row: int,
+                count: int,
+                error: BaseException | None,
+                lane: int = lane,
+                first: int = first,
+                due_us: Int64s = lane_due_us,
+                size: float = sizes,
+            ) -> None:
+                self._done(lane, first + row, due_us[row : row + count], count * size, error)
+
+            topic, queue = self._plan.lane(lane)
+            try:
+                self._transport.send(topic, queue, rows, done)
+            except RayMQError as error:
+                done(0, rows.num_rows, error)
+
+    def _done(
+        self, lane: int, first: int, due_us: Int64s, size: float, error: BaseException | None
+    ) -> None:
+        now = self._clock.monotonic()
+        now_us = int(now * 1e6 + self._offset_us)
+        count = len(due_us)
+        with self._changed:
+            self._in_flight -= count
+            if error is None:
+                self._ledger.acknowledge(lane, first, count)
+                tick = self._meter.at(now)
+                tick.messages += count
+                tick.payload_bytes += int(size)
+                _record(tick.latency, now_us, due_us)
+            else:
+                if isinstance(error, _REFUSALS):
+                    self._ledger.refuse(lane, first, count)
+                kind = type(error).__name__
+                self._errors[kind] = self._errors.get(kind, 0) + 1
+                self._first_error = self._first_error or str(error)
+                if isinstance(error, RayMQError) and not error.retriable:
+                    self._fatal = self._fatal or error
+            self._changed.notify_all()
+
+    def _finish_schedule(self, schedule: Schedule, end: float) -> int:
+        """Send what was due before the end. Returns: the messages that could not be sent.
+
+        These count with the time that they had waited so far.
+        """
+        # What is due at the end itself is not of this run, however the sum of two floats came out.
+        last = end - 1e-6
+        while schedule.waiting(last) and self._clock.monotonic() < end + GRACE_S:
+            self._send(schedule.skip(min(schedule.waiting(last), self._plan.batch)))
+        now, total = self._clock.monotonic(), schedule.waiting(last)
+        now_us, left = int(now * 1e6 + self._offset_us), total
+        while left:
+            count = min(left, _UNSENT_ROWS)
+            due_us = (schedule.skip(count) * 1e6 + self._offset_us).astype(np.int64)
+            with self._changed:
+                self._meter.at(now).latency.record(now_us - due_us)
+            left -= count
+        return total
+
+    def _snapshots(self, before: int | None) -> list[Snapshot]:
+        with self._changed:
+            return self._meter.take(before)
+
+    def _wait_for_answers(self) -> Iterator[Snapshot]:
+        give_up = self._clock.monotonic() + ANSWERS_TIMEOUT_S
+        while (now := self._clock.monotonic()) < give_up:
+            yield from self._snapshots(self._meter.number(now))
+            if self._wait(lambda: not self._in_flight, min(give_up, self._meter.end_of(now))):
+                break
+        yield from self._snapshots(None)
+
+
+def _record(histogram: Histogram, now_us: int, due_us: Int64s) -> None:
+    if due_us[0] == due_us[-1]:
+        histogram.record_repeated(now_us - int(due_us[0]), len(due_us))
+    else:
+        histogram.record(now_us - due_us)

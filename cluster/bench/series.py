@@ -1,0 +1,108 @@
+"""The figures of all workers of a round, merged: by tick, and as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .histogram import Histogram, merged
+from .job import Snapshot
+from .plan import BenchPlan
+
+
+@dataclass
+class Point:
+    """One tick of all workers."""
+
+    messages: int = 0
+    payload_bytes: int = 0
+    latency: Histogram = field(default_factory=Histogram)
+
+
+class Series:
+    """One channel of a round.
+
+    Throughput is what was done within the measured ticks. Latencies are those of all that was done
+    from the end of the warm-up on, also after the end: leaving the last ones out would leave out
+    the slow ones.
+    """
+
+    def __init__(self, plan: BenchPlan) -> None:
+        self._plan = plan
+        self.points: dict[int, Point] = {}
+        #: of a run without a fixed end (mode consume): its seconds
+        self.seconds: float | None = None
+
+    def add(self, snapshot: Snapshot) -> None:
+        """A worker's tick, or a part of it."""
+        point = self.points.setdefault(snapshot.tick, Point())
+        point.messages += snapshot.messages
+        point.payload_bytes += snapshot.payload_bytes
+        point.latency.merge(snapshot.latency)
+
+    @property
+    def window_s(self) -> float:
+        """Seconds that throughput is measured over."""
+        return self._plan.duration_s if self.seconds is None else max(self.seconds, 1e-9)
+
+    def width_s(self, tick: int) -> float:
+        """How long a tick was: the first of the warm-up and the last without a fixed end are cut."""
+        width = self._plan.tick_s
+        begin = max(tick * width, -self._plan.warmup_s)
+        end = (tick + 1) * width
+        if self.seconds is not None:
+            end = min(end, self.seconds)
+        return max(end - begin, 1e-9)
+
+    def _measured(self) -> list[Point]:
+        return [
+            point
+            for tick, point in self.points.items()
+            if tick >= 0 and (tick < self._plan.ticks or self.seconds is not None)
+        ]
+
+    def messages(self) -> int:
+        """Messages done within the measured time."""
+        return sum(point.messages for point in self._measured())
+
+    def messages_per_s(self) -> float:
+        """Their rate."""
+        return self.messages() / self.window_s
+
+    def payload_bytes(self) -> int:
+        """Bytes of their bodies."""
+        return sum(point.payload_bytes for point in self._measured())
+
+    @property
+    def latency(self) -> Histogram:
+        """All latencies but the warm-up's, microseconds."""
+        return merged([point.latency for tick, point in self.points.items() if tick >= 0])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        latency = self.latency
+        return {
+            "throughput": {
+                "messages": self.messages(),
+                "payload_bytes": self.payload_bytes(),
+                "window_s": round(self.window_s, 3),
+                "messages_per_s": round(self.messages_per_s(), 1),
+                "mb_per_s": round(self.payload_bytes() / self.window_s / 1e6, 3),
+            },
+            "latency": latency.summary_ms(),
+            "percentiles": [[percent, value / 1000] for percent, value in latency.curve()],
+            "ticks": [self._tick(tick) for tick in sorted(self.points)],
+        }
+
+    def _tick(self, tick: int) -> dict[str, Any]:
+        point, width = self.points[tick], self.width_s(tick)
+        p50, p99, top = point.latency.percentiles((50.0, 99.0, 100.0))
+        return {
+            "t_s": round(tick * self._plan.tick_s, 3),
+            "messages": point.messages,
+            "messages_per_s": round(point.messages / width, 1),
+            "mb_per_s": round(point.payload_bytes / width / 1e6, 3),
+            "p50_ms": p50 / 1000,
+            "p99_ms": p99 / 1000,
+            "max_ms": top / 1000,
+        }

@@ -1,0 +1,94 @@
+"""What one worker of a benchmark does: send, read or verify.
+
+Every job is a generator: READY, then after the common start its figures tick by tick, then its
+result. So it runs alike in a plain process (`serve`) and as a Ray task. Imports no Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from raymq.store.errors import Bug, RayMQError
+
+from .check import verify
+from .job import READY, BenchClock, Control, Job
+from .messages import payload_block
+from .read import Reading
+from .send import BatchTransport, MessageTransport, Sending, Transport
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+
+def work(
+    job: Job, cluster: Cluster, control: Control, clock: BenchClock | None = None
+) -> Iterator[Any]:
+    """Do a job.
+
+    Yields: READY, then for "produce" and "read" Snapshots and at the end Sent or Received; for
+    "verify" the rows of each piece and at the end a Verdict.
+    Raises: RayMQError, what made going on impossible.
+    """
+    clock = clock or BenchClock()
+    # Made before the start, not in the first batch's time.
+    payload_block()
+    if job.kind == "produce":
+        yield from _produce(job, cluster, control, clock)
+    elif job.kind == "read":
+        yield from Reading(job, cluster, clock).run(control)
+    else:
+        yield READY
+        control.start()
+        yield from verify(cluster, job.plan, list(job.ranges), list(job.ledgers))
+
+
+def _produce(job: Job, cluster: Cluster, control: Control, clock: BenchClock) -> Iterator[Any]:
+    kind = MessageTransport if job.plan.api == "messages" else BatchTransport
+    transport: Transport = kind(cluster, job.plan)
+    try:
+        for topic in job.plan.topic_names:
+            transport.prepare(topic)
+        sending = Sending(job, transport, clock)
+        yield READY
+        yield from sending.run(clock.to_monotonic(control.start()))
+    finally:
+        transport.close()
+
+
+class PipeControl:
+    """The control of a plain process: what comes through its pipe."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def start(self) -> float:
+        """See Control."""
+        return float(self._pipe.recv())
+
+    def ends(self) -> dict[int, int] | None:
+        """See Control."""
+        found: dict[int, int] | None = self._pipe.recv() if self._pipe.poll() else None
+        return found
+
+
+def serve(pipe: Connection, job: Job, cluster: Cluster) -> None:
+    """The main function of a plain worker process: everything goes into the pipe, then None.
+
+    An error goes there as itself. When the other end is gone the process ends.
+    """
+    try:
+        try:
+            for item in work(job, cluster, PipeControl(pipe)):
+                pipe.send(item)
+        except RayMQError as error:
+            pipe.send(error)
+        except EOFError:
+            raise
+        except Exception as error:
+            pipe.send(Bug(f"a worker ended with {type(error).__name__}: {error}"))
+        pipe.send(None)
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        # Whoever wanted the result is gone, or ends everything.
+        return

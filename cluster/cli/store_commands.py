@@ -1,0 +1,224 @@
+"""What `raymq store ...` does: commands on store directories, without a cluster."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raymq.store.errors import Rejected
+from raymq.store.files import Files
+
+from .commands import EXIT_FAULT, EXIT_OK, Console
+from .store_progress import StoreProgress
+
+if TYPE_CHECKING:
+    from raymq.store.tools.repair import Plan, Repaired
+
+
+def verify(options: argparse.Namespace, console: Console) -> int:
+    """raymq store verify DIR: a store, or every store of a data directory."""
+    from raymq.store.tools.inspect import check
+
+    found = 0
+    for root in stores(options.directory):
+        with StoreProgress(console.stderr) as progress:
+            report = check(root, progress=progress.tell)
+        faults, verdict = report.faults, report.verdict
+        found += len(faults)
+        if options.json:
+            console.json(
+                {
+                    "store": str(root),
+                    "faults": [fault.as_dict() for fault in faults],
+                    "verdict": None if verdict is None else verdict.as_dict(),
+                    "anew": report.anew,
+                }
+            )
+            continue
+        for fault in faults:
+            console.line(f"{root}/{fault.file} at {fault.offset}: {fault.rule}: {fault.detail}")
+        if verdict is not None and verdict.decision == "truncate":
+            console.line(f"{root}: no fault: {verdict}")
+        for name in report.anew:
+            console.line(f"{root}/{name}: no fault: a cache that the next start makes anew")
+        console.line(f"{root}: {len(faults)} faults" if faults else f"{root}: sound")
+    return EXIT_FAULT if found else EXIT_OK
+
+
+def dump(options: argparse.Namespace, console: Console) -> int:
+    """raymq store dump DIR: always JSON, one object a line."""
+    from raymq.store.tools.inspect import dump as messages
+
+    faults = 0
+    for root in stores(options.directory):
+        for item in messages(root):
+            console.json(item)
+            faults += item.get("errors", 0) if item.get("kind") == "end" else 0
+    if faults:
+        console.note(f"{faults} faults; see raymq store verify {options.directory}")
+    return EXIT_FAULT if faults else EXIT_OK
+
+
+def repair(options: argparse.Namespace, console: Console) -> int:
+    """raymq store repair DIR: shows the plan; with --yes carries it out."""
+    from raymq.store.tools.repair import Repair
+
+    roots = stores(options.directory)
+    if len(roots) > 1 and (options.cut_at is not None or options.keep is not None):
+        raise Rejected(
+            "--cut-at and --keep are for one store; name its directory",
+            field="DIR",
+            limit="one store",
+        )
+    clean = True
+    for root in roots:
+        with StoreProgress(console.stderr) as progress:
+            job = Repair(
+                root,
+                cut_at=options.cut_at,
+                rebuild=options.rebuild or (),
+                keep=None if options.keep is None else Path(options.keep),
+                progress=progress.tell,
+            )
+            done = job.run() if options.yes else None
+            plan = None if options.yes else job.plan()
+        if done is not None:
+            clean &= not done.faults
+            _show_done(root, done, options.json, console)
+        if plan is not None:
+            clean &= not plan.faults and plan.needs_cut is None
+            _show_plan(root, plan, options.json, console)
+    return EXIT_OK if clean else EXIT_FAULT
+
+
+def _show_plan(root: Path, plan: Plan, as_json: bool, console: Console) -> None:
+    if as_json:
+        console.json({"store": str(root), "plan": plan.as_dict()})
+        return
+    for fault in plan.faults:
+        console.line(f"{root}/{fault.file} at {fault.offset}: {fault.rule}: {fault.detail}")
+    for step in plan.steps:
+        console.line(f"{root}: would {step.what} ({', '.join(step.files)})")
+    if plan.needs_cut is not None:
+        _show_cut(root, plan.needs_cut, console)
+    elif plan.steps:
+        console.line(f"{root}: nothing was changed; --yes does it, and keeps what it changes")
+    else:
+        console.line(f"{root}: {'no step mends this' if plan.faults else 'nothing to repair'}")
+
+
+def _show_cut(root: Path, cut: Any, console: Console) -> None:
+    console.line(f"{root}: the log is damaged and nothing mends it; {cut}")
+    console.line(
+        f"{root}: copy the other replica, or save what can be read (raymq store export "
+        f"--behind-damage), or cut with --cut-at {cut.offset} --yes"
+    )
+
+
+def _show_done(root: Path, done: Repaired, as_json: bool, console: Console) -> None:
+    if as_json:
+        console.json(
+            {
+                "store": str(root),
+                "steps": [vars(step) for step in done.steps],
+                "kept": None if done.kept is None else str(done.kept),
+                "faults": [fault.as_dict() for fault in done.faults],
+            }
+        )
+        return
+    for step in done.steps:
+        console.line(f"{root}: done: {step.what}")
+    if done.kept is not None:
+        console.line(f"{root}: what was changed is kept in {done.kept}")
+    if done.needs_cut is not None:
+        _show_cut(root, done.needs_cut, console)
+    for fault in done.faults:
+        console.line(f"{root}/{fault.file} at {fault.offset}: {fault.rule}: {fault.detail}")
+    console.line(f"{root}: {len(done.faults)} faults left" if done.faults else f"{root}: sound")
+
+
+def scrub(options: argparse.Namespace, console: Console) -> int:
+    """raymq store scrub DIR: one pass, of a running store or of one at rest."""
+    from raymq.store.log.scrub import scrub_of
+
+    clean = True
+    for root in stores(options.directory):
+        job = scrub_of(root, bytes_per_s=options.mib_per_s << 20)
+        if options.again:
+            job.restart()
+        with StoreProgress(console.stderr) as progress:
+            try:
+                faults = job.one_pass(progress.tell)
+            finally:
+                job.close()
+        clean &= not faults
+        if options.json:
+            console.json({"store": str(root), **job.status()})
+            continue
+        for fault in faults:
+            console.line(str(fault))
+        done = f"{job.counters.bytes} bytes in {job.counters.units} append units"
+        console.line(f"{root}: {done}: {f'{len(faults)} faults' if faults else 'sound'}")
+    return EXIT_OK if clean else EXIT_FAULT
+
+
+def export(options: argparse.Namespace, console: Console) -> int:
+    """raymq store export DIR TARGET: Parquet files."""
+    from raymq.store.tools.export import Choice, export
+
+    (root, *others) = stores(options.directory)
+    if others:
+        raise Rejected(
+            f"{options.directory} holds {1 + len(others)} stores; name one", field="DIR", limit=1
+        )
+    if options.topic is None and (
+        options.queue is not None or options.start is not None or options.stop is not None
+    ):
+        raise Rejected(
+            "--queue, --from and --to say what of a topic; name it with --topic",
+            field="topic",
+            limit="a topic",
+        )
+    choice = Choice(
+        topic=options.topic,
+        queue_id=options.queue,
+        start=options.start,
+        stop=options.stop,
+        behind_damage=options.behind_damage,
+    )
+    with StoreProgress(console.stderr) as progress:
+        done = export(
+            root,
+            Path(options.target),
+            choice,
+            file_bytes=options.file_mib << 20,
+            progress=progress.tell,
+        )
+    if options.json:
+        console.json({"store": str(root), "target": options.target, **vars(done)})
+    else:
+        console.line(
+            f"{done.messages} messages in {len(done.files)} files, {done.bytes} bytes, in {options.target}"
+        )
+        for start, stop in done.damaged:
+            console.line(f"not readable: [{start}, {stop}) of the log")
+    return EXIT_FAULT if done.damaged else EXIT_OK
+
+
+def stores(directory: str) -> list[Path]:
+    """The store itself, or the stores of a cluster's data directory. Raises: Rejected."""
+    root, files = Path(directory), Files()
+    if files.exists(root / "cluster.json"):
+        found = [
+            root / shard / replica
+            for shard in files.list(root)
+            if shard.startswith("shard-")
+            for replica in files.list(root / shard)
+            if replica.startswith("replica-")
+        ]
+        if found:
+            return found
+    if not files.exists(root):
+        raise Rejected(f"{root} does not exist", field="DIR")
+    return [root]

@@ -1,0 +1,1 @@
+"""The way of messages back: from an offset, in order, read ahead."""

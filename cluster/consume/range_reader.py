@@ -1,0 +1,68 @@
+"""Read a fixed range of one queue: what batch readers (Spark tasks, the demo) need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from raymq.cluster.transport.connection import FetchStream
+from raymq.cluster.transport.routes import Routes
+from raymq.store.errors import Unavailable
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+RETRY_S = 0.1
+FETCH_BYTES = 4 << 20
+FETCH_RECORDS = 10_000
+
+
+def read_range(
+    cluster: Cluster,
+    topic: str,
+    queue_id: int,
+    shard: int,
+    first: int,
+    last: int,
+    *,
+    timeout_s: float = 60.0,
+) -> Iterator[pa.Array]:
+    """Raw records of offsets [first, last) in pieces; an unreachable shard is waited for.
+
+    Raises: OffsetOutOfRange; Unavailable after `timeout_s` without progress.
+    """
+    stream: FetchStream | None = None
+    give_up = time.monotonic() + timeout_s
+    try:
+        while first < last:
+            try:
+                if stream is None:
+                    stream = Routes.of(cluster).connect(shard).fetch_stream()
+                found = stream.fetch(
+                    topic,
+                    {queue_id: first},
+                    max_bytes=FETCH_BYTES,
+                    max_records=min(FETCH_RECORDS, last - first),
+                    wait_ms=1000,
+                )
+            except Unavailable:
+                if stream is not None:
+                    stream.close()
+                    stream = None
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(RETRY_S)
+                cluster.refresh()
+                continue
+            for part in found:
+                if part.error is not None or part.records is None:
+                    raise part.error or Unavailable("an empty answer", shard=shard)
+                give_up = time.monotonic() + timeout_s
+                first = part.next_offset
+                yield part.records
+    finally:
+        if stream is not None:
+            stream.close()

@@ -1,0 +1,197 @@
+"""Reads ahead from one shard for a consumer: a thread, one fetch stream, long polls."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from raymq.cluster.transport.connection import Connection, FetchStream
+from raymq.cluster.transport.flight_client import Fetched
+from raymq.cluster.transport.routes import Routes
+from raymq.store.clock import Clock
+from raymq.store.errors import RayMQError, Unavailable
+
+#: how long the shard holds a request while there is nothing
+WAIT_MS = 10_000
+BACKOFF_MS = 20
+BACKOFF_MS_MAX = 1000
+
+
+class Piece(NamedTuple):
+    """Records [first_offset, first_offset + len(records)) of one queue."""
+
+    shard: int
+    queue_id: int
+    first_offset: int
+    records: pa.Array
+
+
+class Changed(threading.Condition):
+    """A condition that can also tell somebody who does not wait, such as an event loop."""
+
+    #: called by whoever notifies; must not block
+    told: Callable[[], None] | None = None
+
+    def notify_all(self) -> None:
+        """Wake who waits, and tell."""
+        super().notify_all()
+        if self.told is not None:
+            self.told()
+
+
+class ReadState:
+    """What a consumer and its readers share. `changed` guards all of it."""
+
+    def __init__(self, topic: str, *, fetch_bytes: int, fetch_records: int) -> None:
+        self.topic = topic
+        self.fetch_bytes = fetch_bytes
+        self.fetch_records = fetch_records
+        self.changed = Changed()
+        #: what was read ahead, in order a queue
+        self.pieces: deque[Piece] = deque()
+        #: pieces of each shard in `pieces`
+        self.ahead: dict[int, int] = {}
+        #: queue -> offset to fetch next; a queue that failed is missing until it is sought
+        self.fetch_from: dict[int, int] = {}
+        #: queue -> why it cannot be read
+        self.failed: dict[int, RayMQError] = {}
+        #: shard -> (since when it cannot be reached in ms, why)
+        self.down: dict[int, tuple[int, RayMQError]] = {}
+        #: why nothing can be read
+        self.fatal: RayMQError | None = None
+        self.closed = False
+
+
+class ShardReader:
+    """The thread of one shard. It has at most the answer of one request ahead of the consumer."""
+
+    def __init__(
+        self, routes: Routes, shard: int, queues: list[int], state: ReadState, clock: Clock
+    ) -> None:
+        self._routes = routes
+        self.shard = shard
+        self.queues = queues
+        self._state = state
+        self._clock = clock
+        self._stream: FetchStream | None = None
+        self._turn = 0
+        self._thread = threading.Thread(target=self._run, name=f"raymq-reader-{shard}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._state.closed:
+            connection: Connection | None = None
+            stream: FetchStream | None = None
+            try:
+                connection = self._routes.connect(self.shard)
+                stream = connection.fetch_stream()
+                with self._state.changed:
+                    self._stream = stream
+                while self._fetch(stream):
+                    failures = 0
+            except RayMQError as error:
+                if self._note(error, stream):
+                    failures += 1
+            finally:
+                with self._state.changed:
+                    self._stream = None
+                if stream is not None:
+                    stream.close()
+                if connection is not None:
+                    connection.close()
+            if failures and not self._state.closed:
+                self._back_off(failures)
+
+    def _back_off(self, failures: int) -> None:
+        delay = min(BACKOFF_MS << min(failures - 1, 10), BACKOFF_MS_MAX)
+        with self._state.changed:
+            self._state.changed.wait_for(lambda: self._state.closed, delay / 1000)
+        self._routes.refresh()
+
+    def _wanted(self) -> dict[int, int]:
+        offsets = {
+            queue: self._state.fetch_from[queue]
+            for queue in self.queues
+            if queue in self._state.fetch_from
+        }
+        # Queues take turns at the front: a busy one must not starve the others.
+        order = list(offsets)
+        turn = self._turn % max(len(order), 1)
+        return {queue: offsets[queue] for queue in order[turn:] + order[:turn]}
+
+    def _fetch(self, stream: FetchStream) -> bool:
+        """One request, once the consumer took what was ahead. False: end, or start anew."""
+        state = self._state
+        with state.changed:
+            state.changed.wait_for(
+                lambda: (
+                    state.closed
+                    or self._stream is not stream
+                    or (not state.ahead.get(self.shard) and self._wanted())
+                )
+            )
+            if state.closed or self._stream is not stream:
+                return False
+            self._turn += 1
+            wanted = self._wanted()
+        found = stream.fetch(
+            state.topic,
+            wanted,
+            max_bytes=state.fetch_bytes,
+            max_records=state.fetch_records,
+            wait_ms=WAIT_MS,
+        )
+        with state.changed:
+            state.down.pop(self.shard, None)
+            for part in found:
+                self._take(part, wanted)
+            if found:
+                state.changed.notify_all()
+        return True
+
+    def _take(self, part: Fetched, wanted: dict[int, int]) -> None:
+        """Needs the lock. An answer to where a queue was before a seek is dropped."""
+        state, queue = self._state, part.queue_id
+        if queue not in wanted or state.fetch_from.get(queue) != wanted[queue]:
+            return
+        if part.error is not None or part.records is None:
+            del state.fetch_from[queue]
+            state.failed[queue] = part.error or Unavailable("an empty answer", shard=self.shard)
+            return
+        if part.first_offset != wanted[queue] or not len(part.records):
+            return
+        state.fetch_from[queue] = part.next_offset
+        state.pieces.append(Piece(self.shard, queue, part.first_offset, part.records))
+        state.ahead[self.shard] = state.ahead.get(self.shard, 0) + 1
+
+    def _note(self, error: RayMQError, stream: FetchStream | None) -> bool:
+        """Remember a failure. False: the consumer itself broke the stream."""
+        state = self._state
+        with state.changed:
+            if state.closed or (stream is not None and self._stream is not stream):
+                return False
+            moved = error.fields.get("field") in ("cluster_id", "shard")
+            if error.retriable or moved:
+                state.down.setdefault(self.shard, (self._clock.monotonic_ms(), error))
+                state.changed.notify_all()
+                return True
+            # Nothing will change by itself, such as a wrong token.
+            state.fatal = error
+            state.changed.notify_all()
+            state.changed.wait_for(lambda: state.closed)
+            return False
+
+    def restart(self) -> None:
+        """Leave the request that waits at the shard: an offset changed. Needs the lock."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.abort()
+
+    def join(self) -> None:
+        """Wait for the thread, after `closed` was set and `restart` called."""
+        self._thread.join()

@@ -1,0 +1,441 @@
+"""The Ray actors of one cluster: created, waited for, closed.
+
+Functions over an initialised `ray` module.
+
+Every actor is detached (it outlives whoever started it), restarts for ever, never retries a call (a
+retried append would be a second append) and needs no CPU of Ray's count. All roles of a replica
+stay on the machine that has its disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from raymq.cluster.cluster_record import ClusterRecord
+from raymq.cluster.paths import NAMESPACE, ClusterPaths, actor_name, keeper_name
+from raymq.cluster.transport.tls import TLS_PREFIX, USE_TLS
+from raymq.store.clock import Clock
+from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable
+
+from . import placement
+from .ray_host import HOST_LABEL, Progress
+
+_SERVER = "raymq.cluster.transport.flight_server:serve"
+_TRANSPORT = "raymq.cluster.transport.flight_client:ReplicaTransport"
+_PREPARE = "raymq.cluster.deploy.placement:prepare_replica"
+_CALL_TIMEOUT_S = 10.0
+#: waiting longer changes nothing
+_UP = ("RUNNING", "READ_ONLY")
+#: a Flight server's put and fetch are threads of their own; these are the actor's own calls
+_MAX_CONCURRENCY = {"commit_log": 8}
+#: every role that there is, and which are closed before which: CommitLogs need their satellites to the end
+_CLOSING_RANK = {
+    "commit_log": 0,
+    "replication": 1,
+    "group_commit": 2,
+    "flush_real_time": 2,
+    "commit_real_time": 2,
+}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One actor of the cluster."""
+
+    shard: int
+    replica: int
+    role: str
+    name: str
+    #: Ray's actor handle
+    handle: Any
+    #: the label of the node it stays on; None: this machine
+    node: str | None = None
+
+
+def specs(
+    record: ClusterRecord,
+    paths: ClusterPaths,
+    token: str,
+    options: dict[str, Any],
+    ca: bytes | None = None,
+) -> list[dict[str, Any]]:
+    """One plain dict per actor, in starting order: what its constructor gets."""
+    from raymq import __version__
+
+    # `flush` travels on its own.
+    options = {key: value for key, value in options.items() if key != "flush"}
+    found = []
+    for shard in range(record.shards):
+        for replica in reversed(range(record.replicas)):
+            for role in record.roles(replica):
+                found.append(
+                    {
+                        "cluster": record.name,
+                        "cluster_id": record.cluster_id,
+                        "shard": shard,
+                        "shards": record.shards,
+                        "replica": replica,
+                        "role": role,
+                        "data_dir": str(paths.replica(shard, replica)),
+                        "peer_data_dir": str(paths.replica(shard, 1))
+                        if record.replicas > 1
+                        else None,
+                        "peer_name": actor_name(record.name, shard, 1, "commit_log")
+                        if record.replicas > 1
+                        else None,
+                        "mode": "leader" if replica == 0 else "follower",
+                        "replication": record.replication,
+                        "flush": record.flush,
+                        "options": options,
+                        "token": token,
+                        "host": record.host,
+                        "tls": record.tls,
+                        "ca": None if ca is None else ca.decode(),
+                        "insecure": record.insecure,
+                        "node": node_of(record, shard, replica),
+                        "placement": record.placement,
+                        "formed": record.formed,
+                        "ephemeral": record.ephemeral,
+                        "cluster_dir": paths.data_dir,
+                        "prepare": _PREPARE,
+                        "server": _SERVER,
+                        "transport": _TRANSPORT,
+                        "version": __version__,
+                    }
+                )
+    return found
+
+
+def create(
+    ray: Any,
+    record: ClusterRecord,
+    paths: ClusterPaths,
+    token: str,
+    options: dict[str, Any],
+    ca: bytes | None = None,
+) -> tuple[list[Member], bool]:
+    """Creates the actors that do not run yet; those that do are kept.
+
+    Returns: all actors, and whether the cluster was started by this call (its first shard did not
+    run).
+    Raises: Rejected when another cluster of the same name runs in this Ray, or this one with
+    another `flush` or another TLS.
+    """
+    from raymq.actors.shells import (
+        GROUP_OF,
+        GROUPS,
+        CommitActor,
+        CommitLogActor,
+        FlushActor,
+        ReplicationActor,
+    )
+
+    for method, group in GROUP_OF.items():
+        # What a call costs is mostly Ray's: without its events a fifth less.
+        ray.method(concurrency_group=group, enable_task_events=False)(
+            getattr(CommitLogActor, method)
+        )
+    kinds = {
+        "commit_log": ray.remote(concurrency_groups=dict(GROUPS))(CommitLogActor),
+        "commit_real_time": ray.remote(CommitActor),
+        "replication": ray.remote(ReplicationActor),
+    }
+    satellite = ray.remote(FlushActor)
+    running = _check_running(ray, record)
+    here = _placement(ray)
+    members = []
+    for spec in specs(record, paths, token, options, ca):
+        role, node = spec["role"], spec["node"]
+        name = actor_name(record.name, spec["shard"], spec["replica"], role)
+        handle = (
+            kinds.get(role, satellite)
+            .options(
+                name=name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=-1,
+                max_task_retries=0,
+                num_cpus=0,
+                max_concurrency=_MAX_CONCURRENCY.get(role, 2),
+                label_selector=here if node is None else placement.selector(node),
+            )
+            .remote(spec)
+        )
+        members.append(Member(spec["shard"], spec["replica"], role, name, handle, node))
+    return members, not running
+
+
+def _check_running(ray: Any, record: ClusterRecord) -> bool:
+    """Whether the cluster runs already.
+
+    Raises: Rejected when what runs is another cluster of the same name (they would share actors),
+    or this one in another flush mode or pool mode (running actors keep theirs).
+    """
+    members = find(ray, record.name, [(0, 0, "commit_log")])
+    if not members:
+        return False
+    try:
+        status = ray.get(members[0].handle.status.remote(), timeout=_CALL_TIMEOUT_S)
+    except ray.exceptions.RayError:
+        return True
+    if status.get("cluster_id") != record.cluster_id:
+        raise Rejected(
+            f"another cluster named {record.name!r} runs in this Ray: stop it, or "
+            "start this one in "
+            "another Ray (a new data directory can also take another name)",
+            field="name",
+            limit=record.name,
+        )
+    if status.get("flush", record.flush) != record.flush:
+        raise Rejected(
+            f"the cluster runs with flush={status['flush']!r}; to change it, stop "
+            "it and start it with "
+            f"flush={record.flush!r}",
+            field="flush",
+            limit=status["flush"],
+        )
+    if status.get("transient_pool", record.transient_pool) != record.transient_pool:
+        raise Rejected(
+            f"the cluster runs {'without' if record.transient_pool else 'with'} the transient pool; "
+            f"to change that, stop it and start it with transient_pool={record.transient_pool}",
+            field="transient_pool",
+            limit=status["transient_pool"],
+        )
+    endpoint = status.get("endpoint")
+    if endpoint and endpoint.startswith(TLS_PREFIX) != record.tls:
+        raise Rejected(
+            f"the cluster runs {'without' if record.tls else 'with'} TLS and {USE_TLS} says "
+            "otherwise: to change it, stop it and start it again",
+            field=USE_TLS,
+        )
+    return True
+
+
+def node_of(record: ClusterRecord, shard: int, replica: int) -> str | None:
+    """The label of a replica's node; None: all are on one machine."""
+    return None if record.placement is None else record.placement[shard][replica]
+
+
+def _placement(ray: Any) -> dict[str, str]:
+    """The label selector of this machine's node, where the data directory is.
+
+    The host label survives a restart of the node's raylet, its node id does not: a Ray that was
+    started without the label gets the id, and after a raylet's restart `start` must be run again.
+    """
+    node_id = ray.get_runtime_context().get_node_id()
+    for node in ray.nodes():
+        if node["NodeID"] == node_id:
+            label = node.get("Labels", {}).get(HOST_LABEL)
+            if label is not None:
+                return {HOST_LABEL: label}
+    return {"ray.io/node-id": node_id}
+
+
+def wait_running(
+    ray: Any, members: list[Member], *, clock: Clock, timeout_s: float, progress: Progress
+) -> dict[int, str]:
+    """Waits until every CommitLog is up, then tells every leader where all of them are.
+
+    One that is READ_ONLY is up: it serves reads, and only an operator ends that state.
+
+    Returns: shard -> endpoint of its leader. Raises: Unavailable with each shard's state and error,
+    Corrupt as soon as a shard finds its store damaged.
+    """
+    logs = [member for member in members if member.role == "commit_log"]
+    states: dict[str, dict[str, Any]] = {}
+    told: dict[str, str] = {}
+    deadline = clock.monotonic_ms() + int(timeout_s * 1000)
+    while True:
+        for member in logs:
+            if states.get(member.name, {}).get("state") in _UP:
+                continue
+            state = states[member.name] = _ready(ray, member)
+            line = _line(member, state)
+            if told.get(member.name) != line:
+                told[member.name] = line
+                progress(line)
+        left = [member for member in logs if states[member.name]["state"] not in _UP]
+        if not left:
+            break
+        damaged = [m for m in left if str(states[m.name].get("error")).startswith("Corrupt: ")]
+        if damaged:
+            # Waiting mends nothing.
+            raise Corrupt(
+                "; ".join(_line(member, states[member.name]) for member in damaged)
+                + ". The cluster is left as it is: end it with `raymq stop`",
+                shards={member.name: states[member.name] for member in damaged},
+            )
+        if clock.monotonic_ms() > deadline:
+            raise Unavailable(
+                f"{len(left)} of {len(logs)} replicas do not serve after {timeout_s:g} s: "
+                + "; ".join(_line(member, states[member.name]) for member in left)
+                + ". They go on trying: see `raymq status`, end them with `raymq stop`",
+                shards={member.name: states[member.name] for member in left},
+            )
+        clock.sleep_ms(100)
+    found = {
+        member.shard: str(states[member.name]["endpoint"]) for member in logs if member.replica == 0
+    }
+    routes = {str(shard): endpoint for shard, endpoint in found.items()}
+    leaders = [member for member in logs if member.replica == 0]
+    ray.get(
+        [member.handle.set_routes.remote(routes) for member in leaders], timeout=_CALL_TIMEOUT_S
+    )
+    return found
+
+
+def _ready(ray: Any, member: Member) -> dict[str, Any]:
+    if member.node is not None and member.node not in placement.present(ray):
+        # Its actors wait until it is back; asking them would only wait too.
+        error = placement.describe_away(member.node)
+        return {"state": "PENDING", "endpoint": None, "error": error}
+    try:
+        state: dict[str, Any] = ray.get(member.handle.ready.remote(), timeout=_CALL_TIMEOUT_S)
+    except ray.exceptions.GetTimeoutError:
+        return {"state": "PENDING", "endpoint": None, "error": "Ray has not started the actor yet"}
+    except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
+        return {"state": "DOWN", "endpoint": None, "error": str(error).strip().splitlines()[-1]}
+    return state
+
+
+def _line(member: Member, state: dict[str, Any]) -> str:
+    error = state.get("error")
+    where = f"shard {member.shard} replica {member.replica}: {state['state']}"
+    return f"{where} ({error})" if error else where
+
+
+def find(ray: Any, cluster: str, record_roles: Iterable[tuple[int, int, str]]) -> list[Member]:
+    """The actors, of those named, that Ray knows."""
+    members = []
+    for shard, replica, role in record_roles:
+        name = actor_name(cluster, shard, replica, role)
+        try:
+            handle = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            continue
+        members.append(Member(shard, replica, role, name, handle))
+    return members
+
+
+def all_roles(record: ClusterRecord) -> list[tuple[int, int, str]]:
+    """Every (shard, replica, role) that may run, in whatever flush mode it was started."""
+    return [
+        (shard, replica, role)
+        for shard in range(record.shards)
+        for replica in range(record.replicas)
+        for role in _CLOSING_RANK
+    ]
+
+
+def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) -> dict[str, str]:
+    """Closes every actor in order, ends it, and waits until Ray has forgotten it.
+
+    Leaders first (they answer what waits and sync what is left, for which the satellites must still
+    run), then followers, then satellites. Keepers of durable queues, which have nothing to lose, come
+    last: a getter that waits asks for a new one at once, and is refused only when the shards are gone.
+    Returns: actor name -> "closed" or why it was ended without an orderly close.
+    """
+    members = find(ray, record.name, all_roles(record))
+    present = placement.present(ray) if record.placement else {}
+    outcomes: dict[str, str] = {}
+    for rank in sorted({_rank(m) for m in members}):
+        group = [m for m in members if _rank(m) == rank]
+        wave = []
+        for member in group:
+            node = node_of(record, member.shard, member.replica)
+            if node is None or node in present:
+                wave.append(member)
+            else:
+                outcomes[member.name] = f"its node {node} is away; ended"
+        calls = [
+            m.handle.close.remote(timeout_s / 2)
+            if m.role == "commit_log"
+            else m.handle.close.remote()
+            for m in wave
+        ]
+        wait_s = timeout_s if rank[0] == 0 else _CALL_TIMEOUT_S
+        for member, call in zip(wave, calls, strict=True):
+            outcomes[member.name] = _outcome(ray, member, call, wait_s)
+        for member in group:
+            # The end of the process, and of the name: close() alone would be followed by Ray's
+            # restart.
+            ray.kill(member.handle, no_restart=True)
+    _wait_gone(ray, record.name, members, clock)
+    for name in _keepers(ray, record.name):
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        outcomes[name] = "closed"
+    return outcomes
+
+
+def _rank(member: Member) -> tuple[int, int]:
+    """Who is closed first; of one role leaders before followers."""
+    return _CLOSING_RANK[member.role], member.replica
+
+
+def _keepers(ray: Any, cluster: str) -> list[str]:
+    """The names of the actors that keep the cluster's durable queues."""
+    prefix = keeper_name(cluster, "")
+    known = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(
+        actor["name"]
+        for actor in known
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)
+    )
+
+
+def _outcome(ray: Any, member: Member, call: Any, timeout_s: float) -> str:
+    try:
+        ray.get(call, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        return f"did not close within {timeout_s:g} s; ended"
+    except ray.exceptions.RayActorError as error:
+        if member.role != "commit_log":
+            # A CommitLog that closes ends its satellites itself; they keep nothing of their own.
+            return "closed"
+        return f"was down: {str(error).strip().splitlines()[0]}"
+    except (RayMQError, ray.exceptions.RayTaskError) as error:
+        return f"failed to close: {str(error).strip().splitlines()[-1]}"
+    return "closed"
+
+
+def _wait_gone(ray: Any, cluster: str, members: list[Member], clock: Clock) -> None:
+    deadline = clock.monotonic_ms() + 10_000
+    for member in members:
+        while find(ray, cluster, [(member.shard, member.replica, member.role)]):
+            if clock.monotonic_ms() > deadline:
+                raise Unavailable(f"Ray does not end actor {member.name}")
+            clock.sleep_ms(50)
+
+
+def endpoints(ray: Any, cluster: str, shards: int) -> dict[int, str]:
+    """shard -> endpoint of the leaders that serve now."""
+    members = find(ray, cluster, [(shard, 0, "commit_log") for shard in range(shards)])
+    found = {}
+    for member in members:
+        state = _ready(ray, member)
+        if state.get("endpoint"):
+            found[member.shard] = str(state["endpoint"])
+    return found
+
+
+def credentials(ray: Any, cluster: str) -> dict[str, Any]:
+    """What a shard tells to who reaches it through Ray: cluster_id, shards, token.
+
+    Raises: Rejected when no such cluster runs in this Ray, Unavailable when its first shard does
+    not answer.
+    """
+    members = find(ray, cluster, [(0, 0, "commit_log")])
+    if not members:
+        raise Rejected(f"no cluster {cluster!r} runs in this Ray", field="target", limit=cluster)
+    try:
+        facts: dict[str, Any] = ray.get(
+            members[0].handle.credentials.remote(), timeout=_CALL_TIMEOUT_S
+        )
+    except ray.exceptions.RayError as error:
+        raise Unavailable(f"the first shard of {cluster!r} does not answer: {error}") from error
+    return facts

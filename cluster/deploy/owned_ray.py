@@ -1,0 +1,278 @@
+"""The Ray that `start` owns: started apart from the shell, ended with all its processes.
+
+It is `ray start --head --block` in a session of its own: it outlives the shell, uses free ports and a private
+session directory, and never touches another Ray of the machine (no `ray stop`, which ends all of them, and not the
+machine-wide "current cluster" file). It runs with RAY_AUTH_MODE from the environment, else "token": a Ray that starts
+without a token while a driver finds one in ~/.ray/auth_token half works (streaming calls hang for ever).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+from dataclasses import asdict
+from pathlib import Path
+
+from raymq.actors.processes import boot_id_hash
+from raymq.cluster.paths import ClusterPaths, run_dir
+from raymq.store.clock import Clock
+from raymq.store.errors import Unavailable
+from raymq.store.files import Files
+
+from .process_tree import MARK, end_family, leader_alive, start_time
+from .ray_host import HOST_LABEL, OwnedRay, Progress, RayTarget, load_owned, save_target
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_START_TIMEOUT_MS = 60_000
+_STOP_GRACE_MS = 20_000
+_PORT_OPTIONS = (
+    "--port",
+    "--node-manager-port",
+    "--object-manager-port",
+    "--dashboard-agent-listen-port",
+    "--dashboard-agent-grpc-port",
+    "--runtime-env-agent-port",
+    "--metrics-export-port",
+)
+
+
+def start_owned(paths: ClusterPaths, *, files: Files, clock: Clock, progress: Progress) -> OwnedRay:
+    """Starts a Ray that outlives this process; returns when it takes connections.
+
+    Raises: Unavailable with the end of its log when it does not come up.
+    """
+    forget_owned(paths, files=files, clock=clock)
+    progress("starting Ray")
+    for attempt in (1, 2):
+        try:
+            owned = _start_once(paths, files=files, clock=clock)
+        except Unavailable:
+            # A free port may have been taken between our look and Ray's bind.
+            if attempt == 2:
+                raise
+            continue
+        progress(f"Ray runs at {owned.address}")
+        return owned
+    raise Unavailable("Ray did not start")
+
+
+def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
+    """Ends the directory's own Ray, if any, and waits until all its processes are gone.
+
+    Returns: the pids that had to be killed. Raises: Unavailable when a process cannot be ended.
+    """
+    owned = load_owned(paths, files)
+    if owned is None:
+        return []
+    try:
+        killed = end_family(owned.family, files=files, clock=clock, grace_ms=_STOP_GRACE_MS)
+    except TimeoutError as error:
+        raise Unavailable(f"Ray of {paths.data_dir} could not be ended: {error}") from error
+    _remove_session(owned, files)
+    files.unlink(paths.ray)
+    return killed
+
+
+def forget_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> None:
+    """Clears what an owned Ray left that did not end by `stop` (a crash, a reboot)."""
+    if load_owned(paths, files) is not None:
+        stop_owned(paths, files=files, clock=clock)
+
+
+def _remove_session(owned: OwnedRay, files: Files) -> None:
+    """Deletes Ray's session directory (its logs and sockets); only one that we named."""
+    place = Path(owned.temp_dir)
+    if place.parent == run_dir(files) and place.name.startswith("ray-") and files.exists(place):
+        files.remove_tree(place)
+
+
+def _start_once(paths: ClusterPaths, *, files: Files, clock: Clock) -> OwnedRay:
+    mark = secrets.token_hex(8)
+    # Short: Ray puts sockets below it, and a socket's path has at most 107 bytes.
+    temp_dir = run_dir(files) / f"ray-{mark[:8]}"
+    files.make_dirs(temp_dir, 0o700)
+    environment = owned_environment(mark, files)
+    ports = free_ports(len(_PORT_OPTIONS))
+    arguments = [
+        "start",
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+        "--include-dashboard=false",
+        f"--temp-dir={temp_dir}",
+        f"--labels={HOST_LABEL}={host_label()}",
+        # 0: each worker takes a free port; the default range is everybody's.
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        *(f"{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)),
+    ]
+    if importlib.util.find_spec("grpc") is not None:
+        # With grpcio Ray serves Ray Client too, by default on everybody's port 10001.
+        arguments.append(f"--ray-client-server-port={free_ports(1)[0]}")
+    if files.exists(paths.ray_log):
+        files.unlink(paths.ray_log)
+    log = files.open_file(paths.ray_log, create=True)
+    try:
+        pid = _spawn(arguments, environment, log)
+    finally:
+        files.close(log)
+    started = start_time(pid, files)
+    owned = OwnedRay(
+        address="",
+        pid=pid,
+        start_time=started or 0,
+        boot_id=boot_id_hash(files=files),
+        mark=mark,
+        temp_dir=str(temp_dir),
+        auth_mode=environment["RAY_AUTH_MODE"].lower(),
+        auth_token_path=environment.get("RAY_AUTH_TOKEN_PATH"),
+    )
+    # Recorded before it is up: a start that is interrupted now leaves something that `stop` finds.
+    save_target(paths, RayTarget(address=owned.address, owned=owned), files)
+    try:
+        address = _wait_started(paths, owned, ports[0], files=files, clock=clock)
+    except BaseException:
+        stop_owned(paths, files=files, clock=clock)
+        raise
+    owned = OwnedRay(**{**asdict(owned), "address": address})
+    save_target(paths, RayTarget(address=owned.address, owned=owned), files)
+    return owned
+
+
+def _spawn(arguments: list[str], environment: dict[str, str], log: int) -> int:
+    """Runs ray_head.py; returns the pid of the detached process."""
+    receive, send = os.pipe()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "raymq.cluster.deploy.ray_head", str(send), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            pass_fds=(send,),
+            check=True,
+        )
+        os.close(send)
+        send = -1
+        return int(os.read(receive, 32))
+    except (subprocess.CalledProcessError, ValueError) as error:
+        raise Unavailable(f"Ray's head process could not be started: {error}") from error
+    finally:
+        os.close(receive)
+        if send != -1:
+            os.close(send)
+
+
+def node_address(log: str) -> str | None:
+    """What `ray start` printed as its node's address: with ray[default] in colours, and behind a log prefix."""
+    for line in log.splitlines():
+        _, found, node = _COLOUR.sub("", line).partition("Local node IP: ")
+        if found:
+            return node.strip()
+    return None
+
+
+def _wait_started(
+    paths: ClusterPaths, owned: OwnedRay, port: int, *, files: Files, clock: Clock
+) -> str:
+    """Waits for Ray's own word that it is up; returns host:port."""
+    deadline = clock.monotonic_ms() + _START_TIMEOUT_MS
+    while True:
+        log = files.read_file(paths.ray_log).decode("utf-8", "replace")
+        if "Ray runtime started." in log:
+            node = node_address(log)
+            if node is None:
+                raise Unavailable(f"Ray started but did not say where; see {paths.ray_log}")
+            return f"{node}:{port}"
+        if not leader_alive(owned.family, files):
+            tail = "\n".join(log.splitlines()[-15:])
+            raise Unavailable(f"Ray ended while it started ({paths.ray_log}):\n{tail}")
+        if clock.monotonic_ms() > deadline:
+            raise Unavailable(
+                f"Ray did not start within {_START_TIMEOUT_MS // 1000} s; see {paths.ray_log}"
+            )
+        clock.sleep_ms(100)
+
+
+def owned_environment(mark: str, files: Files) -> dict[str, str]:
+    """The environment of an owned Ray.
+
+    The caller's, with authentication, java and raymq settled.
+    """
+    environment = dict(os.environ)
+    environment[MARK] = mark
+    environment["RAY_AUTH_MODE"] = environment.get("RAY_AUTH_MODE", "token").lower()
+    # Otherwise SIGTERM waits 30 s for detached actors that nobody will end.
+    environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "3"
+    # An owned Ray is its own cluster, whatever else the shell points to.
+    environment.pop("RAY_ADDRESS", None)
+    # Ray runs workers at nice 15: the log would get what its own producers on the machine leave over.
+    environment.setdefault("RAY_worker_niceness", "0")
+    # One arena: the threads of gRPC else give large buffers back and forth to the kernel (actors/shells.py).
+    environment.setdefault("MALLOC_ARENA_MAX", "1")
+    if environment["RAY_AUTH_MODE"] == "token":
+        _ensure_ray_token(environment, files)
+    java = find_java(environment)
+    if java is not None and shutil.which("java", path=environment.get("PATH")) is None:
+        # RayDP and Ray look for a bare `java` on the PATH that Ray had at its start.
+        environment["PATH"] = f"{os.path.dirname(java)}{os.pathsep}{environment.get('PATH', '')}"
+    root = package_root()
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        # Run from a source tree: the workers must find the same one.
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else root
+    return environment
+
+
+def find_java(environment: dict[str, str]) -> str | None:
+    """The `java` that Spark on this Ray would use: PATH first (as RayDP), else JAVA_HOME's."""
+    on_path = shutil.which("java", path=environment.get("PATH"))
+    if on_path is not None:
+        return on_path
+    home = environment.get("JAVA_HOME")
+    if home:
+        return shutil.which("java", path=os.path.join(home, "bin"))
+    return None
+
+
+def package_root() -> str:
+    """The directory from which `import raymq` works."""
+    import raymq
+
+    return os.path.dirname(os.path.dirname(os.path.abspath(raymq.__file__)))
+
+
+def host_label() -> str:
+    """This machine's value of HOST_LABEL: its name, in the letters that Ray allows in a label."""
+    name = socket.gethostname()
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)
+    return safe.strip("-_.")[:63].strip("-_.") or "localhost"
+
+
+def _ensure_ray_token(environment: dict[str, str], files: Files) -> None:
+    """Makes Ray's token where Ray looks for it, as `ray get-auth-token --generate` does."""
+    if environment.get("RAY_AUTH_TOKEN"):
+        return
+    path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or os.path.expanduser("~/.ray/auth_token"))
+    if files.exists(path):
+        return
+    files.make_dirs(path.parent, 0o700)
+    files.write_file_atomic(path, secrets.token_hex(32).encode("ascii"))
+    os.chmod(path, 0o600)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses at this moment, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("", 0))
+        return [each.getsockname()[1] for each in sockets]

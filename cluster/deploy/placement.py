@@ -1,0 +1,198 @@
+"""Which node has which replica: decided at the first start, kept for ever, told by a node's label.
+
+A node is named by the value of its Ray label `raymq-node` (`ray start --labels raymq-node=a`), never
+by its node id, which is new at each start of a raylet. Who starts a machine with the label of
+another promises that it has that one's disk; `prepare_replica` looks whether that is true.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from raymq.cluster.paths import prepare_data_dir
+from raymq.cluster.transport import tls
+from raymq.store.errors import RayMQError, Rejected, Unavailable
+from raymq.store.files import Files
+from raymq.store.log.meta import Meta
+
+from .ray_host import RayTarget, session
+
+#: the label of Ray's nodes whose values `nodes` names
+NODE_LABEL = "raymq-node"
+#: as `host`: each shard listens on the address that Ray knows its node by
+NODE_HOST = "node"
+_WILDCARDS = ("0.0.0.0", "::")
+#: Ray's rule for the value of a label
+_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+#: shard -> the node of each of its replicas, the leader's first
+Placement = tuple[tuple[str, ...], ...]
+
+
+class Address(NamedTuple):
+    """Where a replica listens and what it tells others."""
+
+    bind: str
+    advertised: str
+
+
+def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
+    """Leaders in turn over the nodes; a follower never on its leader's node.
+
+    The followers of one node's leaders go in turn to all the other nodes, so that what a lost node
+    leaves to do is shared. Raises: Rejected: names that Ray does not take, twice the same, too few.
+    """
+    for node in nodes:
+        if not _VALUE.fullmatch(node):
+            raise Rejected(
+                f"node {node!r}: use the value of a label as Ray takes it, 1 to 63 letters, "
+                "digits, '.', '_' or '-', beginning and ending with a letter or digit",
+                field="nodes",
+                limit=63,
+            )
+    if len(set(nodes)) != len(nodes):
+        raise Rejected(f"nodes={list(nodes)} names a node twice", field="nodes")
+    count = len(nodes)
+    if count < replicas:
+        raise Rejected(
+            f"nodes={list(nodes)}: a mirror needs two nodes at least, because a follower on its "
+            "leader's node is lost with it",
+            field="nodes",
+            limit=replicas,
+        )
+    rows = []
+    for shard in range(shards):
+        row = [nodes[shard % count]]
+        if replicas > 1:
+            row.append(nodes[(shard + 1 + shard // count % (count - 1)) % count])
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def check_host(host: str) -> None:
+    """Raises: Rejected for a `host` that cannot be that of shards on several nodes."""
+    if host != NODE_HOST and host not in _WILDCARDS:
+        raise Rejected(
+            f"host={host!r} together with nodes: each shard listens on its own node's address; "
+            "leave host out, or say 0.0.0.0 for all its addresses",
+            field="host",
+            limit="0.0.0.0",
+        )
+
+
+def selector(node: str) -> dict[str, str]:
+    """The label selector of a node's actors."""
+    return {NODE_LABEL: node}
+
+
+def present(ray: Any) -> dict[str, list[str]]:
+    """Label -> the addresses of the nodes that live and have it; one each, if all is well."""
+    found: dict[str, list[str]] = {}
+    for node in ray.nodes():
+        label = node.get("Labels", {}).get(NODE_LABEL)
+        if label is not None and node["Alive"]:
+            found.setdefault(label, []).append(node["NodeManagerAddress"])
+    return found
+
+
+def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
+    """The addresses of the nodes that are there.
+
+    Raises: Rejected: a label is on two nodes; at the `first` start, a label is on none.
+    """
+    wanted = sorted(nodes)
+    found = present(ray)
+    twice = [node for node in wanted if len(found.get(node, [])) > 1]
+    if twice:
+        raise Rejected(
+            f"several nodes have the label {NODE_LABEL}={twice[0]}: an actor could move away from "
+            "its disk; give each node a value of its own",
+            field="nodes",
+            limit=twice[0],
+        )
+    missing = [node for node in wanted if node not in found]
+    if first and missing:
+        raise Rejected(
+            f"no node of this Ray has the label {NODE_LABEL}={missing[0]}: start Ray there with "
+            f"`ray start ... --labels {NODE_LABEL}={missing[0]}`. There are: "
+            f"{', '.join(sorted(found)) or 'none with such a label'}",
+            field="nodes",
+            limit=", ".join(sorted(found)),
+        )
+    return [address for node in wanted for address in found.get(node, [])]
+
+
+def describe_away(node: str) -> str:
+    """For whom waits for a replica of a node that is not there."""
+    return (
+        f"node {node} is away: start Ray on the machine that has its disk with "
+        f"--labels {NODE_LABEL}={node}"
+    )
+
+
+def away(ray_address: str, nodes: Iterable[str]) -> list[str]:
+    """Those of the nodes that the Ray at this address has not; none of them if it does not answer."""
+    try:
+        with session(RayTarget(address=ray_address)) as ray:
+            found = present(ray)
+    except RayMQError:
+        return []
+    return sorted(set(nodes) - set(found))
+
+
+def prepare_replica(spec: dict[str, Any], *, restarted: bool) -> Address:
+    """Run by a replica's CommitLog before it opens its store: the directory and the address.
+
+    Over nodes the data directory is made here (0700), where the actor is; and it is refused when it
+    is another replica's, or empty although this replica's store was made before: a leader with a
+    new, empty disk would give offsets a second time. Args: restarted: Ray runs the actor again.
+
+    Raises: Rejected (directory or address cannot be used), Unavailable (the store is not here).
+    """
+    files = Files()
+    if spec["node"] is not None:
+        prepare_data_dir(spec["cluster_dir"], ephemeral=spec["ephemeral"], files=files, member=True)
+        _check_store(spec, files, made_before=restarted or spec["formed"])
+    host = spec["host"]
+    bind = _node_address() if host == NODE_HOST else host
+    tls.check_exposed(bind, tls=spec["tls"], insecure=spec["insecure"])
+    return Address(bind, _node_address() if bind in _WILDCARDS else bind)
+
+
+def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> None:
+    path = Path(spec["data_dir"]) / "raymq" / "meta"
+    if not files.exists(path):
+        if made_before and spec["mode"] == "leader":
+            raise Unavailable(
+                f"node {spec['node']} has no store in {spec['data_dir']}, where this replica's was "
+                "made: mount its disk there, or start Ray with this label on the machine that has "
+                "it. If nothing was stored yet, `raymq stop` and `raymq start` make it",
+                path=spec["data_dir"],
+                node=spec["node"],
+            )
+        return
+    meta = Meta.open(path, files=files)
+    try:
+        for name in ("cluster_id", "shard", "replica"):
+            found = meta.get(name)
+            if found is not None and found != spec[name]:
+                raise Rejected(
+                    f"{spec['data_dir']} of node {spec['node']} is the store of {name} {found!r}, "
+                    f"not {spec[name]!r}: is it the disk of another node or cluster?",
+                    field=name,
+                    limit=spec[name],
+                    path=spec["data_dir"],
+                )
+    finally:
+        meta.close()
+
+
+def _node_address() -> str:
+    # The actors' side; clients that only name a placement need no Ray.
+    import ray
+
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address

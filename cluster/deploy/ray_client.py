@@ -1,0 +1,132 @@
+"""Clusters reached through Ray Client (`ray://`): from outside of the Ray cluster, where only Ray's port is open."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+import warnings
+from typing import Any
+
+from raymq.cluster.cluster import Cluster
+from raymq.cluster.paths import NAMESPACE, actor_name
+from raymq.store.clock import Clock
+from raymq.store.errors import Rejected, Unavailable
+
+from . import actor_set
+
+SCHEME = "ray://"
+#: the process that serves a client sometimes dies at its start (a fork beside gRPC's threads, Ray issue 63202), and
+#: Ray does not try again
+TRIES = 4
+RETRY_MS = 500
+#: who has not answered by then, although Ray tried again and again, does not listen
+SILENT_S = 10.0
+
+
+def is_connected() -> bool:
+    """Whether this process reaches Ray through Ray Client; imports nothing."""
+    client = sys.modules.get("ray.util.client")
+    return client is not None and bool(client.ray.is_connected())
+
+
+def connect_url(url: str) -> Cluster:
+    """The cluster behind ray://host:port, or of several the one of ray://host:port/NAME.
+
+    Connects this process as `ray.init(url)` does, and leaves it connected, unless it is already.
+    Raises: Rejected (no grpcio, connected otherwise, no such cluster); Unavailable.
+    """
+    place, _, name = url.removeprefix(SCHEME).partition("/")
+    if importlib.util.find_spec("grpc") is None:
+        raise Rejected(
+            f"{url} needs grpcio: pip install 'ray[client]', the same version as the cluster's Ray",
+            field="target",
+            limit="ray[client]",
+        )
+    import ray
+
+    if not is_connected():
+        if ray.is_initialized():
+            raise Rejected(
+                f"this process is connected to a Ray without Ray Client, so it cannot reach {url}: give the cluster's "
+                "name alone, or call ray.shutdown() first",
+                field="target",
+            )
+        _init(ray, SCHEME + place)
+    elif _connected_place() != place:
+        raise Rejected(
+            f"this process is connected to ray://{_connected_place()}, not to {url}: call ray.shutdown() first",
+            field="target",
+            limit=f"ray://{_connected_place()}",
+        )
+    return find(name or None)
+
+
+def find(name: str | None) -> Cluster:
+    """A cluster in the Ray that this process is connected to; None: the only one, or "default".
+
+    Raises: Rejected (no such cluster), Unavailable (its first shard does not answer).
+    """
+    import ray
+
+    if name is None:
+        names = _names(ray)
+        if len(names) > 1 and "default" not in names:
+            raise Rejected(
+                f"several clusters run in this Ray ({', '.join(names)}): say which one",
+                field="target",
+                limit=", ".join(names),
+            )
+        name = names[0] if len(names) == 1 else "default"
+    facts = actor_set.credentials(ray, name)
+    return Cluster(
+        name=name,
+        cluster_id=facts["cluster_id"],
+        shards=int(facts["shards"]),
+        token=facts["token"],
+        endpoints=actor_set.endpoints(ray, name, int(facts["shards"])),
+        ca=facts["ca"].encode() if facts.get("ca") else None,
+        placement=facts.get("placement"),
+        transport="ray",
+    )
+
+
+def _names(ray: Any) -> list[str]:
+    """The clusters whose first shard is in this Ray, sorted."""
+    prefix, suffix = actor_name("\n", 0, 0, "commit_log").split("\n")
+    return sorted(
+        actor["name"].removeprefix(prefix).removesuffix(suffix)
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["namespace"] == NAMESPACE
+        and actor["name"].startswith(prefix)
+        and actor["name"].endswith(suffix)
+    )
+
+
+def _connected_place() -> str:
+    # Ray has no public word for it.
+    place: str = sys.modules["ray.util.client"].ray.get_context().client_worker._conn_str
+    return place
+
+
+def _init(ray: Any, address: str, clock: Clock | None = None) -> None:
+    # Ray Client takes much data in calls for carelessness; batches are what we make of many messages.
+    warnings.filterwarnings("ignore", "More than 10MB of messages", UserWarning)
+    clock = clock or Clock()
+    for attempt in range(1, TRIES + 1):
+        began = clock.monotonic()
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+            return
+        except (OSError, RuntimeError, ray.exceptions.RayError) as error:
+            # That its process died, Ray's proxy tells sometimes only after half a minute.
+            died = isinstance(error, ConnectionAbortedError)
+            silent = not died and clock.monotonic() - began > SILENT_S
+            if attempt == TRIES or silent:
+                raise Unavailable(
+                    f"{address} does not answer: {error}. Is it the port of Ray Client (10001 by default), and does "
+                    "this process have Ray's token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?",
+                    address=address,
+                ) from error
+            ray.shutdown()
+            clock.sleep_ms(RETRY_MS)

@@ -1,0 +1,276 @@
+"""The Ray under a cluster: which one it is, and this process's way into it.
+
+`<data_dir>/ray.json` says in which Ray the cluster runs and, for one that `start` owns (owned_ray.py), which process it
+is. Authentication is never left to chance: an owned Ray's mode is recorded, and a driver with another mode is told so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from raymq.cluster.paths import NAMESPACE, ClusterPaths
+from raymq.store.errors import Rejected, Unavailable
+from raymq.store.files import Files
+
+from .process_tree import Family, leader_alive
+
+Progress = Callable[[str], None]
+
+#: the node label by which all roles of a replica stay on the machine that has its disk
+HOST_LABEL = "raymq-host"
+#: variable -> value that this process took over from the Ray of a cluster
+_adopted: dict[str, str] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnedRay:
+    """The Ray that `start` started for one data directory."""
+
+    #: host:port of its GCS, what `ray.init(address=...)` takes
+    address: str
+    pid: int
+    start_time: int
+    boot_id: int
+    mark: str
+    temp_dir: str
+    #: "token" or "disabled"
+    auth_mode: str
+    #: RAY_AUTH_TOKEN_PATH at start, if it was set
+    auth_token_path: str | None
+
+    @property
+    def family(self) -> Family:
+        """Its processes."""
+        return Family(self.pid, self.start_time, self.boot_id, self.mark)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayTarget:
+    """Which Ray to use, and whether `stop` ends it too.
+
+    Kept in `ray.json` while the cluster runs.
+    """
+
+    address: str
+    owned: OwnedRay | None = None
+
+
+def load_target(paths: ClusterPaths, files: Files) -> RayTarget | None:
+    """The recorded Ray, alive or not; None when there is none (or its record is unreadable)."""
+    try:
+        body = json.loads(files.read_file(paths.ray))
+        owned = body["owned"]
+        return RayTarget(
+            address=body["address"], owned=None if owned is None else OwnedRay(**owned)
+        )
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save_target(paths: ClusterPaths, target: RayTarget, files: Files) -> None:
+    """Durable: at return, so that a later `stop` finds what runs."""
+    files.write_file_atomic(paths.ray, (json.dumps(asdict(target), indent=2) + "\n").encode())
+
+
+def load_owned(paths: ClusterPaths, files: Files) -> OwnedRay | None:
+    """The recorded owned Ray, alive or not."""
+    target = load_target(paths, files)
+    return None if target is None else target.owned
+
+
+def running_target(paths: ClusterPaths, files: Files) -> RayTarget | None:
+    """The recorded Ray if it runs: an owned one by its process, another one by its open port."""
+    target = load_target(paths, files)
+    if target is None:
+        return None
+    if target.owned is not None:
+        return target if leader_alive(target.owned.family, files) else None
+    return target if _listens(target.address) else None
+
+
+def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarget | None:
+    """The running Ray that belongs to this start; None: there is none, start one.
+
+    In this order: `address`, the one this process is connected to, the one recorded for the
+    directory, RAY_ADDRESS.
+
+    Raises: Rejected when `address` contradicts an owned Ray that still runs this directory, or is
+    ray://.
+    """
+    recorded = running_target(paths, files)
+    wanted = address or connected_address()
+    if recorded is not None:
+        if wanted is None or _same_address(wanted, recorded.address):
+            return recorded
+        if recorded.owned is not None:
+            raise Rejected(
+                f"{paths.data_dir} already runs in its own Ray at {recorded.address}, "
+                f"not in {wanted}. "
+                f"Stop it first: raymq stop {paths.data_dir}",
+                field="address",
+                limit=recorded.address,
+            )
+    wanted = wanted or os.environ.get("RAY_ADDRESS") or None
+    if wanted is None:
+        return None
+    if wanted.startswith("ray://"):
+        raise Rejected(
+            f"{wanted} is a Ray Client address: the data directory must be on a "
+            "machine of the cluster. "
+            "Run start there, with the cluster's own address (host:6379 or auto)",
+            field="address",
+        )
+    return RayTarget(address=wanted)
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return False
+    try:
+        socket.create_connection((host, int(port)), timeout=2.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def connected_address() -> str | None:
+    """The address of the Ray this process is connected to; does not import Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    address: str = ray.get_runtime_context().gcs_address
+    return address
+
+
+def _same_address(wanted: str, known: str) -> bool:
+    """Whether both mean one Ray: equal, or "auto", or the same port by a local name."""
+    host, _, port = wanted.rpartition(":")
+    local = host in ("localhost", "127.0.0.1") and port == known.rpartition(":")[2]
+    return wanted in (known, "auto") or local
+
+
+@contextlib.contextmanager
+def session(target: RayTarget) -> Iterator[Any]:
+    """This process connected to `target`; yields the `ray` module.
+
+    Disconnects at the end only what it connected.
+
+    Raises: Unavailable when Ray does not answer, Rejected when this process is connected to another
+    Ray or runs with another authentication mode.
+    """
+    current = connected_address()
+    if current is not None:
+        if not _same_address(target.address, current):
+            raise Rejected(
+                f"this process is connected to the Ray at {current}, the cluster runs "
+                "in the one at "
+                f"{target.address}: call ray.shutdown() first or work from another process",
+                field="address",
+                limit=target.address,
+            )
+        yield sys.modules["ray"]
+        return
+    ray = attach(target)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def attach(target: RayTarget) -> Any:
+    """Connects this process, which is connected to no Ray, until it calls `ray.shutdown()`.
+
+    Returns: the `ray` module. Raises: as `session`.
+    """
+    if target.owned is not None:
+        _adopt_authentication(target.owned)
+    import ray
+
+    _read_authentication_anew()
+
+    try:
+        ray.init(
+            address=target.address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    except (ConnectionError, RuntimeError, TimeoutError, ValueError, OSError) as error:
+        raise Unavailable(
+            f"Ray at {target.address} does not answer: {error}. Is it running, and "
+            "does this process "
+            "have its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?",
+            address=target.address,
+        ) from error
+    return ray
+
+
+def leave(owned: OwnedRay) -> None:
+    """Disconnects this process from a Ray that is about to end, if it is connected to it.
+
+    It would else wait a minute for that Ray when it ends, and longer in a call.
+    """
+    current = connected_address()
+    if current is not None and _same_address(owned.address, current):
+        sys.modules["ray"].shutdown()
+
+
+def _adopt_authentication(owned: OwnedRay) -> None:
+    """Makes this process's Ray authentication that of the owned Ray, and leaves it so.
+
+    `ray.init` with an explicit address never turns token mode on by itself. It stays set, as Ray
+    itself leaves it after a local start: a later `ray.init(address=cluster.ray_address)` of this
+    process needs it too. What was adopted from another cluster's Ray gives way; what the user set
+    does not.
+
+    Raises: Rejected when the environment asks for another mode.
+    """
+    mode = _chosen("RAY_AUTH_MODE")
+    if mode is not None and mode.lower() != owned.auth_mode:
+        raise Rejected(
+            f"the cluster's Ray was started with RAY_AUTH_MODE={owned.auth_mode}, this process has "
+            f"RAY_AUTH_MODE={mode}: unset it or set it to {owned.auth_mode}",
+            field="RAY_AUTH_MODE",
+            limit=owned.auth_mode,
+        )
+    if not (_chosen("RAY_AUTH_TOKEN") or _chosen("RAY_AUTH_TOKEN_PATH")):
+        _adopt("RAY_AUTH_TOKEN_PATH", owned.auth_token_path)
+    _adopt("RAY_AUTH_MODE", owned.auth_mode)
+
+
+def _chosen(name: str) -> str | None:
+    """A variable's value, unless it is there because a cluster's Ray was adopted."""
+    value = os.environ.get(name)
+    return None if value is not None and value == _adopted.get(name) else value
+
+
+def _adopt(name: str, value: str | None) -> None:
+    if value:
+        os.environ[name] = _adopted[name] = value
+    else:
+        os.environ.pop(name, None)
+        _adopted.pop(name, None)
+
+
+def _read_authentication_anew() -> None:
+    """Make Ray look at its variables and its token again.
+
+    It caches the mode when it is imported and the token when it is first used, for the life of the process: a
+    program that goes from one Ray to another would show the second one the first one's token.
+    """
+    # An extension module without types. The mode first: a call of Ray that still ends may read the token anew.
+    raylet = importlib.import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()

@@ -1,0 +1,68 @@
+"""Where shards listen now: what a client asks after a connection broke. Both resolvers pickle."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from raymq.actors.shells import read_endpoint
+from raymq.cluster.paths import ClusterPaths
+from raymq.store.files import Files
+
+
+@dataclass(frozen=True)
+class FileResolver:
+    """Reads the endpoint files: for programs on the cluster's machine, without Ray."""
+
+    data_dir: str
+    shards: int
+
+    def __call__(self) -> dict[int, str]:
+        """shard -> host:port of its leader as last written; a shard that never served is missing.
+
+        On another machine the files are missing and so are all shards: the caller asks a shard
+        instead.
+        """
+        paths = ClusterPaths(self.data_dir)
+        routes: dict[int, str] = {}
+        for shard in range(self.shards):
+            try:
+                endpoint = read_endpoint(paths.replica(shard, 0))
+            except (OSError, KeyError, TypeError):
+                continue
+            if endpoint is not None:
+                routes[shard] = endpoint
+        return routes
+
+
+@dataclass(frozen=True)
+class RayResolver:
+    """Asks the shards' actors: for programs that reach the cluster through Ray."""
+
+    address: str
+    name: str
+    shards: int
+
+    def __call__(self) -> dict[int, str]:
+        """shard -> host:port of its leader; a shard that does not serve now is missing."""
+        # Imported on use: clients of a local data directory or of raymq:// never load Ray.
+        from . import actor_set
+        from .ray_host import RayTarget, session
+
+        with session(RayTarget(address=self.address)) as ray:
+            return actor_set.endpoints(ray, self.name, self.shards)
+
+
+def save_endpoints(paths: ClusterPaths, endpoints: dict[int, str], files: Files) -> None:
+    """Where the leaders listen now, for `connect` on the machine of `start` without asking Ray."""
+    body = {str(shard): endpoint for shard, endpoint in sorted(endpoints.items())}
+    files.write_file_atomic(paths.endpoints, json.dumps(body).encode())
+
+
+def load_endpoints(paths: ClusterPaths, files: Files) -> dict[int, str]:
+    """What `save_endpoints` wrote, right or outdated; empty before the first start has ended."""
+    try:
+        body = json.loads(files.read_file(paths.endpoints))
+        return {int(shard): str(endpoint) for shard, endpoint in body.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}

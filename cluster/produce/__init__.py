@@ -1,0 +1,1 @@
+"""The way of messages to the shards: collected, numbered, sent, resent, answered."""

@@ -1,0 +1,247 @@
+"""The columnar, idempotent sender: batches in, receipts out, in order (design D7, D11).
+
+What Producer and the Spark sink are made of. It imports no Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future, wait
+from typing import Any, Literal, NoReturn
+
+import pyarrow as pa
+
+from raymq.cluster.transport.routes import Routes, TopicRoute
+from raymq.store.clock import Clock
+from raymq.store.delay.delay_levels import TIMER_TOPIC
+from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
+from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
+from raymq.store.records import producer_stamp
+
+from .lane import BatchReceipt, Lane, new_producer_id
+from .room import Room
+from .shard_sender import BatchFuture, ShardSender
+
+MIB = 1 << 20
+
+#: "quorum": stored on a majority; "leader": on one machine
+Acks = Literal["quorum", "leader"]
+
+#: what a shard is sent before it answers: below what a server takes unanswered, so that it always reads on. With 4 MiB
+#: the sync waits for batches, more than 16 only fill buffers.
+IN_FLIGHT_BYTES = 16 * MIB
+
+#: bodies are limited by the server, whose limit may be any
+_ANY_SIZE = 2**31 - 1
+
+
+def check_acks(acks: str) -> None:
+    """Raises: Rejected for anything that promises nothing known."""
+    if acks not in ("quorum", "leader"):
+        raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
+
+
+class BatchSender:
+    """Sends batches of PUT_SCHEMA. Threads: any; rows of one queue keep the order of the calls.
+
+    Args: `producer_id` and `epoch` identify the producer for idempotence: the same id, and for
+    every queue the same rows in the same order from the first on, store nothing twice. Without an
+    id a random one is used. `buffer_bytes` are the unanswered bytes beyond which `send` blocks, up
+    to `max_block_ms`. A batch that is not acknowledged in `delivery_timeout_ms` fails; a server
+    that is silent for `request_timeout_ms` is left and asked again.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        *,
+        producer_id: int | None = None,
+        epoch: int = 0,
+        acks: Acks = "quorum",
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
+        buffer_bytes: int = 64 * MIB,
+        max_block_ms: int = 60_000,
+        delivery_timeout_ms: int = 120_000,
+        request_timeout_ms: int = 30_000,
+        clock: Clock | None = None,
+    ) -> None:
+        """Raises: Rejected for a producer id or epoch that no record can carry."""
+        check_acks(acks)
+        producer_stamp.check(producer_stamp.Stamp(producer_id or 0, epoch, 0), 1)
+        self._routes = routes
+        self._own_id = producer_id is None
+        self._producer_id = new_producer_id() if producer_id is None else producer_id
+        self._epoch = epoch
+        self._acks = acks
+        self._clock = clock or Clock()
+        self._limits = {
+            "in_flight_bytes": in_flight_bytes,
+            "delivery_timeout_ms": delivery_timeout_ms,
+            "request_timeout_ms": request_timeout_ms,
+        }
+        self._room = Room(buffer_bytes, max_block_ms)
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._lanes: dict[tuple[str, int], tuple[Lane, ShardSender]] = {}
+        self._senders: dict[int, ShardSender] = {}
+        self._unfinished: set[Future[BatchReceipt]] = set()
+        self._closed = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise Rejected(
+            "a sender has open connections and does not pickle: pickle the Cluster (or its URL and "
+            "token) and make the sender where it is used",
+            field="pickle",
+        )
+
+    def topic(self, name: str) -> TopicRoute:
+        """A topic's queues. Raises: Rejected when there is none."""
+        return self._routes.topic(name)
+
+    def send(self, topic: str, queue_id: int, batch: pa.RecordBatch | Row) -> BatchFuture:
+        """Send one batch of one queue, or a row of it.
+
+        Returns: a future of the receipt; it fails as design D11 says.
+        Raises: Rejected for a batch that cannot be stored (nothing was sent); Unavailable when the
+        buffer stays full for `max_block_ms`.
+        """
+        self.check_process()
+        checked = _checked(topic, batch)
+        size = batch_bytes(checked)
+        self._room.take(size)
+        try:
+            future, sender = self._add(topic, queue_id, checked, size, self._acks)
+        except BaseException:
+            self._room.give(size)
+            raise
+
+        def answered(future: Future[BatchReceipt]) -> None:
+            self._unfinished.discard(future)
+            self._room.give(size)
+
+        future.add_done_callback(answered)
+        sender.pump()
+        return future
+
+    def enqueue(
+        self, topic: str, queue_id: int, batch: pa.RecordBatch | Row, *, acks: Acks | None = None
+    ) -> tuple[BatchFuture, ShardSender]:
+        """As `send`, but never blocks: nothing is written before the returned sender's `pump`.
+
+        Args: `acks` of this batch; None: the sender's.
+
+        For callers that count their bytes themselves, and that keep order with a lock of their own
+        which they must not hold while writing.
+        """
+        self.check_process()
+        checked = _checked(topic, batch)
+        future, sender = self._add(
+            topic, queue_id, checked, batch_bytes(checked), acks or self._acks
+        )
+        future.add_done_callback(self._unfinished.discard)
+        return future, sender
+
+    def _add(
+        self, topic: str, queue_id: int, batch: pa.RecordBatch | Row, size: int, acks: Acks
+    ) -> tuple[BatchFuture, ShardSender]:
+        """What both have in common; the caller takes the future out of `_unfinished` when it is done."""
+        lane, sender = self._lane(topic, queue_id)
+        future = sender.add(lane, batch, size, acks)
+        self._unfinished.add(future)
+        return future, sender
+
+    def _lane(self, topic: str, queue_id: int) -> tuple[Lane, ShardSender]:
+        found = self._lanes.get((topic, queue_id))
+        if found is not None:
+            return found
+        if topic == TIMER_TOPIC:
+            # Every shard has its own; here the queue's number is the shard's.
+            shard, number = queue_id, 0
+        else:
+            shard, number = self._routes.topic(topic).shard_of(queue_id), queue_id
+        with self._lock:
+            found = self._lanes.get((topic, queue_id))
+            if found is None:
+                lane = Lane(topic, number, self._producer_id, self._epoch, self._own_id)
+                found = self._lanes[topic, queue_id] = (lane, self._sender(shard))
+            return found
+
+    def _sender(self, shard: int) -> ShardSender:
+        if self._closed.is_set():
+            raise Unavailable("the producer is closed", field="producer")
+        sender = self._senders.get(shard)
+        if sender is None:
+            limits: dict[str, Any] = self._limits
+            sender = ShardSender(self._routes, shard, clock=self._clock, **limits)
+            self._senders[shard] = sender
+        if self._watcher is None:
+            self._watcher = threading.Thread(
+                target=self._watch, name="raymq-sender-watch", daemon=True
+            )
+            self._watcher.start()
+        return sender
+
+    def _watch(self) -> None:
+        # A blocked read has no timeout of its own.
+        while not self._closed.wait(1.0):
+            for sender in list(self._senders.values()):
+                sender.check()
+
+    def check_process(self) -> None:
+        """Raises: Rejected in a forked child, where the connections and threads do not exist."""
+        if os.getpid() != self._process:
+            raise Rejected(
+                "this producer was made before a fork; make one in the child process",
+                field="fork",
+            )
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is answered, one way or the other; seconds.
+
+        Raises: DeliveryUnknown when the time is up.
+        """
+        self.check_process()
+        _, late = wait(list(self._unfinished), timeout)
+        if late:
+            raise DeliveryUnknown(
+                f"{len(late)} batches are not answered after {timeout} s; they are still under way",
+                status="UNKNOWN_ERROR",
+            )
+
+    def close(self) -> None:
+        """End at once: what is not answered fails. Call `flush` before."""
+        if os.getpid() != self._process:
+            return
+        self._closed.set()
+        with self._lock:
+            senders = list(self._senders.values())
+        for sender in senders:
+            sender.close()
+
+    def __enter__(self) -> BatchSender:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
+
+
+def _checked(topic: str, batch: pa.RecordBatch | Row) -> pa.RecordBatch | Row:
+    """What is sent of a batch: a single small row goes as such. Raises: Rejected."""
+    row = check_put(topic, batch, max_message_bytes=_ANY_SIZE)
+    if row is not None:
+        return row
+    if not batch.num_rows:
+        raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
+    if isinstance(batch, Row):
+        # Too large for what a row is good for.
+        return batch.to_batch()
+    if not batch.schema.equals(PUT_SCHEMA):
+        # Names and types were checked; nullability and metadata must be the stream's.
+        return pa.RecordBatch.from_arrays(batch.columns, schema=PUT_SCHEMA)
+    return batch

@@ -1,0 +1,583 @@
+"""The producer of messages: collects them a queue, sends batches (design D10, D11)."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from raymq.cluster.messages.codecs import CONTENT_TYPE, codec
+from raymq.cluster.messages.columns import put_batch
+from raymq.cluster.messages.message import Message, property_bytes
+from raymq.cluster.messages.partitioner import queue_of, queues_of
+from raymq.cluster.messages.timer_message import REAL_BYTES, timer_properties, waiting_properties
+from raymq.cluster.transport.routes import Routes
+from raymq.store.clock import Clock
+from raymq.store.delay.delay_levels import TIMER_TOPIC
+from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
+
+from .batch_sender import MIB, Acks, BatchSender, check_acks
+from .lane import BatchReceipt
+from .producer_config import ProducerConfig
+from .room import Room
+from .send_future import Pending, SendFuture
+from .send_statistics import SendStatistics
+from .shard_sender import ShardSender
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+#: what a message takes beside body and properties: counted so that empty bodies fill buffers too
+MESSAGE_BYTES = 128
+#: rows of `send_batch` go in batches of about this size
+COLUMNS_BYTES = 4 * MIB
+
+
+class EncodedMessage(NamedTuple):
+    """One message, checked and encoded, before it has a place in a batch."""
+
+    topic: str
+    queue_id: int | None
+    key: bytes | None
+    body: bytes
+    tag: str | None
+    properties: bytes | None
+    #: what it takes of the buffer
+    size: int
+    acks: Acks
+    #: of one that is to be delivered later: what says when
+    later: bytes | None = None
+
+
+class Producer:
+    """Sends messages. Threads may share it; order holds per queue, in the order of the calls.
+
+    It neither pickles nor survives a fork: pickle the Cluster instead. As a context manager it
+    flushes at the end and raises the first failure that nobody was told yet.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ProducerConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        **options: Any,
+    ) -> None:
+        """Args: `options` are the fields of ProducerConfig."""
+        self.config = replace(config or ProducerConfig(), **options)
+        self._clock = clock or Clock()
+        self._codec = codec(self.config.codec)
+        self._sender = BatchSender(
+            Routes.of(cluster),
+            acks=self.config.acks,
+            in_flight_bytes=self.config.in_flight_bytes,
+            delivery_timeout_ms=self.config.delivery_timeout_ms,
+            request_timeout_ms=self.config.request_timeout_ms,
+            clock=self._clock,
+        )
+        self._room = Room(self.config.buffer_bytes, self.config.max_block_ms)
+        self._linger_s = self.config.linger_ms / 1000
+        #: guards everything below
+        self._changed = threading.Condition()
+        self._open: dict[tuple[str, int], Pending] = {}
+        self._statistics = SendStatistics()
+        #: open batches and some that are sealed already, by the end of their linger time
+        self._due: deque[Pending] = deque()
+        #: topic -> queue of messages without a key; moves on with every batch
+        self._sticky: dict[str, int] = {}
+        #: sealed and not answered
+        self._under_way: set[Pending] = set()
+        self._failed: deque[Pending] = deque(maxlen=1000)
+        #: what the linger thread must write to, beside what is due
+        self._to_pump: set[ShardSender] = set()
+        self._closed = False
+        self._linger_thread: threading.Thread | None = None
+        #: when it wakes by itself, on the monotonic clock; 0: it is awake
+        self._linger_wakes = math.inf
+
+    def __reduce__(self) -> NoReturn:
+        raise Rejected(
+            "a producer has open connections and does not pickle: pickle the Cluster and call "
+            "cluster.producer() where it is used",
+            field="pickle",
+        )
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str | Message,
+        body: Any = None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        index_keys: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        deliver_at_ms: int | None = None,
+        queue_id: int | None = None,
+        acks: Acks | None = None,
+    ) -> SendFuture:
+        """Send one message: a Message, or a topic and what the codec makes a body of.
+
+        The queue is `queue_id`, else that of the key; without either, messages fill a batch of one
+        queue, then of the next. `acks` of this message, by default the producer's; a batch has one
+        kind, so changing it with every message costs the batches.
+        `deliver_at_ms`, ms since 1970, at most three days ahead: readers of the queue get the message in
+        the second after it, at a new offset, once; the receipt tells that it is kept until then, and
+        names the topic and offset where. Several of one queue come in the order of their times.
+        Returns: at once, with a future of the receipt.
+        Raises: Rejected for what cannot be stored; Unavailable when the buffer stays full.
+        """
+        out = self.encode(
+            topic,
+            body,
+            key=key,
+            tag=tag,
+            index_keys=index_keys,
+            properties=properties,
+            deliver_at_ms=deliver_at_ms,
+            queue_id=queue_id,
+            acks=acks,
+        )
+        self._take_room(out.size)
+        future, ready = self.collect(out)
+        if ready is not None:
+            ready.pump()
+        return future
+
+    def encode(
+        self,
+        topic: str | Message,
+        body: Any = None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        index_keys: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        deliver_at_ms: int | None = None,
+        queue_id: int | None = None,
+        acks: Acks | None = None,
+    ) -> EncodedMessage:
+        """The first half of `send`, which never blocks. Raises: Rejected for what cannot be stored."""
+        if isinstance(topic, Message):
+            message = topic
+            topic, body, key, tag = message.topic, message.body, message.key, message.tag
+            index_keys, properties = message.index_keys, message.properties
+            deliver_at_ms = message.deliver_at_ms
+        elif self._codec.name != "bytes":
+            body = self._codec.encode(body)
+            properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}
+        if not isinstance(body, bytes):
+            body = codec("bytes").encode(body)
+        if len(body) > self.config.max_message_bytes:
+            raise self._too_large(len(body))
+        if acks is not None:
+            check_acks(acks)
+        encoded = property_bytes(key, tag, index_keys, properties)
+        later = None
+        if deliver_at_ms is not None:
+            later = timer_properties(deliver_at_ms, self._clock.now_ms())
+        size = len(body) + MESSAGE_BYTES + (0 if encoded is None else len(encoded))
+        size += 0 if later is None else len(later) + len(topic) + REAL_BYTES
+        acks = acks or self.config.acks
+        return EncodedMessage(topic, queue_id, key, body, tag, encoded, size, acks, later)
+
+    def check_bodies(self, bodies: list[bytes]) -> None:
+        """Raises: Rejected when one of them is too large."""
+        largest = max(map(len, bodies))
+        if largest > self.config.max_message_bytes:
+            raise self._too_large(largest)
+
+    def _too_large(self, size: int) -> Rejected:
+        return Rejected(
+            f"the body has {size} bytes, the limit is {self.config.max_message_bytes}: "
+            "split it, compress it, or raise max_message_bytes here and in the cluster",
+            field="body",
+            limit=self.config.max_message_bytes,
+        )
+
+    def collect(
+        self, out: EncodedMessage, *, may_block: bool = True
+    ) -> tuple[SendFuture, ShardSender | None]:
+        """The second half of `send`: put a message, for which there is room, into its batch.
+
+        Returns: its future; who must pump what is full now. Without `may_block` nobody must: the
+        linger thread does it. Raises: as `send`; the room is given back.
+        """
+        try:
+            return self._collect(out, may_block)
+        except BaseException:
+            self._room.give(out.size)
+            raise
+
+    def _collect(
+        self, out: EncodedMessage, may_block: bool
+    ) -> tuple[SendFuture, ShardSender | None]:
+        self._sender.check_process()
+        topic, queue_id = out.topic, out.queue_id
+        route = self._sender.topic(topic)
+        if queue_id is not None:
+            route.shard_of(queue_id)
+        elif out.key is not None:
+            queue_id = queue_of(out.key, route.queues)
+        now = self._clock.now_ms()
+        with self._changed:
+            self._check_open()
+            if queue_id is None:
+                queue_id = self._sticky_queue(topic, route.queues)
+            where, properties = (topic, queue_id), out.properties
+            if out.later is not None:
+                # The queue's shard keeps it until then. One lane a shard: its timers are all in one queue.
+                where = (TIMER_TOPIC, route.shard_of(queue_id))
+                properties = waiting_properties(topic, queue_id, out.properties, out.later)
+            pending, ready = self._open_batch(where, out.acks)
+            pending.bodies.append(out.body)
+            pending.tags.append(out.tag)
+            pending.properties.append(properties)
+            pending.born.append(now)
+            pending.size += out.size
+            future = SendFuture(pending, len(pending.bodies) - 1)
+            if not self._linger_s or pending.size >= self.config.batch_bytes:
+                if may_block:
+                    ready = self._seal(pending) or ready
+                else:
+                    self._ship_soon(pending)
+            if ready is not None and not may_block:
+                self._to_pump.add(ready)
+                self._wake_linger()
+        return future, ready
+
+    def send_together(
+        self, topic: str, bodies: list[bytes], properties: bytes | None, *, queue_id: int
+    ) -> None:
+        """Add bodies, together no larger than a batch, to the open batch of a queue: columns that linger.
+
+        Args: `properties`, encoded, of each of them. Nobody gets their receipts: `flush` and
+        `raise_failure` tell failures. Raises: as `send`.
+        """
+        self._sender.check_process()
+        self._sender.topic(topic).shard_of(queue_id)
+        rows = len(bodies)
+        each = MESSAGE_BYTES + (0 if properties is None else len(properties))
+        size = sum(map(len, bodies)) + rows * each
+        self._take_room(size)
+        now = self._clock.now_ms()
+        try:
+            with self._changed:
+                self._check_open()
+                pending, ready = self._open_batch((topic, queue_id), self.config.acks)
+                pending.bodies += bodies
+                pending.tags += [None] * rows
+                pending.properties += [properties] * rows
+                pending.born += [now] * rows
+                pending.size += size
+                if not self._linger_s or pending.size >= self.config.batch_bytes:
+                    ready = self._seal(pending) or ready
+        except BaseException:
+            self._room.give(size)
+            raise
+        if ready is not None:
+            ready.pump()
+
+    def _sticky_queue(self, topic: str, queues: int) -> int:
+        chosen = self._sticky.get(topic)
+        if chosen is None:
+            chosen = self._sticky[topic] = random.randrange(queues)
+        return chosen
+
+    def _open_batch(self, where: tuple[str, int], acks: Acks) -> tuple[Pending, ShardSender | None]:
+        """The batch that takes the queue's next message, and who must pump one that ends here. Needs the lock."""
+        pending = self._open.get(where)
+        if pending is None:
+            return self._begin(where, acks), None
+        if pending.acks == acks:
+            return pending, None
+        # The earlier ones first: order holds over both kinds.
+        ready = self._seal(pending)
+        return self._begin(where, acks), ready
+
+    def _begin(self, where: tuple[str, int], acks: Acks) -> Pending:
+        now = self._clock.monotonic()
+        pending = Pending(where, acks, now, now + self._linger_s, self._hurry, self.hurry_soon)
+        self._open[where] = pending
+        if self._linger_s:
+            self._due.append(pending)
+            if self._linger_wakes > pending.due:
+                self._wake_linger()
+        return pending
+
+    def _wake_linger(self) -> None:
+        """Needs the lock."""
+        if self._linger_thread is None:
+            self._linger_thread = threading.Thread(
+                target=self._linger, name="raymq-linger", daemon=True
+            )
+            self._linger_thread.start()
+        else:
+            self._changed.notify_all()
+
+    def _ship_soon(self, pending: Pending) -> None:
+        """The linger thread sends it now. Needs the lock."""
+        if not pending.sealed and pending.due:
+            pending.due = 0.0
+            self._due.appendleft(pending)
+            self._wake_linger()
+
+    def hurry_soon(self, pending: Pending) -> None:
+        """Somebody who must not block waits for this batch."""
+        with self._changed:
+            self._ship_soon(pending)
+
+    def ship_open_soon(self) -> None:
+        """As `flush`, but only asks for it."""
+        with self._changed:
+            for pending in list(self._open.values()):
+                self._ship_soon(pending)
+
+    def look_up(self, topic: str) -> None:
+        """Make the topic's route known, so that `collect` asks nobody. Raises: Rejected; Unavailable."""
+        self._sender.topic(topic)
+
+    def on_room(self, call: Callable[[], None]) -> None:
+        """Call it, from any thread, whenever there is more room."""
+        self._room.on_free = call
+
+    def take_nowait(self, out: EncodedMessage) -> bool:
+        """Take room for a message; False: there is none now."""
+        return self._room.take_nowait(out.size)
+
+    def _take_room(self, size: int) -> None:
+        if self._room.take_nowait(size):
+            return
+        # What lingers must go, or nothing would ever make room.
+        self._ship_open()
+        self._room.take(size)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the producer is closed", field="producer")
+
+    # --- batches --------------------------------------------------------------------------------
+
+    def _seal(self, pending: Pending) -> ShardSender | None:
+        """Make the batch and queue it. Needs the lock, so that batches keep their order."""
+        if pending.sealed:
+            return None
+        pending.sealed = True
+        topic, queue_id = pending.where
+        del self._open[pending.where]
+        if self._sticky.get(topic) == queue_id:
+            self._sticky[topic] = (queue_id + 1) % self._sender.topic(topic).queues
+        batch: pa.RecordBatch | Row
+        if len(pending.bodies) == 1 and pending.size <= BATCH_BYTES_MAX:
+            batch = Row(pending.bodies[0], pending.tags[0], pending.properties[0], pending.born[0])
+        else:
+            columns = pending.bodies, pending.tags, pending.properties, pending.born
+            arrays = [pa.array(*column) for column in zip(columns, PUT_SCHEMA.types, strict=True)]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=PUT_SCHEMA)
+        pending.bodies, pending.tags, pending.properties, pending.born = [], [], [], []
+        pending.rows, pending.sealed_at = batch.num_rows, self._clock.monotonic()
+        self._under_way.add(pending)
+        try:
+            future, sender = self._sender.enqueue(topic, queue_id, batch, acks=pending.acks)
+        except RayMQError as error:
+            self._finish(pending, error)
+            return None
+        pending.sent = future
+        future.add_done_callback(partial(self._finish, pending))
+        return sender
+
+    def _finish(self, pending: Pending, outcome: Future[BatchReceipt] | RayMQError) -> None:
+        error = outcome if isinstance(outcome, RayMQError) else outcome.exception()
+        self._statistics.note(pending, self._clock.monotonic(), failed=error is not None)
+        if error is not None:
+            self._failed.append(pending)
+            pending.future.set_exception(error)
+        elif isinstance(outcome, Future):
+            pending.future.set_result(outcome.result())
+        pending.sent = None
+        self._under_way.discard(pending)
+        self._room.give(pending.size)
+
+    def _hurry(self, pending: Pending) -> None:
+        """Somebody waits for this batch."""
+        with self._changed:
+            sender = self._seal(pending)
+        if sender is not None:
+            sender.pump()
+
+    def _ship_open(self) -> None:
+        with self._changed:
+            senders = {self._seal(pending) for pending in list(self._open.values())}
+        _pump(senders)
+
+    def _linger(self) -> None:
+        """Send what has waited long enough.
+
+        While messages come it looks by itself once a linger time, so that none of them has to wake it.
+        """
+        busy = False
+        while True:
+            senders: set[ShardSender | None] = set()
+            with self._changed:
+                if self._closed:
+                    return
+                senders |= self._to_pump
+                self._to_pump.clear()
+                now = self._clock.monotonic()
+                while self._due and (self._due[0].sealed or self._due[0].due <= now):
+                    busy = True
+                    senders.add(self._seal(self._due.popleft()))
+                if not any(senders):
+                    wait_s = self._linger_s if busy else None
+                    if self._due:
+                        wait_s = self._due[0].due - now
+                    self._linger_wakes = math.inf if wait_s is None else now + wait_s
+                    busy = False
+                    self._changed.wait(wait_s)
+                    self._linger_wakes = 0.0
+                    continue
+            _pump(senders)
+
+    # --- columns --------------------------------------------------------------------------------
+
+    def send_batch(
+        self, topic: str, data: pa.RecordBatch | pa.Table, *, queue_id: int | None = None
+    ) -> list[Future[BatchReceipt]]:
+        """Send columns of messages, without an object a message.
+
+        Args: `data` has the column `body` and may have `key`, `tag`, `properties` and
+        `born_time_ms` (see columns.put_batch). Rows go to `queue_id`, else to the queue of their
+        key; without keys all go to one queue.
+        Returns: a future a batch; rows of one queue keep their order, also behind earlier sends.
+        Raises: Rejected naming the column; Unavailable when the buffer stays full.
+        """
+        self._sender.check_process()
+        route = self._sender.topic(topic)
+        batch, keys = put_batch(data, now_ms=self._clock.now_ms())
+        if not batch.num_rows:
+            return []
+        self._ship_open()
+        if queue_id is not None or keys is None:
+            with self._changed:
+                if queue_id is None:
+                    queue_id = self._sticky_queue(topic, route.queues)
+                    self._sticky[topic] = (queue_id + 1) % route.queues
+            return self._send_rows(topic, queue_id, batch)
+        futures: list[Future[BatchReceipt]] = []
+        chosen = queues_of(keys, route.queues)
+        for queue in np.unique(chosen).tolist():
+            rows = pa.array(np.flatnonzero(chosen == queue))
+            futures += self._send_rows(topic, queue, batch.take(rows))
+        return futures
+
+    def _send_rows(
+        self, topic: str, queue_id: int, batch: pa.RecordBatch
+    ) -> list[Future[BatchReceipt]]:
+        futures = []
+        step = max(1, COLUMNS_BYTES * batch.num_rows // max(batch.nbytes, 1))
+        for start in range(0, batch.num_rows, step):
+            part = batch.slice(start, step)
+            size = part.nbytes
+            self._take_room(size)
+            now = self._clock.monotonic()
+            acks = self.config.acks
+            pending = Pending((topic, queue_id), acks, now, 0.0, self._hurry, self.hurry_soon)
+            pending.sealed, pending.size = True, size
+            pending.rows, pending.sealed_at = part.num_rows, now
+            with self._changed:
+                try:
+                    self._check_open()
+                    future, sender = self._sender.enqueue(topic, queue_id, part)
+                except BaseException:
+                    self._room.give(size)
+                    raise
+            self._under_way.add(pending)
+            future.add_done_callback(partial(self._finish, pending))
+            sender.pump()
+            futures.append(pending.future)
+        return futures
+
+    def statistics(self) -> dict[str, int | float]:
+        """What was sent so far and how it was batched.
+
+        `messages`, `batches`, `bytes` (bodies, properties and what is counted for each message) are those
+        that are answered, `failed_messages` of them not with a receipt. `batch_messages_mean`,
+        `batch_bytes_mean`; `queue_ms_mean`: from a batch's first message until it is made;
+        `ack_ms_mean`: from there to the answer. Of now: `open_batches`, `under_way_batches`,
+        `buffered_bytes`.
+        """
+        with self._changed:
+            now = {"open_batches": len(self._open), "under_way_batches": len(self._under_way)}
+        return {**self._statistics.read(), **now, "buffered_bytes": self._room.used}
+
+    # --- end ------------------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send what lingers and wait until every send so far is answered; seconds.
+
+        Raises: the first failure that nobody was told yet; DeliveryUnknown when the time is up.
+        """
+        self.await_answers(timeout)
+        self.raise_failure()
+
+    def await_answers(self, timeout: float | None = None) -> None:
+        """As `flush`, but how the sends ended is not told."""
+        self._sender.check_process()
+        self._ship_open()
+        _, late = wait([pending.future for pending in list(self._under_way)], timeout)
+        if late:
+            raise DeliveryUnknown(
+                f"{len(late)} batches are not answered after {timeout} s; they are still under way",
+                status="UNKNOWN_ERROR",
+            )
+
+    def raise_failure(self) -> None:
+        """Tell the first failure that nobody was told yet; the others of that time are then told as well."""
+        failed = [pending for pending in list(self._failed) if not pending.observed]
+        self._failed.clear()
+        for pending in failed:
+            pending.observed = True
+        for pending in failed[:1]:
+            pending.future.result()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, then close; twice does nothing. Raises: as `flush`, but closed all the same."""
+        with self._changed:
+            if self._closed:
+                return
+        try:
+            self.flush(timeout)
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            self._sender.close()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        try:
+            self.close()
+        except RayMQError:
+            # A failure of the block itself must not be hidden by one that came of it.
+            if kind is None:
+                raise
+
+
+def _pump(senders: Iterable[ShardSender | None]) -> None:
+    for sender in senders:
+        if sender is not None:
+            sender.pump()

@@ -1,0 +1,97 @@
+"""A connection to a shard, by whichever transport a cluster is reached: Arrow Flight, or Ray's actor calls."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Literal, Protocol, cast
+
+import pyarrow as pa
+
+from raymq.store.errors import Rejected
+from raymq.store.record import Row
+
+from .flight_client import Fetched, ShardConnection
+
+Transport = Literal["flight", "ray"]
+
+
+class PutStream(Protocol):
+    """Batches out, acks in, in order. See `flight_client.PutStream`."""
+
+    def opened(self) -> None:
+        """Wait until the shard has taken the stream."""
+
+    def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
+        """Send one batch."""
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The next acks; blocks."""
+
+    def abort(self) -> None:
+        """Break the stream; any thread may."""
+
+    def close(self) -> None:
+        """End the stream at once."""
+
+
+class FetchStream(Protocol):
+    """Reads, one request at a time. See `flight_client.FetchStream`."""
+
+    def fetch(
+        self,
+        topic: str,
+        offsets: dict[int, int],
+        *,
+        max_bytes: int,
+        max_records: int,
+        wait_ms: int,
+    ) -> list[Fetched]:
+        """Read queues; waits up to `wait_ms` while none has anything."""
+
+    def abort(self) -> None:
+        """Break the stream; any thread may."""
+
+    def close(self) -> None:
+        """End the stream at once."""
+
+
+class Connection(Protocol):
+    """What clients use of a connection. See `flight_client.ShardConnection`."""
+
+    def call(
+        self, op: str, args: dict[str, Any] | None = None, timeout: float = 30.0
+    ) -> dict[str, Any]:
+        """An administrative operation; `timeout` in seconds."""
+
+    def put_stream(self) -> PutStream:
+        """A stream for batches of PUT_SCHEMA."""
+
+    def fetch_stream(self) -> FetchStream:
+        """A stream for reads."""
+
+    def close(self) -> None:
+        """Close the connection, after its streams."""
+
+
+def open_connection(
+    transport: Transport,
+    endpoint: str,
+    *,
+    token: str,
+    cluster_id: str | None,
+    shard: int,
+    ca: bytes | None = None,
+) -> Connection:
+    """A connection to one shard.
+
+    Args: `endpoint` is host:port over Flight, the name of the shard's actor over Ray. `token` and `ca` are Flight's:
+    who is let into a Ray is let in by Ray.
+    Raises: Rejected (the transport cannot be used in this process), Unavailable.
+    """
+    if transport == "flight":
+        return ShardConnection(endpoint, token, cluster_id, shard, ca=ca)
+    if transport != "ray":
+        raise Rejected(f"transport is {transport!r}", field="transport", limit="flight, ray")
+    # By name: Spark's workers come through here, and must not even seem to depend on Ray.
+    module = importlib.import_module("raymq.cluster.transport.ray_connection")
+    return cast(Connection, module.RayShardConnection(endpoint, cluster_id))

@@ -1,0 +1,337 @@
+"""The client's end of the wire: a connection a replica; put, fetch and replica streams. No Ray."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from raymq.actors.row_message import pack_row
+from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
+from raymq.store.files import Files
+from raymq.store.record import PUT_SCHEMA, Row
+
+from . import protocol, tls
+
+CALL_TIMEOUT_S = 30.0
+
+#: Without a pool of its own a new client inherits the back-off of earlier ones to the same address:
+#: a server that is back would not be tried for up to two minutes. Retries would hide breaks.
+_OPTIONS = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+
+#: how a stream or call of a server that is gone fails
+BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
+
+
+def translate(error: BaseException, endpoint: str) -> RayMQError:
+    """A Flight failure in our words: what the server raised, a wrong token, else Unavailable."""
+    if isinstance(error, RayMQError):
+        return error
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        return Rejected(f"{endpoint}: {_plain(error)}", field="token", limit="the cluster's token")
+    extra = getattr(error, "extra_info", None)
+    if extra:
+        try:
+            return from_wire(protocol.unpack(extra))
+        except (ValueError, KeyError):
+            pass
+    if isinstance(error, flight.FlightTimedOutError):
+        return DeliveryUnknown(
+            f"{endpoint}: no answer in time; it may or may not have been done", status="TIMEOUT"
+        )
+    if isinstance(error, StopIteration):
+        return Unavailable(f"{endpoint}: the server ended the stream", endpoint=endpoint)
+    return tls.failure(_plain(error), endpoint)
+
+
+def _plain(error: BaseException) -> str:
+    """The message without what gRPC and Flight wrap around it."""
+    text = str(error).partition(". Detail: ")[0].partition(" gRPC client debug context")[0]
+    text = text.rpartition(", with message: ")[2]
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+
+
+class ShardConnection:
+    """A connection to one replica. Threads: any; each stream has one sender and one receiver.
+
+    With `cluster_id` and `shard` given, a server that is another one refuses every call: ports are
+    reused. Nothing is sent before the first call. The server of an endpoint with TLS must show a
+    certificate of `ca` (PEM), without it of RAY_TLS_CA_CERT, else one that the system trusts.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        token: str,
+        cluster_id: str | None = None,
+        shard: int | None = None,
+        *,
+        ca: bytes | None = None,
+    ) -> None:
+        """Raises: Rejected when RAY_TLS_CA_CERT is needed and cannot be used."""
+        self.endpoint = endpoint
+        self._identity = {"cluster_id": cluster_id, "shard": shard}
+        self._headers = [(protocol.AUTHORIZATION.encode(), protocol.bearer(token))]
+        if endpoint.startswith(tls.TLS_PREFIX):
+            self._client = flight.FlightClient(
+                f"grpc+{endpoint}",
+                tls_root_certs=ca or tls.trusted(os.environ, Files()),
+                generic_options=_OPTIONS,
+            )
+        else:
+            self._client = flight.FlightClient(f"grpc://{endpoint}", generic_options=_OPTIONS)
+
+    def call(
+        self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """An administrative operation; `timeout` in seconds.
+
+        Raises: what the shard raised; Unavailable when it cannot be reached; DeliveryUnknown when
+        it does not answer in time.
+        """
+        body = protocol.pack({**self._identity, "args": args or {}})
+        options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+        try:
+            results = list(self._client.do_action(flight.Action(op, body), options=options))
+        except BROKEN as error:
+            raise translate(error, self.endpoint) from error
+        answer = protocol.unpack(results[0].body)
+        if "error" in answer:
+            raise from_wire(answer["error"])
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def put_stream(self) -> PutStream:
+        """A stream for batches of PUT_SCHEMA. Raises: Unavailable."""
+        return PutStream(*self._exchange(protocol.PUT), self)
+
+    def fetch_stream(self) -> FetchStream:
+        """A stream for reads. Raises: Unavailable."""
+        return FetchStream(*self._exchange(protocol.FETCH), self)
+
+    def replica_stream(self) -> ReplicaStream:
+        """A stream of a leader's Replication role to a follower. Raises: Unavailable."""
+        return ReplicaStream(*self._exchange(protocol.REPLICATE), self)
+
+    def _exchange(self, op: str) -> tuple[Any, Any]:
+        descriptor = flight.FlightDescriptor.for_command(
+            protocol.pack({"op": op, **self._identity})
+        )
+        options = flight.FlightCallOptions(headers=self._headers)
+        try:
+            writer, reader = self._client.do_exchange(descriptor, options=options)
+        except BROKEN as error:
+            raise translate(error, self.endpoint) from error
+        return writer, reader
+
+    def close(self) -> None:
+        """Close the connection. Streams are closed before it, by whoever opened them."""
+        self._client.close()
+
+
+class _Stream:
+    """What the streams share. Any thread may call `abort`, only the owner the rest."""
+
+    schema = PUT_SCHEMA
+
+    def __init__(self, writer: Any, reader: Any, connection: ShardConnection) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._connection = connection
+        try:
+            writer.begin(self.schema)
+        except BROKEN as error:
+            raise translate(error, connection.endpoint) from error
+
+    def _write(self, metadata: bytes, batch: pa.RecordBatch | None = None) -> None:
+        try:
+            if batch is None:
+                self._writer.write_metadata(metadata)
+            else:
+                self._writer.write_with_metadata(batch, metadata)
+        except BROKEN as error:
+            raise translate(error, self._connection.endpoint) from error
+
+    def _read(self) -> Any:
+        try:
+            chunk = self._reader.read_chunk()
+        except BROKEN as error:
+            raise translate(error, self._connection.endpoint) from error
+        if chunk.data is None and bytes(chunk.app_metadata) == protocol.BYE:
+            raise Unavailable(
+                f"{self._connection.endpoint}: the server stops",
+                endpoint=self._connection.endpoint,
+            )
+        return chunk
+
+    def opened(self) -> None:
+        """Wait until the server has taken the stream. Raises: Unavailable; Rejected when refused."""
+        try:
+            _ = self._reader.schema
+        except BROKEN as error:
+            raise translate(error, self._connection.endpoint) from error
+
+    def abort(self) -> None:
+        """Break the stream: whoever reads or writes it gets Unavailable."""
+        self._reader.cancel()
+
+    def close(self) -> None:
+        """End the stream at once, answered or not; then nobody may use it."""
+        self._reader.cancel()
+        try:
+            self._writer.close()
+        except BROKEN:
+            # It was broken or cancelled: nothing is left to close.
+            return
+
+
+class PutStream(_Stream):
+    """Batches out, acks in, in order."""
+
+    schema = PUT_SCHEMA
+
+    def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
+        """Send one batch, or one row. Raises: Unavailable when the stream broke."""
+        if isinstance(batch, Row):
+            self._write(pack_row(meta, batch))
+        else:
+            self._write(protocol.pack(meta), batch)
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The next acks; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
+        acks: list[dict[str, Any]] = protocol.unpack(self._read().app_metadata)["acks"]
+        return acks
+
+
+class Fetched(NamedTuple):
+    """Records [first_offset, next_offset) of one queue, or why there are none."""
+
+    queue_id: int
+    first_offset: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    #: raw RocketMQ records
+    records: pa.Array | None
+    error: RayMQError | None
+
+
+class FetchStream(_Stream):
+    """Requests out, batches of raw records in; one request at a time."""
+
+    schema = protocol.FETCH_SCHEMA
+    _number = 0
+
+    def fetch(
+        self,
+        topic: str,
+        offsets: dict[int, int],
+        *,
+        max_bytes: int,
+        max_records: int,
+        wait_ms: int,
+    ) -> list[Fetched]:
+        """Read queues; waits up to `wait_ms` at the server while none has anything.
+
+        Returns: a Fetched for each queue that has records or an error (OffsetOutOfRange...).
+        Raises: what the server refused the request with; Unavailable when the stream broke.
+        """
+        self._number += 1
+        request = {
+            "id": self._number,
+            "topic": topic,
+            "offsets": {str(queue): offset for queue, offset in offsets.items()},
+            "max_bytes": max_bytes,
+            "max_records": max_records,
+            "wait_ms": wait_ms,
+        }
+        self._write(protocol.pack(request))
+        found: list[Fetched] = []
+        while True:
+            chunk = self._read()
+            meta = protocol.unpack(chunk.app_metadata)
+            if meta.get("end"):
+                return found
+            if "queue" not in meta:
+                raise from_wire(meta["error"])
+            queue_id = int(meta["queue"])
+            if "error" in meta:
+                found.append(Fetched(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"])))
+                continue
+            found.append(
+                Fetched(
+                    queue_id,
+                    meta["first_offset"],
+                    meta["next_offset"],
+                    meta["min_offset"],
+                    meta["max_offset"],
+                    chunk.data.column(0),
+                    None,
+                )
+            )
+
+
+class ReplicaStream(_Stream):
+    """Frames to a follower and back: the Stream of the Replication role."""
+
+    schema = protocol.FRAME_SCHEMA
+
+    def __init__(self, writer: Any, reader: Any, connection: ShardConnection) -> None:
+        super().__init__(writer, reader, connection)
+        self._received: queue.SimpleQueue[tuple[bytes, Any] | RayMQError] = queue.SimpleQueue()
+        self._receiver = threading.Thread(
+            target=self._receive, name="raymq-replica-frames", daemon=True
+        )
+        self._receiver.start()
+
+    def send(self, header: bytes, body: Any = None) -> None:
+        """Send one frame; `body` is any buffer of log bytes. Raises: Unavailable."""
+        self._write(header, None if body is None else protocol.frame_batch(body))
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                chunk = self._read()
+                self._received.put((bytes(chunk.app_metadata), protocol.frame_body(chunk.data)))
+        except RayMQError as error:
+            self._received.put(error)
+
+    def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
+        """The next frame (header, body or None); None when none came in time.
+
+        Raises: Unavailable when the stream broke, then always.
+        """
+        try:
+            item = self._received.get(timeout=timeout_ms / 1000)
+        except queue.Empty:
+            return None
+        if isinstance(item, RayMQError):
+            self._received.put(item)
+            raise item
+        return item
+
+    def close(self) -> None:
+        """End the stream and its connection."""
+        self._reader.cancel()
+        self._receiver.join()
+        super().close()
+        self._connection.close()
+
+
+class ReplicaTransport:
+    """Connects a leader's Replication role to its follower."""
+
+    def __init__(self, token: str, *, cluster_id: str, shard: int) -> None:
+        self._token = token
+        self._cluster_id = cluster_id
+        self._shard = shard
+
+    def connect(self, endpoint: str) -> ReplicaStream:
+        """A stream to the follower at host:port. Raises: Unavailable."""
+        return ShardConnection(
+            endpoint, self._token, self._cluster_id, self._shard
+        ).replica_stream()

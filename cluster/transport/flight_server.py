@@ -1,0 +1,286 @@
+"""The Flight server of a replica: put, fetch and replica streams; everything else as actions.
+
+The put stream is in put_stream.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from raymq.actors.shard_api import ShardBackend
+from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
+from raymq.store.files import Files
+from raymq.store.requests import FetchRequest, FetchSlice
+
+from . import protocol
+from . import tls as tls_files
+from .put_stream import GONE, PutStreamServer, chunks
+
+#: what one fetch may ask for; larger wishes are cut
+FETCH_BYTES_MAX = 64 << 20
+FETCH_WAIT_MS_MAX = 60_000
+#: how soon a waiting fetch sees that its client has left
+FETCH_STEP_MS = 250
+#: how long `close` waits for clients to take their leave
+CLOSE_TIMEOUT_S = 2.0
+
+
+class Server(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves one backend. Made by `serve`."""
+
+    def __init__(
+        self,
+        backend: ShardBackend,
+        host: str,
+        port: int,
+        token: str,
+        identity: tls_files.ServerIdentity | None = None,
+    ) -> None:
+        """Args: identity: serve with TLS, as this."""
+        super().__init__(
+            f"{'grpc' if identity is None else 'grpc+tls'}://{host}:{port}",
+            tls_certificates=None if identity is None else [tuple(identity)],
+            middleware={"auth": _Authorization(token)},
+        )
+        self._backend = backend
+        self._farewells: set[Callable[[], None]] = set()
+        self._lock = threading.Lock()
+        self._stopping = False
+
+    def close(self) -> None:
+        """Stop listening at once, ask every stream's client to leave, wait for that a short while.
+
+        Callers: one thread, none of a stream. A client that does not leave keeps a thread of this
+        process, which is about to end.
+        """
+        with self._lock:
+            if self._stopping:
+                return
+            self._stopping = True
+            farewells = list(self._farewells)
+        # Flight's shutdown stops listening, then waits for streams without a limit.
+        stopper = threading.Thread(target=self.shutdown, name="raymq-flight-stop", daemon=True)
+        stopper.start()
+        for say_bye in farewells:
+            say_bye()
+        stopper.join(CLOSE_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def _leave_taking(self, say_bye: Callable[[], None]) -> Iterator[None]:
+        """While a stream runs, `close` can tell its client that the server stops."""
+        with self._lock:
+            self._farewells.add(say_bye)
+            stopping = self._stopping
+        try:
+            if stopping:
+                say_bye()
+            yield
+        finally:
+            with self._lock:
+                self._farewells.discard(say_bye)
+
+    # --- actions --------------------------------------------------------------------------------
+
+    def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
+        """An administrative operation: JSON in, {"result"} or {"error"} out."""
+        try:
+            request = protocol.unpack(action.body)
+            self._check_identity(request)
+            answer = {"result": self._backend.call(action.type, request.get("args", {}))}
+        except RayMQError as error:
+            answer = {"error": to_wire(error)}
+        except (TypeError, ValueError, KeyError) as error:
+            wrong = Rejected(
+                f"{action.type}: bad arguments: {error}", field="args", limit="the operation's"
+            )
+            answer = {"error": to_wire(wrong)}
+        yield flight.Result(protocol.pack(answer))
+
+    def _check_identity(self, request: dict[str, Any]) -> None:
+        mine = self._backend.identity()
+        for name in ("cluster_id", "shard"):
+            want = request.get(name)
+            if want is not None and want != mine[name]:
+                raise Rejected(
+                    f"this is {name} {mine[name]!r}, not {want!r}: the address belongs to another "
+                    "shard or cluster now",
+                    field=name,
+                    limit=mine[name],
+                )
+
+    # --- streams --------------------------------------------------------------------------------
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Serve a stream until its client ends it; failures leave as errors of errors.py."""
+        try:
+            opening = protocol.unpack(descriptor.command)
+            self._check_identity(opening)
+            op = opening.get("op")
+            if op == protocol.PUT:
+                put_stream = PutStreamServer(self._backend, reader, writer)
+                with self._leave_taking(put_stream.bye):
+                    put_stream.run()
+            elif op == protocol.FETCH:
+                self._fetch(context, reader, writer)
+            elif op == protocol.REPLICATE:
+                self._replicate(reader, writer)
+            else:
+                raise Rejected(f"unknown stream {op!r}", field="op", limit="put, fetch, replicate")
+        except RayMQError as error:
+            raise _flight_error(error) from error
+        except (TypeError, ValueError, KeyError) as error:
+            wrong = Rejected(
+                f"bad stream: {error!r}", field="metadata", limit="cluster/transport/protocol.py"
+            )
+            raise _flight_error(wrong) from error
+
+    def _fetch(self, context: Any, reader: Any, writer: Any) -> None:
+        writer.begin(protocol.FETCH_SCHEMA)
+        with _LockedSend(writer) as send, self._leave_taking(send.bye):
+            for chunk in chunks(reader):
+                request = protocol.unpack(chunk.app_metadata)
+                number = request.get("id", 0)
+                try:
+                    slices = self._read(context, _fetch_request(request))
+                except RayMQError as error:
+                    send(protocol.pack({"id": number, "error": to_wire(error)}))
+                    continue
+                for part in slices:
+                    self._send_slice(send, number, part)
+                send(protocol.pack({"id": number, "end": True}))
+
+    def _read(self, context: Any, request: FetchRequest) -> list[FetchSlice]:
+        """One fetch, whose wait ends early when the client has left or the server stops.
+
+        Neither wakes a thread that waits in the backend, so it waits a little at a time.
+        """
+        left = request.wait_ms
+        while True:
+            wait = min(left, FETCH_STEP_MS)
+            found = self._backend.fetch(request._replace(wait_ms=wait))
+            left -= wait
+            if found or left <= 0 or self._stopping or context.is_cancelled():
+                return found
+
+    @staticmethod
+    def _send_slice(send: _LockedSend, number: int, part: FetchSlice) -> None:
+        head: dict[str, Any] = {"id": number, "queue": part.queue_id}
+        if part.error is not None or part.records is None:
+            error = part.error or Bug("a slice has neither records nor an error")
+            send(protocol.pack({**head, "error": to_wire(error)}))
+            return
+        head |= {
+            "first_offset": part.first_offset,
+            "next_offset": part.next_offset,
+            "min_offset": part.min_offset,
+            "max_offset": part.max_offset,
+        }
+        batch = pa.record_batch([part.records], schema=protocol.FETCH_SCHEMA)
+        send(protocol.pack(head), batch)
+
+    def _replicate(self, reader: Any, writer: Any) -> None:
+        writer.begin(protocol.FRAME_SCHEMA)
+
+        def frames() -> Iterator[tuple[bytes, Any]]:
+            for chunk in chunks(reader):
+                yield bytes(chunk.app_metadata), protocol.frame_body(chunk.data)
+
+        with _LockedSend(writer) as send, self._leave_taking(send.bye):
+
+            def answer(header: bytes, body: Any = None) -> None:
+                send(header, None if body is None else protocol.frame_batch(body))
+
+            self._backend.replicate(frames(), answer)
+
+
+def _fetch_request(request: dict[str, Any]) -> FetchRequest:
+    return FetchRequest(
+        request["topic"],
+        {int(queue): int(offset) for queue, offset in request["offsets"].items()},
+        min(int(request["max_bytes"]), FETCH_BYTES_MAX),
+        int(request["max_records"]),
+        min(int(request["wait_ms"]), FETCH_WAIT_MS_MAX),
+    )
+
+
+def _flight_error(error: RayMQError) -> flight.FlightServerError:
+    return flight.FlightServerError(str(error), extra_info=protocol.pack(to_wire(error)))
+
+
+class _LockedSend:
+    """Writes of a stream by its handler, the backend's threads and `close`.
+
+    The native writer is gone as soon as the handler returns: writing then would crash the process,
+    so it writes inside a with block of this.
+    """
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._lock = threading.Lock()
+
+    def __call__(self, metadata: bytes, batch: pa.RecordBatch | None = None) -> None:
+        """Raises: Unavailable when the stream has ended."""
+        with self._lock:
+            if self._writer is None:
+                raise Unavailable("the stream has ended", field="stream")
+            try:
+                if batch is None:
+                    self._writer.write_metadata(metadata)
+                else:
+                    self._writer.write_with_metadata(batch, metadata)
+            except GONE as error:
+                raise Unavailable(f"the client is gone: {error}", field="stream") from error
+
+    def bye(self) -> None:
+        """Tell the client that the server stops."""
+        try:
+            self(protocol.BYE)
+        except Unavailable:
+            # It left by itself.
+            return
+
+    def __enter__(self) -> _LockedSend:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._writer = None
+
+
+class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses every call without the cluster's token (design D9)."""
+
+    def __init__(self, token: str) -> None:
+        self._want = protocol.bearer(token)
+
+    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
+        """Raises: FlightUnauthenticatedError."""
+        values = headers.get(protocol.AUTHORIZATION, [])
+        if not values:
+            raise flight.FlightUnauthenticatedError(
+                "no token: pass token=... or set RAYMQ_TOKEN to the content of the file `token` in "
+                "the cluster's data directory"
+            )
+        have = values[0] if isinstance(values[0], bytes) else values[0].encode()
+        if not hmac.compare_digest(have, self._want):
+            raise flight.FlightUnauthenticatedError(
+                "wrong token: use the content of the file `token` in the cluster's data directory"
+            )
+
+
+def serve(backend: ShardBackend, *, host: str, port: int, token: str, tls: bool = False) -> Server:
+    """Serve a backend at host:port (0: any free port); `.port` tells it, `.close()` ends it.
+
+    With `tls` as the node that Ray's certificate variables describe (tls.py). Raises: Rejected when
+    they do not.
+    """
+    identity = tls_files.server_identity(os.environ, Files()) if tls else None
+    return Server(backend, host, port, token, identity)

@@ -1,0 +1,277 @@
+"""The server's end of a put stream: batches in, acks out in the same order (design D1).
+
+One reader thread (Flight's handler) a stream, and a writer for acks that may have to wait.
+Bytes in flight are bounded, so a slow disk slows its producers down instead of filling memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from raymq.actors.row_message import row_request, unpack_row
+from raymq.actors.shard_api import PutTicket, ShardBackend
+from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
+from raymq.store.record import Row, batch_bytes
+from raymq.store.requests import PutOutcome, PutRequest
+
+from . import protocol
+
+#: bytes of batches that one stream may have unanswered
+IN_FLIGHT_BYTES_MAX = 64 << 20
+#: acks in one message at most
+ACKS_MAX = 256
+#: bytes of acks that the client was not seen to read, written without fear of blocking: HTTP/2 lets 64 KiB pass
+UNREAD_BYTES_MAX = 16 << 10
+#: with so much on its way in, a write of an ack may wait for the read of a batch
+BUSY_BYTES = 128 << 10
+
+#: how a stream ends when the other side is gone
+GONE = (flight.FlightError, pa.ArrowException, OSError)
+
+
+def chunks(reader: Any) -> Iterator[Any]:
+    """The messages of a stream until the client ends it or is gone."""
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except (StopIteration, *GONE):
+            return
+        yield chunk
+
+
+class _Answer(NamedTuple):
+    """What one batch waits for, and the bytes it holds."""
+
+    number: int
+    result: PutTicket | RayMQError
+    size: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be sent."""
+        return not isinstance(self.result, PutTicket) or self.result.done
+
+
+class PutStreamServer:
+    """One producer's stream. A refused batch leaves the stream usable.
+
+    Answers go out by whoever learns of them, the shard's ack loop as a rule: a thread of the stream's own would
+    cost a switch an ack. A client that does not read could block a write; so what it has not been seen to read
+    is bounded, and beyond it the stream's writer thread, which may block, takes over.
+    """
+
+    def __init__(self, backend: ShardBackend, reader: Any, writer: Any) -> None:
+        self._backend = backend
+        self._reader = reader
+        self._writer = writer
+        #: in the order of the batches; bytes are sent as they are
+        self._answers: deque[_Answer | bytes] = deque()
+        #: held while answers are taken and written
+        self._sending = threading.Lock()
+        #: (number of its last ack, bytes) of each message that the client has not been seen to read
+        self._unread: deque[tuple[int, int]] = deque()
+        #: bytes of all messages that were; written by the reader thread, the other one under `_sending`
+        self._read_bytes = 0
+        self._sent_bytes = 0
+        #: wakes the thread that writes what others may not
+        self._write_wake = threading.Event()
+        #: bytes read and not answered
+        self._in_flight = 0
+        self._room = threading.Condition()
+        self._ended = False
+        self._gone = False
+
+    def run(self) -> None:
+        """Read until the producer ends; returns when every batch that was read is answered."""
+        self._writer.begin(protocol.FETCH_SCHEMA)
+        writer = threading.Thread(target=self._write, name="raymq-put-acks", daemon=True)
+        writer.start()
+        try:
+            for chunk in chunks(self._reader):
+                self._take(chunk)
+                if self._gone:
+                    return
+        finally:
+            self._ended = True
+            self._write_wake.set()
+            writer.join()
+            self._send_rest()
+
+    def _take(self, chunk: Any) -> None:
+        # A row comes in the metadata.
+        size = len(chunk.app_metadata or b"") if chunk.data is None else batch_bytes(chunk.data)
+        with self._room:
+            # One larger than the limit goes alone.
+            while self._in_flight and self._in_flight + size > IN_FLIGHT_BYTES_MAX:
+                if self._gone:
+                    return
+                self._room.wait()
+            self._in_flight += size
+        self._put(chunk, size)
+
+    def _write(self) -> None:
+        """The writer: writes what may block."""
+        while not self._ended:
+            self._write_wake.wait()
+            self._write_wake.clear()
+            self._send_ready(may_block=True)
+
+    def _send_rest(self) -> None:
+        """Answer what was read. Then nobody writes: the native writer goes with the handler."""
+        while self._answers:
+            with contextlib.suppress(IndexError, RayMQError):
+                head = self._answers[0]
+                if isinstance(head, _Answer) and isinstance(head.result, PutTicket):
+                    head.result.wait()
+            self._send_ready(may_block=True)
+        with self._sending:
+            self._gone = True
+
+    def bye(self) -> None:
+        """Tell the producer that the server stops, behind the acks of what was put."""
+        self._answers.append(protocol.BYE)
+        self._write_wake.set()
+
+    def _put(self, chunk: Any, size: int) -> None:
+        number, read = 0, -1
+        result: PutTicket | RayMQError
+        try:
+            words, batch = bytes(chunk.app_metadata or b""), chunk.data
+            single = unpack_row(words) if batch is None else None
+            meta, batch = (protocol.unpack(words), batch) if single is None else single
+            number, read = int(meta["id"]), int(meta.get("read", -1))
+            request = _put_request(meta, batch)
+        except RayMQError as error:
+            result = error
+        except (KeyError, TypeError, ValueError) as error:
+            result = Rejected(
+                f"bad put metadata: {error!r}",
+                field="metadata",
+                limit="cluster/transport/protocol.py",
+            )
+        else:
+            self._note_read(read)
+            try:
+                # A client that has read all answers waits for this one, perhaps.
+                result = self._backend.put(request, self._send_ready, alone=read == number - 1)
+            except RayMQError as error:
+                result = error
+            except Exception as error:
+                # The producer would wait for ever for this batch and all behind it.
+                result = Bug(f"put: {error!r}")
+        self._answers.append(_Answer(number, result, size))
+        # It may have ended before its answer stood in the queue.
+        self._send_ready()
+
+    def _note_read(self, number: int) -> None:
+        """The client has read the acks up to `number`."""
+        unread = self._unread
+        while unread and unread[0][0] <= number:
+            self._read_bytes += unread.popleft()[1]
+
+    def _send_ready(self, *, may_block: bool = False) -> None:
+        """Write the answers that are ready, in order, unless another thread is at it: that one sees ours too."""
+        while self._ready() and self._sending.acquire(blocking=may_block):
+            try:
+                while self._ready():
+                    if not may_block and self._may_block():
+                        self._write_wake.set()
+                        return
+                    self._send_some()
+            finally:
+                self._sending.release()
+
+    def _may_block(self) -> bool:
+        """Whether a write may block: the client may not be reading, or much is on its way in.
+
+        Beside a large read on its way in, a write of an ack was measured to take milliseconds.
+        """
+        unread = self._sent_bytes - self._read_bytes
+        return unread > UNREAD_BYTES_MAX or self._in_flight > BUSY_BYTES
+
+    def _ready(self) -> bool:
+        try:
+            head = self._answers[0]
+        except IndexError:
+            return False
+        return not isinstance(head, _Answer) or head.ready
+
+    def _send_some(self) -> None:
+        """Answers that are ready ride together; none waits for a later one."""
+        acks: list[bytes] = []
+        size = number = 0
+        while self._ready() and len(acks) < ACKS_MAX:
+            item = self._answers[0]
+            if not isinstance(item, _Answer):
+                if not acks:
+                    self._answers.popleft()
+                    self._send_bytes(item)
+                break
+            self._answers.popleft()
+            acks.append(_ack(item))
+            size += item.size
+            number = item.number
+        if acks:
+            message = b'{"acks":[%b]}' % b",".join(acks)
+            self._unread.append((number, len(message)))
+            self._sent_bytes += len(message)
+            self._send_bytes(message)
+        with self._room:
+            self._in_flight -= size
+            self._room.notify_all()
+
+    def _send_bytes(self, metadata: bytes) -> None:
+        if self._gone:
+            return
+        try:
+            self._writer.write_metadata(metadata)
+        except GONE:
+            # What the producer sent stays stored; it will ask again with the same sequences.
+            with self._room:
+                self._gone = True
+                self._room.notify_all()
+
+
+def _put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row | None) -> PutRequest:
+    if batch is None:
+        raise Rejected("the message has no rows", field="batch", limit="a record batch")
+    if isinstance(batch, Row):
+        return row_request(meta, batch)
+    acks = meta.get("acks", "quorum")
+    if acks not in ("quorum", "leader"):
+        raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
+    return PutRequest(
+        str(meta["topic"]),
+        int(meta["queue"]),
+        batch,
+        meta.get("pid"),
+        int(meta.get("epoch", 0)),
+        int(meta.get("seq", 0)),
+        acks,
+    )
+
+
+#: as `protocol.pack` makes it, at a third of the time
+_KEPT = (
+    b'{"id":%d,' + b",".join(b'"%b":%%d' % field.encode() for field in PutOutcome._fields) + b"}"
+)
+
+
+def _ack(answer: _Answer) -> bytes:
+    """One ack as JSON."""
+    try:
+        if isinstance(answer.result, RayMQError):
+            raise answer.result
+        return _KEPT % (answer.number, *answer.result.wait())
+    except RayMQError as error:
+        return protocol.pack({"id": answer.number, "error": to_wire(error)})
+    except Exception as error:
+        # As above.
+        return protocol.pack({"id": answer.number, "error": to_wire(Bug(f"put: {error!r}"))})

@@ -1,0 +1,267 @@
+"""A client's connection to a shard through its Ray actor: what `flight_client.ShardConnection` does over Flight.
+
+For whoever reaches only Ray's port (`ray://`). It has no generators and no sockets of its own, so put streams are
+pipelined actor calls and long polls are calls that wait a short time each. Only this module of the clients' side
+imports Ray; it is loaded where transport="ray" is used.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
+from typing import Any
+
+import pyarrow as pa
+import ray
+import ray.exceptions
+
+from raymq.actors.ray_methods import READ_WAIT_MS_MAX, RECORD_SCHEMA, pack_call, unpack_acks
+from raymq.cluster.paths import NAMESPACE
+from raymq.store.clock import Clock
+from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
+from raymq.store.record import Row, batch_bytes
+
+from .flight_client import CALL_TIMEOUT_S, Fetched
+
+#: calls of one put stream under way: one at the disk, one on its way there, one on its way back
+CALLS_MAX = 4
+#: batches that are ready ride together in one call up to this size
+CALL_BYTES = 4 << 20
+#: an answer is waited for so long by the thread that wants it, which `abort` cannot wake; a future's callback comes in
+#: another thread, which costs 0.15 ms
+DIRECT_S = 0.05
+
+
+def translate(error: BaseException, name: str) -> RayMQError:
+    """A failed call in our words: what the shard raised, else Unavailable.
+
+    A call that broke off may have been done: who must know (ShardSender) takes a broken stream as unknown, and every
+    operation of `call` may be repeated.
+    """
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = error.cause
+        if isinstance(cause, RayMQError):
+            return cause
+        return Unavailable(f"{name}: {cause!r}", actor=name)
+    if isinstance(error, RayMQError):
+        return error
+    lines = str(error).strip().splitlines()
+    return Unavailable(f"{name}: {lines[0] if lines else type(error).__name__}", actor=name)
+
+
+class RayShardConnection:
+    """A connection to one shard by its actor's name. Threads: any; a stream has one sender and one receiver."""
+
+    def __init__(self, name: str, cluster_id: str) -> None:
+        """Raises: Rejected when this process is not connected to a Ray; Unavailable when the actor does not run."""
+        if not ray.is_initialized():
+            raise Rejected(
+                "this process is not connected to Ray, through which the shards are to be reached: call "
+                "ray.init(address=...) first, or connect with transport='flight'",
+                field="transport",
+                limit="flight",
+            )
+        self.endpoint = name
+        self._cluster_id = cluster_id
+        try:
+            self._actor = ray.get_actor(name, namespace=NAMESPACE)
+        except Exception as error:
+            # Ray Client raises all sorts of things, gRPC's own among them.
+            raise translate(error, name) from error
+
+    def call(
+        self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """An administrative operation; `timeout` in seconds. Raises: as `ShardConnection.call`."""
+        try:
+            reference: Any = self._actor.call.remote(self._cluster_id, op, args or {})
+            result: dict[str, Any] = ray.get(reference, timeout=timeout)
+        except ray.exceptions.GetTimeoutError as error:
+            raise DeliveryUnknown(
+                f"{self.endpoint}: no answer in time; it may or may not have been done",
+                status="TIMEOUT",
+            ) from error
+        except Exception as error:
+            raise translate(error, self.endpoint) from error
+        return result
+
+    def put_stream(self) -> RayPutStream:
+        """A stream for batches of PUT_SCHEMA; nothing is sent yet."""
+        return RayPutStream(self._actor, self.endpoint, self._cluster_id)
+
+    def fetch_stream(self) -> RayFetchStream:
+        """A stream for reads; nothing is sent yet."""
+        return RayFetchStream(self._actor, self.endpoint, self._cluster_id)
+
+    def close(self) -> None:
+        """Nothing is held open: Ray's own connections stay."""
+
+
+class _Stream:
+    """What the streams share. Any thread may call `abort`."""
+
+    def __init__(self, actor: Any, name: str, cluster_id: str) -> None:
+        self._actor = actor
+        self._name = name
+        self._cluster_id = cluster_id
+        #: the stream is broken: as a word for who looks, as a future for who waits
+        self._left = False
+        self._aborted: Future[None] = Future()
+
+    def _result(self, reference: Any) -> Any:
+        """What a call answers. Raises: what it raised; Unavailable when the stream is broken meanwhile."""
+        try:
+            # Not in Ray Client, where each try costs a round trip.
+            if type(reference) is ray.ObjectRef:
+                try:
+                    return ray.get(reference, timeout=DIRECT_S)
+                except ray.exceptions.GetTimeoutError:
+                    self._check()
+            answer = reference.future()
+            wait((answer, self._aborted), CALL_TIMEOUT_S, FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+        except Exception as error:
+            raise translate(error, self._name) from error
+        why = "the stream was left" if self._left else f"silent for {CALL_TIMEOUT_S:g} s"
+        raise Unavailable(f"{self._name}: {why}", actor=self._name)
+
+    def _check(self) -> None:
+        if self._left:
+            raise Unavailable(f"{self._name}: the stream was left", actor=self._name)
+
+    def abort(self) -> None:
+        """Break the stream: whoever reads or writes it gets Unavailable. What is under way may still be done."""
+        self._left = True
+        try:
+            self._aborted.set_result(None)
+        except InvalidStateError:
+            # It was broken before.
+            return
+
+    def close(self) -> None:
+        """End the stream at once, answered or not; then nobody may use it."""
+        self.abort()
+
+
+class RayPutStream(_Stream):
+    """Batches out, acks in, in order: at most CALLS_MAX calls under way, the rest waits here for the next."""
+
+    def __init__(self, actor: Any, name: str, cluster_id: str) -> None:
+        super().__init__(actor, name, cluster_id)
+        #: calls under way, oldest first; None wakes the receiver of a broken stream
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        #: guards everything below
+        self._lock = threading.Lock()
+        #: of the call that was answered last; Ray's work of letting it go is done while the next answer is waited for
+        self._answered: Any = None
+        #: the actor's method, bound once: each look-up makes a new one
+        self._append: Any = None
+        #: its name at the shard; empty before it is open
+        self._stream = ""
+        self._number = 0
+        self._under_way = 0
+        self._waiting: deque[tuple[dict[str, Any], pa.RecordBatch | Row]] = deque()
+
+    def opened(self) -> None:
+        """Wait until the shard has taken the stream. Raises: Unavailable; Rejected when refused."""
+        try:
+            self._append = self._actor.append
+            reference = self._actor.open_stream.remote(self._cluster_id)
+        except Exception as error:
+            raise translate(error, self._name) from error
+        stream: str = self._result(reference)
+        with self._lock:
+            self._stream = stream
+
+    def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
+        """Send one batch, or one row. Raises: Unavailable when the stream broke."""
+        self._check()
+        if not self._stream:
+            self.opened()
+        with self._lock:
+            self._waiting.append((meta, batch))
+            self._submit()
+
+    def _submit(self) -> None:
+        """Make calls of what waits. Needs the lock."""
+        while self._waiting and self._under_way < CALLS_MAX:
+            items = [self._waiting.popleft()]
+            size = batch_bytes(items[0][1]) if self._waiting else 0
+            while self._waiting and (size := size + batch_bytes(self._waiting[0][1])) <= CALL_BYTES:
+                items.append(self._waiting.popleft())
+            self._number += 1
+            alone = not self._under_way and not self._waiting
+            try:
+                reference = self._append.remote(
+                    *pack_call(self._stream, self._number, items, alone=alone)
+                )
+            except Exception as error:
+                # A number is missing now: the stream is of no more use.
+                self.abort()
+                raise translate(error, self._name) from error
+            self._under_way += 1
+            self._calls.put(reference)
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The acks of the next call; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
+        reference = self._calls.get()
+        if reference is None:
+            self._calls.put(None)
+            self._check()
+        self._answered = reference
+        acks = unpack_acks(self._result(reference))
+        with self._lock:
+            self._under_way -= 1
+            if self._waiting:
+                self._submit()
+        return acks
+
+    def abort(self) -> None:
+        """As `_Stream.abort`."""
+        super().abort()
+        self._calls.put(None)
+
+
+class RayFetchStream(_Stream):
+    """Reads, one request at a time."""
+
+    def fetch(
+        self,
+        topic: str,
+        offsets: dict[int, int],
+        *,
+        max_bytes: int,
+        max_records: int,
+        wait_ms: int,
+    ) -> list[Fetched]:
+        """As `flight_client.FetchStream.fetch`; a long wait is several calls."""
+        clock = Clock()
+        deadline = clock.monotonic_ms() + wait_ms
+        while True:
+            self._check()
+            left = max(0, deadline - clock.monotonic_ms())
+            try:
+                reference = self._actor.read.remote(
+                    self._cluster_id,
+                    topic,
+                    offsets,
+                    max_bytes,
+                    max_records,
+                    min(left, READ_WAIT_MS_MAX),
+                )
+            except Exception as error:
+                raise translate(error, self._name) from error
+            found = self._result(reference)
+            if found or clock.monotonic_ms() >= deadline:
+                return [_fetched(part) for part in found]
+
+
+def _fetched(part: tuple[Any, ...]) -> Fetched:
+    queue_id, first, after, low, high, data, error = part
+    if error is not None:
+        return Fetched(queue_id, -1, -1, -1, -1, None, from_wire(error))
+    records = pa.ipc.read_record_batch(data, RECORD_SCHEMA).column(0)
+    return Fetched(queue_id, first, after, low, high, records, None)

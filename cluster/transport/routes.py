@@ -1,0 +1,181 @@
+"""Where shards listen and which topics there are; looked up again after a break. No Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from raymq.store.errors import RayMQError, Rejected, Unavailable
+from raymq.store.format import SYSTEM_TOPICS, check_topic_name
+
+from .connection import Connection, Transport, open_connection
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+#: a lookup must not hold up the tries of other endpoints for long
+LOOKUP_TIMEOUT_S = 5.0
+
+Resolver = Callable[[], Mapping[int, str]]
+
+
+class TopicRoute(NamedTuple):
+    """A topic: queue q lives on shard `shards[q % len(shards)]`."""
+
+    name: str
+    queues: int
+    shards: tuple[int, ...]
+
+    def shard_of(self, queue_id: int) -> int:
+        """The shard that stores a queue. Raises: Rejected when there is no such queue."""
+        if not 0 <= queue_id < self.queues:
+            raise Rejected(
+                f"topic {self.name} has the queues 0 to {self.queues - 1}, not {queue_id}",
+                field="queue_id",
+                limit=self.queues - 1,
+            )
+        return self.shards[queue_id % len(self.shards)]
+
+    def queues_of(self, shard: int) -> list[int]:
+        """The queues that a shard stores."""
+        return [queue for queue in range(self.queues) if self.shard_of(queue) == shard]
+
+
+class Routes:
+    """shard -> endpoint, and the topics. Threads: any."""
+
+    def __init__(
+        self,
+        endpoints: Mapping[int, str],
+        token: str,
+        *,
+        cluster_id: str | None = None,
+        resolver: Resolver | None = None,
+        ca: bytes | None = None,
+        transport: Transport = "flight",
+    ) -> None:
+        self._endpoints = dict(endpoints)
+        self._token = token
+        self._ca = ca
+        self._transport: Transport = transport
+        self._cluster_id = cluster_id
+        self._resolver = resolver
+        self._topics: dict[str, TopicRoute] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Routes:
+        """The routes of a cluster handle."""
+        if cluster.transport == "ray":
+            return cls(
+                cluster.actor_names(),
+                cluster.token,
+                cluster_id=cluster.cluster_id,
+                # A name stays, wherever the actor is.
+                resolver=dict,
+                transport="ray",
+            )
+        return cls(
+            cluster.endpoints,
+            cluster.token,
+            cluster_id=cluster.cluster_id,
+            resolver=cluster.resolver,
+            ca=cluster.ca,
+        )
+
+    def connect(self, shard: int) -> Connection:
+        """A connection to where a shard listened last. Raises: Unavailable if nobody knows."""
+        with self._lock:
+            endpoint = self._endpoints.get(shard)
+        if endpoint is None:
+            raise Unavailable(f"nobody knows yet where shard {shard} listens", shard=shard)
+        return open_connection(
+            self._transport,
+            endpoint,
+            token=self._token,
+            cluster_id=self._cluster_id,
+            shard=shard,
+            ca=self._ca,
+        )
+
+    def refresh(self) -> None:
+        """Look up all endpoints again, through the resolver or any shard that answers.
+
+        Never raises for shards that do not answer: the last known endpoints stay.
+        """
+        if self._resolver is not None:
+            try:
+                found = self._resolver()
+            except RayMQError:
+                return
+            with self._lock:
+                self._endpoints.update(found)
+            return
+        for shard in sorted(self._endpoints):
+            try:
+                answer = self._call(shard, "routes", {}, LOOKUP_TIMEOUT_S)
+            except RayMQError:
+                continue
+            with self._lock:
+                self._endpoints.update({int(key): str(place) for key, place in answer.items()})
+            return
+
+    def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """One operation that may be repeated; a second try after a new lookup.
+
+        Raises: what the shard answers; Unavailable when it does not.
+        """
+        try:
+            return self._call(shard, op, args)
+        except Unavailable:
+            self.refresh()
+            return self._call(shard, op, args)
+
+    def topic(self, name: str) -> TopicRoute:
+        """A topic's queues. Raises: Rejected for an unknown topic; Unavailable."""
+        with self._lock:
+            route = self._topics.get(name)
+            shards = sorted(self._endpoints)
+        if route is not None:
+            return route
+        last: RayMQError = Unavailable("no shard is known")
+        for shard in shards:
+            try:
+                found = self.call(shard, "topics", {})
+            except RayMQError as error:
+                if not error.retriable:
+                    raise
+                last = error
+                continue
+            with self._lock:
+                self._topics = {
+                    each: TopicRoute(each, int(facts["queues"]), tuple(facts["shards"]))
+                    for each, facts in found.items()
+                }
+                route = self._topics.get(name)
+            if route is None:
+                check_topic_name(name)
+                if name in SYSTEM_TOPICS or name.startswith("rmq_sys_"):
+                    raise Rejected(
+                        f"topic {name} is a system topic; choose another name",
+                        field="topic",
+                        limit="not a system topic",
+                    )
+                raise Rejected(
+                    f"topic {name!r} does not exist; create it first: "
+                    f"cluster.create_topic({name!r}) or `raymq topic create {name}`",
+                    field="topic",
+                    limit="an existing topic",
+                )
+            return route
+        raise last
+
+    def _call(
+        self, shard: int, op: str, args: dict[str, Any], timeout_s: float = 30.0
+    ) -> dict[str, Any]:
+        connection = self.connect(shard)
+        try:
+            return connection.call(op, args, timeout=timeout_s)
+        finally:
+            connection.close()

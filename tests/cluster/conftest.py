@@ -1,0 +1,38 @@
+"""A shard in memory behind real Flight, and idempotent senders to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raymq.cluster.produce.batch_sender import BatchSender
+from tests.support.fake_backend import FakeBackend, FakeCluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """One shard, with topic t of four queues."""
+    cluster = FakeCluster()
+    cluster.create_topic("t", queues=4)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def backend(cluster: FakeCluster) -> FakeBackend:
+    return cluster.backends[0]
+
+
+@pytest.fixture
+def make_sender(cluster: FakeCluster) -> Iterator[Callable[..., BatchSender]]:
+    made: list[BatchSender] = []
+
+    def sender(**options: Any) -> BatchSender:
+        made.append(BatchSender(options.pop("routes", None) or cluster.routes(), **options))
+        return made[-1]
+
+    yield sender
+    for each in made:
+        each.close()

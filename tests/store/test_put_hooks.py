@@ -1,0 +1,84 @@
+"""Hooks see what is put in columns, too: before it is encoded, and when it is appended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pytest
+
+from raymq.store import record
+from raymq.store.errors import Rejected
+from raymq.store.message_store import MessageStore
+from raymq.store.put.put_errors import error_of
+from raymq.store.put.put_hooks import PutHook
+from raymq.store.requests import Append, PutRequest
+from raymq.store.services.stored_message import read
+from raymq.store.status import PutStatus
+from tests.support.batches import request
+from tests.support.engine import CONFIG
+from tests.support.simulated_disk import SimulatedDisk
+
+
+@pytest.fixture
+def store() -> Iterator[MessageStore]:
+    made = MessageStore.open(Path("/s"), config=CONFIG, files=SimulatedDisk(record=False))
+    made.create_topic("t", 1, [0])
+    yield made
+    made.close()
+
+
+class Columns(PutHook):
+    """Sees columns and rows that go alone."""
+
+    name = "columns"
+
+    def __init__(self, *, refuses: bool = False, cuts: bool = False) -> None:
+        self.refuses = refuses
+        self.cuts = cuts
+        self.told: list[tuple[int, Append | None]] = []
+
+    def before_batch(self, request: PutRequest) -> PutRequest:
+        if self.refuses:
+            raise error_of(PutStatus.MESSAGE_ILLEGAL, "no", field="body", limit=None)
+        given = request.batch
+        if isinstance(given, record.Row):
+            return request._replace(batch=given._replace(body=given.body.upper()))
+        bodies = pc.binary_join_element_wise(given.column("body"), b"!", b"")
+        made = given.set_column(0, given.schema.field(0), bodies)
+        return request._replace(batch=made.slice(1) if self.cuts else made)
+
+    def after_batch(self, request: PutRequest, append: Append | None) -> None:
+        self.told.append((request.batch.num_rows, append))
+        raise RuntimeError("advisory")
+
+
+def test_hooks_see_columns_and_rows_that_go_alone(store: MessageStore) -> None:
+    hook = Columns()
+    store.hooks.append(hook)
+    many = request([b"a", b"b"], producer=7)
+    first = store.put(many)
+    alone = store.put(many._replace(batch=record.Row(b"c", None, b"", 5), first_sequence=2))
+    again = store.put(many)
+    assert hook.told == [(2, first), (1, alone), (2, again)]
+    assert (again.duplicates, again.first_offset) == (2, first.first_offset)
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    while store.dispatched < store.log.confirmed:
+        store.dispatch(store.log.confirmed)
+    stored = read(store, "t", 0, 0, max_records=9)[0]
+    assert [each.body for each in stored] == [b"a!", b"b!", b"C"]
+
+
+@pytest.mark.parametrize("how", ["refuses", "cuts"])
+def test_a_hook_refuses_columns_as_a_whole_and_may_not_change_their_number(
+    store: MessageStore, how: str
+) -> None:
+    hook, behind = Columns(**{how: True}), Columns()
+    store.hooks += [hook, behind]
+    end = store.log.end
+    with pytest.raises(Rejected):
+        store.put(request([b"a", b"b"]))
+    assert hook.told == behind.told == [(2, None)]
+    assert store.log.end == end

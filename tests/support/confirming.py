@@ -1,0 +1,28 @@
+"""What the processes around a store do: sync, confirm, dispatch."""
+
+from __future__ import annotations
+
+from raymq.store.message_store import MessageStore
+
+
+def confirm(store: MessageStore) -> None:
+    """Everything is synced, confirmed and in the consume queues."""
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    dispatch_all(store)
+
+
+def dispatch_all(store: MessageStore) -> None:
+    """Everything that is confirmed is in the consume queues."""
+    while store.dispatched < store.log.confirmed:
+        before = store.dispatched
+        assert store.dispatch(store.log.confirmed) > before
+
+
+def confirm_with_index(store: MessageStore) -> None:
+    """As `confirm`; everything is in the index, too."""
+    confirm(store)
+    while store.index_behind:
+        before = store.index.indexed
+        store.dispatch(store.log.confirmed)
+        assert store.index.indexed > before
