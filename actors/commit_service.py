@@ -97,7 +97,7 @@ class CommitService:
         )
         standing = self._commit_at_bells(commit) if self._eager else self._commit_timed(commit)
         if standing is not Standing.FENCED:
-            with satellite.long_call():
+            with satellite.long_call:
                 commit.commit(satellite.appended)
         return standing
 
@@ -130,7 +130,7 @@ class CommitService:
             commit.commit_if_due(before)
             return False
         try:
-            with satellite.long_call():
+            with satellite.long_call:
                 committed = commit.commit(appended) if at_once else commit.commit_if_due(appended)
         except StorageFull as error:
             log.error("what is in the transient pool waits for room on the disk: %s", error)

@@ -132,11 +132,11 @@ class FlushService:
         )
         while (standing := satellite.standing()) is Standing.GRANTED:
             satellite.wait(min(flusher.wait_ms(), HEART_PERIOD_MS))
-            with satellite.long_call():
+            with satellite.long_call:
                 flusher.flush_if_due(satellite.committed)
             satellite.publish_counts(self._syncer.syncs, 0)
         if standing is not Standing.FENCED:
-            with satellite.long_call():
+            with satellite.long_call:
                 flusher.shutdown(satellite.committed)
         return standing
 
@@ -145,16 +145,17 @@ class FlushService:
         satellite = self._satellite
         waiting = self._early + satellite.take_requests()
         committed = satellite.committed
-        # The bytes of a put may still be in the transient pool; CommitRealTime rings when they are not.
-        self._early = [request for request in waiting if request.end_offset > committed]
-        if self._early:
-            waiting = [request for request in waiting if request.end_offset <= committed]
+        if waiting:
+            # The bytes of a put may still be in the transient pool; CommitRealTime rings when they are not.
+            self._early = [request for request in waiting if request.end_offset > committed]
+            if self._early:
+                waiting = [request for request in waiting if request.end_offset <= committed]
         if not waiting and committed <= commit.flushed:
             return False
         for request in waiting:
             commit.request(request.end_offset, request.deadline_ms)
         commit.swap()
-        with satellite.long_call():
+        with satellite.long_call:
             _, statuses = commit.do_commit(committed)
         for request, status in zip(waiting, statuses, strict=True):
             if status is not PutStatus.PUT_OK and request.flags & FLAG_ANSWER:

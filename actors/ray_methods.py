@@ -8,7 +8,6 @@ travel as buffers of Arrow's stream format, which Ray moves through the object s
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
 import struct
@@ -73,8 +72,9 @@ class RayMethods:
     def __init__(self, backend: ShardBackend, *, turn_wait_s: float = TURN_WAIT_S) -> None:
         self._backend = backend
         self._turn_wait_s = turn_wait_s
-        #: guards everything below, and tells that a turn has come
-        self._changed = threading.Condition()
+        #: guards everything below; `_changed` tells that a turn has come
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         #: the one that was used last stands last
         self._streams: OrderedDict[str, _Stream] = OrderedDict()
         self._early = 0
@@ -86,7 +86,7 @@ class RayMethods:
         """A new put stream. Raises: Rejected when this is another cluster."""
         self._check_identity(cluster_id)
         name = secrets.token_hex(8)
-        with self._changed:
+        with self._lock:
             self._streams[name] = _Stream()
             while len(self._streams) > STREAMS_MAX:
                 _, forgotten = self._streams.popitem(last=False)
@@ -105,16 +105,19 @@ class RayMethods:
         head, batches = unpack_call(call, buffers)
         alone = head["alone"] and len(batches) == 1
         turn = self._take_turn(head["stream"], head["number"])
+        results = []
         try:
-            results = [(meta, self._put(meta, data, alone)) for meta, data in batches]
+            for meta, data in batches:
+                results.append((meta, self._put(meta, data, alone)))
         finally:
-            with self._changed:
+            with self._lock:
                 turn.next += 1
-                self._changed.notify_all()
+                if self._early:
+                    self._changed.notify_all()
         return pack_acks([(meta.get("id", 0), _outcome(result)) for meta, result in results])
 
     def _take_turn(self, stream: str, number: int) -> _Stream:
-        with self._changed:
+        with self._lock:
             turn = self._streams.get(stream)
             if turn is None:
                 raise Unavailable(
@@ -169,7 +172,7 @@ class RayMethods:
         queue that has records or an error; records are the buffer of a RECORD_SCHEMA batch.
         """
         self._check_identity(cluster_id)
-        with self._changed:
+        with self._lock:
             self._reading += 1
             crowded = self._reading > CROWD
         try:
@@ -185,7 +188,7 @@ class RayMethods:
         except (TypeError, ValueError, KeyError) as error:
             raise Rejected(f"bad read: {error!r}", field="offsets", limit="the method's") from error
         finally:
-            with self._changed:
+            with self._lock:
                 self._reading -= 1
 
     def call(self, cluster_id: str, op: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +246,12 @@ def unpack_call(
     """Raises: Rejected when it is no call."""
     try:
         if call[0] == _ROW_CALL_KIND:
-            return _unpack_row_call(call)
+            single = unpack_row(call[_ROW_CALL.size :])
+            if single is None:
+                raise ValueError("of a row")
+            _, name, number, alone = _ROW_CALL.unpack_from(call)
+            stream = name.decode("ascii", "replace")
+            return {"stream": stream, "number": number, "alone": alone}, [single]
         if buffers is not None:
             head = json.loads(call)
         else:
@@ -257,14 +265,6 @@ def unpack_call(
         raise Rejected(f"bad call: {error!r}", field="call", limit="pack_call") from error
 
 
-def _unpack_row_call(call: bytes) -> tuple[dict[str, Any], list[tuple[dict[str, Any], Any]]]:
-    single = unpack_row(call[_ROW_CALL.size :])
-    if single is None:
-        raise Rejected("bad call of a row", field="call", limit="pack_call")
-    _, stream, number, alone = _ROW_CALL.unpack_from(call)
-    return {"stream": stream.decode("ascii", "replace"), "number": number, "alone": alone}, [single]
-
-
 def _buffer(batch: pa.RecordBatch | Row) -> pa.Buffer:
     return (batch.to_batch() if isinstance(batch, Row) else batch).serialize()
 
@@ -272,9 +272,11 @@ def _buffer(batch: pa.RecordBatch | Row) -> pa.Buffer:
 def pack_acks(results: list[tuple[Any, PutOutcome | RayMQError]]) -> bytes:
     """The answer of `append`: what came of the batches with these ids."""
     if len(results) == 1 and isinstance(results[0][1], PutOutcome):
-        # Ids are the client's.
-        with contextlib.suppress(struct.error):
+        try:
             return _ONE_ACK.pack(_ONE_ACK_KIND, results[0][0], *results[0][1])
+        except struct.error:
+            # Ids are the client's: this one is no such number.
+            pass
     return json.dumps([_ack(number, outcome) for number, outcome in results]).encode()
 
 

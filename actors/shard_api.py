@@ -115,6 +115,17 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest
 
     Raises: Rejected; KeyError, TypeError, ValueError where `meta` is something else.
     """
+    if isinstance(batch, Row):
+        # The words of `unpack_row` have their types.
+        return PutRequest(
+            meta["topic"],
+            meta["queue"],
+            batch,
+            meta["pid"],
+            meta["epoch"],
+            meta["seq"],
+            meta["acks"],
+        )
     acks = meta.get("acks", "quorum")
     if acks not in ("quorum", "leader"):
         raise Rejected(

@@ -204,7 +204,7 @@ class CommitLogActor:
 
     def append(self, *args: Any) -> Any:
         """See `RayMethods.append`."""
-        return _serving(self).append(*args)
+        return (self._methods or _serving(self)).append(*args)
 
     def read(self, *args: Any) -> Any:
         """See `RayMethods.read`."""

@@ -158,6 +158,10 @@ class Admission(NamedTuple):
     end_offset: int
 
 
+#: nothing of it is
+ALL_NEW = Admission(0, UNKNOWN_OFFSET, 0)
+
+
 class ShardState:
     """Topics, counters, sequences and offsets of one shard. Not thread-safe: the put lock guards it."""
 
@@ -205,7 +209,7 @@ class ShardState:
                     field="sequence",
                     limit=0,
                 )
-            return Admission(0, UNKNOWN_OFFSET, 0)
+            return ALL_NEW
         if first_sequence > entry.next_sequence:
             raise Rejected(
                 f"producer {producer:#x} sent sequence {first_sequence} to queue {queue_id} of {topic}, "
@@ -215,7 +219,7 @@ class ShardState:
             )
         duplicates = min(count, entry.next_sequence - first_sequence)
         if not duplicates:
-            return Admission(0, UNKNOWN_OFFSET, 0)
+            return ALL_NEW
         return Admission(duplicates, entry.offset_of(first_sequence), entry.end_offset)
 
     # --- applying records -----------------------------------------------------------------------------------

@@ -82,7 +82,9 @@ class MappedFile:
 
     def pwrite(self, data: Any, position: int) -> None:
         """Write `data` at a position inside the file. Raises: StorageFull, OSError."""
-        self.claim(position + len(data))
+        end = position + len(data)
+        if end > self.prewritten:
+            self.claim(end)
         self._files.pwrite(self._fd, data, position)
 
     def claim(self, end: int) -> None:

@@ -46,6 +46,10 @@ class Prepared:
     #: the columns behind the header: arrays of `count` values or one scalar for all rows
     _pieces: tuple[Any, ...]
 
+    def bytes_from(self, row: int) -> int:
+        """Bytes of the records from `row` on."""
+        return int(self.sizes[row:].sum())
+
     def encode(
         self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
     ) -> pa.Buffer:
@@ -95,13 +99,13 @@ def prepare(
     sets the sys_flag bits. `row` is what `check_put` returned.
     Raises: Rejected for a stamp or host that cannot be written.
     """
-    count = batch.num_rows
     store_bytes = fmt.pack_host(*store_host)
     if row is not None and len(store_bytes) == 8 and not (flag or sys_flag or born_host):
         topic_bytes, magic = _topic_field(topic)
         return PreparedRow(topic_bytes, magic, queue_id, row, stamp=stamp, host=store_bytes)
     if isinstance(batch, Row):
         batch = batch.to_batch()
+    count = batch.num_rows
     body, tag, properties, born = batch.columns
     born_bytes = fmt.pack_host(*born_host) if born_host else store_bytes
     dtype = fmt.header_dtype(len(born_bytes) > 8, len(store_bytes) > 8)
