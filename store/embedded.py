@@ -6,13 +6,14 @@ benchmarks measure the actors against it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .delay.delay_service import DelayService
-from .errors import DeliveryUnknown, Rejected, Unavailable
+from .errors import DeliveryUnknown, Rejected, StorageFull, Unavailable
 from .log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from .message_store import MessageStore
 from .put.async_put import AsyncPut
@@ -57,6 +58,7 @@ class EmbeddedStore:
             flushed=log.synced,
         )
         self._changed = threading.Condition()
+        self._dispatching = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
         self._failed: str | None = None
@@ -82,8 +84,11 @@ class EmbeddedStore:
 
         Raises: DeliveryUnknown with status FLUSH_DISK_TIMEOUT after the sync flush timeout.
         """
-        if not self._sync or not appended.waits:
+        # In sync mode what was synced before is dispatched while the disk works. Where that fails, the put did not: a
+        # running flag tells, and whoever reads.
+        with contextlib.suppress(OSError, StorageFull):
             self._advance()
+        if not self._sync or not appended.waits:
             return appended
         log = self.store.log
         limit = self.store.config.sync_flush_timeout_ms / 1000
@@ -177,7 +182,7 @@ class EmbeddedStore:
     def _advance(self) -> None:
         log = self.store.log
         log.note_confirmed(log.synced if self._sync else log.end)
-        with self._changed:
+        with self._dispatching:
             while self.store.dispatched < log.confirmed:
                 before = self.store.dispatched
                 if self.store.dispatch(log.confirmed) == before:
@@ -187,7 +192,7 @@ class EmbeddedStore:
     def await_index(self) -> None:
         """Index everything that is confirmed; after a start the index may be behind."""
         self._advance()
-        with self._changed:
+        with self._dispatching:
             while self.store.index_behind:
                 self.store.dispatch(self.store.log.confirmed)
 
@@ -196,10 +201,12 @@ class EmbeddedStore:
     def _run(self) -> None:
         log = self.store.log
         try:
-            while not self._stopping:
+            while True:
                 timeout_ms = 200 if self._sync else self._real_time.wait_ms()
                 self._wake.wait(timeout_ms / 1000)
                 self._wake.clear()
+                if self._stopping:
+                    return
                 if self._sync:
                     self._commit.swap()
                     flushed, _ = self._commit.do_commit(log.end)
@@ -220,11 +227,21 @@ class EmbeddedStore:
         """fdatasync calls of the flush service so far."""
         return self._syncer.syncs
 
-    def close(self) -> None:
-        """Flush everything and close the store."""
+    def _end_flushing(self) -> None:
         self._stopping = True
         self._wake.set()
         self._thread.join()
+
+    def abandon(self) -> None:
+        """Let go of every file as a crash would: from now on nothing is written or synced."""
+        self._end_flushing()
+        self._syncer.close()
+        self._delays.abandon()
+        self.store.abandon()
+
+    def close(self) -> None:
+        """Flush everything and close the store."""
+        self._end_flushing()
         log = self.store.log
         if self._failed is None:
             log.sync()
