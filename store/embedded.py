@@ -15,6 +15,7 @@ from typing import Any
 from .delay.delay_service import DelayService
 from .errors import DeliveryUnknown, Rejected, StorageFull, Unavailable
 from .log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
+from .log.read_ahead import ReadAhead
 from .message_store import MessageStore
 from .put.async_put import AsyncPut
 from .put.inner_message import InnerMessage
@@ -25,7 +26,7 @@ from .status import PutStatus
 
 
 class EmbeddedStore:
-    """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread.
+    """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread, and one that reads ahead.
 
     `put` returns after the store's promise is kept; `append` and `wait` split it for pipelining.
     """
@@ -60,13 +61,21 @@ class EmbeddedStore:
         self._changed = threading.Condition()
         self._dispatching = threading.Lock()
         self._wake = threading.Event()
-        self._stopping = False
+        self._ended = threading.Event()
         self._failed: str | None = None
         #: see TransactionService; its `check` is for the owner of the store to call
         self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
+        ahead = ReadAhead(log.queue, lambda: log.end, files=log.files)
+        self._ahead = threading.Thread(
+            target=ahead.run,
+            args=(self._ended.is_set, self._ended),
+            name="raymq-read-ahead",
+            daemon=True,
+        )
         self._thread.start()
+        self._ahead.start()
         self._advance()
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -205,7 +214,7 @@ class EmbeddedStore:
                 timeout_ms = 200 if self._sync else self._real_time.wait_ms()
                 self._wake.wait(timeout_ms / 1000)
                 self._wake.clear()
-                if self._stopping:
+                if self._ended.is_set():
                     return
                 if self._sync:
                     self._commit.swap()
@@ -227,21 +236,22 @@ class EmbeddedStore:
         """fdatasync calls of the flush service so far."""
         return self._syncer.syncs
 
-    def _end_flushing(self) -> None:
-        self._stopping = True
+    def _end_threads(self) -> None:
+        self._ended.set()
         self._wake.set()
         self._thread.join()
+        self._ahead.join()
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: from now on nothing is written or synced."""
-        self._end_flushing()
+        self._end_threads()
         self._syncer.close()
         self._delays.abandon()
         self.store.abandon()
 
     def close(self) -> None:
         """Flush everything and close the store."""
-        self._end_flushing()
+        self._end_threads()
         log = self.store.log
         if self._failed is None:
             log.sync()

@@ -99,6 +99,10 @@ class Files:
         """Ask the kernel to forget clean pages, so that the next read comes from the disk. A hint."""
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
+    def read_ahead(self, fd: int, offset: int, length: int) -> None:
+        """Ask the kernel to have these bytes in memory. A hint."""
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         """Write all of `data` at a position. Raises: StorageFull, OSError."""
         view = memoryview(data).cast("B")
