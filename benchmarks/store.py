@@ -278,10 +278,11 @@ class Bench:
         What was read stands in memory, and recovery could no longer tell it from what was written.
         """
         target, files = self.fresh("copy"), Files()
+        target.mkdir(parents=True)
         for path in sorted(root.rglob("*")):
             copy = target / path.relative_to(root)
             if path.is_dir():
-                copy.mkdir(parents=True)
+                copy.mkdir()
                 continue
             with path.open("rb") as source, copy.open("wb") as file:
                 size = path.stat().st_size
