@@ -166,10 +166,10 @@ def read(store: EmbeddedStore, count: int) -> None:
 
 
 def query(store: EmbeddedStore, count: int, keys: int) -> None:
-    """Keys in turn, one a call."""
+    """Keys in turn, one a call; raw records, as RocketMQ returns them."""
     for number in range(count):
-        found = store.store.query_message("t", f"k{number * 7919 % keys}", max_num=32)
-        if not found.records.num_rows:
+        hits = store.store.query_messages("t", [f"k{number * 7919 % keys}"], max_num=32)
+        if not len(hits.records):
             raise SystemExit(f"key {number * 7919 % keys} has no message")
 
 
@@ -185,6 +185,11 @@ def query_many(store: EmbeddedStore, count: int, keys: int) -> None:
 def recover(root: Path) -> None:
     """Open a store that died, and let go of it."""
     MessageStore.open(root, config=StoreConfig(flush="async")).abandon()
+
+
+def tell(line: str) -> None:
+    """Progress, at once."""
+    print(f"    {line}", file=sys.stderr, flush=True)
 
 
 # --- rounds -------------------------------------------------------------------------------------------------
@@ -211,6 +216,7 @@ class Bench:
         for side, spent in (("", ours), ("rocketmq_", theirs)):
             self.rounds.note(f"{side}{name}", count / spent.seconds)
             self.rounds.note(f"{side}{name}_cpu", spent.cpu_seconds / gigabytes)
+        tell(f"{name}: {count / ours.seconds:,.0f}/s, RocketMQ {count / theirs.seconds:,.0f}/s")
 
     def ours(self, flush: str, count: int, work: Callable[[EmbeddedStore, int], object]) -> Spent:
         """`work` on a fresh store, a quarter of it not measured (as StoreBench's)."""
@@ -271,6 +277,7 @@ class Bench:
             ours = spend(partial(recover, root))
             self.rounds.note(f"recover_{count}", ours.seconds)
             self.rounds.note(f"rocketmq_recover_{count}", theirs.seconds)
+            tell(f"recover_{count}: {ours.seconds:.3f} s, RocketMQ {theirs.seconds:.3f} s")
 
     def copy(self, root: Path) -> Path:
         """The same store for the other engine. Blocks that were never written are not: `cp` would read all of them.

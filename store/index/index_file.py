@@ -330,8 +330,10 @@ class IndexFile:
         offsets = self._entries()["physical_offset"][1 : self.header.count]
         return 1 + int(np.searchsorted(offsets, physical_offset))
 
-    def find(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[Candidates]:
-        """Entries of a hash whose records may have been stored in [begin_ms, end_ms], newest first, some at a time.
+    def find(
+        self, key_hash: int, begin_ms: int, end_ms: int, some: int = CHAIN_STEPS
+    ) -> Iterator[Candidates]:
+        """Entries of a hash whose records may have been stored in [begin_ms, end_ms], newest first, `some` at a time.
 
         Source: IndexFile#selectPhyOffset. An entry knows only the second; RocketMQ leaves out records of the first one,
         here the caller compares exactly. It also reads the first entry's time as what that entry counts it from.
@@ -361,6 +363,9 @@ class IndexFile:
                 if found == key_hash and time_ms <= end_ms:
                     offsets.append(offset)
                     times.append(time_ms)
+                    if len(offsets) >= some:
+                        yield Candidates(np.array(offsets), np.array(times))
+                        offsets, times = [], []
             if previous >= number:
                 number = 0
                 break
