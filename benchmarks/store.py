@@ -125,7 +125,7 @@ def append(store: EmbeddedStore, count: int, rows: int) -> None:
     """Batches, some on their way at a time; all acknowledged, dispatched and indexed at the end."""
     batch = keyed_batch(rows)
     waiting = []
-    for number in range(count // rows):
+    for number in range(-(-count // rows)):
         request = PutRequest("t", number % QUEUES, batch, None, 0, 0, "quorum")
         waiting.append(store.append(request))
         if len(waiting) == IN_FLIGHT:
