@@ -408,8 +408,12 @@ class TimerMessageStore:
             if self._ready:
                 self._sync(now_ms)
         finally:
-            self._ready = False
-            self._cache.close()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the files as a crash would."""
+        self._ready = False
+        self._cache.close()
 
 
 def _key(found: Waiting) -> str:

@@ -323,8 +323,10 @@ class IndexFile:
         offsets = self._entries()["physical_offset"][1 : self.header.count]
         return 1 + int(np.searchsorted(offsets, physical_offset))
 
-    def find(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[Int64s]:
-        """Physical offsets of a hash's records that may be stored in [begin_ms, end_ms], newest first, in parts.
+    def find(
+        self, key_hash: int, begin_ms: int, end_ms: int, some: int = CHAIN_STEPS
+    ) -> Iterator[Int64s]:
+        """Physical offsets of a hash's records that may be stored in [begin_ms, end_ms], the newest `some` first.
 
         Source: IndexFile#selectPhyOffset. An entry knows only the second; RocketMQ leaves out records of the first one,
         here the caller compares exactly. It also reads the first entry's time as what that entry counts it from.
@@ -352,6 +354,9 @@ class IndexFile:
                     break
                 if found == key_hash and time_ms <= end_ms:
                     offsets.append(offset)
+                    if len(offsets) >= some:
+                        yield np.array(offsets)
+                        offsets = []
             if previous >= number:
                 number = 0
                 break

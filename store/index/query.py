@@ -86,7 +86,7 @@ class Query:
         limit = min(max_num, self._log.config.max_msgs_num_batch)
         parts: list[pa.RecordBatch] = []
         found, oldest = 0, self._log.confirmed
-        for candidates in self._index.find(topic, key, begin_ms, end_ms):
+        for candidates in self._index.find(topic, key, begin_ms, end_ms, limit):
             at = 0
             while at < len(candidates) and found < limit:
                 # Twice a key in one message: twice the same offset.
