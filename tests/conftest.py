@@ -14,9 +14,14 @@ import pytest
 from hypothesis import settings
 
 from tests.support.network_namespaces import can_make_namespaces
+from tests.support.programs import Program, run
+from tests.support.workers import Workers
 
 PARTS = {"store", "actors", "replication", "cluster", "spark"}
 TESTS = Path(__file__).parent
+#: what they look at takes the time that nobody else needs
+EXPLORED = ("test_every_call_fails.py", "test_crash_points.py")
+_programs = pytest.StashKey[Workers]()
 
 # The same cases at every run, and no verdict from a busy machine's clock.
 settings.register_profile("raymq", derandomize=True, deadline=None, database=None)
@@ -72,8 +77,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def weight(item: pytest.Item) -> int:
     """0 for a test without Ray, 1 with Ray, 2 with Spark: a plain fault shows first; 3 for what runs beside them."""
-    if item.path.name == "test_crash_points.py":
+    if item.path.name in EXPLORED:
         return 3
     if item.get_closest_marker("spark"):
         return 2
     return 1 if item.get_closest_marker("ray") else 0
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin the programs that this run has chosen, one after the other: most of their time they wait."""
+    marks = [item.get_closest_marker("program") for item in session.items]
+    programs: list[Program] = [mark.args[0] for mark in marks if mark is not None]
+    if programs and not session.config.option.collectonly:
+        session.config.stash[_programs] = made = Workers(1)
+        made.start(run, programs)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End them, also when the run was broken off."""
+    if _programs in config.stash:
+        config.stash[_programs].close()
+
+
+@pytest.fixture
+def printed(request: pytest.FixtureRequest) -> list[str]:
+    """What the program of the test's mark printed, each time it was run. Raises: what `programs.run` raises."""
+    return request.config.stash[_programs].result(
+        run, request.node.get_closest_marker("program").args[0]
+    )

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +15,7 @@ import pytest
 import raymq
 from raymq.cluster.cli.main import build_parser
 from raymq.store.record import decode
+from tests.support.programs import Program
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -115,22 +113,11 @@ def test_the_version_is_the_same_everywhere():
 
 
 @pytest.mark.ray
-def test_the_first_program_of_the_readme_runs_twice_on_one_directory(tmp_path):
-    program = block("README.md", "python")
-    assert len([line for line in program.splitlines() if line.strip()]) <= 12
-    shown = 'raymq.start("raymq-data")'
-    assert shown in program
-    # pytest's directories are under /tmp, which a durable cluster rightly refuses.
-    program = program.replace(shown, 'raymq.start("raymq-data", ephemeral=True)')
-    for run in (1, 2):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=180,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "stored: queue" in done.stdout
-        assert done.stdout.count("b'one espresso'") == run
+@pytest.mark.program(Program(("-c", block("README.md", "python")), runs=2))
+def test_the_first_program_of_the_readme_runs_twice_on_one_directory(printed: list[str]) -> None:
+    lines = block("README.md", "python").splitlines()
+    assert len([line for line in lines if line.strip()]) <= 12
+    for run, text in enumerate(printed, start=1):
+        assert "stored: queue" in text
+        assert text.count("b'one espresso'") == run
+    assert len(printed) == 2

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from raymq.cluster.transport.connection import Connection, FetchStream
-from raymq.cluster.transport.flight_client import Fetched
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
+from raymq.store.requests import FetchSlice
 
 #: how long the shard holds a request while there is nothing
 WAIT_MS = 10_000
@@ -155,7 +155,7 @@ class ShardReader:
                 state.changed.notify_all()
         return True
 
-    def _take(self, part: Fetched, wanted: dict[int, int]) -> None:
+    def _take(self, part: FetchSlice, wanted: dict[int, int]) -> None:
         """Needs the lock. An answer to where a queue was before a seek is dropped."""
         state, queue = self._state, part.queue_id
         if queue not in wanted or state.fetch_from.get(queue) != wanted[queue]:

@@ -14,6 +14,7 @@ from raymq.cluster.arguments import check_text
 from raymq.store import record
 from raymq.store.errors import Rejected
 from raymq.store.format import PROPERTIES_MAX_BYTES
+from raymq.store.records.binary_columns import value_offsets
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import TAGS, encode, separators_absent
 from raymq.store.records.record_walk import gather
@@ -155,10 +156,7 @@ def encode_properties(
 
 def decode_records(records: pa.Array) -> pa.RecordBatch:
     """Raw records of a fetch as columns (record.RECORD_SCHEMA)."""
-    count = len(records)
-    offsets = np.frombuffer(records.buffers()[1], dtype=np.int32)[
-        records.offset : records.offset + count + 1
-    ].astype(np.int64)
+    offsets = value_offsets(records).astype(np.int64)
     return record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets))
 
 

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from raymq.cluster.arguments import check_choice
 from raymq.store.record import Row
+from raymq.store.requests import FetchSlice
 
-from .flight_client import Fetched, ShardConnection
+from .flight_client import ShardConnection
 
 Transport = Literal["flight", "ray"]
 
@@ -45,7 +46,7 @@ class FetchStream(Protocol):
         max_bytes: int,
         max_records: int,
         wait_ms: int,
-    ) -> list[Fetched]:
+    ) -> list[FetchSlice]:
         """Read queues; waits up to `wait_ms` while none has anything."""
 
     def abort(self) -> None:

@@ -50,8 +50,9 @@ CONFIG = StoreConfig(
 FLUSHER = """
 import sys
 from raymq.actors.flush_service import FlushService
-FlushService(sys.argv[1], sys.argv[2], segment_size_bytes=262144, flush_interval_ms=10,
-             flush_least_pages=0).run()
+from raymq.store.config import StoreConfig
+config = StoreConfig(segment_size_bytes=262144, flush_interval_ms=10, flush_least_pages=0)
+FlushService(sys.argv[1], sys.argv[2], config).run()
 """
 
 # --- counting -------------------------------------------------------------------------------------
@@ -411,16 +412,21 @@ def test_a_program_that_makes_groups_or_topics_without_end_does_not_make_series_
 
 
 def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader: Leader) -> None:
-    hasty = StoreConfig(
-        segment_size_bytes=SEGMENT, prewrite_window_bytes=64 * 1024, sync_flush_timeout_ms=300
+    host = leader.open(
+        StoreConfig(
+            segment_size_bytes=SEGMENT, prewrite_window_bytes=64 * 1024, sync_flush_timeout_ms=2_000
+        )
     )
-    host = leader.open(CONFIG)
+
+    def seat() -> dict[str, Any]:
+        found: dict[str, Any] = host.supervisor.describe()["roles"]["group_commit"]
+        return found
+
+    until(lambda: seat()["granted"], wait_a_little)
     host.put(request([b"x"], producer=7)).wait(30)
-    granted = host.supervisor.describe()["roles"]["group_commit"]
-    assert (granted["granted"], granted["grants"]) == (True, 1)
+    assert seat()["grants"] == 1
     leader.flushers[0].kill()
     leader.flushers[0].wait()
-    host.config = hasty
     ticket = host.put(request([b"y"], producer=7, sequence=1))
     assert host.waiting_puts == 1
     with pytest.raises(DeliveryUnknown):

@@ -168,7 +168,7 @@ def test_a_bad_batch_is_refused_before_it_is_sent(
 def test_what_certainly_was_not_stored_fails_as_unavailable(
     make_sender: MakeSender, cluster: FakeCluster
 ) -> None:
-    sender = make_sender(delivery_timeout_ms=100)
+    sender = make_sender(delivery_timeout_ms=1_000)
     sender.topic("t")
     cluster.down()
     with pytest.raises(Unavailable, match="nothing of the batch was stored"):
@@ -180,7 +180,7 @@ def test_what_certainly_was_not_stored_fails_as_unavailable(
 def test_what_may_be_stored_fails_as_unknown_and_the_next_send_works(
     make_sender: MakeSender, backend: FakeBackend, proxy: TcpProxy
 ) -> None:
-    sender = make_sender(routes=through(proxy), delivery_timeout_ms=200)
+    sender = make_sender(routes=through(proxy), delivery_timeout_ms=1_000)
     backend.hold()
     lost = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
@@ -195,7 +195,7 @@ def test_what_may_be_stored_fails_as_unknown_and_the_next_send_works(
 def test_with_a_given_producer_id_an_unknown_outcome_ends_its_queue(
     make_sender: MakeSender, backend: FakeBackend, proxy: TcpProxy
 ) -> None:
-    sender = make_sender(routes=through(proxy), delivery_timeout_ms=200, producer_id=1)
+    sender = make_sender(routes=through(proxy), delivery_timeout_ms=1_000, producer_id=1)
     backend.hold()
     lost = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)

@@ -1,22 +1,24 @@
-"""Crash points are explored from the first test on, in the time that nobody else needs, and looked at by the last."""
+"""Crashes and failures are tried from the first test on, in time that nobody else needs; the last tests see them."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.crash_run import Explorers, Task, explore
+from tests.support.crash_run import Task, explore
+from tests.support.failing_workloads import fail_every_call
+from tests.support.workers import Workers
 
-_explorers = pytest.StashKey[Explorers]()
+_explorers = pytest.StashKey[Workers]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin all that this run has chosen."""
-    chosen = [
-        item.callspec.params.get("task") for item in session.items if hasattr(item, "callspec")
-    ]
-    tasks = [task for task in chosen if isinstance(task, Task)]
-    if tasks and not session.config.option.collectonly:
-        session.config.stash[_explorers] = made = Explorers(beside=True)
+    params = [item.callspec.params for item in session.items if hasattr(item, "callspec")]
+    tasks: list[Task] = [each["task"] for each in params if "task" in each]
+    workloads: list[str] = [each["workload"] for each in params if "workload" in each]
+    if (tasks or workloads) and not session.config.option.collectonly:
+        session.config.stash[_explorers] = made = Workers(only_idle=True)
+        made.start(fail_every_call, workloads)
         made.start(explore, tasks)
 
 
@@ -27,9 +29,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def crash_explorers(pytestconfig: pytest.Config) -> Explorers:
+def crash_explorers(pytestconfig: pytest.Config) -> Workers:
     """The tasks that were begun: a test only waits for its own."""
     made = pytestconfig.stash.get(_explorers, None)
     if made is None:
-        made = pytestconfig.stash[_explorers] = Explorers()
+        made = pytestconfig.stash[_explorers] = Workers()
     return made

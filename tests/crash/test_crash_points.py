@@ -13,8 +13,9 @@ import os
 
 import pytest
 
-from tests.support.crash_run import Explorers, Task, explore
+from tests.support.crash_run import Task, explore
 from tests.support.crash_workloads import TRACES
+from tests.support.workers import Workers
 
 DEPTH = int(os.environ.get("RAYMQ_CRASH_DEPTH", "1"))
 TASKS = [Task(name, width, DEPTH) for name in TRACES for width in (4096, 512)]
@@ -24,7 +25,7 @@ SECOND_CRASHES_MIN = 50
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task.trace}-{task.width}")
-def test_every_crash_keeps_what_was_promised(task: Task, crash_explorers: Explorers) -> None:
+def test_every_crash_keeps_what_was_promised(task: Task, crash_explorers: Workers) -> None:
     done = crash_explorers.result(explore, task)
     rate = done.recoveries / done.seconds
     print(
@@ -36,7 +37,7 @@ def test_every_crash_keeps_what_was_promised(task: Task, crash_explorers: Explor
     assert done.second_crashes >= SECOND_CRASHES_MIN
 
 
-def test_a_hundred_thousand_distinct_disks_are_recovered(crash_explorers: Explorers) -> None:
+def test_a_hundred_thousand_distinct_disks_are_recovered(crash_explorers: Workers) -> None:
     disks: set[int] = set()
     recoveries = second = 0
     for task in TASKS:

@@ -6,38 +6,25 @@ left opens with all that was promised or says that it is poisoned, and no error 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.support.crash_run import Explorers
 from tests.support.failing_workloads import FAULTS, WORKLOADS, fail_every_call
+from tests.support.workers import Workers
 
 
-@pytest.fixture(scope="module")
-def explorers(request: pytest.FixtureRequest) -> Iterator[Explorers]:
-    made = Explorers()
-    names = [
-        item.callspec.params.get("name")
-        for item in request.session.items
-        if hasattr(item, "callspec")
-    ]
-    made.start(fail_every_call, (name for name in names if name in WORKLOADS))
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_whichever_call_fails_nothing_promised_is_lost(name: str, explorers: Explorers) -> None:
-    done = explorers.result(fail_every_call, name)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_whichever_call_fails_nothing_promised_is_lost(
+    workload: str, crash_explorers: Workers
+) -> None:
+    done = crash_explorers.result(fail_every_call, workload)
     print(
-        f"\n{name}: {done.injections} injections into {done.calls}, {done.poisoned} poisoned, "
+        f"\n{workload}: {done.injections} injections into {done.calls}, {done.poisoned} poisoned, "
         f"{done.refused} refused, {done.seconds:.1f} s"
     )
     assert done.injections >= 30
 
 
-def test_every_kind_of_call_fails_in_some_workload(explorers: Explorers) -> None:
-    calls = [explorers.result(fail_every_call, name).calls for name in WORKLOADS]
+def test_every_kind_of_call_fails_in_some_workload(crash_explorers: Workers) -> None:
+    calls = [crash_explorers.result(fail_every_call, name).calls for name in WORKLOADS]
     assert all(any(each[kind] for each in calls) for kind in FAULTS)
     assert len(WORKLOADS) == 8

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,58 +15,38 @@ import yaml
 from raymq.cluster.cli.tls_check import validity
 from raymq.cluster.deploy.placement import NODE_LABEL
 from tests.support.certificates import make_certificates
+from tests.support.programs import ROOT, example
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    # Not tmp_path: a data directory in /tmp would need --ephemeral, which the examples do not say.
-    made = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
-    yield made
-    shutil.rmtree(made)
+EXAMPLES = ROOT / "examples"
 
 
-def run(name: str, place: Path) -> dict[str, Any]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY")}
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), str(place / "data")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            **inherited,
-            "RAYMQ_HOME": str(place / "home"),
-            "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),
-        },
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    answer: dict[str, Any] = json.loads(
-        [line for line in done.stdout.splitlines() if line.startswith("{")][-1]
-    )
-    return answer
+def answer(printed: list[str]) -> dict[str, Any]:
+    """Its last line of JSON."""
+    (text,) = printed
+    found: dict[str, Any] = json.loads([x for x in text.splitlines() if x.startswith("{")][-1])
+    return found
 
 
-def test_ray_tasks_count_every_click(place: Path) -> None:
-    assert run("ray_pipeline.py", place) == {"clicks": 20_000, "counted": 20_000, "pages": 10}
+@pytest.mark.program(example("ray_pipeline.py"))
+def test_ray_tasks_count_every_click(printed: list[str]) -> None:
+    assert answer(printed) == {"clicks": 20_000, "counted": 20_000, "pages": 10}
 
 
-def test_a_training_resumes_from_its_offsets(place: Path) -> None:
-    answer = run("resume_training.py", place)
-    assert answer == {"samples": 4_096, "seen": 4_096, "sums_equal": True}
+@pytest.mark.program(example("resume_training.py"))
+def test_a_training_resumes_from_its_offsets(printed: list[str]) -> None:
+    assert answer(printed) == {"samples": 4_096, "seen": 4_096, "sums_equal": True}
 
 
 @pytest.mark.slow
-def test_no_job_of_a_durable_queue_is_lost_with_its_worker(place: Path) -> None:
-    answer = run("durable_queue.py", place)
-    assert answer == {"jobs": 400, "done": 400, "died": 1, "again": 1}
+@pytest.mark.program(example("durable_queue.py"))
+def test_no_job_of_a_durable_queue_is_lost_with_its_worker(printed: list[str]) -> None:
+    assert answer(printed) == {"jobs": 400, "done": 400, "died": 1, "again": 1}
 
 
 @pytest.mark.slow
-def test_a_killed_serve_replica_comes_back_with_its_state(place: Path) -> None:
-    answer = run("serve_scores.py", place)
-    assert answer == {"messages": 2_000, "read": 2_000, "same": True}
+@pytest.mark.program(example("serve_scores.py"))
+def test_a_killed_serve_replica_comes_back_with_its_state(printed: list[str]) -> None:
+    assert answer(printed) == {"messages": 2_000, "read": 2_000, "same": True}
 
 
 def test_the_kubernetes_example_keeps_the_data_on_volumes_of_labelled_pods() -> None:

@@ -146,6 +146,8 @@ def test_a_mirror_over_two_networks_with_tls_survives_a_cut(
         "RAYMQ_HOME": str(place / "home"),
         "RAY_TMPDIR": str(place),
         "RAY_worker_niceness": "0",
+        # Else each node waits half a minute for the actors of the cluster, which is not stopped.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
     }
     address = f"{HOSTS['a']}:{PORT}"
     head = ("--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={place}/ray")

@@ -349,8 +349,8 @@ def test_long_polls_do_not_delay_a_send(world: World) -> None:
             began = time.monotonic()
             producer.send("busy", b"now").result(20)
             times.append(time.monotonic() - began)
-    # A send behind a long poll would wait for seconds.
-    assert max(times) < 1.0
+    # A send behind a long poll would wait for its ten seconds.
+    assert max(times) < 5.0
 
 
 def test_kill_9_of_the_commit_log_loses_and_doubles_nothing(world: World) -> None:
@@ -426,7 +426,8 @@ def test_a_consumer_that_waits_is_closed_at_once(world: World) -> None:
     began = time.monotonic()
     closed.start()
     closed.join(20)
-    assert time.monotonic() - began < 1.0
+    # Not by the end of the ten seconds that the shard holds the poll.
+    assert time.monotonic() - began < 5.0
 
 
 def test_from_outside_everything_goes_through_the_port_of_ray_client(world: World) -> None:

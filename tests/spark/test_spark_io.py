@@ -14,6 +14,7 @@ from raymq.spark.session import raydp_session, use_java
 from raymq.spark.sink import write
 from raymq.spark.source import read
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
+from tests.support.quick_java import QUICK_JAVA
 from tests.support.ray_environment import ray_environment
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
@@ -30,6 +31,7 @@ def place():
     directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
     try:
         with ray_environment(directory):
+            os.environ.update(QUICK_JAVA)
             use_java()
             cluster = raymq.start(directory / "data", name="spark-io", shards=2)
             ray.init(address=cluster.ray_address, namespace="test", log_to_driver=False)

@@ -18,19 +18,9 @@ from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.tools.export import SCHEMA, Choice, export
 from tests.support.clock import ManualClock
-from tests.support.damaged_store import CONFIG, FIRST_LOG, copy, flip, make_golden, make_own
+from tests.support.damaged_store import CONFIG, FIRST_LOG, copy, flip
 
 JSONL = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3-clean.jsonl"
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_own(tmp_path_factory.mktemp("own") / "store")
-
-
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_golden(tmp_path_factory.mktemp("golden") / "store")
 
 
 def rows_of(target: Path) -> list[dict[str, Any]]:

@@ -24,8 +24,6 @@ from tests.support.damaged_store import (
     bodies,
     copy,
     flip,
-    make_golden,
-    make_own,
     patch,
     tree,
 )
@@ -33,16 +31,6 @@ from tests.support.damaged_store import (
 QUEUE = "consumequeue/t/1/00000000000000000000"
 CHAIN = "raymq/chain/00000000000000000000"
 INDEX = "index/20261121023720699"
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_own(tmp_path_factory.mktemp("own") / "store")
-
-
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_golden(tmp_path_factory.mktemp("golden") / "store")
 
 
 def lose_queue(root: Path) -> None:

@@ -26,8 +26,6 @@ from tests.support.damaged_store import (
     SEGMENT,
     copy,
     flip,
-    make_golden,
-    make_own,
     patch,
     tree,
 )
@@ -37,16 +35,6 @@ QUEUE = "consumequeue/t/1/00000000000000000000"
 INDEX = "index/20261121023720699"
 #: of the golden index: 100 slots behind the header, entry 0 is never used
 ENTRIES = 40 + 4 * 100
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_own(tmp_path_factory.mktemp("own") / "store")
-
-
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_golden(tmp_path_factory.mktemp("golden") / "store")
 
 
 def units_of(root: Path) -> list[tuple[int, int]]:

@@ -260,6 +260,9 @@ class SimulatedDisk(Files):
         data = self._content(node)
         if size < node.size:
             del data[size:]
+        elif not data:
+            # Not a page of it is touched before it is written.
+            node.data = bytearray(size)
         else:
             data.extend(bytes(size - node.size))
         self._log(Op("resize", node.number, size))
@@ -307,6 +310,9 @@ class SimulatedDisk(Files):
         return [(start, stop)] if start < stop else []
 
     def drop_cached(self, fd: int, offset: int, length: int) -> None:
+        self._node(fd)
+
+    def read_ahead(self, fd: int, offset: int, length: int) -> None:
         self._node(fd)
 
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
