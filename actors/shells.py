@@ -67,11 +67,11 @@ def _keep_pandas_out() -> None:
     import pyarrow as pa
 
     finder = _NoPandas()
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, finder)
     try:
         pa.array([0])
     finally:
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(finder)
 
 
 def _load(path: str) -> Any:
