@@ -147,13 +147,13 @@ def encode_properties(
     return parts
 
 
-def decode_records(records: pa.Array) -> pa.RecordBatch:
-    """Raw records of a fetch as columns (record.RECORD_SCHEMA)."""
+def decode_records(records: pa.Array, *, columns: tuple[str, ...] | None = None) -> pa.RecordBatch:
+    """Raw records of a fetch as columns (record.RECORD_SCHEMA, or only these of it)."""
     count = len(records)
     offsets = np.frombuffer(records.buffers()[1], dtype=np.int32)[
         records.offset : records.offset + count + 1
     ].astype(np.int64)
-    return record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets))
+    return record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets), columns=columns)
 
 
 def _index_keys(keys: tuple[str, ...]) -> tuple[str, ...]:

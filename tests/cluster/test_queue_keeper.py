@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from raymq.cluster.queue_items import ItemReader
 from raymq.cluster.queue_keeper import QueueKeeper
-from raymq.cluster.queue_log import ItemReader, TakenLog, make_topics
+from raymq.cluster.queue_log import TakenLog, make_topics
 from raymq.store.clock import Clock
 from raymq.store.errors import Fenced, Rejected, Unavailable
 from raymq.store.requests import PutRequest
@@ -271,11 +272,11 @@ def test_items_are_read_by_offset_in_pieces_and_ahead(
     reader = ItemReader(cluster.routes(), NAME, 0, Clock())
     for first, count in ((0, 300), (5, 1), (6, 1), (299, 1), (0, 1), (200, 7)):
         pieces = reader.read(first, count, timeout_s=10)
-        found = [body for piece in pieces for body in piece.column("body").to_pylist()]
+        found = [body for piece in pieces for body in piece.bodies]
         assert found == bodies[first : first + count]
     cluster.down()
     cluster.up()
-    assert reader.read(299, 1, timeout_s=10)[0].column("body").to_pylist() == bodies[299:]
+    assert reader.read(299, 1, timeout_s=10)[0].bodies == bodies[299:]
     reader.close()
 
 
