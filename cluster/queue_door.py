@@ -102,7 +102,7 @@ class Door:
             return self._free.pop()
         except IndexError:
             pass
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(self._path)
         except OSError as error:
@@ -178,9 +178,9 @@ class _Visit(asyncio.Protocol):
             self._answering = asyncio.ensure_future(self._answer(line))
 
     async def _answer(self, line: bytes) -> None:
-        method, *arguments = json.loads(line)
-        self._request = arguments[0] if method == "take" else None
         try:
+            method, *arguments = json.loads(line)
+            self._request = arguments[0] if method == "take" else None
             answer = [await self._handlers[method](*arguments)]
         except RayMQError as error:
             answer = [None, to_wire(error)]

@@ -14,7 +14,7 @@ from raymq.cluster.queue_keeper import QueueKeeper
 from raymq.cluster.queue_log import TakenLog, make_topics
 from raymq.store.clock import Clock
 from raymq.store.errors import Fenced, Rejected, Unavailable
-from raymq.store.requests import PutRequest
+from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
@@ -277,6 +277,27 @@ def test_items_are_read_by_offset_in_pieces_and_ahead(
     cluster.down()
     cluster.up()
     assert reader.read(299, 1, timeout_s=10)[0].bodies == bodies[299:]
+    reader.close()
+
+
+def test_the_longer_items_are_neighbours_the_more_are_read_ahead(
+    cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(backend, 2000)
+    fetch, asked = backend.fetch, []
+
+    def note(request: FetchRequest) -> list[FetchSlice]:
+        asked.append(request.max_records)
+        return fetch(request)
+
+    monkeypatch.setattr(backend, "fetch", note)
+    reader = ItemReader(cluster.routes(), NAME, 0, Clock())
+    for first in range(0, 1000, 10):
+        reader.read(first, 10, timeout_s=10)
+    assert asked == [10, 256, 512, 1024]
+    # Another's items lie between: as at first.
+    reader.read(1900, 20, timeout_s=10)
+    assert asked[4:] == [20]
     reader.close()
 
 
