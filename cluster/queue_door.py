@@ -88,9 +88,9 @@ class Door:
             connection.close()
             raise NotHere
         self._free.append(connection)
-        result, *error = json.loads(line)
-        if error:
-            raise from_wire(error[0])
+        result, *wrong = json.loads(line)
+        if wrong:
+            raise from_wire(wrong[0])
         return result
 
     def _connection(self) -> socket.socket:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.util.queue import Empty, Full
 
+from raymq.cluster.durable_queue import Queue
 from raymq.cluster.queue_items import ItemReader
 from raymq.cluster.queue_keeper import QueueKeeper
 from raymq.cluster.queue_log import TakenLog, make_topics
@@ -24,6 +27,8 @@ TAKEN = "%TAKEN%" + NAME
 
 class QueueCluster(FakeCluster):
     """With what a queue asks of a Cluster handle."""
+
+    data_dir = ray_address = None
 
     def topics(self) -> dict[str, dict[str, Any]]:
         """As Cluster.topics."""
@@ -259,6 +264,50 @@ def test_room_is_given_in_order_and_comes_back(make: Make, backend: FakeBackend)
         assert await large
         await keeper.release(3, 0)
         assert await small
+        await keeper.close()
+
+    run(main())
+
+
+class DoorQueue(Queue):
+    """A handle in a process that Ray does not know."""
+
+    @property
+    def actor(self) -> Any:
+        """None is started."""
+        return None
+
+    def _submit(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        raise AssertionError(f"{method} went by Ray")
+
+
+def test_where_the_keeper_is_near_what_need_not_wait_goes_by_its_door(
+    make: Make, cluster: QueueCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("raymq.cluster.queue_door.run_dir", lambda _: tmp_path)
+
+    def use() -> None:
+        few = DoorQueue(NAME, cluster=cluster, maxsize=3)  # type: ignore[arg-type]
+        for number in range(3):
+            few.put_nowait(number)
+        assert few.full()
+        for attempt in (lambda: few.put_nowait(9), lambda: few.put(9, timeout=0.01)):
+            with pytest.raises(Full):
+                attempt()
+        assert [few.get() for _ in range(3)] == [0, 1, 2]
+        # Its room is free as soon as a put has returned.
+        for _ in range(5):
+            few.put_nowait_batch([1, 2, 3])
+            assert few.get_nowait_batch(3) == [1, 2, 3]
+        for attempt in (few.get_nowait, lambda: few.get(timeout=0.01)):
+            with pytest.raises(Empty):
+                attempt()
+        few._link().close()
+
+    async def main() -> None:
+        keeper = make()
+        await keeper.size()
+        await asyncio.to_thread(use)
         await keeper.close()
 
     run(main())
