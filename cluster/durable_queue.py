@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import ray
 from ray.util.queue import Empty, Full
 
@@ -24,6 +22,9 @@ from raymq.store.errors import OffsetOutOfRange, RayMQError, Rejected, Unavailab
 from .messages import codecs
 from .messages.message import encode_properties
 from .paths import NAMESPACE, actor_name, keeper_name
+from .queue_door import WAIT_S as DOOR_WAIT_S
+from .queue_door import NotHere, door_of
+from .queue_items import Items
 from .queue_keeper import KeeperActor
 from .queue_link import PATIENCE_S, Link, attach, end_quietly
 from .queue_log import make_topics
@@ -38,8 +39,6 @@ WAIT_S = 5.0
 RETRY_MS = 100
 #: what an error is about that has no keeper to tell it
 _KEEPER = "keeper"
-
-_CODEC_NAME = rf"(?:^|\x02){codecs.CONTENT_TYPE}\x01(?P<v>[^\x02]+)"
 
 
 @dataclass
@@ -81,8 +80,9 @@ class Queue:
       holds so many, and then `linger_ms` is not used. It may be exceeded by what is on its way while
       the keeper restarts; the room of a putter that died is free after 150 s.
     - `shutdown` ends the keeper, not the data; any handle's next call starts one again.
-    - Every item is synced to disk: gets, and batches of some thousands, are slower than the original's,
-      which keeps them in memory; benchmarks/queue.py measures both.
+    - Every item is synced to disk, and that it was given as well: a get takes at least as long as a put, and batches
+      of some thousands are slower than the original's, which keeps them in memory; benchmarks/queue.py measures both.
+    - Calls that need not wait go to the keeper by a Unix socket where it is on the same host, else by Ray.
     - A batch is stored in parts, of about 1 MiB, or 4 MiB with `linger_ms`: one that fails may be there in part.
     """
 
@@ -125,6 +125,7 @@ class Queue:
         self._codec = codecs.codec(given) if isinstance(given, str) else given
         self._lock = threading.Lock()
         self._link_made: Link | None = None
+        self._door = door_of(self._cluster, self.name)
         self._actor: Any = None
         #: numbers of gets that did not end
         self._owed: list[_Ask] = []
@@ -224,7 +225,14 @@ class Queue:
             self._actor = None
         return getattr(self.actor, method).remote(*arguments)
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any, wait_s: float | None = None) -> Any:
+        """Ask the keeper; `wait_s` is the last argument of what may wait."""
+        self._check_open()
+        if wait_s is not None:
+            arguments = (*arguments, wait_s)
+        if wait_s is None or wait_s <= DOOR_WAIT_S:
+            with contextlib.suppress(NotHere):
+                return self._door.call(method, *arguments)
         until = Clock().monotonic() + PATIENCE_S
         while True:
             try:
@@ -247,7 +255,9 @@ class Queue:
         with self._lock:
             link = self._link_made
             if link is None or link.process != os.getpid():
-                link = Link(self._cluster, self.name, self._shard, self._linger_ms)
+                link = Link(
+                    self._cluster, self.name, self._shard, self._linger_ms, self._codec.name
+                )
                 self._link_made = link
                 # Also at the end of the program: what lingers is sent.
                 weakref.finalize(self, end_quietly, link)
@@ -297,7 +307,7 @@ class Queue:
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """As `put`. A cancelled wait for the receipt takes nothing back."""
         body, properties = self._encode(item)
-        request = await self._reserve_async(1, _waits(block, timeout))
+        request = await self._reserve_async(1, _waits(block, timeout, WAIT_S))
         link = await self._link_async()
         producer = link.producer
         end = 0
@@ -360,7 +370,7 @@ class Queue:
             if lingers:
                 producer.raise_failure()
         finally:
-            self._release(request, end)
+            self._release(request, end, near=True)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything put by this handle, with `linger_ms`, is stored; seconds.
@@ -379,7 +389,7 @@ class Queue:
         request = _number()
         self._check_fits(count)
         for wait_s in waits:
-            if self._call("reserve", request, count, self.maxsize, wait_s):
+            if self._call("reserve", request, count, self.maxsize, wait_s=wait_s):
                 return request
         raise Full(f"queue {self.name!r} has no room for {count} of its {self.maxsize} items")
 
@@ -396,12 +406,16 @@ class Queue:
         if count > self.maxsize:
             raise Full(f"{count} items never fit into queue {self.name!r} of {self.maxsize}")
 
-    def _release(self, request: int | None, end: int) -> None:
+    def _release(self, request: int | None, end: int, *, near: bool = False) -> None:
+        """Give room back, through the door where one may wait for a moment."""
         if request is None:
             return
-        # Not waited for, and a failure is not the put's, which may have stored its items: the room comes free by
-        # itself at last.
+        # A failure is not the put's, which may have stored its items: the room comes free by itself at last.
         with contextlib.suppress(Exception):
+            if near:
+                with contextlib.suppress(NotHere):
+                    self._door.call("release", request, end)
+                    return
             self._submit("release", (request, end))
 
     # --- get ------------------------------------------------------------------------------------
@@ -418,7 +432,7 @@ class Queue:
         """As `get`. What is given to a cancelled call is given to the next one of this handle."""
         ask = self._next_ask(1)
         try:
-            for wait_s in _waits(block, timeout):
+            for wait_s in _waits(block, timeout, WAIT_S):
                 found = await self._call_async("take", ask.request, 1, wait_s)
                 if found is not None:
                     link = await self._link_async()
@@ -447,7 +461,7 @@ class Queue:
         ask = self._next_ask(count)
         try:
             for wait_s in waits:
-                found = self._call("take", ask.request, count, wait_s)
+                found = self._call("take", ask.request, count, wait_s=wait_s)
                 if found is not None:
                     return self._decode(self._link().read(*found))
         except BaseException as error:
@@ -477,22 +491,21 @@ class Queue:
             with contextlib.suppress(Exception):
                 self._submit("forget", (ask.request,))
 
-    def _decode(self, pieces: list[pa.RecordBatch]) -> list[Any]:
+    def _decode(self, pieces: list[Items]) -> list[Any]:
         """Items by the codec that each names. Raises: Rejected when one cannot be decoded here."""
         items: list[Any] = []
         for piece in pieces:
-            names, bodies = self._codec_names(piece), piece.column("body").to_pylist()
             row = 0
             try:
                 # Neighbours share a codec as a rule.
-                for name, run in itertools.groupby(names):
+                for name, run in itertools.groupby(piece.codecs):
                     decode = self._codec_of(name).decode
                     for _ in run:
-                        items.append(decode(bodies[row]))
+                        items.append(decode(piece.bodies[row]))
                         row += 1
             except Exception as error:
                 # Of a codec that is the user's own, anything.
-                offset = piece.column("queue_offset")[row].as_py()
+                offset = piece.first + row
                 raise Rejected(
                     f"the item at offset {offset} of {self.name!r} cannot be decoded: {error}. It was taken from the "
                     "queue, with those that were asked for with it, and is still in the topic",
@@ -502,22 +515,10 @@ class Queue:
                 ) from error
         return items
 
-    def _codec_names(self, piece: pa.RecordBatch) -> list[bytes | None]:
-        properties, mine = piece.column("properties"), self._codec.name
-        begin = encode_properties(None, (), {codecs.CONTENT_TYPE: mine})
-        if pc.all(pc.starts_with(properties, begin)).as_py():
-            # As this handle's own puts write it; a quarter of the time.
-            return [mine.encode()] * len(piece)
-        found: list[bytes | None] = pc.struct_field(
-            pc.extract_regex(properties, _CODEC_NAME), 0
-        ).to_pylist()
-        return found
-
-    def _codec_of(self, name: bytes | None) -> codecs.Codec:
+    def _codec_of(self, name: str | None) -> codecs.Codec:
         if name is None:
             return codecs.codec("bytes")
-        text = name.decode(errors="replace")
-        return self._codec if text == self._codec.name else codecs.codec(text)
+        return self._codec if name == self._codec.name else codecs.codec(name)
 
     # --- end ------------------------------------------------------------------------------------
 
@@ -530,6 +531,7 @@ class Queue:
         if self._closed:
             return
         self._closed = True
+        self._door.close()
         link, self._link_made = self._link_made, None
         try:
             if link is not None:
@@ -553,8 +555,8 @@ class Queue:
         ray.kill(keeper, no_restart=True)
 
 
-def _waits(block: bool, timeout: float | None) -> Iterator[float]:
-    """How long to wait at the keeper, call by call, until the time is up.
+def _waits(block: bool, timeout: float | None, first_s: float = DOOR_WAIT_S) -> Iterator[float]:
+    """How long to wait at the keeper, call by call, `first_s` first, until the time is up.
 
     Raises: ValueError, at once, for a negative timeout.
     """
@@ -562,15 +564,16 @@ def _waits(block: bool, timeout: float | None) -> Iterator[float]:
         return iter((0.0,))
     if timeout is not None and timeout < 0:
         raise ValueError("'timeout' must be a non-negative number")
-    return _slices(timeout)
+    return _slices(timeout, first_s)
 
 
-def _slices(timeout: float | None) -> Iterator[float]:
+def _slices(timeout: float | None, first_s: float) -> Iterator[float]:
     if timeout is None:
+        yield first_s
         while True:
             yield WAIT_S
     until = Clock().monotonic() + timeout
-    yield min(timeout, WAIT_S)
+    yield min(timeout, first_s)
     while (left := until - Clock().monotonic()) > 0:
         yield min(left, WAIT_S)
 

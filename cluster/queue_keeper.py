@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
 
+from .queue_door import METHODS, DoorServer, door_path
 from .queue_log import Taken, TakenLog
 from .transport.connection import Connection, FetchStream
 from .transport.routes import Routes
@@ -77,6 +78,7 @@ class QueueKeeper:
         self._name = name
         self._shard = shard
         self._clock = Clock()
+        self._door: DoorServer | None = None
         self._main: asyncio.Task[None] | None = None
         self._log: TakenLog | None = None
         self._watch: EndWatch | None = None
@@ -119,7 +121,9 @@ class QueueKeeper:
             if wait_s:
                 await asyncio.wait({getter.done}, timeout=wait_s)
                 self._withdraw(request)
-            if not (await asyncio.wait({getter.done}, timeout=ANSWER_S))[0]:
+            if not getter.done.done():
+                await asyncio.wait({getter.done}, timeout=ANSWER_S)
+            if not getter.done.done():
                 raise self._unavailable()
         found = self._given.get(request)
         return None if found is None else (found.first, found.count)
@@ -201,11 +205,15 @@ class QueueKeeper:
         if main is not None:
             main.cancel()
             await asyncio.wait({main})
+        if self._door is not None:
+            self._door.close()
         await asyncio.to_thread(self._close_parts)
 
     # --- the loop -------------------------------------------------------------------------------
 
     async def _ready(self) -> None:
+        if self._main is not None and self._opened.is_set():
+            return
         if self._main is None:
             self._main = asyncio.create_task(self._run())
         try:
@@ -223,6 +231,7 @@ class QueueKeeper:
     async def _run(self) -> None:
         """Open the log, serve until something is unknown, open it again: the log knows."""
         wait_s = RETRY_S
+        await self._open_door()
         while True:
             try:
                 opened = await asyncio.to_thread(self._open)
@@ -242,6 +251,14 @@ class QueueKeeper:
                 self._trouble = error
                 log.warning("queue %s: %r; reading it again", self._name, error)
                 self._opened.clear()
+
+    async def _open_door(self) -> None:
+        try:
+            path = door_path(self._cluster, self._name)
+            self._door = DoorServer(path, {method: getattr(self, method) for method in METHODS})
+            await self._door.open()
+        except (OSError, RayMQError) as error:
+            log.warning("queue %s: its callers must use actor calls: %r", self._name, error)
 
     def _open(self) -> TakenLog:
         """In a thread: blocks."""

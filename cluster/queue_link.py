@@ -21,7 +21,7 @@ from .deploy.ray_host import RayTarget
 from .paths import ClusterPaths
 from .produce.lane import BatchReceipt
 from .produce.producer import Producer
-from .queue_log import ItemReader
+from .queue_items import ItemReader, Items
 from .transport.routes import Routes
 
 if TYPE_CHECKING:
@@ -43,14 +43,16 @@ LINGER_BYTES = 4 << 20
 class Link:
     """One process's connections to a queue's shard, made when they are needed."""
 
-    def __init__(self, cluster: Cluster, name: str, shard: int, linger_ms: float) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, shard: int, linger_ms: float, codec: str
+    ) -> None:
         self.process = os.getpid()
         self._name = name
         self.producer = Producer(
             cluster, linger_ms=linger_ms or _LINGER_MS, batch_bytes=LINGER_BYTES
         )
         self.producer.look_up(name)
-        self._reader = ItemReader(Routes.of(cluster), name, shard, Clock())
+        self._reader = ItemReader(Routes.of(cluster), name, shard, Clock(), codec=codec)
         self._reading = threading.Lock()
 
     def send_parts(self, bodies: list[bytes], properties: bytes) -> list[Future[BatchReceipt]]:
@@ -73,7 +75,7 @@ class Link:
         for part in _parts(bodies, LINGER_BYTES // 2):
             self.producer.send_together(self._name, part, properties, queue_id=0)
 
-    def read(self, first: int, count: int) -> list[pa.RecordBatch]:
+    def read(self, first: int, count: int) -> list[Items]:
         """Items [first, first + count) in pieces."""
         with self._reading:
             return self._reader.read(first, count, timeout_s=PATIENCE_S)

@@ -13,17 +13,14 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
-
 from raymq.store.clock import Clock
-from raymq.store.errors import Rejected, Unavailable
+from raymq.store.errors import Rejected
 from raymq.store.record import Row
 
 from .consume.range_reader import read_range
 from .messages.message import decode_records
 from .produce.batch_sender import BatchSender
 from .produce.lane import BatchReceipt, new_producer_id
-from .transport.connection import Connection, FetchStream
 from .transport.routes import Routes
 
 if TYPE_CHECKING:
@@ -34,13 +31,6 @@ TAKEN_PREFIX = "%TAKEN%"
 TAIL_RECORDS = 10_000
 #: after so long a record that is not acknowledged is looked for in the log instead
 DELIVERY_TIMEOUT_MS = 10_000
-#: what one fetch of items may bring
-FETCH_BYTES = 8 << 20
-FETCH_RECORDS = 10_000
-#: what is read ahead of a single item
-AHEAD_BYTES = 128 << 10
-AHEAD_RECORDS = 128
-RETRY_MS = 50
 
 
 class Taken(NamedTuple):
@@ -130,7 +120,7 @@ class TakenLog:
         first, end = self.ranges(self._topic)
         first = max(first, end - TAIL_RECORDS)
         for records in read_range(self._cluster, self._topic, 0, self._shard, first, end):
-            for body in decode_records(records).column("body").to_pylist():
+            for body in decode_records(records, columns=("body",)).column(0).to_pylist():
                 yield json.loads(body)
 
     def write(self, following: int, given: list[Taken]) -> Future[BatchReceipt]:
@@ -145,73 +135,3 @@ class TakenLog:
     def close(self) -> None:
         """End at once: a record that is not answered may or may not be in the log."""
         self._sender.close()
-
-
-class ItemReader:
-    """Reads items by offset over one stream that is kept. One thread at a time."""
-
-    def __init__(self, routes: Routes, topic: str, shard: int, clock: Clock) -> None:
-        self._routes = routes
-        self._topic = topic
-        self._shard = shard
-        self._clock = clock
-        self._connection: Connection | None = None
-        self._stream: FetchStream | None = None
-        #: what was read last, and the offset of its first item: items never change
-        self._ahead: pa.RecordBatch | None = None
-        self._ahead_first = 0
-
-    def read(self, first: int, count: int, *, timeout_s: float) -> list[pa.RecordBatch]:
-        """Items [first, first + count) as record.RECORD_SCHEMA, in pieces.
-
-        Raises: OffsetOutOfRange; Unavailable when the shard cannot be reached for `timeout_s`.
-        """
-        if count > 1:
-            return self._read(first, count, FETCH_BYTES, timeout_s)
-        at = first - self._ahead_first
-        if self._ahead is None or not 0 <= at < self._ahead.num_rows:
-            # The next ones are probably for this reader as well.
-            self._ahead = self._read(first, 1, AHEAD_BYTES, timeout_s)[0]
-            self._ahead_first, at = first, 0
-        return [self._ahead.slice(at, 1)]
-
-    def _read(
-        self, first: int, count: int, fetch_bytes: int, timeout_s: float
-    ) -> list[pa.RecordBatch]:
-        found: list[pa.RecordBatch] = []
-        last = first + count
-        until = self._clock.monotonic() + timeout_s
-        while first < last:
-            try:
-                if self._stream is None:
-                    self._connection = self._routes.connect(self._shard)
-                    self._stream = self._connection.fetch_stream()
-                parts = self._stream.fetch(
-                    self._topic,
-                    {0: first},
-                    max_bytes=fetch_bytes,
-                    max_records=min(FETCH_RECORDS, last - first) if count > 1 else AHEAD_RECORDS,
-                    wait_ms=1000,
-                )
-            except Unavailable:
-                self.close()
-                if self._clock.monotonic() > until:
-                    raise
-                self._clock.sleep_ms(RETRY_MS)
-                self._routes.refresh()
-                continue
-            for part in parts:
-                if part.error is not None or part.records is None:
-                    raise part.error or Unavailable("an empty answer", shard=self._shard)
-                first = part.next_offset
-                found.append(decode_records(part.records))
-        return found
-
-    def close(self) -> None:
-        """Close the stream; the next read opens another."""
-        stream, self._stream = self._stream, None
-        connection, self._connection = self._connection, None
-        if stream is not None:
-            stream.close()
-        if connection is not None:
-            connection.close()

@@ -154,10 +154,10 @@ def encode_properties(
     return parts
 
 
-def decode_records(records: pa.Array) -> pa.RecordBatch:
-    """Raw records of a fetch as columns (record.RECORD_SCHEMA)."""
+def decode_records(records: pa.Array, *, columns: tuple[str, ...] | None = None) -> pa.RecordBatch:
+    """Raw records of a fetch as columns (record.RECORD_SCHEMA, or only these of it)."""
     offsets = value_offsets(records).astype(np.int64)
-    return record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets))
+    return record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets), columns=columns)
 
 
 def queue_offsets(records: pa.Array) -> npt.NDArray[np.int64]:

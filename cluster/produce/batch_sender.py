@@ -152,6 +152,11 @@ class BatchSender:
         self._unfinished.add(future)
         return future, sender
 
+    def stalled(self, topic: str, queue_id: int) -> bool:
+        """Whether a batch that is sent now would not be written before others are answered."""
+        found = self._lanes.get((topic, queue_id))
+        return found is not None and found[1].stalled
+
     def _lane(self, topic: str, queue_id: int) -> tuple[Lane, ShardSender]:
         found = self._lanes.get((topic, queue_id))
         if found is not None:

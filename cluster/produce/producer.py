@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 #: what a message takes beside body and properties: counted so that empty bodies fill buffers too
 MESSAGE_BYTES = 128
+#: a batch that would stand in line behind others waits so long for company, again and again
+STALLED_S = 0.005
 #: rows of `send_batch` go in batches of about this size
 COLUMNS_BYTES = 4 * MIB
 
@@ -361,7 +363,7 @@ class Producer:
         if self._room.take_nowait(size):
             return
         # What lingers must go, or nothing would ever make room.
-        self._ship_open()
+        self._ship_open(but_stalled=True)
         self._room.take(size)
 
     def _check_open(self) -> None:
@@ -417,13 +419,27 @@ class Producer:
         if sender is not None:
             sender.pump()
 
-    def _ship_open(self) -> None:
+    def _ship_open(self, *, but_stalled: bool = False) -> None:
+        """Send what lingers; `but_stalled`: leave what cannot be written yet to the linger thread."""
+        senders: set[ShardSender | None] = set()
+        now = self._clock.monotonic()
         with self._changed:
-            senders = {self._seal(pending) for pending in list(self._open.values())}
+            for pending in list(self._open.values()):
+                if not but_stalled or not self._sender.stalled(*pending.where):
+                    senders.add(self._seal(pending))
+                elif pending.due > now + STALLED_S:
+                    pending.due = now
+                    self._due.appendleft(pending)
+                    self._wake_linger()
         _pump(senders)
 
+    def _may_grow(self, pending: Pending) -> bool:
+        """Whether a batch would only stand in line, and nobody asks for it: then it takes company meanwhile."""
+        asked = pending.sealed or not pending.due
+        return not asked and self._sender.stalled(*pending.where)
+
     def _linger(self) -> None:
-        """Send what has waited long enough.
+        """Send what has waited long enough, and behind which nothing waits that cannot be written yet.
 
         While messages come it looks by itself once a linger time, so that none of them has to wake it.
         """
@@ -436,9 +452,16 @@ class Producer:
                 senders |= self._to_pump
                 self._to_pump.clear()
                 now = self._clock.monotonic()
+                stalled: list[Pending] = []
                 while self._due and (self._due[0].sealed or self._due[0].due <= now):
                     busy = True
-                    senders.add(self._seal(self._due.popleft()))
+                    pending = self._due.popleft()
+                    if self._may_grow(pending):
+                        pending.due = now + STALLED_S
+                        stalled.append(pending)
+                    else:
+                        senders.add(self._seal(pending))
+                self._due.extendleft(reversed(stalled))
                 if not any(senders):
                     wait_s = self._linger_s if busy else None
                     if self._due:

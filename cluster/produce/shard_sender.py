@@ -178,6 +178,14 @@ class ShardSender:
                 self._changed.notify_all()
         return future
 
+    @property
+    def stalled(self) -> bool:
+        """Whether something waits to be written until more is answered."""
+        with self._changed:
+            if not self._waiting or not self._unacked:
+                return False
+            return self._in_flight + self._waiting[0].size > self._in_flight_bytes_max
+
     def pump(self) -> None:
         """Write what may be written now; a thread that finds another writing leaves it the work."""
         with self._lock:

@@ -21,6 +21,7 @@ from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Rejected, StorageFull, Unavailable
 from raymq.store.records.properties import decode
 from tests.support.fake_backend import FakeBackend, FakeCluster
+from tests.support.waiting import until
 
 Make = Callable[..., Producer]
 
@@ -181,6 +182,49 @@ def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBacken
     backend.wait_for(lambda: len(backend.puts) == 1)
     backend.release()
     assert producer.send("t", b"y" * 500).result(10).offset == 0
+
+
+def test_a_batch_that_would_stand_in_line_takes_company_meanwhile(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=1, in_flight_bytes=1000)
+    backend.hold()
+    pause = threading.Event()
+    for number in range(2):
+        producer.send("t", b"x" * 600, queue_id=0)
+        sealed = number + 1
+        until(
+            lambda count=sealed: producer.statistics()["under_way_batches"] == count,
+            lambda: pause.wait(0.001),
+        )
+    until(lambda: producer._sender.stalled("t", 0), lambda: pause.wait(0.001))
+    # One is written, one stands in line; this one's linger time ends, and it stays open.
+    producer.send("t", b"first", queue_id=0)
+    began = producer._due[-1].due
+    until(lambda: producer._due[-1].due > began, lambda: pause.wait(0.001))
+    producer.send("t", b"second", queue_id=0)
+    backend.release()
+    backend.wait_for(lambda: len(backend.puts) == 3)
+    assert backend.bodies("t")[2:] == [b"first", b"second"]
+
+
+def test_a_full_buffer_and_a_batch_in_line_wait_for_answers_not_for_the_linger_time(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=FOREVER_MS, in_flight_bytes=1000, buffer_bytes=3000, batch_bytes=900)
+    backend.hold()
+    producer.send("t", b"a" * 900, queue_id=0)
+    producer.send("t", b"b" * 900, queue_id=0)
+    pause = threading.Event()
+    until(lambda: producer._sender.stalled("t", 0), lambda: pause.wait(0.001))
+    producer.send("t", b"c" * 300, queue_id=0)
+    late = threading.Thread(target=producer.send, args=("t", b"d" * 1700), kwargs={"queue_id": 0})
+    late.start()
+    until(lambda: producer._due[0].due < producer._clock.monotonic() + 1, lambda: late.join(0.001))
+    backend.release()
+    late.join(10)
+    backend.wait_for(lambda: len(backend.bodies("t")) == 4)
+    assert [body[:1] for body in backend.bodies("t")] == [b"a", b"b", b"c", b"d"]
 
 
 def test_leaving_the_context_raises_the_first_failure_nobody_was_told(

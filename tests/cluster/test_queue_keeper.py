@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.util.queue import Empty, Full
 
+from raymq.cluster.durable_queue import Queue
+from raymq.cluster.queue_items import ItemReader
 from raymq.cluster.queue_keeper import QueueKeeper
-from raymq.cluster.queue_log import ItemReader, TakenLog, make_topics
+from raymq.cluster.queue_log import TakenLog, make_topics
 from raymq.store.clock import Clock
 from raymq.store.errors import Fenced, Rejected, Unavailable
-from raymq.store.requests import PutRequest
+from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
@@ -23,6 +27,8 @@ TAKEN = "%TAKEN%" + NAME
 
 class QueueCluster(FakeCluster):
     """With what a queue asks of a Cluster handle."""
+
+    data_dir = ray_address = None
 
     def topics(self) -> dict[str, dict[str, Any]]:
         """As Cluster.topics."""
@@ -263,6 +269,50 @@ def test_room_is_given_in_order_and_comes_back(make: Make, backend: FakeBackend)
     run(main())
 
 
+class DoorQueue(Queue):
+    """A handle in a process that Ray does not know."""
+
+    @property
+    def actor(self) -> Any:
+        """None is started."""
+        return None
+
+    def _submit(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        raise AssertionError(f"{method} went by Ray")
+
+
+def test_where_the_keeper_is_near_what_need_not_wait_goes_by_its_door(
+    make: Make, cluster: QueueCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("raymq.cluster.queue_door.run_dir", lambda _: tmp_path)
+
+    def use() -> None:
+        few = DoorQueue(NAME, cluster=cluster, maxsize=3)  # type: ignore[arg-type]
+        for number in range(3):
+            few.put_nowait(number)
+        assert few.full()
+        for attempt in (lambda: few.put_nowait(9), lambda: few.put(9, timeout=0.01)):
+            with pytest.raises(Full):
+                attempt()
+        assert [few.get() for _ in range(3)] == [0, 1, 2]
+        # Its room is free as soon as a put has returned.
+        for _ in range(5):
+            few.put_nowait_batch([1, 2, 3])
+            assert few.get_nowait_batch(3) == [1, 2, 3]
+        for attempt in (few.get_nowait, lambda: few.get(timeout=0.01)):
+            with pytest.raises(Empty):
+                attempt()
+        few._link().close()
+
+    async def main() -> None:
+        keeper = make()
+        await keeper.size()
+        await asyncio.to_thread(use)
+        await keeper.close()
+
+    run(main())
+
+
 def test_items_are_read_by_offset_in_pieces_and_ahead(
     cluster: QueueCluster, backend: FakeBackend
 ) -> None:
@@ -271,11 +321,32 @@ def test_items_are_read_by_offset_in_pieces_and_ahead(
     reader = ItemReader(cluster.routes(), NAME, 0, Clock())
     for first, count in ((0, 300), (5, 1), (6, 1), (299, 1), (0, 1), (200, 7)):
         pieces = reader.read(first, count, timeout_s=10)
-        found = [body for piece in pieces for body in piece.column("body").to_pylist()]
+        found = [body for piece in pieces for body in piece.bodies]
         assert found == bodies[first : first + count]
     cluster.down()
     cluster.up()
-    assert reader.read(299, 1, timeout_s=10)[0].column("body").to_pylist() == bodies[299:]
+    assert reader.read(299, 1, timeout_s=10)[0].bodies == bodies[299:]
+    reader.close()
+
+
+def test_the_longer_items_are_neighbours_the_more_are_read_ahead(
+    cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(backend, 2000)
+    fetch, asked = backend.fetch, []
+
+    def note(request: FetchRequest) -> list[FetchSlice]:
+        asked.append(request.max_records)
+        return fetch(request)
+
+    monkeypatch.setattr(backend, "fetch", note)
+    reader = ItemReader(cluster.routes(), NAME, 0, Clock())
+    for first in range(0, 1000, 10):
+        reader.read(first, 10, timeout_s=10)
+    assert asked == [10, 256, 512, 1024]
+    # Another's items lie between: as at first.
+    reader.read(1900, 20, timeout_s=10)
+    assert asked[4:] == [20]
     reader.close()
 
 

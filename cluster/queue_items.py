@@ -1,0 +1,137 @@
+"""Reads the items of a durable queue by offset, some ahead of what was asked for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store.clock import Clock
+from raymq.store.errors import Unavailable
+
+from .messages import codecs
+from .messages.message import decode_records, encode_properties
+from .transport.connection import Connection, FetchStream
+from .transport.routes import Routes
+
+#: what one fetch of items may bring
+FETCH_BYTES = 8 << 20
+FETCH_RECORDS = 10_000
+#: what is read ahead at first; twice as much each time that this reader's items turn out to be neighbours
+AHEAD_BYTES = 128 << 10
+AHEAD_RECORDS = 128
+#: ...up to so many times
+AHEAD_TIMES_MAX = 32
+RETRY_MS = 50
+
+_CODEC_NAME = rf"(?:^|\x02){codecs.CONTENT_TYPE}\x01(?P<v>[^\x02]+)"
+
+
+class Items(NamedTuple):
+    """Neighbours: their bodies, and the codec that each names."""
+
+    first: int
+    bodies: list[bytes]
+    codecs: list[str | None]
+
+    @property
+    def end(self) -> int:
+        """One behind the last one."""
+        return self.first + len(self.bodies)
+
+    def part(self, first: int, last: int) -> Items:
+        """Those of [first, last) that are here."""
+        rows = slice(first - self.first, last - self.first)
+        return Items(first, self.bodies[rows], self.codecs[rows])
+
+
+class ItemReader:
+    """Reads items by offset over one stream that is kept. One thread at a time."""
+
+    def __init__(
+        self, routes: Routes, topic: str, shard: int, clock: Clock, *, codec: str = "bytes"
+    ) -> None:
+        """Args: `codec` is what most items name, which is quicker to see."""
+        self._routes = routes
+        self._topic = topic
+        self._shard = shard
+        self._clock = clock
+        self._codec = codec
+        self._usual = encode_properties(None, (), {codecs.CONTENT_TYPE: codec})
+        self._connection: Connection | None = None
+        self._stream: FetchStream | None = None
+        #: what was read last: items never change
+        self._ahead = Items(0, [], [])
+        self._ahead_times = 1
+        #: one behind the items that were asked for last
+        self._last = 0
+
+    def read(self, first: int, count: int, *, timeout_s: float) -> list[Items]:
+        """Items [first, first + count), in pieces.
+
+        Raises: OffsetOutOfRange; Unavailable when the shard cannot be reached for `timeout_s`.
+        """
+        found: list[Items] = []
+        last = first + count
+        if first != self._last:
+            self._ahead_times = 1
+        self._last = last
+        while first < last:
+            if not self._ahead.first <= first < self._ahead.end:
+                # The next ones are probably for this reader as well.
+                self._ahead = self._fetch(first, last - first, timeout_s)
+                self._ahead_times = min(2 * self._ahead_times, AHEAD_TIMES_MAX)
+            found.append(self._ahead.part(first, last))
+            first = found[-1].end
+        return found
+
+    def _fetch(self, first: int, count: int, timeout_s: float) -> Items:
+        until = self._clock.monotonic() + timeout_s
+        rows = AHEAD_RECORDS * self._ahead_times
+        if self._ahead_times == 1 and count > 1:
+            rows = count
+        while True:
+            try:
+                if self._stream is None:
+                    self._connection = self._routes.connect(self._shard)
+                    self._stream = self._connection.fetch_stream()
+                parts = self._stream.fetch(
+                    self._topic,
+                    {0: first},
+                    max_bytes=FETCH_BYTES if count > 1 else AHEAD_BYTES * self._ahead_times,
+                    max_records=min(FETCH_RECORDS, max(count, rows)),
+                    wait_ms=1000,
+                )
+            except Unavailable:
+                self.close()
+                if self._clock.monotonic() > until:
+                    raise
+                self._clock.sleep_ms(RETRY_MS)
+                self._routes.refresh()
+                continue
+            for part in parts:
+                if part.error is not None or part.records is None:
+                    raise part.error or Unavailable("an empty answer", shard=self._shard)
+                return self._items(first, part.records)
+
+    def _items(self, first: int, records: pa.Array) -> Items:
+        columns = decode_records(records, columns=("body", "properties"))
+        properties = columns.column("properties")
+        names: list[str | None] = [self._codec] * len(columns)
+        if not pc.all(pc.starts_with(properties, self._usual)).as_py():
+            found = pc.struct_field(pc.extract_regex(properties, _CODEC_NAME), 0)
+            names = [
+                None if name is None else name.decode(errors="replace")
+                for name in found.to_pylist()
+            ]
+        return Items(first, columns.column("body").to_pylist(), names)
+
+    def close(self) -> None:
+        """Close the stream; the next read opens another."""
+        stream, self._stream = self._stream, None
+        connection, self._connection = self._connection, None
+        if stream is not None:
+            stream.close()
+        if connection is not None:
+            connection.close()
