@@ -111,7 +111,9 @@ def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
 
 
 def test_a_closed_loop_of_single_messages_is_sound(cluster: Cluster) -> None:
-    code, out, err = command(cluster, "produce", *SHORT, "--api", "messages", "--json")
+    # On a busy machine the first answer may take a second.
+    words = ("--warmup-s", "1.4", "--api", "messages", "--json")
+    code, out, err = command(cluster, "produce", *SHORT, *words)
     assert code == 0, err
     report = json.loads(out)
     # Names from outside are text on the page.
@@ -148,16 +150,20 @@ def test_acknowledged_rows_that_are_not_there_end_with_1_and_are_named(
 def test_the_highest_rate_is_searched_for(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kept_up = iter((False, True))
+
+    def told(found: Round, limit_ms: float) -> dict[str, Any]:
+        # What a busy machine keeps up is no matter here.
+        return {**judge(found, limit_ms), "kept_up": next(kept_up)}
+
+    monkeypatch.setattr("raymq.cluster.bench.run.judge", told)
     monkeypatch.setattr("raymq.cluster.bench.run.SEARCH_ROUNDS", 2)
-    plan = BenchPlan(duration_s=0.3, warmup_s=0.1, batch=20, in_flight=1, workers=1, queues=1)
+    plan = BenchPlan(duration_s=0.3, warmup_s=0.9, batch=20, in_flight=1, workers=1, queues=1)
     outcome = Bench(cluster, plan).run(find_max_ms=10_000.0)
     assert outcome.sound
     first, second = outcome.search
-    assert second["rate"] == pytest.approx(
-        first["rate"] * (1.5 if first["kept_up"] else 0.5), rel=0.01
-    )
-    best = max(facts["rate"] for facts in outcome.search if facts["kept_up"])
-    assert outcome.plan.rate == pytest.approx(best, rel=0.01)
+    assert second["rate"] == pytest.approx(first["rate"] / 2, rel=0.01)
+    assert outcome.plan.rate == pytest.approx(second["rate"], rel=0.01)
 
 
 @pytest.mark.parametrize(
