@@ -96,6 +96,7 @@ class LeaderHost:
         except BaseException:
             self.supervisor.close()
             raise
+        self._put_path = self.store.put_path
         self._delays = Delays(
             self.store,
             clock=self.clock,
@@ -223,12 +224,13 @@ class LeaderHost:
         Raises: Rejected, Unavailable with nothing stored.
         """
         began = self.clock.monotonic()
-        self.check_serving()
+        if self.failed is not None or self._stopping:
+            self.check_serving()
         if not self.acks.waiting and request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
             # Nobody keeps the flusher awake: it wakes up while this is encoded.
             self.supervisor.announce_append()
         try:
-            checked = self.store.check(request)
+            checked = self._put_path.check(request)
         except (Rejected, Unavailable):
             self.counters.rejected += 1
             raise
@@ -245,9 +247,9 @@ class LeaderHost:
             self.acks.publish_early()
 
     def _append(self, checked: CheckedPut) -> Append:
-        self._small = checked.request.batch.num_rows <= ANNOUNCED_ROWS_MAX
+        self._small = checked.prepared.count <= ANNOUNCED_ROWS_MAX
         try:
-            appended = self.store.append(checked)
+            appended = self._put_path.append(checked)
         except DeliveryUnknown:
             self.counters.unknown += 1
             raise
@@ -259,7 +261,7 @@ class LeaderHost:
             raise Unavailable(f"the log could not be written: {error}", field="store") from error
         self.counters.puts += 1
         self.counters.rows += appended.count
-        self.counters.bytes += int(checked.prepared.sizes[appended.duplicates :].sum())
+        self.counters.bytes += checked.prepared.bytes_from(appended.duplicates)
         self.counters.duplicates += appended.duplicates
         return appended
 

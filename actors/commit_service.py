@@ -1,9 +1,8 @@
 """CommitRealTime as a process: the loop around the logic of store/log/commit.py.
 
 A plain class like `FlushService`, with the same life: one grant, then its process ends. Imports neither Ray nor
-pyarrow. A full disk is waited for: the bytes stay in the pool, puts wait, and time out as unknown. Any other write
-that fails ends the life: the next one begins where this one has published, and writes the same bytes again, which is
-harmless.
+pyarrow. A full disk is waited for: the bytes stay in the pool, puts wait, and time out as unknown. Any other write that
+fails ends the life: the next one begins where this one has published, and writes the same bytes again: no harm.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import logging
 from pathlib import Path
 
 from raymq.store.clock import Clock
-from raymq.store.config import MIB
+from raymq.store.config import StoreConfig
 from raymq.store.errors import StorageFull, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.commit import CommitRealTime, SegmentWriter
@@ -34,29 +33,24 @@ class CommitService:
     def __init__(
         self,
         replica_dir: str | Path,
+        config: StoreConfig,
         *,
         eager: bool,
-        segment_size_bytes: int = 1024 * MIB,
-        transient_pool_slice_bytes: int = 64 * MIB,
-        commit_interval_ms: int = 200,
-        commit_least_pages: int = 4,
-        commit_thorough_interval_ms: int = 200,
         clock: Clock | None = None,
         files: Files | None = None,
     ) -> None:
-        """Args: eager: puts wait for the commit, so each bell commits; the numbers are StoreConfig's of these names."""
+        """Args: eager: puts wait for the commit, so each bell commits."""
         self._replica_dir = replica_dir
+        self._config = config
         self._eager = eager
         self._files = files or Files()
         self._clock = clock or Clock()
         self._satellite = Satellite(
             replica_dir, COMMIT_REAL_TIME, clock=self._clock, files=self._files
         )
-        self._writer = SegmentWriter(f"{replica_dir}/commitlog", segment_size_bytes, self._files)
-        self._slice_bytes = transient_pool_slice_bytes
-        self._interval_ms = commit_interval_ms
-        self._least_pages = commit_least_pages
-        self._thorough_interval_ms = commit_thorough_interval_ms
+        self._writer = SegmentWriter(
+            f"{replica_dir}/commitlog", config.segment_size_bytes, self._files
+        )
 
     def run(self) -> None:
         """Serve, and end the process with the life, whatever else runs in it. Returns: only after `stop`."""
@@ -96,14 +90,14 @@ class CommitService:
             self._clock,
             committed=satellite.base,
             on_committed=satellite.publish_position,
-            interval_ms=self._interval_ms,
-            least_pages=self._least_pages,
-            thorough_interval_ms=self._thorough_interval_ms,
-            slice_bytes=self._slice_bytes,
+            interval_ms=self._config.commit_interval_ms,
+            least_pages=self._config.commit_least_pages,
+            thorough_interval_ms=self._config.commit_thorough_interval_ms,
+            slice_bytes=self._config.transient_pool_slice_bytes,
         )
         standing = self._commit_at_bells(commit) if self._eager else self._commit_timed(commit)
         if standing is not Standing.FENCED:
-            with satellite.long_call():
+            with satellite.long_call:
                 commit.commit(satellite.appended)
         return standing
 
@@ -136,7 +130,7 @@ class CommitService:
             commit.commit_if_due(before)
             return False
         try:
-            with satellite.long_call():
+            with satellite.long_call:
                 committed = commit.commit(appended) if at_once else commit.commit_if_due(appended)
         except StorageFull as error:
             log.error("what is in the transient pool waits for room on the disk: %s", error)

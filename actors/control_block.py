@@ -46,7 +46,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from raymq.store.errors import require
+from raymq.store.errors import broken
 from raymq.store.files import Files
 
 from .latency import WORDS as LATENCY_WORDS
@@ -62,6 +62,10 @@ VERSION = 1
 ROLES = ("group_commit", "flush_real_time", "replication", "commit_real_time")
 COMMIT_LOG = "commit_log"
 COMMIT_REAL_TIME = "commit_real_time"
+
+#: how long, from its bell on, a satellite looks without sleeping for the append that word 17 announces: going to sleep
+#: and being woken costs about as much
+ANNOUNCED_US = 500
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
 _PID, _START_TIME, _HEARTBEAT, _APPENDED, _APPENDING, _WATCHING = 6, 7, 8, 16, 17, 18
@@ -96,7 +100,8 @@ def shared_file(replica_dir: str, name: str) -> str:
 
 def pack_word(generation: int, value: int) -> int:
     """One word of both. Args: value: [0, 2**48)."""
-    require(0 <= value <= _VALUE_MASK, "value does not fit a control word", value=value)
+    if not 0 <= value <= _VALUE_MASK:
+        raise broken("value does not fit a control word", value=value)
     return (generation & _GENERATION_MASK) << _VALUE_BITS | value
 
 
@@ -107,8 +112,8 @@ def unpack_word(word: int) -> tuple[int, int]:
 
 def value_of(word: int, generation: int) -> int:
     """The value, or 0 if the word is of another generation (0 is no generation)."""
-    found, value = unpack_word(word)
-    return value if found == generation and generation else 0
+    found = word >> _VALUE_BITS & _GENERATION_MASK
+    return word & _VALUE_MASK if found == generation and generation else 0
 
 
 def next_generation(generation: int) -> int:
@@ -224,6 +229,11 @@ class RoleRecord:
     def grant(self) -> tuple[int, int]:
         """(generation, incarnation that may work; 0: nobody). One word: a reader never sees half a grant."""
         return unpack_word(self._words[_R_GRANT])
+
+    @property
+    def granted(self) -> bool:
+        """Whether somebody may work."""
+        return bool(self._words[_R_GRANT] & _VALUE_MASK)
 
     @property
     def last_granted(self) -> int:
@@ -355,17 +365,22 @@ class ControlBlock:
     @property
     def appended(self) -> int:
         """Every byte below is in the log; 0 while it is between two logs."""
-        return value_of(self._words[_APPENDED], self.log_generation)
+        words = self._words
+        return value_of(words[_APPENDED], words[_LOG_GENERATION])
 
     @property
     def committed(self) -> int:
         """Every byte below is in the log's files."""
-        return self.roles[COMMIT_REAL_TIME].committed if self._words[_POOLED] else self.appended
+        words = self._words
+        if words[_POOLED]:
+            return self.roles[COMMIT_REAL_TIME].committed
+        return value_of(words[_APPENDED], words[_LOG_GENERATION])
 
     def publish_appended(self, end_offset: int) -> None:
         """Callers: CommitLog's writer, after the bytes."""
-        self._words[_APPENDED] = pack_word(self.log_generation, end_offset)
-        self._words[_APPENDING] = 0
+        words = self._words
+        words[_APPENDED] = pack_word(words[_LOG_GENERATION], end_offset)
+        words[_APPENDING] = 0
 
     @property
     def appending(self) -> bool:

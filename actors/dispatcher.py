@@ -15,7 +15,7 @@ from raymq.store.requests import FetchRequest, FetchSlice
 log = logging.getLogger("raymq.commit_log")
 
 #: while nobody waits to read, units are dispatched together: each dispatch alone takes the interpreter from the puts
-DISPATCH_LINGER_S = 0.004
+DISPATCH_LINGER_S = 0.01
 #: how long a read waits for the dispatch of what was acknowledged before it; then it sees what there is
 DISPATCH_WAIT_S = 0.1
 #: how often consume queues are synced; they are caches
@@ -39,8 +39,6 @@ class Dispatcher:
         #: somebody waits for the dispatch
         self._now = threading.Event()
         self._stopping = False
-        #: C has moved, or may have
-        self.wake = self._wake.set
 
     def run(self) -> None:
         """Dispatch what is confirmed until told to stop. Raises: what the store raises; the shard cannot go on then."""
@@ -67,6 +65,12 @@ class Dispatcher:
             if now - last_sync >= QUEUE_SYNC_MS and not self._stopping:
                 self._store.sync_queues()
                 last_sync = now
+
+    def wake(self) -> None:
+        """C has moved, or may have. Callers: any thread, behind the move."""
+        # While it lingers, the first of many has woken it already.
+        if not self._wake.is_set():
+            self._wake.set()
 
     def stop(self) -> None:
         """End `run`, and every read that waits."""

@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import stat
+import threading
 
 from raymq.store.errors import Unavailable
 from raymq.store.files import Files
@@ -49,15 +50,40 @@ class Doorbell:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
         self._socket.bind(self._path)
+        #: guards `_ways`
+        self._ringing = threading.Lock()
+        #: role -> a socket that is connected to its bell: a ring by path costs twice as much
+        self._ways: dict[str, socket.socket] = {}
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
 
     def ring(self, role: str) -> None:
         """Wake that role. Never blocks, never fails for want of a receiver."""
+        with self._ringing:
+            way = self._ways.get(role)
+            if way is not None:
+                try:
+                    way.send(b"!")
+                    return
+                except BlockingIOError:
+                    return
+                except OSError:
+                    # That receiver is gone; perhaps there is another one.
+                    way.close()
+                    del self._ways[role]
+            self._connect(role)
+
+    def _connect(self, role: str) -> None:
+        """The first ring of a receiver, by its path. Needs the lock."""
+        way = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        way.setblocking(False)
         try:
-            self._socket.sendto(b"!", f"{self._directory}/{role}")
+            way.connect(f"{self._directory}/{role}")
+            way.send(b"!")
         except (BlockingIOError, FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
+            way.close()
             return
+        self._ways[role] = way
 
     def ring_own(self) -> None:
         """Wake the thread that waits on this bell."""
@@ -82,9 +108,17 @@ class Doorbell:
         if self._socket.fileno() < 0:
             return
         self._poll.unregister(self._socket)
-        self._socket.close()
+        self._let_go()
         if self._files.exists(self._path):
             self._files.unlink(self._path)
+
+    def _let_go(self) -> None:
+        """Close every socket, which is all that a SIGKILL does: the name stays."""
+        self._socket.close()
+        with self._ringing:
+            for way in self._ways.values():
+                way.close()
+            self._ways.clear()
 
 
 def _check_private(path: str) -> None:

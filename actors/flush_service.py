@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from raymq.store.clock import Clock
-from raymq.store.config import MIB
+from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.files import Files
 from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
@@ -45,29 +45,22 @@ class FlushService:
         self,
         replica_dir: str | Path,
         role: str,
+        config: StoreConfig,
         *,
-        segment_size_bytes: int = 1024 * MIB,
-        sync_flush_timeout_ms: int = 5_000,
-        flush_interval_ms: int = 500,
-        flush_least_pages: int = 4,
-        flush_thorough_interval_ms: int = 10_000,
         clock: Clock | None = None,
         files: Files | None = None,
     ) -> None:
-        """Args: role: "group_commit" or "flush_real_time"; the numbers are StoreConfig's of the same names."""
+        """Args: role: "group_commit" or "flush_real_time"."""
         if role not in ("group_commit", "flush_real_time"):
             raise Rejected(
                 f"{role!r} is not a flusher", field="role", limit="group_commit|flush_real_time"
             )
         files = files or Files()
         self._role = role
+        self._config = config
         self._clock = clock or Clock()
         self._satellite = Satellite(replica_dir, role, clock=self._clock, files=files)
-        self._syncer = SegmentSyncer(f"{replica_dir}/commitlog", segment_size_bytes, files)
-        self._sync_flush_timeout_ms = sync_flush_timeout_ms
-        self._flush_interval_ms = flush_interval_ms
-        self._flush_least_pages = flush_least_pages
-        self._flush_thorough_interval_ms = flush_thorough_interval_ms
+        self._syncer = SegmentSyncer(f"{replica_dir}/commitlog", config.segment_size_bytes, files)
         self._requests = 0
         #: puts that came before their bytes
         self._early: list[Request] = []
@@ -103,7 +96,7 @@ class FlushService:
         commit = GroupCommit(
             self._syncer,
             self._clock,
-            timeout_ms=self._sync_flush_timeout_ms,
+            timeout_ms=self._config.sync_flush_timeout_ms,
             flushed=satellite.base,
             on_sync_started=timer.sync_started,
             on_flushed=timer.flushed,
@@ -130,20 +123,20 @@ class FlushService:
         flusher = FlushRealTime(
             self._syncer,
             self._clock,
-            interval_ms=self._flush_interval_ms,
-            least_pages=self._flush_least_pages,
-            thorough_interval_ms=self._flush_thorough_interval_ms,
+            interval_ms=self._config.flush_interval_ms,
+            least_pages=self._config.flush_least_pages,
+            thorough_interval_ms=self._config.flush_thorough_interval_ms,
             flushed=satellite.base,
             on_sync_started=timer.sync_started,
             on_flushed=timer.flushed,
         )
         while (standing := satellite.standing()) is Standing.GRANTED:
             satellite.wait(min(flusher.wait_ms(), HEART_PERIOD_MS))
-            with satellite.long_call():
+            with satellite.long_call:
                 flusher.flush_if_due(satellite.committed)
             satellite.publish_counts(self._syncer.syncs, 0)
         if standing is not Standing.FENCED:
-            with satellite.long_call():
+            with satellite.long_call:
                 flusher.shutdown(satellite.committed)
         return standing
 
@@ -152,16 +145,17 @@ class FlushService:
         satellite = self._satellite
         waiting = self._early + satellite.take_requests()
         committed = satellite.committed
-        # The bytes of a put may still be in the transient pool; CommitRealTime rings when they are not.
-        self._early = [request for request in waiting if request.end_offset > committed]
-        if self._early:
-            waiting = [request for request in waiting if request.end_offset <= committed]
+        if waiting:
+            # The bytes of a put may still be in the transient pool; CommitRealTime rings when they are not.
+            self._early = [request for request in waiting if request.end_offset > committed]
+            if self._early:
+                waiting = [request for request in waiting if request.end_offset <= committed]
         if not waiting and committed <= commit.flushed:
             return False
         for request in waiting:
             commit.request(request.end_offset, request.deadline_ms)
         commit.swap()
-        with satellite.long_call():
+        with satellite.long_call:
             _, statuses = commit.do_commit(committed)
         for request, status in zip(waiting, statuses, strict=True):
             if status is not PutStatus.PUT_OK and request.flags & FLAG_ANSWER:

@@ -5,7 +5,6 @@ Success is told by watermark (committed, synced, confirmed), exceptions by entry
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections import deque
@@ -125,9 +124,12 @@ class PutAcks:
     def publish_early(self) -> None:
         """Let the flusher begin, where nobody else waits, before `hand_over`. Callers: whoever appends."""
         if not self.waiting:
-            # Trouble comes again in `hand_over`, which tells of it.
-            with contextlib.suppress(Exception), self._submit_lock:
-                self._supervisor.publish_appended(self._log.end)
+            try:
+                with self._submit_lock:
+                    self._supervisor.publish_appended(self._log.end)
+            except Exception:
+                # Trouble comes again in `hand_over`, which tells of it.
+                pass
 
     def _await(self, made: list[Made]) -> list[PutTicket]:
         ended: list[PutTicket] = []
@@ -232,11 +234,9 @@ class PutAcks:
         log_ = self._log
         with self._progress_lock:
             progress = self._supervisor.progress()
-            before = log_.confirmed
             log_.note_committed(progress.committed)
             log_.note_synced(progress.flushed)
-            self._note_confirmed(progress.confirmed)
-            moved = log_.confirmed > before
+            moved = self._note_confirmed(progress.confirmed)
         try:
             self._complete()
         finally:
@@ -246,13 +246,15 @@ class PutAcks:
         if progress.statuses:
             self._except(dict(progress.statuses))
 
-    def _note_confirmed(self, replicated: int) -> None:
-        """C, once more: what the replicas have, else what the disk, else what the log has. Needs `_progress_lock`."""
+    def _note_confirmed(self, replicated: int) -> bool:
+        """C, once more: what the replicas have, else what the disk, else what the log has. Needs `_progress_lock`.
+
+        Returns: whether it has moved.
+        """
         log_ = self._log
         if self._mirror:
-            log_.note_confirmed(replicated)
-        else:
-            log_.note_confirmed(log_.synced if self._sync else log_.committed)
+            return log_.note_confirmed(replicated)
+        return log_.note_confirmed(log_.synced if self._sync else log_.committed)
 
     def _complete(self) -> None:
         now, now_s = self._clock.monotonic_ms(), self._clock.monotonic()
@@ -268,8 +270,10 @@ class PutAcks:
                 else:
                     break
                 self.waiting.popleft()
-                ended.append(head.ticket)
-        tell_all(ended)
+                if head.ticket.notify is not None:
+                    ended.append(head.ticket)
+        if ended:
+            tell_all(ended)
 
     def _count_latency(self, ticket: PutTicket, now_s: float) -> None:
         """Needs `_submit_lock`."""

@@ -8,7 +8,6 @@ travel as buffers of Arrow's stream format, which Ray moves through the object s
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
 import struct
@@ -21,10 +20,10 @@ import pyarrow as pa
 
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.record import PUT_SCHEMA, Row
-from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
+from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome
 
 from .row_message import pack_row, unpack_row
-from .shard_api import PutTicket, ShardBackend
+from .shard_api import PutTicket, ShardBackend, put_request
 from .shells import GROUPS
 
 #: calls that may wait for their turn: as many threads are left for those whose turn it is
@@ -73,8 +72,9 @@ class RayMethods:
     def __init__(self, backend: ShardBackend, *, turn_wait_s: float = TURN_WAIT_S) -> None:
         self._backend = backend
         self._turn_wait_s = turn_wait_s
-        #: guards everything below, and tells that a turn has come
-        self._changed = threading.Condition()
+        #: guards everything below; `_changed` tells that a turn has come
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         #: the one that was used last stands last
         self._streams: OrderedDict[str, _Stream] = OrderedDict()
         self._early = 0
@@ -86,7 +86,7 @@ class RayMethods:
         """A new put stream. Raises: Rejected when this is another cluster."""
         self._check_identity(cluster_id)
         name = secrets.token_hex(8)
-        with self._changed:
+        with self._lock:
             self._streams[name] = _Stream()
             while len(self._streams) > STREAMS_MAX:
                 _, forgotten = self._streams.popitem(last=False)
@@ -105,16 +105,19 @@ class RayMethods:
         head, batches = unpack_call(call, buffers)
         alone = head["alone"] and len(batches) == 1
         turn = self._take_turn(head["stream"], head["number"])
+        results = []
         try:
-            results = [(meta, self._put(meta, data, alone)) for meta, data in batches]
+            for meta, data in batches:
+                results.append((meta, self._put(meta, data, alone)))
         finally:
-            with self._changed:
+            with self._lock:
                 turn.next += 1
-                self._changed.notify_all()
+                if self._early:
+                    self._changed.notify_all()
         return pack_acks([(meta.get("id", 0), _outcome(result)) for meta, result in results])
 
     def _take_turn(self, stream: str, number: int) -> _Stream:
-        with self._changed:
+        with self._lock:
             turn = self._streams.get(stream)
             if turn is None:
                 raise Unavailable(
@@ -140,7 +143,8 @@ class RayMethods:
 
     def _put(self, meta: dict[str, Any], data: Any, alone: bool) -> PutTicket | RayMQError:
         try:
-            return self._backend.put(_put_request(meta, data), alone=alone)
+            batch = data if isinstance(data, Row) else pa.ipc.read_record_batch(data, PUT_SCHEMA)
+            return self._backend.put(put_request(meta, batch), alone=alone)
         except RayMQError as error:
             return error
         except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
@@ -168,7 +172,7 @@ class RayMethods:
         queue that has records or an error; records are the buffer of a RECORD_SCHEMA batch.
         """
         self._check_identity(cluster_id)
-        with self._changed:
+        with self._lock:
             self._reading += 1
             crowded = self._reading > CROWD
         try:
@@ -184,7 +188,7 @@ class RayMethods:
         except (TypeError, ValueError, KeyError) as error:
             raise Rejected(f"bad read: {error!r}", field="offsets", limit="the method's") from error
         finally:
-            with self._changed:
+            with self._lock:
                 self._reading -= 1
 
     def call(self, cluster_id: str, op: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +246,12 @@ def unpack_call(
     """Raises: Rejected when it is no call."""
     try:
         if call[0] == _ROW_CALL_KIND:
-            return _unpack_row_call(call)
+            single = unpack_row(call[_ROW_CALL.size :])
+            if single is None:
+                raise ValueError("of a row")
+            _, name, number, alone = _ROW_CALL.unpack_from(call)
+            stream = name.decode("ascii", "replace")
+            return {"stream": stream, "number": number, "alone": alone}, [single]
         if buffers is not None:
             head = json.loads(call)
         else:
@@ -256,14 +265,6 @@ def unpack_call(
         raise Rejected(f"bad call: {error!r}", field="call", limit="pack_call") from error
 
 
-def _unpack_row_call(call: bytes) -> tuple[dict[str, Any], list[tuple[dict[str, Any], Any]]]:
-    single = unpack_row(call[_ROW_CALL.size :])
-    if single is None:
-        raise Rejected("bad call of a row", field="call", limit="pack_call")
-    _, stream, number, alone = _ROW_CALL.unpack_from(call)
-    return {"stream": stream.decode("ascii", "replace"), "number": number, "alone": alone}, [single]
-
-
 def _buffer(batch: pa.RecordBatch | Row) -> pa.Buffer:
     return (batch.to_batch() if isinstance(batch, Row) else batch).serialize()
 
@@ -271,9 +272,11 @@ def _buffer(batch: pa.RecordBatch | Row) -> pa.Buffer:
 def pack_acks(results: list[tuple[Any, PutOutcome | RayMQError]]) -> bytes:
     """The answer of `append`: what came of the batches with these ids."""
     if len(results) == 1 and isinstance(results[0][1], PutOutcome):
-        # Ids are the client's.
-        with contextlib.suppress(struct.error):
+        try:
             return _ONE_ACK.pack(_ONE_ACK_KIND, results[0][0], *results[0][1])
+        except struct.error:
+            # Ids are the client's: this one is no such number.
+            pass
     return json.dumps([_ack(number, outcome) for number, outcome in results]).encode()
 
 
@@ -287,21 +290,6 @@ def unpack_acks(answer: bytes) -> list[dict[str, Any]]:
 
 def _aligned(size: int) -> int:
     return -size % _ALIGN + size
-
-
-def _put_request(meta: dict[str, Any], data: Any) -> PutRequest:
-    acks = meta.get("acks", "quorum")
-    if acks not in ("quorum", "leader"):
-        raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
-    return PutRequest(
-        str(meta["topic"]),
-        int(meta["queue"]),
-        data if isinstance(data, Row) else pa.ipc.read_record_batch(data, PUT_SCHEMA),
-        meta.get("pid"),
-        int(meta.get("epoch", 0)),
-        int(meta.get("seq", 0)),
-        acks,
-    )
 
 
 def _outcome(result: PutTicket | RayMQError) -> PutOutcome | RayMQError:

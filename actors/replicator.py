@@ -67,41 +67,36 @@ class Replicator:
     def __init__(
         self,
         replica_dir: str | Path,
+        config: StoreConfig,
         *,
         cluster_id: str,
         shard: int,
         replica: int,
         follower: int,
-        flush: str,
         transport: Transport,
         peer_endpoint: Callable[[], str | None],
-        segment_size_bytes: int = StoreConfig.segment_size_bytes,
-        sync_flush_timeout_ms: int = StoreConfig.sync_flush_timeout_ms,
-        slave_timeout_ms: int = StoreConfig.slave_timeout_ms,
         limits: MirrorLimits | None = None,
         clock: Clock | None = None,
         files: Files | None = None,
     ) -> None:
-        """Args: follower: replica id of the follower; flush: "sync" or "async"; the numbers are
-        StoreConfig's.
-        """
+        """Args: follower: replica id of the follower."""
         self._root = Path(replica_dir)
         self._cluster = cluster_key(cluster_id)
         self._shard = shard
         self._replica = replica
         self._follower = follower
-        self._flush_role = "group_commit" if flush == "sync" else None
-        self._sync_flush_timeout_ms = sync_flush_timeout_ms
-        self._slave_timeout_ms = slave_timeout_ms
-        self._segment_size_bytes = segment_size_bytes
+        self._flush_role = "group_commit" if config.flush == "sync" else None
+        self._config = config
         self._limits = limits
         self._clock = clock or Clock()
         self._files = files or Files()
         self._satellite = Satellite(self._root, "replication", clock=self._clock, files=self._files)
         self._link = ReplicaLink(transport, peer_endpoint, wake=self._satellite.wake)
-        self._log = LogReader(self._root / "commitlog", segment_size_bytes, files=self._files)
+        self._log = LogReader(
+            self._root / "commitlog", config.segment_size_bytes, files=self._files
+        )
         self._chain = ChainReader(
-            self._root / "raymq" / "chain", segment_size_bytes, files=self._files
+            self._root / "raymq" / "chain", config.segment_size_bytes, files=self._files
         )
         self._machine: MirrorLeader | None = None
         self._requests = 0
@@ -109,7 +104,7 @@ class Replicator:
 
     @classmethod
     def from_spec(
-        cls, spec: dict[str, Any], *, peer_endpoint: Callable[[], str | None]
+        cls, spec: dict[str, Any], config: StoreConfig, *, peer_endpoint: Callable[[], str | None]
     ) -> Replicator:
         """From an actor's spec.
 
@@ -117,20 +112,17 @@ class Replicator:
         """
         module, _, name = spec["transport"].partition(":")
         make_transport = getattr(importlib.import_module(module), name)
-        names = ("segment_size_bytes", "sync_flush_timeout_ms", "slave_timeout_ms")
-        options = {name: spec["options"][name] for name in names if name in spec["options"]}
         return cls(
             spec["data_dir"],
+            config,
             cluster_id=spec["cluster_id"],
             shard=spec["shard"],
             replica=spec["replica"],
             follower=spec["replica"] + 1,
-            flush=spec["flush"],
             transport=make_transport(
                 cluster_id=spec["cluster_id"], shard=spec["shard"], token=spec["token"]
             ),
             peer_endpoint=peer_endpoint,
-            **options,
         )
 
     def run(self) -> None:
@@ -195,7 +187,7 @@ class Replicator:
             me=Member(self._replica, satellite.incarnation),
             follower_id=self._follower,
             chain=self._chain,
-            segment_size_bytes=self._segment_size_bytes,
+            segment_size_bytes=self._config.segment_size_bytes,
             log_start=self._log.start(),
             confirmed=satellite.base,
             limits=self._limits,
@@ -222,7 +214,7 @@ class Replicator:
 
     def _take_requests(self, combiner: PutCombiner) -> None:
         requests = self._satellite.take_requests()
-        allowance_ms = max(self._sync_flush_timeout_ms, self._slave_timeout_ms)
+        allowance_ms = max(self._config.sync_flush_timeout_ms, self._config.slave_timeout_ms)
         for request in requests:
             if not request.deadline_ms:
                 # Its promise was kept already: nobody waits.
@@ -233,8 +225,8 @@ class Replicator:
                 request.end_offset,
                 wants_flush=bool(request.flags & FLAG_FLUSH),
                 wants_replica=bool(request.flags & FLAG_REPLICA),
-                deadline_flush_ms=put_ms + self._sync_flush_timeout_ms,
-                deadline_replica_ms=put_ms + self._slave_timeout_ms,
+                deadline_flush_ms=put_ms + self._config.sync_flush_timeout_ms,
+                deadline_replica_ms=put_ms + self._config.slave_timeout_ms,
             )
             self._answer(answers)
         if requests:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from raymq.store.errors import require
+from raymq.store.errors import broken
 from raymq.store.files import Files
 
 #: entries of one ring, a power of two
@@ -76,7 +76,8 @@ class Ring:
 
     def __len__(self) -> int:
         count: int = self._words[self._pushed] - self._words[self._taken]
-        require(0 <= count <= CAPACITY, "ring counts are impossible", count=count)
+        if not 0 <= count <= CAPACITY:
+            raise broken("ring counts are impossible", count=count)
         return count
 
     @property
@@ -100,9 +101,9 @@ class Ring:
     def take_all(self) -> list[list[int]]:
         """Take every entry that is there, oldest first."""
         words = self._words
-        count = len(self)
-        if not count:
+        if words[self._pushed] == words[self._taken]:
             return []
+        count = len(self)
         taken: int = words[self._taken]
         step = self._entry_words
         entries = []
@@ -148,7 +149,8 @@ class RoleRings:
 
     def take_requests(self) -> list[Request]:
         """The satellite takes all that wait."""
-        return [Request(*entry) for entry in self._requests.take_all()]
+        entries = self._requests.take_all()
+        return [Request(*entry) for entry in entries] if entries else []
 
     def answer(self, status: Status) -> bool:
         """The satellite reports an exception. Returns: False when full; CommitLog's deadline then answers."""
@@ -156,7 +158,8 @@ class RoleRings:
 
     def take_statuses(self) -> list[Status]:
         """CommitLog takes all that are there."""
-        return [Status(*entry) for entry in self._statuses.take_all()]
+        entries = self._statuses.take_all()
+        return [Status(*entry) for entry in entries] if entries else []
 
     def close(self) -> None:
         """Unmap."""

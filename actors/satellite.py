@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from raymq.store.errors import Unavailable, require
 from raymq.store.files import Files
 
 from .control_block import (
+    ANNOUNCED_US,
     COMMIT_LOG,
     COMMIT_REAL_TIME,
     ControlBlock,
@@ -36,8 +36,6 @@ from .ring import Request, RoleRings, Status
 IDLE_WAIT_MS = 400
 #: how often a long call beats
 HEART_PERIOD_MS = 500
-#: how long an announced append is worth a busy core; going to sleep and being woken costs about as much
-ANNOUNCED_US = 500
 #: how often a satellite without lock or store directory tries again
 ATTACH_RETRY_MS = 200
 
@@ -54,6 +52,26 @@ class Standing(Enum):
     STOPPED = "stopped"
     #: this satellite was told to stop
     LEAVING = "leaving"
+
+
+class LongCall:
+    """Around a call that may take long (a sync on a slow disk): a thread beats meanwhile.
+
+    A slow disk is not a hung satellite; a stopped process does not beat either way. No generator: it stands between a
+    put and its sync.
+    """
+
+    def __init__(self, satellite: Satellite) -> None:
+        self._satellite = satellite
+        #: now
+        self.active = False
+
+    def __enter__(self) -> None:
+        self.active = True
+
+    def __exit__(self, *exc: object) -> None:
+        self.active = False
+        self._satellite.beat()
 
 
 class Satellite:
@@ -75,7 +93,8 @@ class Satellite:
         self._boot = boot_id_hash(files=files)
         self._stopping = threading.Event()
         self._attached = False
-        self._long_call = False
+        #: `with` it around a call that may take long
+        self.long_call = LongCall(self)
         self._heart_stop = threading.Event()
 
     def run_until_granted(self) -> Standing:
@@ -148,26 +167,17 @@ class Satellite:
 
     def wait(self, timeout_ms: int) -> bool:
         """Beat, then wait for the bell. Returns: whether it rang."""
-        self._record.beat(self._clock.monotonic_ms())
+        self.beat()
         return self._bell.wait(timeout_ms)
+
+    def beat(self) -> None:
+        """Say "I live"."""
+        self._record.beat(self._clock.monotonic_ms())
 
     def pause(self, ms: int) -> None:
         """Let time pass, whatever rings. A stop ends it."""
-        with self.long_call():
+        with self.long_call:
             self._stopping.wait(ms / 1000)
-
-    @contextmanager
-    def long_call(self) -> Iterator[None]:
-        """Around a call that may take long (a sync on a slow disk): a thread beats meanwhile.
-
-        A slow disk is not a hung satellite; a stopped process does not beat either way.
-        """
-        self._long_call = True
-        try:
-            yield
-        finally:
-            self._long_call = False
-            self._record.beat(self._clock.monotonic_ms())
 
     @property
     def commit_log_incarnation(self) -> int:
@@ -210,7 +220,8 @@ class Satellite:
 
     def take_requests(self) -> list[Request]:
         """The puts that CommitLog handed over since the last call."""
-        self._require_granted()
+        if not self.generation:
+            self._require_granted()
         return self._rings.take_requests()
 
     def answer(self, sequence: int, code: int) -> bool:
@@ -220,12 +231,14 @@ class Satellite:
 
     def publish_sync_started(self, end_offset: int) -> None:
         """Before each sync."""
-        self._require_granted()
+        if not self.generation:
+            self._require_granted()
         self._record.publish_sync_started(self.generation, end_offset)
 
     def publish_position(self, end_offset: int) -> None:
         """After success, then ring CommitLog and, from a flusher, Replication, which combines."""
-        self._require_granted()
+        if not self.generation:
+            self._require_granted()
         self._record.publish_position(self.generation, end_offset)
         # It stops to watch before it looks the last time; a bell that is lost all the same only delays.
         self.ring(commit_log=not self._control.watching)
@@ -255,7 +268,7 @@ class Satellite:
             self._bell.ring("group_commit")
         if commit_log:
             self._bell.ring(COMMIT_LOG)
-        if self.role != "replication":
+        if self.role != "replication" and self._control.roles["replication"].granted:
             self._bell.ring("replication")
 
     def stop(self) -> None:
@@ -282,5 +295,5 @@ class Satellite:
 
     def _run_heart(self) -> None:
         while not self._heart_stop.wait(HEART_PERIOD_MS / 1000):
-            if self._long_call:
-                self._record.beat(self._clock.monotonic_ms())
+            if self.long_call.active:
+                self.beat()

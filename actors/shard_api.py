@@ -7,7 +7,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from raymq.store.errors import DeliveryUnknown, RayMQError
+import pyarrow as pa
+
+from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected
+from raymq.store.record import Row
 from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 
 log = logging.getLogger("raymq.commit_log")
@@ -105,6 +108,38 @@ class ShardBackend(Protocol):
         self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]
     ) -> None:
         """Serve one stream of the leader's Replication role until `frames` ends."""
+
+
+def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest:
+    """A put as it came over the wire. Args: `meta` as in cluster/transport/protocol.py.
+
+    Raises: Rejected; KeyError, TypeError, ValueError where `meta` is something else.
+    """
+    if isinstance(batch, Row):
+        # The words of `unpack_row` have their types.
+        return PutRequest(
+            meta["topic"],
+            meta["queue"],
+            batch,
+            meta["pid"],
+            meta["epoch"],
+            meta["seq"],
+            meta["acks"],
+        )
+    acks = meta.get("acks", "quorum")
+    if acks not in ("quorum", "leader"):
+        raise Rejected(
+            f"acks is {acks!r}; use 'quorum' or 'leader'", field="acks", limit="quorum, leader"
+        )
+    return PutRequest(
+        str(meta["topic"]),
+        int(meta["queue"]),
+        batch,
+        meta.get("pid"),
+        int(meta.get("epoch", 0)),
+        int(meta.get("seq", 0)),
+        acks,
+    )
 
 
 def tell_all(tickets: Iterable[PutTicket]) -> None:

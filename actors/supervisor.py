@@ -15,6 +15,7 @@ supervises (`fence_old`, `begin`, `tick`, `revoke`, `close`); they may be three 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -22,10 +23,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from raymq.store.clock import Clock
-from raymq.store.errors import Rejected, Unavailable, require
+from raymq.store.errors import Rejected, Unavailable, broken, require
 from raymq.store.files import Files
 
-from .control_block import COMMIT_LOG, COMMIT_REAL_TIME, ROLES, ControlBlock, State, shared_file
+from .control_block import (
+    ANNOUNCED_US,
+    COMMIT_LOG,
+    COMMIT_REAL_TIME,
+    ROLES,
+    ControlBlock,
+    State,
+    shared_file,
+)
 from .doorbell import Doorbell
 from .latency import NO_LATENCIES, Latencies
 from .processes import ProcessHandle, boot_id_hash, new_incarnation, own_identity
@@ -105,14 +114,22 @@ class Supervisor:
             )
             for role in roles
         }
+        #: whose position is `flushed`
+        self._flusher = next((self._seats[role] for role in FLUSH_ROLES if role in roles), None)
         #: the transient pool is on
         self._pooled = COMMIT_REAL_TIME in roles
         #: rung at each put, when so many bytes wait; FlushRealTime works by its period, as in RocketMQ. With the pool
         #: CommitRealTime comes first and rings the others.
         self._bells = tuple(role for role in roles if role != "flush_real_time")
         self._ring_bytes = 0
+        #: when an append was announced last, and the end of the last append that was
+        self._announced_s = -math.inf
+        self._announced_end = -1
+        #: who works first on a put that somebody waits for; empty: nobody does
+        self._announced_to = "group_commit" if "group_commit" in roles else ""
         if self._pooled:
             self._bells = (COMMIT_REAL_TIME,)
+            self._announced_to = self._announced_to and COMMIT_REAL_TIME
             waited_for = "group_commit" in roles or "replication" in roles
             self._ring_bytes = 0 if waited_for else commit_least_bytes
         self._boot = boot_id_hash(files=files)
@@ -264,8 +281,9 @@ class Supervisor:
     def announce_append(self) -> None:
         """A small put has come: the flusher wakes while it is encoded. Only a hint: never needed, never trusted."""
         self._control.announce_append()
-        if "group_commit" in self._seats:
-            self._ring(COMMIT_REAL_TIME if self._pooled else "group_commit")
+        if self._announced_to and self._bell is not None:
+            self._announced_s = self._clock.monotonic()
+            self._bell.ring(self._announced_to)
 
     def await_flushed(self, end_offset: int, wanted: Callable[[], bool]) -> bool:
         """Look, without sleeping, until everything below is synced, for WATCH_US at most, while it is `wanted`.
@@ -288,8 +306,11 @@ class Supervisor:
 
     def publish_appended(self, end_offset: int) -> None:
         """Every byte below is in the file. Callers: the writer, after the bytes and before `submit`."""
+        announced = self._control.appending
         self._appended = end_offset
         self._control.publish_appended(end_offset)
+        if announced:
+            self._announced_end = end_offset
 
     def submit(
         self, sequence: int, end_offset: int, acks: Literal["quorum", "leader"], deadline_ms: int
@@ -320,10 +341,14 @@ class Supervisor:
         """Wake the roles that work at each put, after `publish_appended` and `submit`."""
         if self._appended - self._committed < self._ring_bytes:
             return
-        alone = self._bells == ("group_commit",)
-        if alone and self._seats["group_commit"].sync_started >= self._appended:
-            # It syncs all of that just now, and looks again as soon as it has.
-            return
+        if self._bells == ("group_commit",):
+            if self._seats["group_commit"].sync_started >= self._appended:
+                # It syncs all of that just now, and looks again as soon as it has.
+                return
+            told_us = (self._clock.monotonic() - self._announced_s) * 1e6
+            if self._announced_end == self._appended and told_us < ANNOUNCED_US:
+                # From the bell of the announcement on it looks for longer than that: it has seen it, or will.
+                return
         self.ring_first()
 
     def ring_first(self) -> None:
@@ -348,18 +373,17 @@ class Supervisor:
         for seat in self._seats.values():
             statuses += seat.rings.take_statuses()
         with self._offsets_lock:
-            for role in FLUSH_ROLES:
-                if role in self._seats:
-                    self._flushed = max(self._flushed, self._seats[role].position)
+            if self._flusher is not None:
+                self._flushed = max(self._flushed, self._flusher.position)
             # Behind the flushed end: what is flushed was committed before.
             committed = self._look_committed()
-            require(
-                self._flushed <= committed <= self._appended,
-                "flushed beyond what is committed, or that beyond the end of the log",
-                flushed=self._flushed,
-                committed=committed,
-                appended=self._appended,
-            )
+            if not self._flushed <= committed <= self._appended:
+                raise broken(
+                    "flushed beyond what is committed, or that beyond the end of the log",
+                    flushed=self._flushed,
+                    committed=committed,
+                    appended=self._appended,
+                )
             if "replication" in self._seats:
                 confirmed = self._seats["replication"].position
             elif "flush_real_time" in self._seats:
@@ -394,10 +418,7 @@ class Supervisor:
     def sync_latencies(self) -> Latencies:
         """How long the syncs of the flusher that is here now took; nothing without one."""
         with self._lock:
-            for role in FLUSH_ROLES:
-                if role in self._seats:
-                    return self._seats[role].sync_latencies
-        return NO_LATENCIES
+            return NO_LATENCIES if self._flusher is None else self._flusher.sync_latencies
 
     # -- inside ------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, Rejected
 from raymq.store.files import Files
 
+from .arguments import check_number
 from .deploy.placement import NODE_HOST, Placement, check_host, place
 from .paths import ClusterPaths, check_name, home_dir
 
@@ -108,10 +109,8 @@ def new_record(wanted: Wanted, *, ephemeral: bool = False) -> ClusterRecord:
         transient_pool=bool(wanted.transient_pool),
         file_reserved_hours=_given(wanted.file_reserved_hours, StoreConfig.file_reserved_hours),
     )
-    if not 1 <= record.shards <= _SHARDS_MAX:
-        raise Rejected(
-            f"shards is {record.shards}; use 1 to {_SHARDS_MAX}", field="shards", limit=_SHARDS_MAX
-        )
+    check_number("shards", record.shards, 1, _SHARDS_MAX)
+    check_number("segment_size_bytes", record.segment_size_bytes, 4096)
     _one_of("replication", record.replication, _REPLICATION)
     _one_of("flush", record.flush, _FLUSH)
     if record.nodes is None:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected, Unavailable
+from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.transient_pool import check_room
 
+from .arguments import check_choice
 from .cluster import Cluster
 from .cluster_record import (
     ClusterRecord,
@@ -144,11 +145,9 @@ def start(
         _check_pool_room(paths, record, options, files)
         token = load_or_make_token(paths, files)
         ca = _trusted(paths, record, files)
-        if stored is None and record.nodes is None:
-            save_record(paths, record, files)
         target = ray_host.find_ray(paths, address, files)
         if target is None:
-            target = _own_ray(paths, record, files, clock, tell)
+            target = _own_ray(paths, record, files, clock, tell, first=stored is None)
         with ray_host.session(target) as ray:
             tell(f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}")
             # "auto" and the like would mean something else in another shell.
@@ -207,8 +206,8 @@ def connect(
             RAY_TLS_CA_CERT, or with raymq+tls:// this process's own.
     Raises: Rejected (no such cluster, no token, wrong certificate), Unavailable (it does not answer).
     """
-    if transport not in (None, "flight", "ray"):
-        raise Rejected(f"transport is {transport!r}", field="transport", limit="flight, ray")
+    if transport is not None:
+        check_choice("transport", transport, ("flight", "ray"))
     cluster = _connect(target, token, ca, transport)
     cluster.transport = transport or cluster.transport
     return cluster
@@ -308,6 +307,13 @@ def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterP
     """
     if target is not None:
         text = os.fspath(target)
+        if "://" in text:
+            raise Rejected(
+                f"{text} is an address: do this on the machine that has its data directory, and "
+                "name that, or the cluster",
+                field="target",
+                limit="a data directory or name",
+            )
         if os.sep in text or files.exists(ClusterPaths(text).cluster):
             return ClusterPaths(text)
     data_dir = _known_data_dir(None if target is None else os.fspath(target), files)
@@ -406,16 +412,33 @@ def _store_options(record: ClusterRecord) -> dict[str, Any]:
 
 
 def _own_ray(
-    paths: ClusterPaths, record: ClusterRecord, files: Files, clock: Clock, tell: Progress
+    paths: ClusterPaths,
+    record: ClusterRecord,
+    files: Files,
+    clock: Clock,
+    tell: Progress,
+    *,
+    first: bool,
 ) -> RayTarget:
-    """A Ray that lives until `stop`. Raises: Rejected for a cluster over several nodes; Unavailable."""
+    """A Ray that lives until `stop`, which finds it whenever this process ends.
+
+    A first start that fails here decides nothing: the next one may have other options.
+    Raises: Rejected for a cluster over several nodes; Unavailable.
+    """
     if record.nodes is not None:
         raise Rejected(
             "a cluster over several nodes runs in a Ray that runs on them already: start Ray on "
             "each, and give its address (address=..., RAY_ADDRESS)",
             field="address",
         )
-    owned = owned_ray.start_owned(paths, files=files, clock=clock, progress=tell)
+    if first:
+        save_record(paths, record, files)
+    try:
+        owned = owned_ray.start_owned(paths, files=files, clock=clock, progress=tell)
+    except RayMQError:
+        if first:
+            files.unlink(paths.cluster)
+        raise
     return RayTarget(address=owned.address, owned=owned)
 
 

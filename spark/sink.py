@@ -96,7 +96,7 @@ def write(
     Raises: Rejected for missing or wrong columns and for a plan that is not deterministic.
     """
     write_id = write_id or uuid.uuid4().hex
-    df = _checked(df, topic)
+    df = _checked(df)
     if sort_by:
         df = df.sortWithinPartitions(*sort_by)
     _refuse_unstable(df, sorted_here=bool(sort_by))
@@ -120,7 +120,7 @@ def identity(write_id: str, part: object) -> int:
     return int.from_bytes(hashlib.sha256(f"{write_id}/{part}".encode()).digest()[:8], "big")
 
 
-def _checked(df: Any, topic: str) -> Any:
+def _checked(df: Any) -> Any:
     from pyspark.sql import functions as f
 
     names = df.columns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from .delay.delay_levels import DEFAULT_LEVELS, parse_levels
@@ -127,6 +127,8 @@ class StoreConfig:
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 
     def __post_init__(self) -> None:
+        """Raises: Rejected naming the option, its limit and what was found."""
+        self._check_kinds()
         if self.consume_queue_file_size_bytes % 20:
             raise Rejected(
                 f"consume_queue_file_size_bytes is {self.consume_queue_file_size_bytes}; it must be a multiple of 20",
@@ -161,6 +163,27 @@ class StoreConfig:
         self._check_retention()
         if self.transient_pool:
             self._check_pool()
+
+    def _check_kinds(self) -> None:
+        """What a number or a switch is, and that no number is below 0."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool" and not isinstance(value, bool):
+                raise Rejected(
+                    f"{field.name} is {value!r}; it must be True or False",
+                    field=field.name,
+                    limit="True|False",
+                )
+            if field.type not in ("int", "float"):
+                continue
+            kinds = (int,) if field.type == "int" else (int, float)
+            if not isinstance(value, kinds) or isinstance(value, bool) or not value >= 0:
+                raise Rejected(
+                    f"{field.name} is {value!r}; it must be a number of 0 or more"
+                    + (", without a fraction" if field.type == "int" else ""),
+                    field=field.name,
+                    limit="0 or more",
+                )
 
     def _check_retention(self) -> None:
         """RocketMQ clamps what is out of range without a word."""

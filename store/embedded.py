@@ -6,14 +6,16 @@ benchmarks measure the actors against it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .delay.delay_service import DelayService
-from .errors import DeliveryUnknown, Rejected, Unavailable
+from .errors import DeliveryUnknown, Rejected, StorageFull, Unavailable
 from .log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
+from .log.read_ahead import ReadAhead
 from .message_store import MessageStore
 from .put.async_put import AsyncPut
 from .put.inner_message import InnerMessage
@@ -24,7 +26,7 @@ from .status import PutStatus
 
 
 class EmbeddedStore:
-    """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread.
+    """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread, and one that reads ahead.
 
     `put` returns after the store's promise is kept; `append` and `wait` split it for pipelining.
     """
@@ -57,14 +59,23 @@ class EmbeddedStore:
             flushed=log.synced,
         )
         self._changed = threading.Condition()
+        self._dispatching = threading.Lock()
         self._wake = threading.Event()
-        self._stopping = False
+        self._ended = threading.Event()
         self._failed: str | None = None
         #: see TransactionService; its `check` is for the owner of the store to call
         self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
+        ahead = ReadAhead(log.queue, lambda: log.end, files=log.files)
+        self._ahead = threading.Thread(
+            target=ahead.run,
+            args=(self._ended.is_set, self._ended),
+            name="raymq-read-ahead",
+            daemon=True,
+        )
         self._thread.start()
+        self._ahead.start()
         self._advance()
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -82,8 +93,11 @@ class EmbeddedStore:
 
         Raises: DeliveryUnknown with status FLUSH_DISK_TIMEOUT after the sync flush timeout.
         """
-        if not self._sync or not appended.waits:
+        # In sync mode what was synced before is dispatched while the disk works. Where that fails, the put did not: a
+        # running flag tells, and whoever reads.
+        with contextlib.suppress(OSError, StorageFull):
             self._advance()
+        if not self._sync or not appended.waits:
             return appended
         log = self.store.log
         limit = self.store.config.sync_flush_timeout_ms / 1000
@@ -177,22 +191,31 @@ class EmbeddedStore:
     def _advance(self) -> None:
         log = self.store.log
         log.note_confirmed(log.synced if self._sync else log.end)
-        with self._changed:
+        with self._dispatching:
             while self.store.dispatched < log.confirmed:
                 before = self.store.dispatched
                 if self.store.dispatch(log.confirmed) == before:
                     break
             self.store.dispatch(log.confirmed)
 
+    def await_index(self) -> None:
+        """Index everything that is confirmed; after a start the index may be behind."""
+        self._advance()
+        with self._dispatching:
+            while self.store.index_behind:
+                self.store.dispatch(self.store.log.confirmed)
+
     # --- the flush thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         log = self.store.log
         try:
-            while not self._stopping:
+            while True:
                 timeout_ms = 200 if self._sync else self._real_time.wait_ms()
                 self._wake.wait(timeout_ms / 1000)
                 self._wake.clear()
+                if self._ended.is_set():
+                    return
                 if self._sync:
                     self._commit.swap()
                     flushed, _ = self._commit.do_commit(log.end)
@@ -213,11 +236,22 @@ class EmbeddedStore:
         """fdatasync calls of the flush service so far."""
         return self._syncer.syncs
 
-    def close(self) -> None:
-        """Flush everything and close the store."""
-        self._stopping = True
+    def _end_threads(self) -> None:
+        self._ended.set()
         self._wake.set()
         self._thread.join()
+        self._ahead.join()
+
+    def abandon(self) -> None:
+        """Let go of every file as a crash would: from now on nothing is written or synced."""
+        self._end_threads()
+        self._syncer.close()
+        self._delays.abandon()
+        self.store.abandon()
+
+    def close(self) -> None:
+        """Flush everything and close the store."""
+        self._end_threads()
         log = self.store.log
         if self._failed is None:
             log.sync()

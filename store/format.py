@@ -149,18 +149,36 @@ def check_topic_name(topic: str) -> None:
     Letters, digits and %|_- only (so a topic is a safe directory name), 1 to 127 of them, up to 255
     for %RETRY% and %DLQ% topics. Raises: Rejected. Source: TopicValidator#validateTopic.
     """
-    limit = TOPIC_MAX_CHARS if topic.startswith(("%RETRY%", "%DLQ%")) else TOPIC_V1_MAX_CHARS
-    if not 1 <= len(topic) <= limit:
+    long = isinstance(topic, str) and topic.startswith(("%RETRY%", "%DLQ%"))
+    _check_name("topic", topic, TOPIC_MAX_CHARS if long else TOPIC_V1_MAX_CHARS)
+
+
+def check_group_name(group: str) -> None:
+    """Refuse a group name that RocketMQ would refuse, or that makes too long a %RETRY% topic.
+
+    Raises: Rejected. Source: Validators#checkGroup.
+    """
+    _check_name("group", group, TOPIC_MAX_CHARS - len("%RETRY%"))
+
+
+def _check_name(field: str, name: str, limit: int) -> None:
+    if not isinstance(name, str):
         raise Rejected(
-            f"the topic name has {len(topic)} characters; it may have 1 to {limit}",
-            field="topic",
+            f"the {field} is {name!r}, a {type(name).__name__}; give its name",
+            field=field,
+            limit="str",
+        )
+    if not 1 <= len(name) <= limit:
+        raise Rejected(
+            f"the {field} name has {len(name)} characters; it may have 1 to {limit}",
+            field=field,
             limit=limit,
         )
-    bad = _TOPIC_BAD.search(topic)
+    bad = _TOPIC_BAD.search(name)
     if bad:
         raise Rejected(
-            f"topic name {topic!r} has the character {bad[0]!r}; use letters, digits, %|_-",
-            field="topic",
+            f"{field} name {name!r} has the character {bad[0]!r}; use letters, digits, %|_-",
+            field=field,
             limit="letters, digits, % | _ -",
         )
 
@@ -187,7 +205,7 @@ def pack_host(ip: str, port: int) -> bytes:
     """A host field: 4 or 16 bytes address, int32 port. Raises: Rejected when `ip` is no address."""
     try:
         return ipaddress.ip_address(ip).packed + port.to_bytes(4, "big", signed=True)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, AttributeError) as error:
         raise Rejected(
             f"host {ip!r} port {port!r} is no IP address and port; a record stores no names",
             field="host",

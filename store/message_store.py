@@ -25,6 +25,7 @@ from .delay.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
 from .errors import RayMQError, Unavailable
 from .failpoints import fail_point
 from .files import Files
+from .format import check_group_name
 from .index.index_builder import IndexBuilder
 from .index.index_service import IndexService
 from .index.query import TIME_MAX_MS, Boundary, Query, QueryResult
@@ -460,13 +461,18 @@ class MessageStore:
 
         Raises: Unavailable, too, when the store is not readable.
         """
-        self.flags.check_readable()
+        self._check_readable()
         reader: CompactionStore | Reader = self.reader
         if self.compaction.owns(topic):
             reader = self.compaction
         found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         self.stats.note_get(0 if found.records is None else len(found.records))
         return found
+
+    def _check_readable(self) -> None:
+        if self._closed:
+            raise Unavailable("the store is closed; open it again to read", field="store")
+        self.flags.check_readable()
 
     def get_message(
         self,
@@ -482,7 +488,7 @@ class MessageStore:
 
         Raises: Unavailable when the store is not readable.
         """
-        self.flags.check_readable()
+        self._check_readable()
         get = self._get_message.get
         if self.compaction.owns(topic):
             get = partial(get_compacted, self.compaction, self._get_message)
@@ -569,7 +575,8 @@ class MessageStore:
         return self.put_internal(TOPIC, _json(value))
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> Append:
-        """Store a group's next offsets in the log."""
+        """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""
+        check_group_name(group)
         value = {"group": group, "topic": topic, "offsets": {str(q): o for q, o in offsets.items()}}
         return self.put_internal(OFFSETS, _json(value))
 

@@ -158,6 +158,10 @@ class Admission(NamedTuple):
     end_offset: int
 
 
+#: nothing of it is
+ALL_NEW = Admission(0, UNKNOWN_OFFSET, 0)
+
+
 class ShardState:
     """Topics, counters, sequences and offsets of one shard. Not thread-safe: the put lock guards it."""
 
@@ -205,7 +209,7 @@ class ShardState:
                     field="sequence",
                     limit=0,
                 )
-            return Admission(0, UNKNOWN_OFFSET, 0)
+            return ALL_NEW
         if first_sequence > entry.next_sequence:
             raise Rejected(
                 f"producer {producer:#x} sent sequence {first_sequence} to queue {queue_id} of {topic}, "
@@ -215,7 +219,7 @@ class ShardState:
             )
         duplicates = min(count, entry.next_sequence - first_sequence)
         if not duplicates:
-            return Admission(0, UNKNOWN_OFFSET, 0)
+            return ALL_NEW
         return Admission(duplicates, entry.offset_of(first_sequence), entry.end_offset)
 
     # --- applying records -----------------------------------------------------------------------------------
@@ -295,8 +299,7 @@ class ShardState:
         """
         parts: list[list[str]] = [[]]
         size = 0
-        for row in self._rows():
-            text = json.dumps(row, separators=(",", ":"))
+        for text in self._rows():
             if parts[-1] and size + len(text) > part_bytes_max:
                 parts.append([])
                 size = 0
@@ -307,14 +310,28 @@ class ShardState:
             for number, part in enumerate(parts)
         ]
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
+    def _rows(self) -> Iterator[str]:
+        """The rows as JSON. Of queues and producers there are many, and puts wait: these are put together as text."""
+        yield from map(_json, self._few())
+        names = {name: _json(name) for name, _ in self.next_offsets}
+        for (name, queue_id), offset in self.next_offsets.items():
+            yield f'{{"t":"queue","n":{names[name]},"q":{queue_id},"o":{offset}}}'
+        for producer, epoch in self.producer_epochs.items():
+            yield f'{{"t":"epoch","p":{producer},"e":{epoch}}}'
+        names |= {name: _json(name) for _, name, _ in self.producers if name not in names}
+        for (producer, name, queue_id), entry in self.producers.items():
+            runs = ",".join(f"[{first},{count},{at}]" for first, count, at in entry.runs)
+            yield (
+                f'{{"t":"seq","p":{producer},"n":{names[name]},"q":{queue_id},'
+                f'"s":{entry.next_sequence},"e":{entry.end_offset},"r":[{runs}]}}'
+            )
+
+    def _few(self) -> Iterator[dict[str, Any]]:
         yield {"t": "time", "v": self.store_time_ms}
         for topic in self.topics.values():
             attributes = {"a": dict(topic.attributes)} if topic.attributes else {}
             shards = list(topic.shards)
             yield {"t": "topic", "n": topic.name, "q": topic.queues, "s": shards, **attributes}
-        for (name, queue_id), offset in self.next_offsets.items():
-            yield {"t": "queue", "n": name, "q": queue_id, "o": offset}
         for (group, name), table in self.offsets.items():
             yield {
                 "t": "offsets",
@@ -325,18 +342,6 @@ class ShardState:
         for service, values in self.progress.items():
             for key, value in values.items():
                 yield {"t": "progress", "s": service, "k": key, "v": value}
-        for producer, epoch in self.producer_epochs.items():
-            yield {"t": "epoch", "p": producer, "e": epoch}
-        for (producer, name, queue_id), entry in self.producers.items():
-            yield {
-                "t": "seq",
-                "p": producer,
-                "n": name,
-                "q": queue_id,
-                "s": entry.next_sequence,
-                "e": entry.end_offset,
-                "r": [list(run) for run in entry.runs],
-            }
 
     def _restore(self, parts: list[list[dict[str, Any]]]) -> None:
         """Forget what was known, and know what a complete snapshot says."""
@@ -370,6 +375,10 @@ class ShardState:
         self.topics[_text(name)] = TopicInfo(
             name, int(queues), ids, tuple(sorted(attributes.items()))
         )
+
+
+#: kept: json.dumps makes one for each call
+_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _text(value: Any) -> str:

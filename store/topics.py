@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from . import format as fmt
 from .errors import Rejected
@@ -26,9 +27,10 @@ def check_new_topic(
     """
     fmt.check_topic_name(name)
     _refuse_system_topic(name)
-    if not 1 <= queues <= QUEUES_MAX:
+    # Exactly an int: True and 1.5 come from mistakes.
+    if type(queues) is not int or not 1 <= queues <= QUEUES_MAX:
         raise Rejected(
-            f"{queues} queues: a topic has 1 to {QUEUES_MAX}",
+            f"{queues!r} queues: a topic has 1 to {QUEUES_MAX}",
             field="queues",
             limit=f"1..{QUEUES_MAX}",
         )
@@ -37,11 +39,13 @@ def check_new_topic(
     if have == info:
         return None
     if have is not None:
+        same_queues = replace(have, attributes=info.attributes) == info
+        differs = "attributes" if same_queues else "queues"
         raise Rejected(
-            f"topic {name} exists with {have.queues} queues on shards {list(have.shards)}"
-            + (f" and attributes {dict(have.attributes)}" if have.attributes else ""),
-            field="queues",
-            limit=have.queues,
+            f"topic {name} exists with {have.queues} queues on shards {list(have.shards)} and "
+            f"{dict(have.attributes) or 'no'} attributes, which stay: use it as it is, or another name",
+            field=differs,
+            limit=getattr(have, differs),
         )
     return info
 

@@ -87,13 +87,17 @@ final class StoreBench {
         switch (what) {
             case "append" -> {
                 bench.append(count / 4, bodyBytes, rows);
+                bench.awaitDispatch();
                 watch = new Watch();
                 bench.append(count, bodyBytes, rows);
+                bench.awaitDispatch();
             }
             case "single" -> {
                 bench.single(count / 4, bodyBytes);
+                bench.awaitDispatch();
                 watch = new Watch();
                 bench.single(count, bodyBytes);
+                bench.awaitDispatch();
             }
             case "read" -> {
                 bench.awaitDispatch();

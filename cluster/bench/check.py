@@ -6,7 +6,7 @@ The promise is a worker's `Ledger`: which of its rows were acknowledged. A row w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,6 +78,15 @@ class Ledger:
         """Rows whose fate nobody told."""
         total = sum(lane.next_sequence for lane in self.lanes.values())
         return total - self.acknowledged - self.refused
+
+
+def promised_rows(ledgers: Iterable[Ledger]) -> dict[int, int]:
+    """lane -> rows that were acknowledged, of all workers."""
+    total: dict[int, int] = {}
+    for ledger in ledgers:
+        for lane, promised in ledger.lanes.items():
+            total[lane] = total.get(lane, 0) + _rows(promised.acknowledged)
+    return total
 
 
 def _append(ranges: list[tuple[int, int]], first: int, count: int) -> None:

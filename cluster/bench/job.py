@@ -107,7 +107,7 @@ class Job:
 
 @dataclass
 class Tick:
-    """The figures of one tick."""
+    """The figures of one tick, of one worker or of all."""
 
     messages: int = 0
     payload_bytes: int = 0

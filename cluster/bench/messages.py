@@ -17,6 +17,7 @@ from raymq.cluster.messages.keys import key_properties
 from raymq.cluster.messages.partitioner import queues_of
 from raymq.store.errors import require
 from raymq.store.record import PUT_SCHEMA
+from raymq.store.records.binary_columns import value_bytes, value_offsets
 
 from .plan import BODY_BYTES_MAX, BODY_BYTES_MIN, BenchPlan, Keys, Rng
 
@@ -149,8 +150,8 @@ def _bodies(headers: npt.NDArray[np.void], block: UInt8s) -> pa.Array:
 
 def body_bytes(bodies: pa.Array) -> int:
     """Bytes of a body column."""
-    offsets = np.frombuffer(bodies.buffers()[1], dtype=np.int32)
-    return int(offsets[bodies.offset + len(bodies)] - offsets[bodies.offset])
+    offsets = value_offsets(bodies)
+    return int(offsets[-1] - offsets[0])
 
 
 def read_headers(bodies: pa.Array, run: int) -> tuple[npt.NDArray[np.void], Int64s]:
@@ -159,15 +160,11 @@ def read_headers(bodies: pa.Array, run: int) -> tuple[npt.NDArray[np.void], Int6
     Bodies that are too short, or whose size is not what they say, belong to none: verification
     misses them.
     """
-    offsets = np.frombuffer(bodies.buffers()[1], dtype=np.int32)[
-        bodies.offset : bodies.offset + len(bodies) + 1
-    ].astype(np.int64)
+    offsets = value_offsets(bodies).astype(np.int64)
     sizes = np.diff(offsets)
     rows = np.flatnonzero(sizes >= HEADER.itemsize)
-    buffer = bodies.buffers()[2]
-    data = np.frombuffer(buffer if buffer is not None else b"", dtype=np.uint8)
     places = offsets[rows, None] + np.arange(HEADER.itemsize)
-    headers = np.ascontiguousarray(data[places]).view(HEADER).reshape(-1)
+    headers = np.ascontiguousarray(value_bytes(bodies)[places]).view(HEADER).reshape(-1)
     own = (headers["run"] == run) & (headers["size"] == sizes[rows])
     return headers[own], rows[own]
 

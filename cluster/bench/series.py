@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from .histogram import Histogram, merged
-from .job import Snapshot
+from .job import Snapshot, Tick
 from .plan import BenchPlan
-
-
-@dataclass
-class Point:
-    """One tick of all workers."""
-
-    messages: int = 0
-    payload_bytes: int = 0
-    latency: Histogram = field(default_factory=Histogram)
 
 
 class Series:
@@ -29,13 +19,13 @@ class Series:
 
     def __init__(self, plan: BenchPlan) -> None:
         self._plan = plan
-        self.points: dict[int, Point] = {}
+        self.points: dict[int, Tick] = {}
         #: of a run without a fixed end (mode consume): its seconds
         self.seconds: float | None = None
 
     def add(self, snapshot: Snapshot) -> None:
         """A worker's tick, or a part of it."""
-        point = self.points.setdefault(snapshot.tick, Point())
+        point = self.points.setdefault(snapshot.tick, Tick())
         point.messages += snapshot.messages
         point.payload_bytes += snapshot.payload_bytes
         point.latency.merge(snapshot.latency)
@@ -54,7 +44,7 @@ class Series:
             end = min(end, self.seconds)
         return max(end - begin, 1e-9)
 
-    def _measured(self) -> list[Point]:
+    def _measured(self) -> list[Tick]:
         return [
             point
             for tick, point in self.points.items()

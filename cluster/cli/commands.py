@@ -31,6 +31,8 @@ EXIT_UNAVAILABLE = 3
 
 _POLL_TIMEOUT_S = 1.0
 _POLL_RECORDS = 1000
+#: of a line of `produce --input-json`, beside body and key
+_FIELDS = ("tag", "index_keys", "properties", "deliver_at_ms")
 
 
 def exit_code(error: RayMQError) -> int:
@@ -264,9 +266,9 @@ def _message(line: bytes, number: int, options: argparse.Namespace) -> dict[str,
 def _json_message(line: bytes, number: int) -> dict[str, Any]:
     try:
         given = json.loads(line)
-        unknown = set(given) - {"body", "key", "tag", "properties"}
-        if unknown or "body" not in given:
-            raise ValueError(f"fields {sorted(given)}; body is needed, key, tag, properties may be")
+        if set(given) - {"body", "key", *_FIELDS} or "body" not in given:
+            may = ", ".join(("key", *_FIELDS))
+            raise ValueError(f"fields {sorted(given)}; body is needed, {may} may be")
     except (ValueError, TypeError) as error:
         raise Rejected(
             f"line {number} is not a message: {error}", field="line", row=number
@@ -276,7 +278,7 @@ def _json_message(line: bytes, number: int) -> dict[str, Any]:
     message = {"body": body.encode() if isinstance(body, str) else json.dumps(body).encode()}
     if given.get("key") is not None:
         message["key"] = str(given["key"]).encode()
-    return {**message, **{name: given[name] for name in ("tag", "properties") if given.get(name)}}
+    return {**message, **{name: given[name] for name in _FIELDS if given.get(name)}}
 
 
 def consume(options: argparse.Namespace, console: Console) -> int:

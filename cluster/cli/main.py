@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from raymq import __version__
-from raymq.store.errors import RayMQError
+from raymq.store.errors import RayMQError, Unavailable
 
 from . import commands, store_commands
 from .commands import EXIT_USAGE, Console, exit_code
@@ -209,7 +209,8 @@ def _messages(words: Any, both: Sequence[argparse.ArgumentParser]) -> None:
     produce.add_argument(
         "--input-json",
         action="store_true",
-        help='a line is {"body": ..., "key": ..., "tag": ..., "properties": {...}}',
+        help='a line is {"body": ..., "key": ..., "tag": ..., "index_keys": [...], '
+        '"properties": {...}, "deliver_at_ms": ...}',
     )
     produce.set_defaults(run=commands.produce)
 
@@ -425,7 +426,12 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
         return exit_code(error)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            where = "" if error.filename is None else f"{error.filename}: "
+            wrong = Unavailable(f"{where}{error.strerror or error}", errno=error.errno)
+            console.error(wrong, as_json=getattr(options, "json", False))
+            return exit_code(wrong)
         # The reader (head, less) has seen enough. Python would complain again when it flushes at
         # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -180,6 +180,13 @@ def export(options: argparse.Namespace, console: Console) -> int:
             field="topic",
             limit="a topic",
         )
+    if options.start is not None and options.stop is not None and options.start >= options.stop:
+        raise Rejected(
+            f"--from {options.start} --to {options.stop} choose nothing: --to is not included and "
+            "must be above --from",
+            field="to",
+            limit=options.start + 1,
+        )
     choice = Choice(
         topic=options.topic,
         queue_id=options.queue,

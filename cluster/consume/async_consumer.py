@@ -185,6 +185,14 @@ class AsyncConsumer:
         wanted = consumer.positions() if offsets is None else dict(offsets)
         await asyncio.to_thread(consumer.commit, wanted)
 
+    async def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
+        """Have a message that could not be handled come again later, as `Consumer.send_back` says.
+
+        A cancelled wait does not take it back.
+        """
+        consumer = await self._open()
+        return await asyncio.to_thread(consumer.send_back, message, delay_level=delay_level)
+
     async def committed(self) -> dict[int, int]:
         """queue -> next offset as the group stored it last; queues without one are missing."""
         consumer = await self._open()

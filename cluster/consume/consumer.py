@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
+from raymq.cluster.arguments import check_choice, check_number, check_offsets
 from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch, messages
-from raymq.cluster.messages.message import ReceivedMessage
+from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
+from raymq.store.format import check_group_name
 from raymq.store.services.retry import dlq_topic, retry_topic
 
 from .shard_reader import Piece, ReadState, ShardReader
@@ -54,6 +56,11 @@ class Consumer:
         `unavailable_timeout_ms`: an unreachable shard is waited for so long before `poll` raises.
         Raises: Rejected for an unknown topic or queue, or when nothing says where to begin.
         """
+        check_number("fetch_bytes", fetch_bytes, 1)
+        check_number("fetch_records", fetch_records, 1)
+        check_number("unavailable_timeout_ms", unavailable_timeout_ms, 0, whole=False)
+        if group is not None:
+            check_group_name(group)
         self.topic = topic
         self.group = group
         self._unavailable_timeout_ms = unavailable_timeout_ms
@@ -65,6 +72,8 @@ class Consumer:
         self._routes = Routes.of(cluster)
         self._route = self._routes.topic(topic)
         wanted = list(range(self._route.queues)) if queues is None else list(queues)
+        if not wanted:
+            raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
         shards = sorted({self._route.shard_of(queue) for queue in wanted})
         #: queue -> offset of the next message that `poll` returns
         self._positions = self._begin(wanted, shards, start)
@@ -173,8 +182,7 @@ class Consumer:
 
     def _next(self, max_records: int, timeout: float, *, ready_only: bool = False) -> Piece | None:
         """The next records of one queue; its position moves behind them."""
-        if max_records < 1:
-            raise Rejected(f"max_records is {max_records}", field="max_records", limit="at least 1")
+        check_number("max_records", max_records, 1)
         self._check_process()
         state = self._state
         with state.changed:
@@ -190,13 +198,13 @@ class Consumer:
             piece = state.pieces.popleft()
             if len(piece.records) > max_records:
                 rest = piece.records.slice(max_records)
-                state.pieces.appendleft(
-                    piece._replace(first_offset=piece.first_offset + max_records, records=rest)
-                )
-                piece = piece._replace(records=piece.records.slice(0, max_records))
+                middle = int(queue_offsets(rest.slice(0, 1))[0])
+                state.pieces.appendleft(piece._replace(first_offset=middle, records=rest))
+                records = piece.records.slice(0, max_records)
+                piece = piece._replace(next_offset=middle, records=records)
             else:
                 self._took(piece.shard)
-            self._positions[piece.queue_id] = piece.first_offset + len(piece.records)
+            self._positions[piece.queue_id] = piece.next_offset
             return piece
 
     def _took(self, shard: int) -> None:
@@ -211,8 +219,8 @@ class Consumer:
             return
         state, piece = self._state, self._handing_of
         offset = self._handing[0].offset
+        rest = piece.records.slice(len(piece.records) - len(self._handing))
         self._handing.clear()
-        rest = piece.records.slice(offset - piece.first_offset)
         state.pieces.appendleft(piece._replace(first_offset=offset, records=rest))
         state.ahead[piece.shard] += 1
 
@@ -248,10 +256,7 @@ class Consumer:
         """Go on from `offset`, "earliest" or "latest". Whether the queue holds it, `poll` tells."""
         shard = self._route.shard_of(self._own(queue_id))
         if isinstance(offset, str):
-            if offset not in ("earliest", "latest"):
-                raise Rejected(
-                    f"offset is {offset!r}", field="offset", limit="a number, earliest, latest"
-                )
+            check_choice("offset", offset, ("earliest", "latest"))
             offset = self._ranges([shard])[queue_id][offset == "latest"]
         state = self._state
         with state.changed:
@@ -277,6 +282,7 @@ class Consumer:
             )
         self._check_process()
         wanted = self.positions() if offsets is None else dict(offsets)
+        check_offsets(wanted)
         for shard in self._readers:
             own = {
                 str(queue): offset

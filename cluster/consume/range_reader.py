@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
+from raymq.cluster.messages.message import queue_offsets
 from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import Unavailable
@@ -61,8 +63,12 @@ def read_range(
                 if part.error is not None or part.records is None:
                     raise part.error or Unavailable("an empty answer", shard=shard)
                 give_up = time.monotonic() + timeout_s
-                first = part.next_offset
-                yield part.records
+                first, records = part.next_offset, part.records
+                if first > last:
+                    # Behind a gap of a compacted topic the next record may be another range's.
+                    records = records.slice(0, int(np.searchsorted(queue_offsets(records), last)))
+                if len(records):
+                    yield records
     finally:
         if stream is not None:
             stream.close()

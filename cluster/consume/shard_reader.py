@@ -10,10 +10,10 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from raymq.cluster.transport.connection import Connection, FetchStream
-from raymq.cluster.transport.flight_client import Fetched
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
+from raymq.store.requests import FetchSlice
 
 #: how long the shard holds a request while there is nothing
 WAIT_MS = 10_000
@@ -22,11 +22,12 @@ BACKOFF_MS_MAX = 1000
 
 
 class Piece(NamedTuple):
-    """Records [first_offset, first_offset + len(records)) of one queue."""
+    """Records [first_offset, next_offset) of one queue; of a compacted topic there are gaps."""
 
     shard: int
     queue_id: int
     first_offset: int
+    next_offset: int
     records: pa.Array
 
 
@@ -154,7 +155,7 @@ class ShardReader:
                 state.changed.notify_all()
         return True
 
-    def _take(self, part: Fetched, wanted: dict[int, int]) -> None:
+    def _take(self, part: FetchSlice, wanted: dict[int, int]) -> None:
         """Needs the lock. An answer to where a queue was before a seek is dropped."""
         state, queue = self._state, part.queue_id
         if queue not in wanted or state.fetch_from.get(queue) != wanted[queue]:
@@ -166,7 +167,8 @@ class ShardReader:
         if part.first_offset != wanted[queue] or not len(part.records):
             return
         state.fetch_from[queue] = part.next_offset
-        state.pieces.append(Piece(self.shard, queue, part.first_offset, part.records))
+        piece = Piece(self.shard, queue, part.first_offset, part.next_offset, part.records)
+        state.pieces.append(piece)
         state.ahead[self.shard] = state.ahead.get(self.shard, 0) + 1
 
     def _note(self, error: RayMQError, stream: FetchStream | None) -> bool:

@@ -138,7 +138,7 @@ def _listens(address: str) -> bool:
     if not port.isdigit():
         return False
     try:
-        socket.create_connection((host, int(port)), timeout=2.0).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
     except OSError:
         return False
     return True
@@ -195,6 +195,13 @@ def attach(target: RayTarget) -> Any:
     """
     if target.owned is not None:
         _adopt_authentication(target.owned)
+    # Ray itself tries for minutes, and says so on standard error.
+    if ":" in target.address and not _listens(target.address):
+        raise Unavailable(
+            f"Ray at {target.address} does not answer: nothing listens there. Is it running, and is "
+            "the address host:port of its GCS (6379 by default)?",
+            address=target.address,
+        )
     import ray
 
     _read_authentication_anew()

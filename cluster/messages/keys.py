@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store.errors import Rejected
+from raymq.store.records.binary_columns import value_bytes, value_offsets
 
 TEXT_KEY = "__SHARDINGKEY"
 BASE64_KEY = "__KEY_B64"
@@ -96,15 +97,10 @@ def _joined(name: str, values: pa.Array) -> pa.Array:
 
 def _text_rows(keys: pa.Array) -> npt.NDArray[np.bool_]:
     """Which rows have a text key. Only those with bytes over 127 are looked at one by one."""
-    count = len(keys)
-    offsets = np.frombuffer(keys.buffers()[1], dtype=np.int32)[
-        keys.offset : keys.offset + count + 1
-    ].astype(np.int64)
-    data = keys.buffers()[2]
-    values = np.frombuffer(data if data is not None else b"", dtype=np.uint8)
-    flat = values[offsets[0] : offsets[-1]] if count else values[:0]
-    starts = offsets - offsets[0] if count else offsets
-    text = np.diff(starts) > 0
+    offsets = value_offsets(keys).astype(np.int64)
+    flat = value_bytes(keys)[offsets[0] : offsets[-1]]
+    starts = offsets - offsets[0]
+    text: npt.NDArray[np.bool_] = np.diff(starts) > 0
     text &= keys.is_valid().to_numpy(zero_copy_only=False)
     separators = np.concatenate(([0], np.cumsum((flat == 1) | (flat == 2))))
     text &= separators[starts[1:]] == separators[starts[:-1]]

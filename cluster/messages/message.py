@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.cluster.arguments import check_text
 from raymq.store import record
 from raymq.store.errors import Rejected
 from raymq.store.format import PROPERTIES_MAX_BYTES
+from raymq.store.records.binary_columns import value_offsets
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import TAGS, encode, separators_absent
+from raymq.store.records.record_walk import gather
 
 from .codecs import CONTENT_TYPE, codec
 from .keys import BASE64_KEY, TEXT_KEY, key_property
@@ -21,6 +25,9 @@ from .keys import BASE64_KEY, TEXT_KEY, key_property
 #: RocketMQ's property for the index keys, and what stands between them
 INDEX_KEYS = "KEYS"
 INDEX_KEY_SEPARATOR = " "
+
+#: where a record has its queue offset
+_QUEUE_OFFSET_AT = 20
 
 #: names that users neither see nor set: RayMQ's own, and what RocketMQ's clients and brokers write.
 #: Source: MessageConst.STRING_HASH_SET of RocketMQ 5.3.3.
@@ -149,19 +156,29 @@ def encode_properties(
 
 def decode_records(records: pa.Array) -> pa.RecordBatch:
     """Raw records of a fetch as columns (record.RECORD_SCHEMA)."""
-    count = len(records)
-    offsets = np.frombuffer(records.buffers()[1], dtype=np.int32)[
-        records.offset : records.offset + count + 1
-    ].astype(np.int64)
+    offsets = value_offsets(records).astype(np.int64)
     return record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets))
 
 
+def queue_offsets(records: pa.Array) -> npt.NDArray[np.int64]:
+    """The queue offset of each raw record of a fetch: ascending, of a compacted topic with gaps."""
+    if not len(records):
+        return np.zeros(0, dtype=np.int64)
+    ends = np.frombuffer(records.buffers()[1], dtype=np.int32)
+    starts = ends[records.offset : records.offset + len(records)].astype(np.int64)
+    found: npt.NDArray[np.int64] = gather(
+        records.buffers()[2], starts + _QUEUE_OFFSET_AT, np.dtype(">i8")
+    )
+    return found.astype(np.int64)
+
+
 def _index_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    if isinstance(keys, str):
+    if not isinstance(keys, (tuple, list)):
         raise Rejected(
-            "index_keys is one text; give a tuple of texts", field="index_keys", limit="tuple"
+            f"index_keys is {keys!r}; give a tuple of texts", field="index_keys", limit="tuple"
         )
     for key in keys:
+        check_text("index_keys", key)
         if not key or INDEX_KEY_SEPARATOR in key:
             raise Rejected(
                 f"index key {key!r} is empty or has a space, which separates index keys",
@@ -172,6 +189,10 @@ def _index_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _user_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
+    if not isinstance(properties, Mapping):
+        raise Rejected(
+            f"properties is {properties!r}; give a dict of texts", field="properties", limit="dict"
+        )
     for name, value in properties.items():
         if name in SYSTEM_PROPERTIES:
             raise Rejected(

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.store.records.binary_columns import value_bytes, value_lengths, value_offsets
+
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
@@ -39,15 +41,8 @@ def queue_of(key: bytes, queues: int) -> int:
 
 def murmur2_column(keys: pa.Array) -> UInt32s:
     """murmur2 of each value of a binary or string column; a null counts as empty."""
-    count = len(keys)
-    offsets = np.frombuffer(keys.buffers()[1], dtype=np.int32)[
-        keys.offset : keys.offset + count + 1
-    ].astype(np.int64)
-    data = keys.buffers()[2]
-    values = np.frombuffer(data if data is not None else b"", dtype=np.uint8)
-    starts, lengths = offsets[:-1], np.diff(offsets)
-    if keys.null_count:
-        lengths = np.where(keys.is_null().to_numpy(zero_copy_only=False), 0, lengths)
+    values, lengths = value_bytes(keys), value_lengths(keys)
+    starts = value_offsets(keys)[:-1].astype(np.int64)
     m = np.uint32(_M)
     h = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     words = lengths >> 2

@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
+from raymq.cluster.arguments import check_choice
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
@@ -38,8 +39,7 @@ _ANY_SIZE = 2**31 - 1
 
 def check_acks(acks: str) -> None:
     """Raises: Rejected for anything that promises nothing known."""
-    if acks not in ("quorum", "leader"):
-        raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
+    check_choice("acks", acks, ("quorum", "leader"))
 
 
 class BatchSender:
@@ -108,14 +108,20 @@ class BatchSender:
         buffer stays full for `max_block_ms`.
         """
         self.check_process()
-        size = batch_bytes(batch)
+        checked = _checked(topic, batch)
+        size = batch_bytes(checked)
         self._room.take(size)
         try:
-            future, sender = self.enqueue(topic, queue_id, batch)
+            future, sender = self._add(topic, queue_id, checked, size, self._acks)
         except BaseException:
             self._room.give(size)
             raise
-        future.add_done_callback(lambda _: self._room.give(size))
+
+        def answered(future: Future[BatchReceipt]) -> None:
+            self._unfinished.discard(future)
+            self._room.give(size)
+
+        future.add_done_callback(answered)
         sender.pump()
         return future
 
@@ -130,21 +136,20 @@ class BatchSender:
         which they must not hold while writing.
         """
         self.check_process()
-        row = check_put(topic, batch, max_message_bytes=_ANY_SIZE)
-        if not batch.num_rows:
-            raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
-        if row is not None:
-            batch = row
-        elif isinstance(batch, Row):
-            # Too large for what a row is good for.
-            batch = batch.to_batch()
-        elif not batch.schema.equals(PUT_SCHEMA):
-            # Names and types were checked; nullability and metadata must be the stream's.
-            batch = pa.RecordBatch.from_arrays(batch.columns, schema=PUT_SCHEMA)
-        lane, sender = self._lane(topic, queue_id)
-        future = sender.add(lane, batch, batch_bytes(batch), acks or self._acks)
-        self._unfinished.add(future)
+        checked = _checked(topic, batch)
+        future, sender = self._add(
+            topic, queue_id, checked, batch_bytes(checked), acks or self._acks
+        )
         future.add_done_callback(self._unfinished.discard)
+        return future, sender
+
+    def _add(
+        self, topic: str, queue_id: int, batch: pa.RecordBatch | Row, size: int, acks: Acks
+    ) -> tuple[BatchFuture, ShardSender]:
+        """What both have in common; the caller takes the future out of `_unfinished` when it is done."""
+        lane, sender = self._lane(topic, queue_id)
+        future = sender.add(lane, batch, size, acks)
+        self._unfinished.add(future)
         return future, sender
 
     def _lane(self, topic: str, queue_id: int) -> tuple[Lane, ShardSender]:
@@ -224,3 +229,19 @@ class BatchSender:
                 self.flush()
         finally:
             self.close()
+
+
+def _checked(topic: str, batch: pa.RecordBatch | Row) -> pa.RecordBatch | Row:
+    """What is sent of a batch: a single small row goes as such. Raises: Rejected."""
+    row = check_put(topic, batch, max_message_bytes=_ANY_SIZE)
+    if row is not None:
+        return row
+    if not batch.num_rows:
+        raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
+    if isinstance(batch, Row):
+        # Too large for what a row is good for.
+        return batch.to_batch()
+    if not batch.schema.equals(PUT_SCHEMA):
+        # Names and types were checked; nullability and metadata must be the stream's.
+        return pa.RecordBatch.from_arrays(batch.columns, schema=PUT_SCHEMA)
+    return batch

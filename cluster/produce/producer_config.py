@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .batch_sender import IN_FLIGHT_BYTES, MIB, Acks
+from raymq.cluster.arguments import check_number
+
+from .batch_sender import IN_FLIGHT_BYTES, MIB, Acks, check_acks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +33,13 @@ class ProducerConfig:
     codec: str = "bytes"
     #: largest body; the cluster's own limit holds as well
     max_message_bytes: int = 4 * MIB
+
+    def __post_init__(self) -> None:
+        """Raises: Rejected naming the option and its limit."""
+        check_acks(self.acks)
+        for name in ("linger_ms", "max_block_ms"):
+            check_number(name, getattr(self, name), 0, whole=False)
+        for name in ("delivery_timeout_ms", "request_timeout_ms"):
+            check_number(name, getattr(self, name), 1, whole=False)
+        for name in ("batch_bytes", "buffer_bytes", "in_flight_bytes", "max_message_bytes"):
+            check_number(name, getattr(self, name), 1)

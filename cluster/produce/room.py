@@ -15,7 +15,10 @@ class Room:
         self._limit = limit
         self._max_block_ms = max_block_ms
         self._used = 0
-        self._freed = threading.Condition()
+        #: guards `_used`, and `_blocked`: how many wait for `_freed`
+        self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
+        self._blocked = 0
         #: called, by any thread, when there is more room; must not block
         self.on_free: Callable[[], None] | None = None
 
@@ -31,8 +34,13 @@ class Room:
         """
         if self.take_nowait(size):
             return
-        with self._freed:
-            if not self._freed.wait_for(lambda: self._fits(size), self._max_block_ms / 1000):
+        with self._lock:
+            self._blocked += 1
+            try:
+                fits = self._freed.wait_for(lambda: self._fits(size), self._max_block_ms / 1000)
+            finally:
+                self._blocked -= 1
+            if not fits:
                 raise Unavailable(
                     f"{self._used} bytes wait for acknowledgement, the limit is {self._limit}, and "
                     f"none came free in {self._max_block_ms} ms: the cluster is slower than this "
@@ -44,7 +52,7 @@ class Room:
 
     def take_nowait(self, size: int) -> bool:
         """Take what is free now; False: it is not."""
-        with self._freed:
+        with self._lock:
             if not self._fits(size):
                 return False
             self._used += size
@@ -55,8 +63,9 @@ class Room:
 
     def give(self, size: int) -> None:
         """Bytes were answered."""
-        with self._freed:
+        with self._lock:
             self._used -= size
-            self._freed.notify_all()
+            if self._blocked:
+                self._freed.notify_all()
         if self.on_free is not None:
             self.on_free()

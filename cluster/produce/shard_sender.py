@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,10 @@ from .lane import BatchReceipt, Lane
 
 #: batches unanswered at most; their bytes are limited too
 IN_FLIGHT_BATCHES_MAX = 1024
-#: a receiving thread that is not needed looks this often whether it is, and is back at the stream after so long
+#: a receiving thread that is not needed looks this often whether it is, ever less often while others read (each look
+#: costs their puts a switch), and is back at the stream after so long
 PARK_TICK_S = 0.002
+PARK_TICK_MAX_S = 0.016
 PARK_S = 0.05
 #: who waits for less long does not read the stream himself: a read has no timeout
 HELP_TIMEOUT_S = 5.0
@@ -109,11 +111,11 @@ class ShardSender:
         self._delivery_timeout_ms = delivery_timeout_ms
         self._request_timeout_ms = request_timeout_ms
         self._clock = clock
-        #: guards everything below
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
+        #: guards everything below; taken itself, because a condition's `with` is two calls more
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         #: for the receiving thread while it stands by: most changes are nothing to it
-        self._unpark = threading.Condition(lock)
+        self._unpark = threading.Condition(self._lock)
         self._waiting: deque[Outgoing] = deque()
         #: written to the stream, in order, not answered
         self._unacked: deque[Outgoing] = deque()
@@ -159,7 +161,7 @@ class ShardSender:
         Raises: what ended the lane; Unavailable when the sender is closed.
         """
         future = BatchFuture(self)
-        with self._changed:
+        with self._lock:
             if self._closing:
                 raise Unavailable("the producer is closed", field="producer")
             if lane.dead is not None:
@@ -178,14 +180,14 @@ class ShardSender:
 
     def pump(self) -> None:
         """Write what may be written now; a thread that finds another writing leaves it the work."""
-        with self._changed:
+        with self._lock:
             if self._writing:
                 return
             self._writing = True
         stream: PutStream | None = None
         try:
             while True:
-                with self._changed:
+                with self._lock:
                     out = self._next()
                     stream = self._stream
                     if out is None or stream is None:
@@ -206,7 +208,7 @@ class ShardSender:
                 stream.send(meta, out.batch)
         except BaseException as error:
             # The receiving thread learns why, from the same stream, and connects again.
-            with self._changed:
+            with self._lock:
                 self._writing = False
                 if self._stream is stream:
                     self._stream = None
@@ -243,14 +245,14 @@ class ShardSender:
             try:
                 connection = self._routes.connect(self._shard)
                 stream = connection.put_stream()
-                with self._changed:
+                with self._lock:
                     if self._closing:
                         return
                     self._receiving = stream
                     self._progress_ms = self._clock.monotonic_ms()
                 # Nothing is written to a server that was not there: it is certainly not stored.
                 stream.opened()
-                with self._changed:
+                with self._lock:
                     self._stream = stream
                 self.pump()
                 self._receive(stream)
@@ -262,10 +264,10 @@ class ShardSender:
     def _wait_for_work(self) -> bool:
         """Wait until there is something to send and its back-off is over; False: closed."""
         done: Done = []
-        with self._changed:
+        with self._lock:
             self._settle(done)
         _complete(done)
-        with self._changed:
+        with self._lock:
             if self._failures and self._waiting:
                 self._changed.wait_for(lambda: self._closing, self._backoff_ms() / 1000)
             self._changed.wait_for(lambda: self._waiting or self._closing)
@@ -284,7 +286,7 @@ class ShardSender:
         """Take answers until the stream breaks (raises) or must be left."""
         while True:
             self._park(stream)
-            with self._changed:
+            with self._lock:
                 drained = self._draining and not self._unacked
             if not drained:
                 drained = self._read_one(stream)
@@ -297,7 +299,7 @@ class ShardSender:
         acks = stream.receive()
         done: Done = []
         try:
-            with self._changed:
+            with self._lock:
                 self._progress_ms = self._clock.monotonic_ms()
                 for ack in acks:
                     self._take(ack, done)
@@ -311,28 +313,29 @@ class ShardSender:
         Who sent the one batch that is under way may be about to wait for it; if not, it is read a little later.
         Raises: what ended the read of one of them.
         """
-        with self._changed:
+        with self._lock:
             if not self._waited_for or len(self._unacked) > 1 or self._draining:
                 return
             self._waited_for = False
             self._parked = True
-            helped, ticks, unread = self._helped, 0, 0
+            helped, tick_s, idle_s, unread = self._helped, PARK_TICK_S, 0.0, 0
             try:
                 # There is one reader at a time, also while it is closed.
-                while self._helping or (not self._closing and ticks * PARK_TICK_S < PARK_S):
-                    self._unpark.wait(PARK_TICK_S)
+                while self._helping or (not self._closing and idle_s < PARK_S):
+                    self._unpark.wait(tick_s)
                     if self._help_error is not None:
                         error, self._help_error = self._help_error, None
                         raise error
                     if self._helping:
+                        tick_s = min(2 * tick_s, PARK_TICK_MAX_S)
                         continue
                     if self._draining or self._stream is not stream:
                         break
                     if self._unacked:
                         if unread == self._unacked[0].number:
                             break
-                        unread = self._unacked[0].number
-                    ticks = ticks + 1 if helped == self._helped else 0
+                        unread, tick_s = self._unacked[0].number, PARK_TICK_S
+                    idle_s = idle_s + tick_s if helped == self._helped else 0.0
                     helped = self._helped
             finally:
                 self._parked = False
@@ -341,7 +344,7 @@ class ShardSender:
         """Read answers in the thread that waits for `future`. Returns: what is left of `timeout` (seconds)."""
         if timeout is not None and timeout < HELP_TIMEOUT_S:
             return timeout
-        with self._changed:
+        with self._lock:
             self._waited_for = True
             stream = self._stream
             began = self._clock.monotonic_ms()
@@ -367,7 +370,7 @@ class ShardSender:
             error = Unavailable("who read the answers was interrupted", shard=self._shard)
             raise
         finally:
-            with self._changed:
+            with self._lock:
                 self._helping = False
                 self._helper = 0
                 self._helped += 1
@@ -431,7 +434,7 @@ class ShardSender:
     def _after_drain(self) -> bool:
         """All answers are in: restore order and go on. False: on a new connection."""
         done: Done = []
-        with self._changed:
+        with self._lock:
             moved, self._moved = self._moved, False
             if self._retry:
                 self._failures += 1
@@ -445,7 +448,7 @@ class ShardSender:
     def _note_break(self, error: RayMQError) -> None:
         """The stream broke: what it carried may be stored."""
         done: Done = []
-        with self._changed:
+        with self._lock:
             self._last_error = error
             self._failures += 1
             # Nobody writes to it from here on: what is written later would not count as uncertain.
@@ -480,11 +483,11 @@ class ShardSender:
         return done
 
     def _detach(self, stream: PutStream | None, connection: Connection | None) -> None:
-        with self._changed:
+        with self._lock:
             self._stream = self._receiving = None
         if stream is not None:
             stream.abort()
-            with self._changed:
+            with self._lock:
                 # A thread that writes now fails at once, and leaves.
                 self._changed.wait_for(lambda: not self._writing and not self._helping)
                 self._help_error = None
@@ -544,7 +547,7 @@ class ShardSender:
 
     def check(self) -> None:
         """Break a stream whose server says nothing for too long. Called about every second."""
-        with self._changed:
+        with self._lock:
             stream = self._receiving
             if stream is None or not (self._unacked or self._waiting):
                 return
@@ -558,7 +561,7 @@ class ShardSender:
 
     def close(self) -> None:
         """End the stream and the thread; what is not answered fails, truthfully."""
-        with self._changed:
+        with self._lock:
             if self._closing:
                 return
             self._closing = True
@@ -594,9 +597,11 @@ def _complete(done: Done) -> None:
 
 def _tell(done: Done) -> None:
     for out, result in done:
-        if out.future.done():
+        try:
+            if isinstance(result, RayMQError):
+                out.future.set_exception(result)
+            else:
+                out.future.set_result(result)
+        except InvalidStateError:
+            # It was told before, or cancelled.
             continue
-        if isinstance(result, RayMQError):
-            out.future.set_exception(result)
-        else:
-            out.future.set_result(result)

@@ -7,10 +7,11 @@ from typing import Any, Literal, Protocol, cast
 
 import pyarrow as pa
 
-from raymq.store.errors import Rejected
+from raymq.cluster.arguments import check_choice
 from raymq.store.record import Row
+from raymq.store.requests import FetchSlice
 
-from .flight_client import Fetched, ShardConnection
+from .flight_client import ShardConnection
 
 Transport = Literal["flight", "ray"]
 
@@ -45,7 +46,7 @@ class FetchStream(Protocol):
         max_bytes: int,
         max_records: int,
         wait_ms: int,
-    ) -> list[Fetched]:
+    ) -> list[FetchSlice]:
         """Read queues; waits up to `wait_ms` while none has anything."""
 
     def abort(self) -> None:
@@ -90,8 +91,7 @@ def open_connection(
     """
     if transport == "flight":
         return ShardConnection(endpoint, token, cluster_id, shard, ca=ca)
-    if transport != "ray":
-        raise Rejected(f"transport is {transport!r}", field="transport", limit="flight, ray")
+    check_choice("transport", transport, ("flight", "ray"))
     # By name: Spark's workers come through here, and must not even seem to depend on Ray.
     module = importlib.import_module("raymq.cluster.transport.ray_connection")
     return cast(Connection, module.RayShardConnection(endpoint, cluster_id))

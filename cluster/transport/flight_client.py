@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -14,6 +14,7 @@ from raymq.actors.row_message import pack_row
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.files import Files
 from raymq.store.record import PUT_SCHEMA, Row
+from raymq.store.requests import FetchSlice
 
 from . import protocol, tls
 
@@ -207,19 +208,6 @@ class PutStream(_Stream):
         return acks
 
 
-class Fetched(NamedTuple):
-    """Records [first_offset, next_offset) of one queue, or why there are none."""
-
-    queue_id: int
-    first_offset: int
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    #: raw RocketMQ records
-    records: pa.Array | None
-    error: RayMQError | None
-
-
 class FetchStream(_Stream):
     """Requests out, batches of raw records in; one request at a time."""
 
@@ -234,10 +222,10 @@ class FetchStream(_Stream):
         max_bytes: int,
         max_records: int,
         wait_ms: int,
-    ) -> list[Fetched]:
+    ) -> list[FetchSlice]:
         """Read queues; waits up to `wait_ms` at the server while none has anything.
 
-        Returns: a Fetched for each queue that has records or an error (OffsetOutOfRange...).
+        Returns: a FetchSlice for each queue that has records or an error (OffsetOutOfRange...).
         Raises: what the server refused the request with; Unavailable when the stream broke.
         """
         self._number += 1
@@ -250,7 +238,7 @@ class FetchStream(_Stream):
             "wait_ms": wait_ms,
         }
         self._write(protocol.pack(request))
-        found: list[Fetched] = []
+        found: list[FetchSlice] = []
         while True:
             chunk = self._read()
             meta = protocol.unpack(chunk.app_metadata)
@@ -260,10 +248,10 @@ class FetchStream(_Stream):
                 raise from_wire(meta["error"])
             queue_id = int(meta["queue"])
             if "error" in meta:
-                found.append(Fetched(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"])))
+                found.append(FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"])))
                 continue
             found.append(
-                Fetched(
+                FetchSlice(
                     queue_id,
                     meta["first_offset"],
                     meta["next_offset"],

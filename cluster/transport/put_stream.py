@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from raymq.actors.row_message import unpack_row
-from raymq.actors.shard_api import PutTicket, ShardBackend
+from raymq.actors.shard_api import PutTicket, ShardBackend, put_request
 from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
-from raymq.store.record import Row, batch_bytes
-from raymq.store.requests import PutOutcome, PutRequest
+from raymq.store.record import batch_bytes
+from raymq.store.requests import PutOutcome
 
 from . import protocol
 
@@ -147,7 +147,9 @@ class PutStreamServer:
             single = unpack_row(words) if batch is None else None
             meta, batch = (protocol.unpack(words), batch) if single is None else single
             number, read = int(meta["id"]), int(meta.get("read", -1))
-            request = _put_request(meta, batch)
+            if batch is None:
+                raise Rejected("the message has no rows", field="batch", limit="a record batch")
+            request = put_request(meta, batch)
         except RayMQError as error:
             result = error
         except (KeyError, TypeError, ValueError) as error:
@@ -237,23 +239,6 @@ class PutStreamServer:
             with self._room:
                 self._gone = True
                 self._room.notify_all()
-
-
-def _put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row | None) -> PutRequest:
-    if batch is None:
-        raise Rejected("the message has no rows", field="batch", limit="a record batch")
-    acks = meta.get("acks", "quorum")
-    if acks not in ("quorum", "leader"):
-        raise Rejected(f"acks is {acks!r}", field="acks", limit="quorum, leader")
-    return PutRequest(
-        str(meta["topic"]),
-        int(meta["queue"]),
-        batch,
-        meta.get("pid"),
-        int(meta.get("epoch", 0)),
-        int(meta.get("seq", 0)),
-        acks,
-    )
 
 
 #: as `protocol.pack` makes it, at a third of the time

@@ -22,8 +22,9 @@ from raymq.cluster.paths import NAMESPACE
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.record import Row, batch_bytes
+from raymq.store.requests import FetchSlice
 
-from .flight_client import CALL_TIMEOUT_S, Fetched
+from .flight_client import CALL_TIMEOUT_S
 
 #: calls of one put stream under way: one at the disk, one on its way there, one on its way back
 CALLS_MAX = 4
@@ -106,6 +107,8 @@ class _Stream:
         self._actor = actor
         self._name = name
         self._cluster_id = cluster_id
+        #: the stream is broken: as a word for who looks, as a future for who waits
+        self._left = False
         self._aborted: Future[None] = Future()
 
     def _result(self, reference: Any) -> Any:
@@ -123,15 +126,16 @@ class _Stream:
                 return answer.result()
         except Exception as error:
             raise translate(error, self._name) from error
-        why = "the stream was left" if self._aborted.done() else f"silent for {CALL_TIMEOUT_S:g} s"
+        why = "the stream was left" if self._left else f"silent for {CALL_TIMEOUT_S:g} s"
         raise Unavailable(f"{self._name}: {why}", actor=self._name)
 
     def _check(self) -> None:
-        if self._aborted.done():
+        if self._left:
             raise Unavailable(f"{self._name}: the stream was left", actor=self._name)
 
     def abort(self) -> None:
         """Break the stream: whoever reads or writes it gets Unavailable. What is under way may still be done."""
+        self._left = True
         try:
             self._aborted.set_result(None)
         except InvalidStateError:
@@ -152,6 +156,8 @@ class RayPutStream(_Stream):
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: guards everything below
         self._lock = threading.Lock()
+        #: of the call that was answered last; Ray's work of letting it go is done while the next answer is waited for
+        self._answered: Any = None
         #: the actor's method, bound once: each look-up makes a new one
         self._append: Any = None
         #: its name at the shard; empty before it is open
@@ -184,7 +190,7 @@ class RayPutStream(_Stream):
         """Make calls of what waits. Needs the lock."""
         while self._waiting and self._under_way < CALLS_MAX:
             items = [self._waiting.popleft()]
-            size = batch_bytes(items[0][1])
+            size = batch_bytes(items[0][1]) if self._waiting else 0
             while self._waiting and (size := size + batch_bytes(self._waiting[0][1])) <= CALL_BYTES:
                 items.append(self._waiting.popleft())
             self._number += 1
@@ -206,10 +212,12 @@ class RayPutStream(_Stream):
         if reference is None:
             self._calls.put(None)
             self._check()
+        self._answered = reference
         acks = unpack_acks(self._result(reference))
         with self._lock:
             self._under_way -= 1
-            self._submit()
+            if self._waiting:
+                self._submit()
         return acks
 
     def abort(self) -> None:
@@ -229,7 +237,7 @@ class RayFetchStream(_Stream):
         max_bytes: int,
         max_records: int,
         wait_ms: int,
-    ) -> list[Fetched]:
+    ) -> list[FetchSlice]:
         """As `flight_client.FetchStream.fetch`; a long wait is several calls."""
         clock = Clock()
         deadline = clock.monotonic_ms() + wait_ms
@@ -252,9 +260,9 @@ class RayFetchStream(_Stream):
                 return [_fetched(part) for part in found]
 
 
-def _fetched(part: tuple[Any, ...]) -> Fetched:
+def _fetched(part: tuple[Any, ...]) -> FetchSlice:
     queue_id, first, after, low, high, data, error = part
     if error is not None:
-        return Fetched(queue_id, -1, -1, -1, -1, None, from_wire(error))
+        return FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(error))
     records = pa.ipc.read_record_batch(data, RECORD_SCHEMA).column(0)
-    return Fetched(queue_id, first, after, low, high, records, None)
+    return FetchSlice(queue_id, first, after, low, high, records, None)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from raymq.cluster.arguments import check_number
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.format import SYSTEM_TOPICS, check_topic_name
 
@@ -29,6 +30,8 @@ class TopicRoute(NamedTuple):
 
     def shard_of(self, queue_id: int) -> int:
         """The shard that stores a queue. Raises: Rejected when there is no such queue."""
+        if type(queue_id) is not int:
+            check_number("queue_id", queue_id, 0)
         if not 0 <= queue_id < self.queues:
             raise Rejected(
                 f"topic {self.name} has the queues 0 to {self.queues - 1}, not {queue_id}",

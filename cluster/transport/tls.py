@@ -179,6 +179,8 @@ def failure(words: str, endpoint: str) -> RayMQError:
             words = f"the shard serves without TLS: use {PLAIN_URL}, or start it with {USE_TLS}=1"
     elif "failed to connect" in words and "Socket closed" in words:
         words = f"the connection was closed at once: if the shard serves with TLS, use {TLS_URL}"
+    if "Connection refused" in words:
+        words = "nothing listens there: `raymq start` on the cluster's directory starts it again"
     return Unavailable(f"{endpoint}: {words}", endpoint=endpoint)
 
 

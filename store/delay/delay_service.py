@@ -71,3 +71,7 @@ class DelayService:
     def close(self, now_ms: int) -> None:
         """Complete the timers' files on disk. Raises: StorageFull, OSError."""
         self.timers.close(now_ms)
+
+    def abandon(self) -> None:
+        """Let go of the files as a crash would."""
+        self.timers.abandon()

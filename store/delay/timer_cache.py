@@ -13,7 +13,7 @@ from raymq.store.errors import Corrupt
 from raymq.store.failpoints import fail_point
 from raymq.store.log.commit_log import CommitLog
 
-from .timer_check import TimerCheck, read_check, remove_check, write_check
+from .timer_check import OURS, TimerCheck, read_check, remove_check, write_check
 from .timer_log import NONE, UNIT_BYTES, UNIT_DTYPE, TimerLog, Units
 from .timer_rule import MAGIC_DELETE, PRECISION_MS, ROLL_WINDOW_MS, WHEEL_SLOTS, Due
 from .timer_wheel import Slot, TimerWheel
@@ -176,7 +176,7 @@ class TimerCache:
         self.wheel.sync()
         fail_point("timer.files_synced")
         counter = 1 if last is None else last.counter + 1
-        version = (0, now_ms, counter)
+        version = (OURS, now_ms, counter)
         check = TimerCheck(read_time_ms, self._timer_log.end, queue_offset, queue_offset, *version)
         write_check(self._check_path, check, files=self._files)
         self._last = check

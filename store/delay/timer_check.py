@@ -13,6 +13,8 @@ from typing import NamedTuple
 from raymq.store.files import Files
 
 FILE_BYTES = 4096
+#: state version of what we write: RocketMQ puts its own there with the first second that it has read
+OURS = int.from_bytes(b"RayMQ", "big")
 _LONGS = struct.Struct(">7q")
 
 
@@ -26,6 +28,11 @@ class TimerCheck(NamedTuple):
     state_version: int = 0
     version_time_ms: int = 0
     counter: int = 0
+
+    @property
+    def foreign(self) -> bool:
+        """Whether RocketMQ wrote it."""
+        return self.state_version != OURS
 
 
 def read_check(path: Path, *, files: Files) -> TimerCheck | None:

@@ -1,4 +1,4 @@
-"""What RocketMQ's timers left, taken over once: which rolls are still to be made.
+"""What RocketMQ's timers left: how far it came, and which rolls are still to be made.
 
 A record further away than the roll window waits in RocketMQ's wheel for a second that depends on when it was read, so
 the record does not tell whether it was rolled. Its successor in the timer topic does.
@@ -7,37 +7,80 @@ Source: TimerMessageStore#doEnqueue, #convert, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import decode
 
 from .delay_levels import TIMER_TOPIC
 from .delayed_record import Waiting, waiting
-from .timer_rule import MAGIC_ROLL, ROLL_TIMES
+from .timer_check import TimerCheck
+from .timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress
 from .timer_topic import TimerTopic
 
 SLICE_ROWS = 4096
 
 
-def pending_rolls(log: CommitLog, topic: TimerTopic, end: int) -> list[InnerMessage]:
-    """The rolls below offset `end` that were not made, to be put again as they are."""
+def taken_over(check: TimerCheck, before: TimerProgress, topic_end: int) -> TimerProgress:
+    """The progress behind RocketMQ's, which began at `before` (nothing at first) or a little earlier.
+
+    What we delivered before stays delivered, also where its time is behind ours. Where it did not read as much of the
+    topic as we had, nothing later than our time counts as delivered.
+    """
+    end = min(check.queue_offset, topic_end)
+    time = max(0, check.read_time_ms - check.read_time_ms % PRECISION_MS)
+    if end < before.queue:
+        end, time = before.queue, min(time, before.time)
+    progress = before
+    if time < before.time:
+        progress = before.turned_back(time)
+    elif time > before.time:
+        progress = before.at_time(time)
+    return replace(progress, queue=end, imported=end)
+
+
+def pending_rolls(
+    log: CommitLog, topic: TimerTopic, before: TimerProgress, now: TimerProgress
+) -> list[InnerMessage]:
+    """The rolls below `now.queue` that were not made, to be put again as they are.
+
+    Those below `before.queue` waited in our files for the second that their record tells; or RocketMQ read them itself,
+    where a crash of ours left its files behind. Only RocketMQ's messages all have a unique key.
+    """
+    ours: list[Waiting] = []
     rolls: list[tuple[tuple[str, str, int], Waiting]] = []
     made: set[tuple[str, str, int]] = set()
-    offset = 0
+    offset = before.imported
     while offset < topic.end:
         rows = topic.read(offset, SLICE_ROWS)
         offset = max(rows.next_offset, offset + 1)
         is_roll = rows.due.magic & MAGIC_ROLL != 0
-        for found, roll in zip(
-            waiting(log, rows.positions, rows.sizes), is_roll.tolist(), strict=True
+        for found, roll, slot_ms in zip(
+            waiting(log, rows.positions, rows.sizes),
+            is_roll.tolist(),
+            rows.due.slot_ms.tolist(),
+            strict=True,
         ):
             properties = decode(found.properties)
-            turns = properties.get(ROLL_TIMES, "0")
-            turn = int(turns) if turns.isdecimal() else 0
+            turn = _number(properties, ROLL_TIMES)
             key = (properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", ""))
             made.add((*key, turn))
-            if roll and found.queue_offset < end:
+            known = found.queue_offset < before.queue
+            # What is due before RocketMQ's time it has delivered, also where it read it too late for a roll.
+            over = _number(properties, OUT_MS) < now.time
+            if not roll or over or found.queue_offset >= now.queue:
+                continue
+            if known and now.waits(slot_ms, np.array([found.queue_offset])).all():
+                ours.append(found)
+            elif not known or key[1]:
                 rolls.append(((*key, turn + 1), found))
-    return [
-        found.moved(TIMER_TOPIC, 0, found.properties) for after, found in rolls if after not in made
-    ]
+    left = [*ours, *(found for after, found in rolls if after not in made)]
+    return [found.moved(TIMER_TOPIC, 0, found.properties) for found in left]
+
+
+def _number(properties: dict[str, str], name: str) -> int:
+    text = properties.get(name, "0")
+    return int(text) if text.isdecimal() else 0

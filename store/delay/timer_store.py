@@ -22,7 +22,8 @@ from raymq.store.records.properties import decode
 from .delay_levels import TIMER_TOPIC, TIMERS_SERVICE
 from .delayed_record import Waiting, by_queue, fitting, waiting
 from .timer_cache import TimerCache
-from .timer_import import pending_rolls
+from .timer_check import TimerCheck
+from .timer_import import pending_rolls, taken_over
 from .timer_rule import (
     DELETE_KEY,
     MAGIC_DELETE,
@@ -155,8 +156,12 @@ class TimerMessageStore:
     def _prepare(self) -> bool:
         """Begin where the log says. Returns: False while dispatch has not come as far again."""
         values = self._store.state.progress.get(TIMERS_SERVICE)
-        if values is None:
-            self._import()
+        check = self._cache.check()
+        if values is None or (check is not None and check.foreign and not values.get("foreign")):
+            before = TimerProgress.of(values or {})
+            if self._topic.end < before.queue:
+                return False
+            self._import(check, before)
             values = self._store.state.progress[TIMERS_SERVICE]
         self._second = None
         progress = TimerProgress.of(values)
@@ -190,16 +195,16 @@ class TimerMessageStore:
         self._ready = True
         return True
 
-    def _import(self) -> None:
-        """The first time: go on where RocketMQ's files say that it stopped, if there are any."""
-        check = self._cache.check()
-        progress = TimerProgress()
+    def _import(self, check: TimerCheck | None, before: TimerProgress) -> None:
+        """Go on where RocketMQ's files say that it stopped, if there are any, the first time and each time later.
+
+        It began with our files, and delivered from them what stood below `before.queue`.
+        """
+        progress = before
         messages: list[InnerMessage] = []
         if check is not None:
-            end = min(check.queue_offset, self._topic.end)
-            time = check.read_time_ms - check.read_time_ms % PRECISION_MS
-            messages = pending_rolls(self._log, self._topic, end)
-            progress = TimerProgress(queue=end, time=max(0, time), imported=end)
+            progress = taken_over(check, before, self._topic.end)
+            messages = pending_rolls(self._log, self._topic, before, progress)
         values = {**progress.values(), "foreign": None if check is None else True}
         self._store.put_inner(by_queue(messages), progress=Progress(TIMERS_SERVICE, values))
         self._needed_end = self._log.end
@@ -214,7 +219,7 @@ class TimerMessageStore:
             rows = self._topic.read(self._progress.queue, SLICE_ROWS)
             looked += SLICE_ROWS
             first = self._cache.wheel.first()
-            if first is not None and first < now_ms - now_ms % PRECISION_MS:
+            if first is None or first < now_ms - now_ms % PRECISION_MS:
                 rows = self._that_fit(rows)
             if self._blocked and not len(rows.offsets):
                 break
@@ -403,8 +408,12 @@ class TimerMessageStore:
             if self._ready:
                 self._sync(now_ms)
         finally:
-            self._ready = False
-            self._cache.close()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the files as a crash would."""
+        self._ready = False
+        self._cache.close()
 
 
 def _key(found: Waiting) -> str:

@@ -54,13 +54,6 @@ class Header(NamedTuple):
     count: int = 1  # type: ignore[assignment]  # hides tuple.count
 
 
-class Candidates(NamedTuple):
-    """Entries of one hash, newest first; each record was stored in [time, time + 1 s)."""
-
-    physical_offsets: Int64s
-    times_ms: Int64s
-
-
 class IndexFile:
     """One thread appends, cuts and syncs; any may look up.
 
@@ -330,8 +323,10 @@ class IndexFile:
         offsets = self._entries()["physical_offset"][1 : self.header.count]
         return 1 + int(np.searchsorted(offsets, physical_offset))
 
-    def find(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[Candidates]:
-        """Entries of a hash whose records may have been stored in [begin_ms, end_ms], newest first, some at a time.
+    def find(
+        self, key_hash: int, begin_ms: int, end_ms: int, some: int = CHAIN_STEPS
+    ) -> Iterator[Int64s]:
+        """Physical offsets of a hash's records that may be stored in [begin_ms, end_ms], the newest `some` first.
 
         Source: IndexFile#selectPhyOffset. An entry knows only the second; RocketMQ leaves out records of the first one,
         here the caller compares exactly. It also reads the first entry's time as what that entry counts it from.
@@ -345,7 +340,6 @@ class IndexFile:
         place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
         number = int.from_bytes(view[place : place + SLOT_BYTES], "big", signed=True)
         offsets: list[int] = []
-        times: list[int] = []
         for _ in range(CHAIN_STEPS):
             if not 0 < number < self._entry_count:
                 break
@@ -360,13 +354,15 @@ class IndexFile:
                     break
                 if found == key_hash and time_ms <= end_ms:
                     offsets.append(offset)
-                    times.append(time_ms)
+                    if len(offsets) >= some:
+                        yield np.array(offsets)
+                        offsets = []
             if previous >= number:
                 number = 0
                 break
             number = previous
         if offsets:
-            yield Candidates(np.array(offsets), np.array(times))
+            yield np.array(offsets)
         entries = np.frombuffer(view, dtype=ENTRY_DTYPE, offset=start)
         while number > 0:
             low = max(1, number + 1 - SCAN_ENTRIES)
@@ -377,9 +373,7 @@ class IndexFile:
             times_ms = header.begin_time_ms + 1000 * spans
             right = (times_ms <= end_ms) & (times_ms + 999 >= begin_ms)
             if right.any():
-                yield Candidates(
-                    part["physical_offset"][rows[right]].astype(np.int64), times_ms[right]
-                )
+                yield part["physical_offset"][rows[right]].astype(np.int64)
             if len(rows) and times_ms[-1] + 999 < begin_ms:
                 break
             number = low - 1
@@ -425,11 +419,10 @@ class IndexFile:
             for row in rows.tolist():
                 # A chain of thousands: looked through as a whole.
                 gone = sum(int((part == row).sum()) for part in found_rows)
-                parts = self.find(int(key_hashes[row]), begin_ms, end_ms)
-                offsets = [part.physical_offsets for part in parts]
-                if not offsets:
+                parts = list(self.find(int(key_hashes[row]), begin_ms, end_ms))
+                if not parts:
                     continue
-                rest = np.concatenate(offsets)[gone : int(wanted[row])]
+                rest = np.concatenate(parts)[gone : int(wanted[row])]
                 found_rows.append(np.full(len(rest), row, np.int64))
                 found_offsets.append(rest)
         if not found_rows:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
+from raymq.store.records.binary_columns import value_offsets
 from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from raymq.store.records.properties import decode as decode_properties
 
@@ -75,8 +76,7 @@ def keyed_column(properties: pa.Array) -> Keyed | None:
     """The encoded properties of a batch; None, at next to no cost, when no row has a key."""
     if properties.null_count == len(properties) or not len(properties):
         return None
-    offsets = np.frombuffer(properties.buffers()[1], dtype=np.int32)
-    offsets = offsets[properties.offset : properties.offset + len(properties) + 1]
+    offsets = value_offsets(properties)
     low = int(offsets[0])
     data = properties.buffers()[2].slice(low, int(offsets[-1]) - low).to_pybytes()
     # A copy: what stays in memory until it is indexed must not keep the bodies there.

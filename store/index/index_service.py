@@ -21,7 +21,7 @@ from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
 from raymq.store.log.meta import Meta
 
-from .index_file import Candidates, IndexFile
+from .index_file import CHAIN_STEPS, IndexFile
 from .index_keys import Int32s, Int64s, key_hash
 
 _NAME_FORMAT = "%Y%m%d%H%M%S"
@@ -242,8 +242,12 @@ class IndexService:
 
     # --- looking up -----------------------------------------------------------------------------------------
 
-    def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[Candidates]:
-        """Records that may have a key and may have been stored in [begin_ms, end_ms], newest first, some at a time.
+    def find(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, some: int = CHAIN_STEPS
+    ) -> Iterator[Int64s]:
+        """Physical offsets of records that may have a key and be stored in [begin_ms, end_ms], newest first.
+
+        They come `some` at a time.
 
         Another key may have the same hash. Source: IndexService#queryOffset.
         """
@@ -254,7 +258,7 @@ class IndexService:
                 continue
             if header.end_time_ms < begin_ms:
                 break
-            yield from file.find(hashed, begin_ms, end_ms)
+            yield from file.find(hashed, begin_ms, end_ms, some)
             if header.begin_time_ms < begin_ms:
                 break
 

@@ -86,11 +86,11 @@ class Query:
         limit = min(max_num, self._log.config.max_msgs_num_batch)
         parts: list[pa.RecordBatch] = []
         found, oldest = 0, self._log.confirmed
-        for candidates in self._index.find(topic, key, begin_ms, end_ms):
+        for candidates in self._index.find(topic, key, begin_ms, end_ms, limit):
             at = 0
-            while at < len(candidates.physical_offsets) and found < limit:
+            while at < len(candidates) and found < limit:
                 # Twice a key in one message: twice the same offset.
-                offsets = np.unique(candidates.physical_offsets[at : at + limit])
+                offsets = np.unique(candidates[at : at + limit])
                 at += limit
                 batch = self._matching(
                     offsets[offsets < oldest], topic, key, begin_ms, end_ms, exact

@@ -25,6 +25,9 @@ from .query import TIME_MAX_MS
 
 Bools = npt.NDArray[np.bool_]
 
+#: keys that are looked up one by one: that costs less than to follow few chains in step
+FEW_KEYS = 8
+
 _INT, _LONG = np.dtype(">i4"), np.dtype(">i8")
 _SYS_FLAG_AT, _STORE_TIME_AT, _BORN_V6, _V6_EXTRA_BYTES = 36, 56, 0x10, 12
 
@@ -64,7 +67,7 @@ def by_keys(
         )
     wanted = min(max_num, log.config.max_msgs_num_batch)
     confirmed = log.confirmed
-    found, offsets = index.find_many(key_hashes(topic, keys), wanted, begin_ms, end_ms)
+    found, offsets = _candidates(index, topic, keys, wanted, begin_ms, end_ms)
     kept = (offsets >= log.start) & (offsets < confirmed)
     # A key that stands twice in a message has two entries.
     pairs = np.unique(offsets[kept] * len(keys) + found[kept])
@@ -81,15 +84,36 @@ def by_keys(
     return KeyHits(hits.keys[right], hits.rows[right], records)
 
 
+def _candidates(
+    index: IndexService, topic: str, keys: Sequence[str], wanted: int, begin_ms: int, end_ms: int
+) -> tuple[Int64s, Int64s]:
+    """Rows of `keys`, and physical offsets of records that may match."""
+    if len(keys) > FEW_KEYS:
+        return index.find_many(key_hashes(topic, keys), wanted, begin_ms, end_ms)
+    rows, offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for row, key in enumerate(keys):
+        left = wanted
+        for part in index.find(topic, key, begin_ms, end_ms, wanted):
+            some = part[:left]
+            rows.append(np.full(len(some), row, np.int64))
+            offsets.append(some)
+            left -= len(some)
+            if left <= 0:
+                break
+    return np.concatenate(rows), np.concatenate(offsets)
+
+
 def _read(log: CommitLog, places: Int64s) -> tuple[Bools, Int64s, pa.Array]:
-    """Which of the records are there, their store times, and those that are, raw."""
+    """Which of the records are there, their store times, and those that are, raw. Args: ascending."""
     size = log.config.segment_size_bytes
     there = np.ones(len(places), dtype=bool)
     times = np.zeros(len(places), dtype=np.int64)
     parts = []
-    starts = places - places % size
-    for start in np.unique(starts).tolist():
-        rows = starts == start
+    stop = 0
+    while stop < len(places):
+        start = int(places[stop]) // size * size
+        rows = slice(stop, int(np.searchsorted(places, start + size)))
+        stop = rows.stop
         file = log.queue.find(start)
         if file is None:
             there[rows] = False

@@ -80,11 +80,17 @@ class Chain:
         #: segment -> bytes used in its file
         self._used: dict[int, int] = {}
         self.last: ChainUnit | None = None
+        #: the last unit whose value was asked for, and that value
+        self._valued: tuple[ChainUnit | None, int] = (None, 0)
 
     @property
     def value(self) -> int:
         """Chain value at the end; 0 for an empty chain."""
-        return 0 if self.last is None else self.last.value
+        unit, value = self._valued
+        if unit is not self.last:
+            value = 0 if self.last is None else self.last.value
+            self._valued = (self.last, value)
+        return value
 
     def load(self, verify_from: int = 0) -> None:
         """Look at every unit that ends above `verify_from`; of older files only at the first and the last one.

@@ -24,6 +24,7 @@ from raymq.store.errors import (
     RayMQError,
     Rejected,
     Unavailable,
+    broken,
     require,
 )
 from raymq.store.failpoints import fail_point
@@ -191,8 +192,9 @@ class CommitLog:
 
     def _current(self) -> MappedFile:
         file = self.queue.find(self.end)
-        require(file is not None, "the tail has a file", end=self.end)
-        return file  # type: ignore[return-value]
+        if file is None:
+            raise broken("the tail has a file", end=self.end)
+        return file
 
     # --- appending ------------------------------------------------------------------------------------------
 
@@ -230,9 +232,11 @@ class CommitLog:
 
         Durable: nothing; the flush service syncs. Order: bytes, chain, mark; the caller publishes after.
         """
-        self._check_writable()
+        if self.poisoned is not None or self._closed:
+            self._check_writable()
         length, room = len(data), self.room()
-        require(length <= room, "a unit fits its file", length=length, room=room)
+        if length > room:
+            raise broken("a unit fits its file", length=length, room=room)
         fail_point("log.before_store")
         start = self.end
         self._write(data, ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value))
@@ -359,10 +363,13 @@ class CommitLog:
         if offset > self.marks.synced_end:
             self.marks.synced_end = min(offset, self.committed)
 
-    def note_confirmed(self, offset: int) -> None:
-        """C reached `offset`; it never falls."""
-        if offset > self.marks.confirmed_end:
+    def note_confirmed(self, offset: int) -> bool:
+        """C reached `offset`; it never falls. Returns: whether it has moved."""
+        before = self.marks.confirmed_end
+        if offset > before:
             self.marks.confirmed_end = min(offset, self.committed)
+            return self.marks.confirmed_end > before
+        return False
 
     def sync(self) -> int:
         """fdatasync [synced, committed) through the witness descriptors. Returns: the synced end.

@@ -51,6 +51,7 @@ class SegmentSyncer:
         self._dir = Path(commitlog_dir)
         self._size = segment_size_bytes
         self._files = files
+        #: by the starts of their files, oldest first
         self._fds: dict[int, int] = {}
         self._failed: FlushFailed | None = None
         #: fdatasync calls so far
@@ -65,9 +66,9 @@ class SegmentSyncer:
             raise self._failed
         if start >= stop:
             return
-        first = self.segment_of(start)
-        for segment in [s for s in self._fds if s < first]:
-            self._files.close(self._fds.pop(segment))
+        first = start - start % self._size
+        while self._fds and (oldest := next(iter(self._fds))) < first:
+            self._files.close(self._fds.pop(oldest))
         for segment in range(first, stop, self._size):
             try:
                 fd = self._fds.get(segment)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.checksum import crc32c
-from raymq.store.files import Files
+from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
 
 from .chain import Chain
-from .mapped_file import CLEAR_CHUNK_BYTES, MappedFile
+from .mapped_file import MappedFile
 from .mapped_file_queue import MappedFileQueue
 from .recovery import Facts, Row, decide, written_until
 
@@ -175,9 +175,9 @@ def _has_bytes(files: Files, file: MappedFile, offset: int, top: int | None) -> 
     fd = files.open_file(file.path, writable=False)
     try:
         for begin, end in files.data_ranges(fd, offset - file.start, stop):
-            for position in range(begin, end, CLEAR_CHUNK_BYTES):
-                chunk = files.pread(fd, min(CLEAR_CHUNK_BYTES, end - position), position)
-                if chunk.count(0) != len(chunk):
+            for position in range(begin, end, ZERO_CHUNK_BYTES):
+                chunk = files.pread(fd, min(ZERO_CHUNK_BYTES, end - position), position)
+                if not only_zeros(chunk):
                     return True
         return False
     finally:

@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.store.errors import Corrupt, Unavailable
-from raymq.store.files import Files
-
-#: read at a time when the rest of a file is cleared
-CLEAR_CHUNK_BYTES = 1 << 20
+from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
 
 
 class MappedFile:
@@ -82,7 +79,9 @@ class MappedFile:
 
     def pwrite(self, data: Any, position: int) -> None:
         """Write `data` at a position inside the file. Raises: StorageFull, OSError."""
-        self.claim(position + len(data))
+        end = position + len(data)
+        if end > self.prewritten:
+            self.claim(end)
         self._files.pwrite(self._fd, data, position)
 
     def claim(self, end: int) -> None:
@@ -124,9 +123,9 @@ class MappedFile:
         """
         for begin, end in self._files.data_ranges(self._fd, start, self.size):
             while begin < end:
-                stop = min(begin - begin % CLEAR_CHUNK_BYTES + CLEAR_CHUNK_BYTES, end)
+                stop = min(begin - begin % ZERO_CHUNK_BYTES + ZERO_CHUNK_BYTES, end)
                 chunk = self._files.pread(self._fd, stop - begin, begin)
-                if chunk.count(0) != len(chunk):
+                if not only_zeros(chunk):
                     self._files.zero(self._fd, begin, stop)
                 begin = stop
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from raymq.store.errors import Corrupt, StorageFull, Unavailable, require
 from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
+from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
 from raymq.store.status import PutStatus
 
-from .mapped_file import CLEAR_CHUNK_BYTES, MappedFile
+from .mapped_file import MappedFile
 from .segment_paths import list_segments
 from .spare_files import SpareFiles
 
@@ -109,9 +109,9 @@ class MappedFileQueue:
             size = self._fs.size(fd)
             if size >= self.file_size:
                 return False
-            for position in range(0, size, CLEAR_CHUNK_BYTES):
-                chunk = self._fs.pread(fd, CLEAR_CHUNK_BYTES, position)
-                if chunk.count(0) != len(chunk):
+            for position in range(0, size, ZERO_CHUNK_BYTES):
+                chunk = self._fs.pread(fd, ZERO_CHUNK_BYTES, position)
+                if not only_zeros(chunk):
                     return False
             return True
         finally:

@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from raymq.store.errors import require
+from raymq.store.errors import broken
 from raymq.store.files import Files
 
 PAGE_BYTES = 4096
@@ -98,7 +98,8 @@ class Marks:
 
     def _raise(self, index: int, offset: int) -> None:
         words = self._words
-        require(offset >= words[index], "a mark moves up", mark=index, is_=words[index], to=offset)
+        if offset < words[index]:
+            raise broken("a mark moves up", mark=index, is_=words[index], to=offset)
         words[index] = offset
 
     def lower(self, offset: int) -> None:

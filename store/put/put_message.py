@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from raymq.store import format as fmt
-from raymq.store.errors import RayMQError
+from raymq.store.errors import RayMQError, Rejected
 from raymq.store.message_store import MessageStore
 from raymq.store.records.properties import DELAY, INNER_NUM, WAIT
 from raymq.store.requests import Append
@@ -29,6 +29,18 @@ RETRY_PREFIX = "%RETRY%"
 RECORD_EXTRA_BYTES_MAX = 64 * 1024
 #: sysFlag of a record that holds a whole batch; only topics with a BatchCQ may have one, and here none has
 INNER_BATCH_FLAG = 0x80
+
+
+#: fields of a record that are numbers, and what fits into them
+_INT32, _INT64 = (-(1 << 31), (1 << 31) - 1), (-(1 << 63), (1 << 63) - 1)
+_NUMBERS = {
+    "queue_id": (0, _INT32[1]),
+    "flag": _INT32,
+    "sys_flag": _INT32,
+    "born_time_ms": _INT64,
+    "reconsume_times": _INT32,
+    "prepared_transaction_offset": _INT64,
+}
 
 
 class AppendResult(NamedTuple):
@@ -155,14 +167,18 @@ def check_message(message: InnerMessage) -> None:
 
     Source: HookUtils#checkBeforePutMessage, #checkInnerBatch.
     """
-    length = len(message.topic.encode())
+    _check_kinds(message)
+    length = len(message.topic)
     limit = (
         fmt.TOPIC_MAX_CHARS if message.topic.startswith(RETRY_PREFIX) else fmt.TOPIC_V1_MAX_CHARS
     )
     if not 0 < length <= limit:
         raise _illegal(f"the topic has {length} bytes; it may have 1 to {limit}", "topic", limit)
-    if not isinstance(message.body, bytes):
-        raise _illegal("the message has no body; an empty one is b''", "body", "bytes")
+    try:
+        fmt.check_topic_name(message.topic)
+    except Rejected as error:
+        # There the client and the broker look at it; here its name becomes a directory's.
+        raise _illegal(error.message, "topic", error.limit) from error
     if INNER_NUM in message.properties or message.sys_flag & INNER_BATCH_FLAG:
         raise _illegal(
             f"an inner batch ({INNER_NUM}, or sysFlag {INNER_BATCH_FLAG:#x}) needs a topic with a batch consume "
@@ -170,6 +186,29 @@ def check_message(message: InnerMessage) -> None:
             "sys_flag",
             "no inner batch",
         )
+
+
+def _check_kinds(message: InnerMessage) -> None:
+    """What a record has no place for, before anything is made of it."""
+    if not isinstance(message.topic, str):
+        raise _illegal(f"the topic is {message.topic!r}; give its name", "topic", "text")
+    if not isinstance(message.body, bytes):
+        raise _illegal("the message has no body; an empty one is b''", "body", "bytes")
+    for name, (low, high) in _NUMBERS.items():
+        value = getattr(message, name)
+        if not isinstance(value, int) or not low <= value <= high:
+            raise _illegal(
+                f"{name} is {value!r}; it must be an int of {low} to {high}", name, f"{low}..{high}"
+            )
+    if message.born_host is not None and not isinstance(message.born_host, tuple):
+        raise _illegal(
+            f"born_host is {message.born_host!r}; give (IP address, port)", "born_host", "a tuple"
+        )
+    for key, value in message.properties.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise _illegal(
+                f"property {key!r} is {value!r}; names and values are text", "properties", "text"
+            )
 
 
 def check_batch(messages: tuple[InnerMessage, ...]) -> None:

@@ -88,6 +88,7 @@ class PutPath:
         self._hooks = hooks
         self._delays = delays
         self._busy_ms = log.config.os_page_cache_busy_timeout_ms
+        self._record_bytes_max = log.config.record_bytes_max
         self.epoch = 0
         self.closed = False
         #: start of the newest segment that needs no snapshot any more
@@ -142,7 +143,7 @@ class PutPath:
         row = record.check_put(
             request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
         )
-        if not request.batch.num_rows:
+        if row is None and not request.batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
         if timer:
             check_timer_put(
@@ -236,13 +237,8 @@ class PutPath:
                     end_offset=admission.end_offset,
                 )
         appended = self._append(prepared, request, skip)
-        size = (
-            prepared.size
-            if isinstance(prepared, record.PreparedRow)
-            else int(prepared.sizes[skip:].sum())
-        )
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
-        self._stats.note_put(request.topic, count - skip, size, held_ms)
+        self._stats.note_put(request.topic, count - skip, prepared.bytes_from(skip), held_ms)
         last_offset = appended.first_offset + count - skip - 1
         return appended._replace(count=count, duplicates=skip, last_offset=last_offset)
 
@@ -269,7 +265,7 @@ class PutPath:
             largest = prepared.size
         else:
             largest = int(prepared.sizes.max())
-        limit = self._config.record_bytes_max
+        limit = self._record_bytes_max
         if timer:
             # It is delivered in a group.
             limit = self._config.group_bytes_max - GROUP_RESERVE_BYTES - ROW_RESERVE_BYTES

@@ -28,6 +28,22 @@ CLEAN_FILES = 3
 SCAN_UNITS = 8192
 
 
+def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
+    """Where a store keeps the units of a queue: below its root, whatever a record says.
+
+    Raises: Corrupt for a topic or queue that would be elsewhere, or that no start would find.
+    """
+    if not topic or topic in (".", "..") or set(topic) & set("/\0") or queue_id < 0:
+        raise Corrupt(
+            f"a record names queue {queue_id} of topic {topic!r}, which is no directory of a store",
+            path=str(root),
+            rule="topic and queue of a record",
+            expected="a topic's name, a queue from 0 on",
+            found=f"{topic!r}, {queue_id}",
+        )
+    return root / "consumequeue" / topic / str(queue_id)
+
+
 class ConsumeQueue:
     """One queue of one topic. One thread appends, truncates and syncs; any may read.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
 
-from .consume_queue import ConsumeQueue
+from .consume_queue import ConsumeQueue, queue_directory
 
 Key = tuple[str, int]
 
@@ -20,6 +20,7 @@ class ConsumeQueues:
     """One thread appends, truncates and syncs; any may look up and read."""
 
     def __init__(self, root: Path, config: StoreConfig, *, files: Files) -> None:
+        self._root = root
         self._directory = root / "consumequeue"
         self._file_size = config.consume_queue_file_size_bytes
         self._files = files
@@ -43,7 +44,7 @@ class ConsumeQueues:
             with self._lock:
                 queue = self._queues.get(key)
                 if queue is None:
-                    directory = self._directory / topic / str(queue_id)
+                    directory = queue_directory(self._root, topic, queue_id)
                     queue = ConsumeQueue(directory, self._file_size, files=self._files)
                     self._queues[key] = queue
         return queue

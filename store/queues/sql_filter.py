@@ -4,7 +4,8 @@ Values are texts. Beside a number they are read as one, beside TRUE or FALSE as 
 missing, or no number where one is needed, makes its comparison unknown, and a message of which the whole is unknown
 is not wanted.
 Source: SelectorParser, ComparisonExpression, LogicExpression, RocketMQ 5.3.3. There a text that is no number fails the
-whole expression even beside OR; `NOT a = 1` is read as `(NOT a) = 1`; integers end at 32 bits beside small ones.
+whole expression even beside OR; `NOT a = 1` is read as `(NOT a) = 1`; integers end at 32 bits beside small ones; of a
+property that is missing CONTAINS, STARTSWITH and ENDSWITH are false, so that `NOT (a CONTAINS 'x')` is true.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +104,13 @@ class SqlFilter:
             return self._in(node)
         if isinstance(node, exp.Between):
             return self._between(node)
+        parts = {
+            exp.Glob: pc.match_substring,
+            exp.ILike: pc.starts_with,
+            exp.RegexpLike: pc.ends_with,
+        }
+        if type(node) in parts:
+            return self._part(parts[type(node)], node)
         signs = {
             exp.EQ: "=",
             exp.NEQ: "<>",
@@ -183,6 +192,16 @@ class SqlFilter:
         known = pa.array(texts, pa.binary())
         return lambda columns, count: _where(columns[name], pc.is_in(columns[name], known))
 
+    def _part(self, matches: Callable[..., Any], node: Any) -> Condition:
+        """CONTAINS, STARTSWITH, ENDSWITH. Source: ComparisonExpression; an empty text is part of none."""
+        name, text = self._property(node.this).name, self._operand(node.expression)
+        if not isinstance(text, str):
+            raise self._wrong(node, "looks for something else than a text")
+        if not text:
+            # Beside NOT, too.
+            return _constant(None)
+        return lambda columns, count: matches(columns[name], text)
+
     def _between(self, node: Any) -> Condition:
         value, low, high = (self._operand(node.args[part]) for part in ("this", "low", "high"))
         numbers = (int, float)
@@ -242,9 +261,21 @@ def _parse(expression: str) -> Any:
         ) from error
     try:
         with _quiet():
-            return sqlglot.parse_one(expression, into=exp.Condition)
+            return sqlglot.parse_one(expression, into=exp.Condition, dialect=_dialect())
     except SqlglotError as error:
         raise _refused(expression, str(error).splitlines()[0]) from error
+
+
+@cache
+def _dialect() -> Any:
+    """CONTAINS, STARTSWITH and ENDSWITH stand between two operands, where others have words that RocketMQ has not."""
+    from sqlglot import Dialect, Tokenizer, TokenType
+
+    words = {"CONTAINS": TokenType.GLOB, "STARTSWITH": TokenType.ILIKE, "ENDSWITH": TokenType.RLIKE}
+    taken = set(words.values())
+    kept = {word: kind for word, kind in Tokenizer.KEYWORDS.items() if kind not in taken}
+    tokens = type("Tokenizer", (Tokenizer,), {"KEYWORDS": {**kept, **words}})
+    return type("Filter", (Dialect,), {"Tokenizer": tokens})
 
 
 @contextmanager
@@ -264,7 +295,7 @@ def _quiet() -> Iterator[None]:
 def _refused(expression: str, why: str) -> Rejected:
     return Rejected(
         f"{expression!r} is no filter: {why}. A filter has properties, numbers, 'texts', TRUE, FALSE, =, <>, <, <=, >, "
-        ">=, BETWEEN, IN, IS NULL, AND, OR, NOT and brackets",
+        ">=, BETWEEN, IN, CONTAINS, STARTSWITH, ENDSWITH, IS NULL, AND, OR, NOT and brackets",
         field="filter",
         limit="SQL92 conditions over properties",
     )

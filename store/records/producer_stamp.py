@@ -9,6 +9,7 @@ last 8 hold the epoch's low 12 bits and the sequence.
 from __future__ import annotations
 
 import base64
+from binascii import b2a_base64
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ _ALPHABET = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", dtype=np.uint8
 )
 _INVALID = 0xFFFF
+_URLSAFE = bytes.maketrans(b"+/", b"-_")
 
 #: 12 bits -> two characters; and back, indexed by the characters read as a little-endian short
 _PAIRS = np.empty((4096, 2), dtype=np.uint8)
@@ -83,9 +85,11 @@ def stamp_column(
 
 def stamp_bytes(producer_id: int, epoch: int, sequence: int) -> bytes:
     """One stamp. Raises: Rejected."""
-    check(Stamp(producer_id, epoch, sequence), 1)
+    # `check` says what is wrong. Anything out of its bits is negative or too long once shifted down.
+    if producer_id >> 64 or epoch >> 20 or sequence >> 36:
+        check(Stamp(producer_id, epoch, sequence), 1)
     bits = (producer_id << 56 | epoch << 36 | sequence).to_bytes(15, "big")
-    return PREFIX + base64.urlsafe_b64encode(bits) + SUFFIX
+    return PREFIX + b2a_base64(bits, newline=False).translate(_URLSAFE) + SUFFIX
 
 
 def without_stamp(properties: bytes) -> bytes:

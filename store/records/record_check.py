@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from raymq.store import format as fmt
 from raymq.store.errors import Rejected
 
+from .binary_columns import value_lengths, value_offsets
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
 from .properties import (
@@ -177,7 +178,7 @@ def _check_properties(properties: pa.BinaryArray) -> None:
         row = int(np.flatnonzero(used)[unended.argmax()])
         raise Rejected(
             f"the properties of row {row} do not end with \\x02; encode them with "
-            "raymq.store.properties.encode",
+            "raymq.store.records.properties.encode",
             field="properties",
             limit="name \\x01 value \\x02 ...",
             row=row,
@@ -201,23 +202,6 @@ def _span(array: pa.Array) -> int:
     """Bytes of all values of a binary or string array; those of null slots may be among them."""
     offsets = value_offsets(array)
     return int(offsets[-1]) - int(offsets[0])
-
-
-def value_offsets(array: pa.Array) -> npt.NDArray[np.int32]:
-    """The n + 1 value offsets of a binary or string array."""
-    buffer = array.buffers()[1]
-    if buffer is None or not len(array):
-        return np.zeros(len(array) + 1, dtype=np.int32)
-    return np.frombuffer(buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1]
-
-
-def value_lengths(array: pa.Array) -> Int64s:
-    """Bytes of each value of a binary or string array; 0 for null, whose slot may span bytes."""
-    offsets = value_offsets(array)
-    lengths = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
-    if array.null_count:
-        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
-    return lengths
 
 
 def _data(array: pa.Array) -> bytes:

@@ -19,9 +19,9 @@ from raymq.store.checksum import body_crc, body_crcs
 from raymq.store.errors import Rejected, require
 from raymq.store.index.index_keys import Keyed, keyed_column
 
+from .binary_columns import value_lengths
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
 from .properties import TAG_NAME
-from .record_check import value_lengths
 from .record_row import PreparedRow, Row
 
 Int64s = npt.NDArray[np.int64]
@@ -45,6 +45,10 @@ class Prepared:
     keyed: Keyed | None
     #: the columns behind the header: arrays of `count` values or one scalar for all rows
     _pieces: tuple[Any, ...]
+
+    def bytes_from(self, row: int) -> int:
+        """Bytes of the records from `row` on."""
+        return int(self.sizes[row:].sum())
 
     def encode(
         self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
@@ -95,13 +99,13 @@ def prepare(
     sets the sys_flag bits. `row` is what `check_put` returned.
     Raises: Rejected for a stamp or host that cannot be written.
     """
-    count = batch.num_rows
     store_bytes = fmt.pack_host(*store_host)
     if row is not None and len(store_bytes) == 8 and not (flag or sys_flag or born_host):
         topic_bytes, magic = _topic_field(topic)
         return PreparedRow(topic_bytes, magic, queue_id, row, stamp=stamp, host=store_bytes)
     if isinstance(batch, Row):
         batch = batch.to_batch()
+    count = batch.num_rows
     body, tag, properties, born = batch.columns
     born_bytes = fmt.pack_host(*born_host) if born_host else store_bytes
     dtype = fmt.header_dtype(len(born_bytes) > 8, len(store_bytes) > 8)

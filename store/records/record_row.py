@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store.checksum import body_crc
-from raymq.store.errors import require
+from raymq.store.errors import broken, require
 from raymq.store.index.index_keys import keyed_row
 
 from .producer_stamp import PREFIX as STAMP_PREFIX
@@ -127,7 +127,7 @@ class PreparedRow:
             stored += TAG_NAME + tag.encode() + b"\x02"
         stored += properties or b""
         #: as of a batch
-        self.keyed = keyed_row(properties)
+        self.keyed = keyed_row(properties) if properties else None
         self._tail = topic + len(stored).to_bytes(2, "big") + stored
         #: bytes of the record
         self.size = _HEADER.size + len(self._body) + len(self._tail)
@@ -142,11 +142,16 @@ class PreparedRow:
         """As of a batch: the consume-queue tags code."""
         return np.array([fmt.tags_code(self._tag)], dtype=np.int64)
 
+    def bytes_from(self, row: int) -> int:
+        """As of a batch: the bytes of the records from `row` on."""
+        return 0 if row else self.size
+
     def encode(
         self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
     ) -> bytes:
         """As `Prepared.encode`; the only rows are [0, 1)."""
-        require((start, stop) == (0, 1), "the row of a batch of one", start=start, stop=stop)
+        if start or stop != 1:
+            raise broken("the row of a batch of one", start=start, stop=stop)
         body = self._body
         header = _HEADER.pack(
             self.size,

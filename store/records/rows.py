@@ -18,6 +18,7 @@ from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.delay.delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC
 
+from .binary_columns import value_bytes, value_offsets
 from .producer_stamp import STAMP_BYTES, read_column
 from .properties import TAG_NAME
 
@@ -182,12 +183,9 @@ def stamp_bytes(properties: pa.Array) -> npt.NDArray[np.uint8]:
     """The first 24 bytes of each properties string as uint8[n, 24]; zeros where it is shorter."""
     count = len(properties)
     out = np.zeros((count, STAMP_BYTES), dtype=np.uint8)
-    offsets = np.frombuffer(properties.buffers()[1], dtype=np.int32)[
-        properties.offset : properties.offset + count + 1
-    ].astype(np.int64)
-    data = properties.buffers()[2]
+    offsets = value_offsets(properties).astype(np.int64)
     long_enough = np.diff(offsets) >= STAMP_BYTES
-    if data is not None and long_enough.any():
-        flat = np.frombuffer(data, dtype=np.uint8)
-        out[long_enough] = flat[offsets[:-1][long_enough, None] + np.arange(STAMP_BYTES)]
+    if long_enough.any():
+        starts = offsets[:-1][long_enough, None]
+        out[long_enough] = value_bytes(properties)[starts + np.arange(STAMP_BYTES)]
     return out

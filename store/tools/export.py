@@ -6,7 +6,7 @@ The target appears whole or not at all: files are written in a directory beside 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,8 @@ def export(
 ) -> Exported:
     """Write the chosen messages of a store into the new directory `target`, as part-00000.parquet and so on.
 
-    Raises: Rejected when `target` exists or `root` is no store; Corrupt for a damaged log unless the choice says
-    `behind_damage`: then its readable rest is exported too. Durable: at return.
+    Raises: Rejected when `target` exists, or `root` is no store or has none of the topic; Corrupt for a damaged log
+    unless the choice says `behind_damage`: then its readable rest is exported too. Durable: at return.
     """
     files = files or Files()
     choice = choice or Choice()
@@ -136,9 +136,30 @@ def export(
                 offset=faults[0].offset,
                 rule=faults[0].rule,
             )
+        _check_topic(store, choice)
         return _write(store, target, choice, file_bytes)
     finally:
         store.close()
+
+
+def _check_topic(store: ReadOnlyStore, choice: Choice) -> None:
+    """Raises: Rejected for a topic or queue of which the store has nothing: a name is misspelt soon."""
+    if choice.topic is None:
+        return
+    queues = {number for topic, number, _ in store.queue_directories() if topic == choice.topic}
+    if choice.queue_id in queues or (choice.queue_id is None and queues):
+        return
+    # Consume queues may be lost, then the records tell.
+    wanted = replace(choice, start=None, stop=None)
+    if not any(wanted.rows(part.decode()).any() for part in store.slices(behind=True)):
+        known = sorted({topic for topic, _, _ in store.queue_directories()})
+        queue = "" if choice.queue_id is None else f"queue {choice.queue_id} of "
+        raise Rejected(
+            f"the store has no message of {queue}topic {choice.topic!r}; it has "
+            f"{', '.join(known) or 'no topics'}",
+            field="topic",
+            limit="a topic of the store",
+        )
 
 
 def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) -> Exported:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raymq.store.files import Files
-from raymq.store.log.mapped_file import CLEAR_CHUNK_BYTES
+from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
 
 
 class KeepAside:
@@ -41,7 +40,7 @@ class KeepAside:
         fd = self._files.open_file(path, writable=False)
         try:
             while stop > start:
-                low = max(start, stop - CLEAR_CHUNK_BYTES)
+                low = max(start, stop - ZERO_CHUNK_BYTES)
                 chunk = self._files.pread(fd, stop - low, low).rstrip(b"\0")
                 stop = low + len(chunk)
                 if chunk:
@@ -56,10 +55,10 @@ class KeepAside:
         fd = self._files.open_file(target, create=True)
         try:
             self._files.truncate(fd, stop - start)
-            for position in range(start, stop, CLEAR_CHUNK_BYTES):
-                chunk = self._files.pread(source, min(CLEAR_CHUNK_BYTES, stop - position), position)
+            for position in range(start, stop, ZERO_CHUNK_BYTES):
+                chunk = self._files.pread(source, min(ZERO_CHUNK_BYTES, stop - position), position)
                 # Zeros stay holes: a file of 1 GiB may hold little.
-                if chunk.count(0) != len(chunk):
+                if not only_zeros(chunk):
                     self._files.pwrite(fd, chunk, position - start)
             self._files.sync(fd)
         finally:

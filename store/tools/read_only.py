@@ -33,6 +33,9 @@ from raymq.store.state import INTERNAL_TOPIC, PROGRESS
 from .faults import Faults, Progress, Verdict
 from .slices import Stretch
 
+META = "a store with marks has a meta"
+LOG_FILES = "files of the commit log are there"
+
 
 class ReadOnlyStore:
     """The files of a store. `scan` first; what it finds wrong is in `faults`."""
@@ -114,7 +117,16 @@ class ReadOnlyStore:
         poisoned = self.meta.get("poisoned")
         if poisoned:
             self.faults.add(self.root / "raymq" / "meta", 0, "poisoned", str(poisoned))
+        if not self.own and self.marks.appended_end:
+            self.faults.add(
+                self.root / "raymq" / "meta",
+                0,
+                META,
+                "this replica's identity and promises are gone",
+            )
         if self.log is None:
+            if self.marks.synced_end:
+                self._fault_at(0, LOG_FILES, f"none is; {self.marks.synced_end} bytes were synced")
             return
         chain = self.chain() if trust_chain else None
         try:

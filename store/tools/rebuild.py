@@ -20,7 +20,7 @@ from raymq.store.files import Files
 from raymq.store.log import checkpoint
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.marks import PAGE_BYTES
-from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.queues.consume_queue import ConsumeQueue, queue_directory
 from raymq.store.records import rows
 from raymq.store.state import INTERNAL_TOPIC, ShardState, TopicInfo
 
@@ -65,7 +65,7 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
         wanted |= {(topic, int(number))} if topic else _queues_of_log(store)
     new: dict[Queue, ConsumeQueue] = {}
     for topic, queue_id in sorted(wanted):
-        directory = store.root / "consumequeue" / topic / str(queue_id)
+        directory = queue_directory(store.root, topic, queue_id)
         new[topic, queue_id] = ConsumeQueue(begin(directory, files=files), size, files=files)
     try:
         for part in store.slices():
@@ -88,7 +88,7 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
         for queue in new.values():
             queue.close()
     for topic, queue_id in new:
-        swap(store.root / "consumequeue" / topic / str(queue_id), files=files)
+        swap(queue_directory(store.root, topic, queue_id), files=files)
 
 
 def _queues_of_log(store: ReadOnlyStore) -> set[Queue]:

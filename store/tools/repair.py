@@ -271,7 +271,8 @@ class Repair:
                 entry = found.setdefault((rows.topic, rows.queue_id), [low, high, 0])
                 entry[:] = [min(entry[0], low), max(entry[1], high), entry[2] + len(rows.offsets)]
         lost = tuple(Lost(*key, *entry) for key, entry in sorted(found.items()))
-        damaged = store.damaged or [(store.end, store.end)]
+        # Of files that are gone only the marks know.
+        damaged = store.damaged or [(store.end, max(store.end, store.marks.appended_end))]
         return Cut(offset, lost, tuple(damaged))
 
     def _cut_step(self, store: ReadOnlyStore, cut: Cut) -> Step:

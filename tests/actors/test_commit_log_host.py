@@ -42,6 +42,7 @@ HASTY = StoreConfig(
 FLUSHER = """
 import errno, sys
 from raymq.actors.flush_service import FlushService
+from raymq.store.config import StoreConfig
 from raymq.store.files import Files
 
 class Disk(Files):
@@ -50,7 +51,7 @@ class Disk(Files):
             raise OSError(errno.EIO, "the disk does not answer")
         super().sync_data(fd)
 
-FlushService(sys.argv[1], "group_commit", segment_size_bytes=262144, files=Disk()).run()
+FlushService(sys.argv[1], "group_commit", StoreConfig(segment_size_bytes=262144), files=Disk()).run()
 """
 
 

@@ -33,6 +33,7 @@ SATELLITE = """
 import errno, os, sys
 from raymq.actors.commit_service import CommitService
 from raymq.actors.flush_service import FlushService
+from raymq.store.config import StoreConfig
 from raymq.store.errors import StorageFull
 from raymq.store.files import Files
 
@@ -52,12 +53,11 @@ class Full(Files):
 root, role, flush, disk = sys.argv[1:]
 files = {"broken": Refusing, "full": Full, "whole": Files}[disk]()
 if role == "commit_real_time":
-    service = CommitService(
-        root, eager=flush == "sync", segment_size_bytes=262144, transient_pool_slice_bytes=65536,
-        files=files)
+    config = StoreConfig(segment_size_bytes=262144, transient_pool_slice_bytes=65536)
+    service = CommitService(root, config, eager=flush == "sync", files=files)
 else:
-    service = FlushService(root, role, segment_size_bytes=262144, flush_interval_ms=20,
-        flush_thorough_interval_ms=100)
+    config = StoreConfig(segment_size_bytes=262144, flush_interval_ms=20, flush_thorough_interval_ms=100)
+    service = FlushService(root, role, config)
 loaded = sorted({"numpy", "pyarrow", "ray"} & set(sys.modules))
 if loaded:
     raise SystemExit(f"a satellite imports {loaded}")

@@ -82,8 +82,7 @@ def test_ringing_one_that_closed_is_harmless(make_bell: MakeBell, replica_dir: s
 
 def test_ringing_one_that_died_without_closing_is_harmless(make_bell: MakeBell):
     ours, theirs = make_bell("commit_log"), make_bell("group_commit")
-    # As after a SIGKILL: the descriptor is gone, the name stays.
-    theirs._socket.close()
+    theirs._let_go()
     ours.ring("group_commit")
 
 
@@ -93,6 +92,26 @@ def test_a_successor_takes_over_the_name_of_the_dead(make_bell: MakeBell):
     ours.ring("group_commit")
     assert successor.wait(10_000)
     assert not dead.wait(0)
+
+
+def test_whoever_rang_the_dead_rings_the_successor(make_bell: MakeBell):
+    ours, dead = make_bell("commit_log"), make_bell("group_commit")
+    ours.ring("group_commit")
+    dead._let_go()
+    ours.ring("group_commit")
+    successor = make_bell("group_commit")
+    ours.ring("group_commit")
+    assert successor.wait(10_000)
+    assert not successor.wait(0)
+
+
+def test_a_receiver_that_was_replaced_between_two_rings_hears_the_second(make_bell: MakeBell):
+    ours, first = make_bell("commit_log"), make_bell("group_commit")
+    ours.ring("group_commit")
+    first.close()
+    successor = make_bell("group_commit")
+    ours.ring("group_commit")
+    assert successor.wait(10_000)
 
 
 def test_a_long_data_directory_still_has_a_short_bell(tmp_path: Path):

@@ -88,6 +88,34 @@ def test_a_pass_that_fails_is_told_and_tried_again() -> None:
     assert store.log.start == 2 * SIZE
 
 
+def test_an_error_that_nobody_foresaw_ends_a_pass_and_not_the_loop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, clock = SimulatedDisk(record=False), ManualClock()
+    store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
+    house = Housekeeper(store.cleaner, clock=clock, interval_ms=10_000)
+    told: list[str | None] = []
+
+    def broken() -> int:
+        raise ValueError("of no known kind")
+
+    def stopping() -> bool:
+        """Between two rounds: the first one fails."""
+        if house._next_pass_ms > clock.monotonic_ms():
+            told.append(house.failed)
+            clock.advance(10_000)
+            monkeypatch.undo()
+        house.wake()
+        return len(told) == 2
+
+    monkeypatch.setattr(store.cleaner, "run_once", broken)
+    house.delete_now()
+    house.run(stopping)
+    assert told == ["of no known kind", None]
+    assert "old files could not be deleted: of no known kind" in caplog.text
+    store.abandon()
+
+
 # --- a leader ------------------------------------------------------------------------------------
 
 

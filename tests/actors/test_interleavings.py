@@ -145,7 +145,7 @@ class World:
         self.supervisor, report = self.start_commit_log()
         # Not Doorbell.close: as after a SIGKILL, the name stays (and is the successor's by now).
         assert dead._bell is not None
-        dead._bell._socket.close()
+        dead._bell._let_go()
         for place in dead._seats.values():
             place.close()
         self.flusher = self.start_flusher()

@@ -50,8 +50,9 @@ CONFIG = StoreConfig(
 FLUSHER = """
 import sys
 from raymq.actors.flush_service import FlushService
-FlushService(sys.argv[1], sys.argv[2], segment_size_bytes=262144, flush_interval_ms=10,
-             flush_least_pages=0).run()
+from raymq.store.config import StoreConfig
+config = StoreConfig(segment_size_bytes=262144, flush_interval_ms=10, flush_least_pages=0)
+FlushService(sys.argv[1], sys.argv[2], config).run()
 """
 
 # --- counting -------------------------------------------------------------------------------------

@@ -32,7 +32,9 @@ SEGMENT = 64 * 1024
 SERVICE = """
 import sys
 from raymq.actors.flush_service import FlushService
-FlushService(sys.argv[1], sys.argv[2], segment_size_bytes=int(sys.argv[3]), flush_interval_ms=20).run()
+from raymq.store.config import StoreConfig
+config = StoreConfig(segment_size_bytes=int(sys.argv[3]), flush_interval_ms=20)
+FlushService(sys.argv[1], sys.argv[2], config).run()
 """
 
 
@@ -116,7 +118,7 @@ class Replica:
         """As if this CommitLog were killed: nothing is told to anybody."""
         for supervisor in self.supervisors:
             if supervisor._bell is not None:
-                supervisor._bell._socket.close()
+                supervisor._bell._let_go()
 
     def close(self) -> None:
         for child in self.children:
@@ -167,6 +169,29 @@ def test_a_flusher_that_syncs_all_there_is_gets_no_bell(
     replica.supervisor.revoke("group_commit", 5_000)
     replica.supervisor.ring()
     assert rung == ["group_commit"]
+
+
+def test_a_flusher_that_was_told_of_a_put_in_time_gets_no_second_bell(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+):
+    replica = make_replica()
+    rung: list[str] = []
+    monkeypatch.setattr(replica.supervisor, "_ring", rung.append)
+    monkeypatch.setattr(replica.clock, "monotonic", lambda: 100.0)
+    replica.supervisor.announce_append()
+    replica.append(1000)
+    replica.supervisor.ring()
+    assert rung == []
+    # Nobody has announced this one.
+    replica.append(1000)
+    replica.supervisor.ring()
+    assert rung == ["group_commit"]
+    # It may have gone to sleep again before this one.
+    replica.supervisor.announce_append()
+    replica.append(1000)
+    monkeypatch.setattr(replica.clock, "monotonic", lambda: 100.001)
+    replica.supervisor.ring()
+    assert rung == ["group_commit"] * 2
 
 
 def test_nobody_is_granted_before_a_witness_sync(make_replica: MakeReplica):

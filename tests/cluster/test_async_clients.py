@@ -400,6 +400,33 @@ def test_a_group_goes_on_where_it_committed(
     run(main())
 
 
+def test_a_message_is_sent_back_for_the_group(
+    consumer: Callable[..., AsyncConsumer], backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(backend, b"a")
+    asked: list[dict[str, Any]] = []
+
+    def call(op: str, args: dict[str, Any], known: Any = backend.call) -> dict[str, Any]:
+        if op == "send_back":
+            asked.append(args)
+            return {"topic": "%RETRY%g"}
+        return {} if op == "create_topic" else known(op, args)
+
+    monkeypatch.setattr(backend, "call", call)
+
+    async def main() -> None:
+        async with consumer(group="g", start="earliest") as reader:
+            (message,) = await reader.poll(1, 10)
+            assert await reader.send_back(message, delay_level=3) == "%RETRY%g"
+        async with consumer(start="earliest") as reader:
+            with pytest.raises(Rejected, match="group"):
+                await reader.send_back(message)
+
+    run(main())
+    where = {"topic": "t", "queue_id": 0, "offset": 0}
+    assert asked == [{"group": "g", **where, "delay_level": 3}]
+
+
 def test_what_a_consumer_refuses(consumer: Callable[..., AsyncConsumer]) -> None:
     async def main() -> None:
         reader = consumer()

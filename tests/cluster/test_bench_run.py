@@ -29,16 +29,24 @@ from tests.support.waiting import until
 
 
 class BenchBackend(FakeBackend):
-    """Also makes topics; `lie_about` batches are acknowledged and forgotten."""
+    """Also makes topics; `lie_about` batches are acknowledged and forgotten.
+
+    The last row of each queue stays hidden from `hides` looks at where it ends.
+    """
 
     lie_about = 0
+    hides = 0
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         if op == "create_topic":
             known = args["name"] in self.state.topics
             self.create(args["name"], args["queues"], tuple(args["shards"]))
             return {"created": not known}
-        return super().call(op, args)
+        answer = super().call(op, args)
+        if op == "queue_ranges" and self.hides and any(high > low for low, high in answer.values()):
+            self.hides -= 1
+            return {queue: [low, max(low, high - 1)] for queue, (low, high) in answer.items()}
+        return answer
 
     def _store(self, request: Any) -> Any:
         outcome = super()._store(request)
@@ -77,8 +85,12 @@ SHORT = ("--duration-s", "0.6", "--warmup-s", "0.2", "--batch", "50", "--size", 
 
 
 def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
-    cluster: Cluster, tmp_path: Path
+    served: FakeCluster, cluster: Cluster, tmp_path: Path
 ) -> None:
+    backend = served.backends[0]
+    assert isinstance(backend, BenchBackend)
+    # As with a transient pool: rows are acknowledged before they are visible.
+    backend.hides = 3
     files = ("--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"))
     load = ("--rate", "1000", "--topics", "2", "--queues", "2", "--keys", "zipf:50")
     code, out, err = command(cluster, "e2e", *SHORT, *load, "--consumers", "2", *files)
@@ -94,6 +106,7 @@ def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
         assert channel["latency"]["count"] >= 590
         assert channel["latency"]["p50_ms"] <= channel["latency"]["p99_ms"]
     assert "as consumed: 800 acknowledged, 0 lost" in out
+    assert backend.hides == 0
     page_is_whole((tmp_path / "r.html").read_text())
 
 
@@ -122,8 +135,9 @@ def test_a_backlog_is_sent_and_read(cluster: Cluster) -> None:
 
 
 def test_acknowledged_rows_that_are_not_there_end_with_1_and_are_named(
-    served: FakeCluster, cluster: Cluster
+    served: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("raymq.cluster.bench.run.VISIBLE_S", 0)
     backend = served.backends[0]
     assert isinstance(backend, BenchBackend)
     backend.lie_about = 1

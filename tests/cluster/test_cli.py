@@ -445,13 +445,14 @@ def test_a_line_without_the_separator_is_named_and_refused(terminal: Terminal) -
     assert "line 2" in terminal.err
 
 
-def test_json_lines_carry_key_tag_and_properties(terminal: Terminal) -> None:
-    line = {"body": "text", "key": "k", "tag": "T", "properties": {"a": "b"}}
+def test_json_lines_carry_all_that_a_message_has(terminal: Terminal) -> None:
+    more = {"tag": "T", "properties": {"a": "b"}, "index_keys": ["i"], "deliver_at_ms": 7}
+    line = {"body": "text", "key": "k", **more}
     other = {"body": {"n": 1}}
     stdin = b"\n".join(json.dumps(each).encode() for each in (line, other))
     assert terminal.run("produce", "t", "--input-json", "--json", stdin=stdin) == 0
     assert [message for _, message in terminal.cluster.fake_producer.sent] == [
-        {"body": b"text", "key": b"k", "tag": "T", "properties": {"a": "b"}},
+        {"body": b"text", "key": b"k", **more},
         {"body": b'{"n": 1}'},
     ]
     assert terminal.json() == {"topic": "t", "sent": 2}

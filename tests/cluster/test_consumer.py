@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.messages.message import ReceivedMessage
+from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
-from raymq.store.requests import PutRequest
+from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeCluster
 
@@ -170,6 +171,77 @@ def test_seek_goes_back_and_forth(cluster: FakeCluster, make: Make) -> None:
     assert consumer.position(0) == 5
     with pytest.raises(Rejected):
         consumer.seek(0, "middle")
+
+
+def compact(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, gone: set[int]) -> None:
+    """As compaction leaves a queue: some offsets have no message any more."""
+    backend = cluster.backends[0]
+    whole = backend._read
+
+    def read(request: FetchRequest) -> list[FetchSlice]:
+        found = []
+        for part in whole(request):
+            assert part.records is not None
+            left = [n for n in range(len(part.records)) if part.first_offset + n not in gone]
+            found += [part._replace(records=part.records.take(left))] if left else []
+        return found
+
+    monkeypatch.setattr(backend, "_read", read)
+
+
+def test_gaps_of_a_compacted_topic_are_passed_however_it_is_read(
+    cluster: FakeCluster, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cluster, 0, *(b"%d" % n for n in range(10)))
+    compact(cluster, monkeypatch, {1, 2, 4, 5, 6, 8})
+    consumer = make(queues=[0], start=0)
+    assert [m.offset for m in consumer.poll(2, 10)] == [0, 3]
+    assert consumer.position(0) == 7
+    message = consumer.next_message(10)
+    assert message is not None
+    assert (message.offset, consumer.position(0)) == (7, 8)
+    assert [m.offset for m in consumer.poll(5, 10)] == [9]
+    assert consumer.position(0) == 10
+
+
+def test_ranges_of_a_compacted_topic_share_no_message(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cluster, 0, *(b"%d" % n for n in range(10)))
+    compact(cluster, monkeypatch, {1, 2, 4, 5, 6, 8})
+    ranges = [
+        [o for records in read_range(cluster, "t", 0, 0, *ends) for o in queue_offsets(records)]  # type: ignore[arg-type]
+        for ends in ((0, 5), (5, 8), (8, 10))
+    ]
+    assert ranges == [[0, 3], [7], [9]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fetch_bytes": 0},
+        {"fetch_records": 0.5},
+        {"unavailable_timeout_ms": "1"},
+        {"queues": []},
+        {"queues": "0"},
+        {"group": ""},
+        {"group": "a@b"},
+        {"group": 5},
+        {"start": "soon"},
+    ],
+)
+def test_options_that_mean_nothing_are_refused_by_name(make: Make, options: dict[str, Any]) -> None:
+    with pytest.raises(Rejected) as refused:
+        make(**{"start": 0, **options})
+    assert str(refused.value.field)[:5] in str(options)
+
+
+def test_offsets_that_are_none_are_not_committed(make: Make) -> None:
+    consumer = make(start=0, group="g")
+    for wrong in (-1, 1.5, "1", True):
+        with pytest.raises(Rejected, match="the offset of queue 0 is"):
+            consumer.commit({0: wrong})  # type: ignore[dict-item]
+    assert consumer.committed() == {}
 
 
 def test_reading_goes_on_after_a_server_came_back(cluster: FakeCluster, make: Make) -> None:

@@ -246,6 +246,28 @@ def test_a_ray_client_address_is_refused(ray: FakeRay, tmp_path: Path) -> None:
         lifecycle.start(tmp_path / "data", address="ray://head:10001", ephemeral=True)
 
 
+def test_a_first_start_that_finds_no_ray_decides_nothing(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_ray(*args: Any, **options: Any) -> Any:
+        raise Unavailable("Ray ended while it started")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ray_host, "session", no_ray)
+        with pytest.raises(Unavailable):
+            begin(tmp_path, shards=1)
+        patched.setattr(owned_ray, "start_owned", no_ray)
+        with pytest.raises(Unavailable):
+            lifecycle.start(tmp_path / "data", shards=1, ephemeral=True)
+    assert begin(tmp_path, shards=2).shards == 2
+
+
+def test_an_address_where_nothing_listens_is_said_at_once(tmp_path: Path) -> None:
+    for address in ("127.0.0.1:1", "[::1]:1"):
+        with pytest.raises(Unavailable, match="nothing listens there"):
+            lifecycle.start(tmp_path / "data", address=address, ephemeral=True)
+
+
 def test_the_shells_environment_names_the_ray(
     ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +346,8 @@ def test_stop_of_something_else_is_refused(ray: FakeRay, tmp_path: Path) -> None
         lifecycle.stop(tmp_path)
     with pytest.raises(Rejected, match="known: none"):
         lifecycle.stop("orders")
+    with pytest.raises(Rejected, match="on the machine that has its data directory"):
+        lifecycle.stop("raymq://127.0.0.1:7000")
 
 
 # --- connect ----------------------------------------------------------------------------------

@@ -310,3 +310,42 @@ def test_what_is_for_later_waits_on_its_queues_shard_and_what_is_late_goes_at_on
         }
         for n in range(4)
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("acks", "all"),
+        ("linger_ms", float("nan")),
+        ("linger_ms", -1),
+        ("batch_bytes", 0),
+        ("buffer_bytes", "64"),
+        ("delivery_timeout_ms", 0),
+        ("max_message_bytes", 1.5),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused_by_name(make: Make, name: str, value: Any) -> None:
+    with pytest.raises(Rejected, match=f"{name} is {value!r}; use") as refused:
+        make(**{name: value})
+    assert refused.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("topic", {"topic": 5}),
+        ("queue_id", {"queue_id": "0"}),
+        ("queue_id", {"queue_id": 4}),
+        ("index_keys", {"index_keys": 5}),
+        ("index_keys", {"index_keys": (5,)}),
+        ("properties", {"properties": [("a", "b")]}),
+        ("tag", {"tag": 5}),
+        ("key", {"key": "text"}),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_by_name(
+    make: Make, field: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(Rejected) as refused:
+        make(linger_ms=0).send(**{"topic": "t", "body": b"x", **options})
+    assert refused.value.field == field

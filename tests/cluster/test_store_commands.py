@@ -135,6 +135,15 @@ def test_export_writes_parquet(own: Path, tmp_path: Path) -> None:
     assert Ran("export", own, tmp_path / "all", "--json").json()["messages"] == 360
 
 
+def test_what_the_system_refuses_is_one_line_too(own: Path, tmp_path: Path) -> None:
+    ran = Ran(
+        "repair", copy(own, tmp_path / "s"), "--yes", "--rebuild", "index", "--keep", "/proc/x"
+    )
+    assert (ran.code, ran.err) == (3, "raymq: /proc/x: No such file or directory\n")
+    ran = Ran("export", own, tmp_path / "out", "--topic", "t", "--from", "5", "--to", "5")
+    assert (ran.code, "--to is not included" in ran.err) == (2, True)
+
+
 def test_export_of_a_damaged_log_says_what_is_not_in_it(own: Path, tmp_path: Path) -> None:
     root = copy(own, tmp_path / "s")
     flip(root / FIRST_LOG, 20_000)

@@ -129,3 +129,15 @@ def test_rocketmq_delivers_what_we_left_waiting_once(
     lines = delivered(rocketmq.read(root))
     wanted = ["level-a", "level-b", "timer-a", "timer-b"]
     assert [line["properties"]["KEYS"] for line in lines] == wanted
+
+
+def test_what_rocketmq_added_and_delivered_between_two_lives_of_ours_comes_once(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    deliver_ours(root, config, put=soon("a"), count=2)
+    rocketmq.write_and_halt(root, [*soon("b"), deliver(4, SETTLE_MS), *soon("c")], timers=True)
+    deliver_ours(root, config, put=[], count=6)
+    lines = delivered(rocketmq.read(root))
+    wanted = [f"{kind}-{name}" for kind in ("level", "timer") for name in "abc"]
+    assert [line["properties"]["KEYS"] for line in lines] == wanted

@@ -481,6 +481,27 @@ def test_the_service_copies_at_once_and_compacts_at_its_interval(tmp_path: Path)
     store.close()
 
 
+def test_an_error_that_nobody_foresaw_ends_a_step_of_the_service_and_not_its_thread(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = CompactionService(store.compaction, interval_ms=1000, now_ms=0)
+    told: list[str | None] = []
+
+    def broken() -> bool:
+        raise ValueError("of no known kind")
+
+    def stopping() -> bool:
+        told.append(service.failed)
+        if len(told) == 2:
+            monkeypatch.undo()
+        service.wake()
+        return len(told) == 3
+
+    monkeypatch.setattr(store.compaction, "advance_all", broken)
+    service.run(stopping, store.clock)
+    assert told == [None, "of no known kind", None]
+
+
 def test_verify_names_what_is_wrong_with_a_compacted_queue(tmp_path: Path) -> None:
     store = opened(tmp_path / "s")
     store.create_topic("c", 1, [0], COMPACTED)

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.store import format as fmt
+from raymq.store.config import StoreConfig
 from raymq.store.errors import Bug, Corrupt
 from raymq.store.files import Files
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
+from raymq.store.queues.consume_queues import ConsumeQueues
 
 UNITS = 10
 FILE_SIZE = UNITS * fmt.UNIT_BYTES
@@ -282,3 +284,13 @@ def test_a_queue_is_a_list_of_units_whatever_is_done(tmp_path_factory, steps):
         assert queue.max_offset == len(model)
         queue.verify()
     queue.close()
+
+
+@pytest.mark.parametrize(
+    ("topic", "queue_id"), [("../../x", 0), ("a/b", 0), ("..", 0), ("", 0), ("a\0", 0), ("t", -1)]
+)
+def test_no_record_names_a_directory_elsewhere(tmp_path: Path, topic: str, queue_id: int) -> None:
+    queues = ConsumeQueues(tmp_path, StoreConfig(), files=Files())
+    with pytest.raises(Corrupt, match="no directory of a store"):
+        queues.get(topic, queue_id)
+    assert queues.keys() == []

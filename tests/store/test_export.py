@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,9 @@ from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.tools.export import SCHEMA, Choice, export
 from tests.support.clock import ManualClock
-from tests.support.damaged_store import CONFIG, FIRST_LOG, copy, flip, make_golden, make_own
+from tests.support.damaged_store import CONFIG, FIRST_LOG, copy, flip
 
 JSONL = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3-clean.jsonl"
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_own(tmp_path_factory.mktemp("own") / "store")
-
-
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_golden(tmp_path_factory.mktemp("golden") / "store")
 
 
 def rows_of(target: Path) -> list[dict[str, Any]]:
@@ -101,8 +92,19 @@ def test_a_choice_is_a_topic_a_queue_and_a_range(own: Path, tmp_path: Path) -> N
     # Without a topic: everybody's, not RayMQ's own.
     assert export(own, tmp_path / "all").messages == 360
     assert {row["topic"] for row in rows_of(tmp_path / "all")} == {"t", "u"}
-    assert export(own, tmp_path / "none", Choice(topic="nobody")).messages == 0
+    assert export(own, tmp_path / "none", Choice(topic="t", start=1000)).messages == 0
     assert rows_of(tmp_path / "none") == []
+
+
+def test_a_topic_or_queue_of_which_there_is_nothing_is_refused(own: Path, tmp_path: Path) -> None:
+    for choice in (Choice(topic="T"), Choice(topic="t", queue_id=2)):
+        with pytest.raises(Rejected, match="it has rmq_sys_raymq, t, u"):
+            export(own, tmp_path / "out", choice)
+    assert not (tmp_path / "out").exists()
+    # Without its consume queues the log still tells.
+    root = copy(own, tmp_path / "s")
+    shutil.rmtree(root / "consumequeue")
+    assert export(root, tmp_path / "out", Choice(topic="u")).messages == 120
 
 
 def test_files_are_ended_by_size_and_keep_the_order(own: Path, tmp_path: Path) -> None:

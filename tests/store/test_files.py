@@ -16,7 +16,7 @@ from raymq.store import failpoints
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.failpoints import FailPointReached, activate, fail_point, failpoint
-from raymq.store.files import ZERO_CHUNK_BYTES, Files
+from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
 from raymq.store.status import PutStatus
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -82,6 +82,15 @@ def test_zeros_are_written_over_several_chunks(files, tmp_path):
     data = files.pread(fd, 2 * ZERO_CHUNK_BYTES, 0)
     assert data == b"\1" * 5 + bytes(ZERO_CHUNK_BYTES + 10) + b"\1" * 5
     files.close(fd)
+
+
+def test_a_chunk_has_only_zeros_or_it_has_not():
+    for size in (0, 7, ZERO_CHUNK_BYTES):
+        assert only_zeros(bytes(size))
+    for at in (0, 1, ZERO_CHUNK_BYTES // 2, ZERO_CHUNK_BYTES - 1):
+        chunk = bytearray(ZERO_CHUNK_BYTES)
+        chunk[at] = 1
+        assert not only_zeros(bytes(chunk))
 
 
 def test_a_read_map_shows_later_writes_and_cannot_be_written(files, tmp_path):

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from raymq.store import format as fmt
+from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, Rejected
 
 
@@ -102,3 +105,20 @@ def test_a_message_id_is_store_host_and_offset_in_hex():
         fmt.offset_message_id("2001:db8::2", 10911, 0x1E8)
         == "20010DB800000000000000000000000200002A9F00000000000001E8"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("flush_interval_ms", -1),
+        ("allocate_timeout_ms", "5"),
+        ("delete_file_batch_max", True),
+        ("scrub_bytes_per_s", 0.5),
+        ("file_reserved_hours", float("nan")),
+        ("transient_pool", "yes"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(Rejected, match=f"{name} is {value!r}; it must be") as refused:
+        StoreConfig(**{name: value})
+    assert refused.value.field == name

@@ -252,12 +252,10 @@ def put(index: IndexService, offsets: list[int], key: str = "k") -> None:
     )
 
 
-def found(index: IndexService, key: str = "k", begin: int = 0, end: int = 1 << 60) -> list[int]:
-    return [
-        offset
-        for part in index.find("t", key, begin, end)
-        for offset in part.physical_offsets.tolist()
-    ]
+def found(
+    index: IndexService, key: str = "k", begin: int = 0, end: int = 1 << 60, some: int = 1 << 20
+) -> list[int]:
+    return [offset for part in index.find("t", key, begin, end, some) for offset in part.tolist()]
 
 
 def test_long_chains_are_followed_to_their_end(tmp_path, monkeypatch):
@@ -270,9 +268,22 @@ def test_long_chains_are_followed_to_their_end(tmp_path, monkeypatch):
             put(index, [low, low + 1])
             put(index, [low + 2], key="other")
         want = [offset for offset in range(89, -1, -1) if offset % 3 < 2]
-        assert found(index) == want
+        assert found(index) == found(index, some=1) == found(index, some=7) == want
         assert found(index, begin=NOW + 3000) == []
         index.close()
+
+
+def test_a_search_reads_no_further_than_its_caller(tmp_path):
+    index = service(tmp_path)
+    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    put(index, list(range(30)))
+    walk = index.find("t", "k", 0, 1 << 60, 4)
+    assert [next(walk).tolist() for _ in range(2)] == [
+        [29, 28, 27, 26],
+        [25, 24, 23, 22],
+    ]
+    walk.close()
+    index.close()
 
 
 def test_expired_files_go_but_never_the_newest(tmp_path):
@@ -293,7 +304,7 @@ def test_a_file_deleted_under_a_reader_only_ends_its_search(tmp_path):
     index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
     put(index, list(range(78)))
     walk = index.find("t", "k", 0, 1 << 60)
-    assert next(walk).physical_offsets[0] == 77
+    assert next(walk)[0] == 77
     index.delete_expired(1000)
     assert list(walk) == []
     index.close()

@@ -79,6 +79,25 @@ def test_a_store_comes_back_after_a_clean_stop(tmp_path):
     assert verify(tmp_path) == []
 
 
+def test_an_abandoned_store_ends_its_threads_and_recovers_like_one_that_died(tmp_path):
+    store = EmbeddedStore(tmp_path, config=SMALL)
+    store.create_topic("t", 1)
+    store.put(request([b"x" * 300] * 500))
+    store.abandon()
+    assert not [each for each in threading.enumerate() if each.name.startswith("raymq-")]
+    assert (tmp_path / "abort").exists()
+    again = EmbeddedStore(tmp_path, config=SMALL)
+    assert len(bodies_of(again)) == 500
+    again.close()
+    assert verify(tmp_path) == []
+
+
+def test_a_durable_put_dispatches_what_was_synced_before_it(store):
+    first = store.put(request([b"a"]))
+    store.put(request([b"b"]))
+    assert store.store.dispatched >= first.end_offset
+
+
 def test_two_engines_never_share_a_store(tmp_path):
     store = EmbeddedStore(tmp_path, config=SMALL)
     with pytest.raises(Unavailable, match="already open"):
@@ -206,3 +225,13 @@ def test_consume_queues_are_rebuilt_when_they_are_gone(tmp_path):
     assert verify(tmp_path) == []
     units = [line for line in dump(tmp_path) if line["kind"] == "msg" and line["topic"] == "t"]
     assert {line["cqTags"] for line in units} == {2598919}
+
+
+def test_a_closed_store_says_that_it_is_closed(tmp_path):
+    store = EmbeddedStore(tmp_path, config=SMALL)
+    store.create_topic("t", 1)
+    store.close()
+    with pytest.raises(Unavailable, match="closed"):
+        store.store.fetch("t", 0, 0, max_bytes=1, max_records=1)
+    with pytest.raises(Unavailable, match="closed"):
+        store.store.get_message("t", 0, 0, 1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -239,6 +240,31 @@ def test_wheel_timer_statuses_are_what_the_timer_hook_refuses_with(
 ) -> None:
     door.store.hooks.append(Refusing(status))
     assert door.put().status is status
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("topic", "../../elsewhere"),
+        ("topic", "."),
+        ("topic", 5),
+        ("queue_id", -1),
+        ("queue_id", "0"),
+        ("flag", 1 << 31),
+        ("born_time_ms", 0.5),
+        ("born_host", "127.0.0.1"),
+        ("properties", {"a": 5}),
+    ],
+)
+def test_what_a_record_or_a_directory_has_no_place_for_is_illegal(
+    door: Door, field: str, value: Any
+) -> None:
+    end = door.store.log.end
+    result = door.put(replace(HELLO, **{field: value}))
+    assert result.status is PutStatus.MESSAGE_ILLEGAL
+    assert isinstance(result.error, Rejected)
+    assert result.error.fields["field"] == field
+    assert door.store.log.end == end
 
 
 #: answered by nothing here: no remote escape (design section 5), no LMQ (off in RocketMQ too), no replica set that

@@ -10,7 +10,7 @@ import pytest
 from raymq.store import record
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
-from raymq.store.index import index_file
+from raymq.store.index import index_file, query_keys
 from raymq.store.index.query_keys import KeyHits
 from raymq.store.put.inner_message import InnerMessage
 from tests.support.engine import Engine
@@ -106,3 +106,15 @@ def test_a_query_that_is_none_is_refused(
     with pytest.raises(Rejected) as refused:
         engine.store.query_messages(topic, keys, max_num=max_num)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("max_num", [1, 5, 64])
+def test_few_keys_looked_up_one_by_one_find_what_chains_in_step_find(engine, monkeypatch, max_num):
+    found = []
+    for few in (0, 8):
+        monkeypatch.setattr(query_keys, "FEW_KEYS", few)
+        hits = engine.store.query_messages("t", [*WORDS[:5], "nothing"], max_num=max_num)
+        found.append([bodies(hits, key) for key in range(6)])
+    assert found[0] == found[1]
+    assert found[0][0]
+    assert found[0][5] == []

@@ -24,8 +24,6 @@ from tests.support.damaged_store import (
     bodies,
     copy,
     flip,
-    make_golden,
-    make_own,
     patch,
     tree,
 )
@@ -33,16 +31,6 @@ from tests.support.damaged_store import (
 QUEUE = "consumequeue/t/1/00000000000000000000"
 CHAIN = "raymq/chain/00000000000000000000"
 INDEX = "index/20261121023720699"
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_own(tmp_path_factory.mktemp("own") / "store")
-
-
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_golden(tmp_path_factory.mktemp("golden") / "store")
 
 
 def lose_queue(root: Path) -> None:
@@ -241,6 +229,18 @@ def test_a_cut_of_a_store_of_rocketmq_takes_index_entries_and_units_along(
     done = Repair(root, cut_at=plan.needs_cut.offset).run()
     assert done.faults == []
     assert "index" in {step.part for step in done.steps}
+
+
+def test_a_cut_counts_the_bytes_of_files_that_are_gone(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    end = len((root / FIRST_LOG).read_bytes())
+    appended = struct.unpack_from("=q", (root / "raymq/marks").read_bytes())[0]
+    for path in (root / "commitlog").iterdir():
+        if path.name != FIRST_LOG.rpartition("/")[2]:
+            path.unlink()
+    cut = Repair(root).plan().needs_cut
+    assert cut is not None
+    assert f"{appended - end} bytes that cannot be read" in str(cut)
 
 
 def test_a_cut_is_refused_where_none_is_needed_or_no_record_starts(

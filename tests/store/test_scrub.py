@@ -12,16 +12,11 @@ from raymq.store.errors import Corrupt
 from raymq.store.log.chain import ChainUnit, unpack_units
 from raymq.store.log.scrub import RULE, Scrub
 from tests.support.clock import ManualClock
-from tests.support.damaged_store import FIRST_LOG, SEGMENT, copy, flip, make_own
+from tests.support.damaged_store import FIRST_LOG, SEGMENT, copy, flip
 
 CHAIN = "raymq/chain"
 PACE = 1 << 20
 PAUSE_MS = 60_000
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_own(tmp_path_factory.mktemp("own") / "store")
 
 
 def units_of(root: Path) -> list[ChainUnit]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import struct
 from pathlib import Path
 
@@ -197,3 +198,21 @@ def test_a_batch_whose_later_unit_fails_says_what_is_stored_and_can_be_repeated(
         assert verify(ROOT, disk) == []
     assert stored == sorted(stored)
     assert len(set(stored)) > 4
+
+
+def test_rows_that_are_put_together_as_text_are_json_of_any_name():
+    state = ShardState()
+    for number, name in enumerate(('a"b\\', "ü", "plain")):
+        state.apply_rows(
+            name, number, 0, 5, 100, 1, producer=number, epoch=2, first_sequence=7 * number
+        )
+    parts = state.snapshot(100)
+    assert len(parts) > 3
+    for part in parts:
+        assert json.dumps(json.loads(part), separators=(",", ":")).encode() == part
+    again = ShardState()
+    for part in parts:
+        again.apply_internal(SNAPSHOT, part)
+    assert again.next_offsets == state.next_offsets
+    assert again.producers == state.producers
+    assert again.snapshot(100) == parts

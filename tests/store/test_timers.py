@@ -386,6 +386,67 @@ def test_files_that_are_gone_or_wrong_are_made_again_from_the_timer_topic(world,
     assert log.read_bytes() == before
 
 
+def test_what_rocketmq_did_between_two_lives_of_ours_is_taken_over(world, tmp_path):
+    due = world.send(b"due", delay_ms=20_000)
+    world.send(b"early", delay_ms=4_000)
+    world.send(b"mine", delay_ms=1_000)
+    far = world.send(b"far", delay_ms=3 * DAY_MS - 1_000)
+    world.put(InnerMessage("t", 0, b"bare", {"TIMER_DELAY_MS": str(3 * DAY_MS - 3_000)}))
+    world.confirm()
+    world.clock.advance(2_000)
+    world.run()
+    assert bodies(world) == [b"mine"]
+    world.close()
+    # RocketMQ reads what is there, gets more, and delivers all seconds up to the sixth after the start.
+    world.open()
+    theirs = world.send(b"theirs", delay_ms=20_000)
+    world.send(b"done", delay_ms=3_000)
+    unrolled = world.send(b"unrolled", delay_ms=3 * DAY_MS - 2_000)
+    world.store.put_inner([InnerMessage("t", 1, b"delivered by RocketMQ")])
+    late = world.send(b"late", delay_ms=1_000)
+    world.confirm()
+    world.close()
+    write_check(
+        tmp_path / "config" / "timercheck", TimerCheck(START_MS + 6_000, 0, 8, 8), files=Files()
+    )
+    for _ in range(2):
+        world.open()
+        world.run_out()
+        left = {due.body, theirs.body, far.body, b"bare", unrolled.body, late.body}
+        assert sorted(bodies(world)) == sorted({*left, b"mine"})
+        world.close()
+    # A check of before our own last deliveries brings none of them again.
+    check = read_check(tmp_path / "config" / "timercheck", files=Files())
+    assert check is not None
+    assert not check.foreign
+    write_check(
+        tmp_path / "config" / "timercheck",
+        check._replace(read_time_ms=START_MS, state_version=0),
+        files=Files(),
+    )
+    world.open()
+    world.run_out()
+    assert len(bodies(world)) == 7
+
+
+@pytest.mark.parametrize("days", [2.5, 3])
+def test_a_roll_that_rocketmq_read_after_a_crash_of_ours_is_made_once(world, tmp_path, days):
+    far = world.send(b"far", delay_ms=3 * DAY_MS - 1_000)
+    world.confirm()
+    world.run()
+    world.store.abandon()
+    # When RocketMQ came to it there were less than two days left: it waits there until it is due.
+    end = START_MS + int(days * DAY_MS)
+    world.clock.advance(end - START_MS)
+    world.open()
+    if days == 3:
+        world.store.put_inner([InnerMessage("t", 0, far.body)])
+        world.confirm()
+    write_check(tmp_path / "config" / "timercheck", TimerCheck(end, 0, 1, 1), files=Files())
+    world.run_out()
+    assert bodies(world) == [far.body]
+
+
 def test_timers_that_rocketmq_left_are_taken_over_once(world, tmp_path):
     for number in range(3):
         world.send(b"done%d" % number, delay_ms=1_000)

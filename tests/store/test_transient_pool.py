@@ -329,15 +329,16 @@ def test_a_full_pool_waits_and_then_refuses_with_nothing_stored(tmp_path: Path):
     assert verify(tmp_path / "s") == []
 
 
+class NoUnits(Files):
+    refuse = False
+
+    def pwrite(self, fd: int, data: object, offset: int) -> None:
+        if self.refuse and len(data) == 40:  # type: ignore[arg-type]
+            raise OSError(errno.EIO, "no unit")
+        super().pwrite(fd, data, offset)
+
+
 def test_a_put_that_the_chain_refuses_leaves_nothing(tmp_path: Path):
-    class NoUnits(Files):
-        refuse = False
-
-        def pwrite(self, fd: int, data: object, offset: int) -> None:
-            if self.refuse and len(data) == 40:  # type: ignore[arg-type]
-                raise OSError(errno.EIO, "no unit")
-            super().pwrite(fd, data, offset)
-
     files = NoUnits()
     store = open_store(tmp_path / "s", files=files)
     put_some(store, 9)
@@ -355,14 +356,6 @@ def test_a_put_that_the_chain_refuses_leaves_nothing(tmp_path: Path):
 
 
 def test_a_seal_that_the_chain_refuses_digs_no_hole(tmp_path: Path):
-    class NoUnits(Files):
-        refuse = False
-
-        def pwrite(self, fd: int, data: object, offset: int) -> None:
-            if self.refuse and len(data) == 40:  # type: ignore[arg-type]
-                raise OSError(errno.EIO, "no unit")
-            super().pwrite(fd, data, offset)
-
     files = NoUnits()
     store = open_store(tmp_path / "s", files=files)
     bodies = [b"a" * 20_000, b"b" * 20_000]

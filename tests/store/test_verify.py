@@ -26,8 +26,6 @@ from tests.support.damaged_store import (
     SEGMENT,
     copy,
     flip,
-    make_golden,
-    make_own,
     patch,
     tree,
 )
@@ -37,16 +35,6 @@ QUEUE = "consumequeue/t/1/00000000000000000000"
 INDEX = "index/20261121023720699"
 #: of the golden index: 100 slots behind the header, entry 0 is never used
 ENTRIES = 40 + 4 * 100
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_own(tmp_path_factory.mktemp("own") / "store")
-
-
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_golden(tmp_path_factory.mktemp("golden") / "store")
 
 
 def units_of(root: Path) -> list[tuple[int, int]]:
@@ -213,6 +201,23 @@ def test_marks_are_one_page_of_offsets_below_the_appended_end(own: Path, tmp_pat
     patch(root / "raymq/marks", 24, struct.pack("=q", -5))
     (fault,) = verify(root)
     assert (fault.file, fault.offset) == ("raymq/marks", 24)
+
+
+@pytest.mark.parametrize(
+    ("lost", "file", "words"),
+    [
+        ("commitlog/*", "commitlog", "none is; "),
+        ("raymq/meta", "raymq/meta", "identity and promises are gone"),
+    ],
+)
+def test_a_log_or_a_meta_that_is_gone_is_a_fault(
+    own: Path, tmp_path: Path, lost: str, file: str, words: str
+) -> None:
+    root = copy(own, tmp_path / "s")
+    for path in root.glob(lost):
+        path.unlink()
+    faults = {fault.file: fault.detail for fault in verify(root)}
+    assert words in faults[file]
 
 
 def test_a_poisoned_store_says_so(own: Path, tmp_path: Path) -> None:

@@ -277,16 +277,15 @@ class Pair:
     def start_replication(self, confirmed: int) -> None:
         self.replicator = Replicator(
             self.leader.root,
+            StoreConfig(
+                segment_size_bytes=self.size, slave_timeout_ms=300, sync_flush_timeout_ms=5000
+            ),
             cluster_id=CLUSTER_ID,
             shard=0,
             replica=0,
             follower=1,
-            flush="sync",
             transport=self.transport,
             peer_endpoint=lambda: "memory",
-            segment_size_bytes=self.size,
-            slave_timeout_ms=300,
-            sync_flush_timeout_ms=5000,
             limits=self.limits,
         )
         self.exit_codes: list[int] = []

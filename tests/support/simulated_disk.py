@@ -312,6 +312,9 @@ class SimulatedDisk(Files):
     def drop_cached(self, fd: int, offset: int, length: int) -> None:
         self._node(fd)
 
+    def read_ahead(self, fd: int, offset: int, length: int) -> None:
+        self._node(fd)
+
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         with self._mutex:
             view = memoryview(data).cast("B")

@@ -1,0 +1,30 @@
+"""Where the values of a binary or string column lie in its bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def value_offsets(array: pa.Array) -> npt.NDArray[np.int32]:
+    """The n + 1 value offsets in `value_bytes`."""
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.zeros(len(array) + 1, dtype=np.int32)
+    return np.frombuffer(buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1]
+
+
+def value_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
+    """The bytes of all values; those of null slots and of other slices may be among them."""
+    buffer = array.buffers()[2]
+    return np.frombuffer(b"" if buffer is None else buffer, dtype=np.uint8)
+
+
+def value_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of each value; 0 for null, whose slot may span bytes."""
+    offsets = value_offsets(array)
+    lengths = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return lengths
