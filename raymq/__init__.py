@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
     from raymq.cluster.consume.async_consumer import AsyncConsumer
     from raymq.cluster.consume.consumer import Consumer
-    from raymq.cluster.durable_queue import Queue
     from raymq.cluster.messages.message import Message, Receipt
     from raymq.cluster.produce.async_producer import AsyncProducer
     from raymq.cluster.produce.producer import Producer
+    from raymq.cluster.queue.durable_queue import Queue
     from raymq.cluster.start import connect, start
     from raymq.store import errors
 
@@ -49,7 +49,7 @@ _HOMES = {
     "Consumer": "raymq.cluster.consume.consumer",
     "Message": "raymq.cluster.messages.message",
     "Producer": "raymq.cluster.produce.producer",
-    "Queue": "raymq.cluster.durable_queue",
+    "Queue": "raymq.cluster.queue.durable_queue",
     "Receipt": "raymq.cluster.messages.message",
     "connect": "raymq.cluster.start",
     "start": "raymq.cluster.start",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.queue_door import Door, DoorServer, NotHere
+from raymq.cluster.queue.door import Door, DoorServer, NotHere
 from raymq.store.errors import Unavailable
 from tests.support.waiting import until
 

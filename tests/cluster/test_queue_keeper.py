@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from ray.util.queue import Empty, Full
 
-from raymq.cluster.durable_queue import Queue
-from raymq.cluster.queue_items import ItemReader
-from raymq.cluster.queue_keeper import QueueKeeper
-from raymq.cluster.queue_log import TakenLog, make_topics
+from raymq.cluster.queue.durable_queue import Queue
+from raymq.cluster.queue.items import ItemReader
+from raymq.cluster.queue.keeper import QueueKeeper
+from raymq.cluster.queue.log import TakenLog, make_topics
 from raymq.store.clock import Clock
 from raymq.store.errors import Fenced, Rejected, Unavailable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
@@ -177,7 +177,7 @@ def test_an_earlier_writer_is_fenced_before_the_log_is_read(
 def test_a_record_of_which_nobody_knows_is_looked_for_in_the_log(
     make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raymq.cluster.queue_log.DELIVERY_TIMEOUT_MS", 300)
+    monkeypatch.setattr("raymq.cluster.queue.log.DELIVERY_TIMEOUT_MS", 300)
 
     async def main() -> None:
         keeper = make()
@@ -202,8 +202,8 @@ def test_a_record_of_which_nobody_knows_is_looked_for_in_the_log(
 def test_a_shard_that_is_away_is_told_and_the_same_request_can_be_asked_again(
     make: Make, cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raymq.cluster.queue_keeper.ANSWER_S", 0.3)
-    monkeypatch.setattr("raymq.cluster.queue_log.DELIVERY_TIMEOUT_MS", 500)
+    monkeypatch.setattr("raymq.cluster.queue.keeper.ANSWER_S", 0.3)
+    monkeypatch.setattr("raymq.cluster.queue.log.DELIVERY_TIMEOUT_MS", 500)
 
     async def main() -> None:
         keeper = make()
@@ -284,7 +284,7 @@ class DoorQueue(Queue):
 def test_where_the_keeper_is_near_what_need_not_wait_goes_by_its_door(
     make: Make, cluster: QueueCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("raymq.cluster.queue_door.run_dir", lambda _: tmp_path)
+    monkeypatch.setattr("raymq.cluster.queue.door.run_dir", lambda _: tmp_path)
 
     def use() -> None:
         few = DoorQueue(NAME, cluster=cluster, maxsize=3)  # type: ignore[arg-type]

@@ -228,7 +228,7 @@ def test_tasks_and_actors_share_a_queue_while_its_processes_are_killed(
 def test_a_cluster_that_stops_in_a_ray_of_others_leaves_no_keeper_and_gets_none(
     cluster: raymq.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raymq.cluster.durable_queue.PATIENCE_S", 1.0)
+    monkeypatch.setattr("raymq.cluster.queue.durable_queue.PATIENCE_S", 1.0)
     guest = raymq.start(
         tmp_path / "guest",
         name="guest",

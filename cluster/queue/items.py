@@ -7,13 +7,12 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.cluster.messages import codecs
+from raymq.cluster.messages.message import decode_records, encode_properties
+from raymq.cluster.transport.connection import Connection, FetchStream
+from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
-
-from .messages import codecs
-from .messages.message import decode_records, encode_properties
-from .transport.connection import Connection, FetchStream
-from .transport.routes import Routes
 
 #: what one fetch of items may bring
 FETCH_BYTES = 8 << 20

@@ -20,13 +20,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from raymq.cluster.paths import run_dir
 from raymq.store.errors import RayMQError, from_wire, to_wire
 from raymq.store.files import Files
 
-from .paths import run_dir
-
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.cluster.cluster import Cluster
 
 log = logging.getLogger("raymq")
 

@@ -1,7 +1,7 @@
 """The one process that decides who is given which item of a durable queue; as a Ray actor, its only shell.
 
 It moves no items: getters read them from the shard, putters write them there. It keeps no state that the
-log has not (queue_log.TakenLog), so it may die at any time and a successor goes on.
+log has not (log.TakenLog), so it may die at any time and a successor goes on.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from raymq.cluster.transport.connection import Connection, FetchStream
+from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
 
-from .queue_door import METHODS, DoorServer, door_path
-from .queue_log import Taken, TakenLog
-from .transport.connection import Connection, FetchStream
-from .transport.routes import Routes
+from .door import METHODS, DoorServer, door_path
+from .log import Taken, TakenLog
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.cluster.cluster import Cluster
 
 log = logging.getLogger("raymq")
 

@@ -13,18 +13,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.messages.message import decode_records
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.produce.lane import BatchReceipt, new_producer_id
+from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected
 from raymq.store.record import Row
 
-from .consume.range_reader import read_range
-from .messages.message import decode_records
-from .produce.batch_sender import BatchSender
-from .produce.lane import BatchReceipt, new_producer_id
-from .transport.routes import Routes
-
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.cluster.cluster import Cluster
 
 TAKEN_PREFIX = "%TAKEN%"
 #: records of %TAKEN%NAME that are read to begin: requests further back are not answered again

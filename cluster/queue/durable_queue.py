@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.queue import Empty, Full
 
+from raymq.cluster.messages import codecs
+from raymq.cluster.messages.message import encode_properties
+from raymq.cluster.paths import NAMESPACE, actor_name, keeper_name
 from raymq.store.clock import Clock
 from raymq.store.errors import OffsetOutOfRange, RayMQError, Rejected, Unavailable
 
-from .messages import codecs
-from .messages.message import encode_properties
-from .paths import NAMESPACE, actor_name, keeper_name
-from .queue_door import WAIT_S as DOOR_WAIT_S
-from .queue_door import NotHere, door_of
-from .queue_items import Items
-from .queue_keeper import KeeperActor
-from .queue_link import PATIENCE_S, Link, attach, end_quietly
-from .queue_log import make_topics
+from .door import WAIT_S as DOOR_WAIT_S
+from .door import NotHere, door_of
+from .items import Items
+from .keeper import KeeperActor
+from .link import PATIENCE_S, Link, attach, end_quietly
+from .log import make_topics
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.cluster.cluster import Cluster
 
 #: calls of the keeper at a time: each getter and putter that waits is one
 _CALLS_MAX = 10_000
@@ -105,7 +105,7 @@ class Queue:
         Raises: Rejected for a bad name, or a topic that has several queues; Unavailable.
         """
         if cluster is None:
-            from .start import connect
+            from raymq.cluster.start import connect
 
             cluster = connect()
         self.name = name

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import ray
 
+from raymq.cluster.deploy import ray_host
+from raymq.cluster.deploy.ray_host import RayTarget
+from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.produce.lane import BatchReceipt
+from raymq.cluster.produce.producer import Producer
+from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.files import Files
 
-from .deploy import ray_host
-from .deploy.ray_host import RayTarget
-from .paths import ClusterPaths
-from .produce.lane import BatchReceipt
-from .produce.producer import Producer
-from .queue_items import ItemReader, Items
-from .transport.routes import Routes
+from .items import ItemReader, Items
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.cluster.cluster import Cluster
 
 #: a keeper that does not answer, or a shard that cannot be reached, is asked again for so long
 PATIENCE_S = 60.0
