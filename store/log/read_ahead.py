@@ -32,12 +32,16 @@ class ReadAhead:
         self._fs = files
         #: everything from the tail to here was asked for
         self._done = 0
+        #: nothing is asked for before the tail moves: a store that is only read needs none of it
+        self._first_tail = tail()
         self._file: MappedFile | None = None
         self._fd = -1
 
     def step(self) -> bool:
         """Ask for one chunk. Returns: whether there may be more at once."""
         tail = self._tail()
+        if tail == self._first_tail:
+            return False
         at = max(self._done, tail)
         file = self._queue.find(at)
         if file is None or at >= tail + WINDOW_BYTES:

@@ -36,6 +36,7 @@ class Tail:
 def log(tmp_path):
     files = Asked()
     queue = MappedFileQueue(tmp_path / "log", FILE, files=files)
+    Tail.at = -1
     ahead = ReadAhead(queue, lambda: Tail.at, files=files)
     Tail.at = 0
     yield queue, ahead, files
@@ -48,6 +49,14 @@ def work(ahead):
     while ahead.step():
         steps += 1
     return steps
+
+
+def test_a_tail_that_has_not_moved_needs_nothing(log):
+    queue, ahead, files = log
+    queue.create_next()
+    Tail.at = -1
+    assert work(ahead) == 0
+    assert files.ranges == []
 
 
 def test_without_a_file_there_is_nothing_to_ask_for(log):
