@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.queue import Empty, Full
 
+from raymq.cluster.arguments import check_number, check_text
 from raymq.cluster.messages import codecs
 from raymq.cluster.messages.message import encode_properties
 from raymq.cluster.paths import NAMESPACE, actor_name, keeper_name
@@ -102,8 +103,11 @@ class Queue:
         0 for no limit. `codec`: bytes, json, msgpack, arrow-ipc, or an object as above. `linger_ms`: 0
         makes each `put` wait until its item is stored. `actor_options`: of the keeper, if this call
         starts it.
-        Raises: Rejected for a bad name, or a topic that has several queues; Unavailable.
+        Raises: Rejected for a bad name or option, or a topic that has several queues; Unavailable.
         """
+        check_text("name", name)
+        check_number("maxsize", maxsize, 0)
+        check_number("linger_ms", linger_ms, 0, whole=False)
         if cluster is None:
             from raymq.cluster.start import connect
 

@@ -186,6 +186,8 @@ def _words(data: Bytes, offsets: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         ends = np.sort(np.concatenate((ends, blanks)))
         words = ends > starts
         rows, starts, ends = rows[words], starts[words], ends[words]
+    if not len(unique[0]):
+        return rows, starts, ends
     order = np.argsort(np.concatenate((unique[0], rows)), kind="stable")
     first, second, third = (
         np.concatenate(pair)[order] for pair in zip(unique, (rows, starts, ends), strict=True)
@@ -199,6 +201,8 @@ def _values(data: Bytes, offsets: Int64s, name: bytes) -> tuple[Int64s, Int64s, 
     found = found[found >= len(name)]
     for back in range(2, len(name) + 1):
         found = found[data[found - back] == name[-back]]
+    if not len(found):
+        return found, found, found
     begins = found - len(name)
     rows = np.searchsorted(offsets, begins, side="right") - 1
     first = (begins == offsets[rows]) | (data[begins - 1] == _VALUE_END)

@@ -354,3 +354,18 @@ def test_a_topic_with_several_queues_is_no_queue(cluster: QueueCluster) -> None:
     cluster.create_topic("many", queues=2)
     with pytest.raises(Rejected, match="2 queues"):
         make_topics(cluster, "many")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "field"),
+    [
+        (5, {}, "name"),
+        ("q", {"maxsize": "x"}, "maxsize"),
+        ("q", {"maxsize": -1}, "maxsize"),
+        ("q", {"linger_ms": None}, "linger_ms"),
+    ],
+)
+def test_what_a_queue_is_given_is_checked_before_anybody_is_asked(name, options, field):
+    with pytest.raises(Rejected) as refused:
+        Queue(name, **options)
+    assert refused.value.field == field
