@@ -75,7 +75,11 @@ class Doorbell:
 
     def _connect(self, role: str) -> None:
         """The first ring of a receiver, by its path. Needs the lock."""
-        way = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        try:
+            way = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        except OSError:
+            # No descriptor is free: a lost bell only delays.
+            return
         way.setblocking(False)
         try:
             way.connect(f"{self._directory}/{role}")

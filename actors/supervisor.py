@@ -282,7 +282,9 @@ class Supervisor:
         """A small put has come: the flusher wakes while it is encoded. Only a hint: never needed, never trusted."""
         self._control.announce_append()
         if self._announced_to and self._bell is not None:
-            self._announced_s = self._clock.monotonic()
+            # Behind other work it would take this bell for that work's, and sleep.
+            idle = self._flusher is not None and self._flusher.position >= self._appended
+            self._announced_s = self._clock.monotonic() if idle else -math.inf
             self._bell.ring(self._announced_to)
 
     def await_flushed(self, end_offset: int, wanted: Callable[[], bool]) -> bool:

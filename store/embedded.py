@@ -62,6 +62,8 @@ class EmbeddedStore:
         self._dispatching = threading.Lock()
         self._wake = threading.Event()
         self._ended = threading.Event()
+        #: guarded by `_changed`, as `_failed`: the log's own mark goes with the store, and somebody may wait still
+        self._synced = self.store.log.synced
         self._failed: str | None = None
         #: see TransactionService; its `check` is for the owner of the store to call
         self.transactions = TransactionService(self.store)
@@ -99,15 +101,15 @@ class EmbeddedStore:
             self._advance()
         if not self._sync or not appended.waits:
             return appended
-        log = self.store.log
         limit = self.store.config.sync_flush_timeout_ms / 1000
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: log.synced >= appended.end_offset or self._failed is not None, limit
+            self._changed.wait_for(
+                lambda: self._synced >= appended.end_offset or self._failed is not None, limit
             )
-        if not done or log.synced < appended.end_offset:
+            synced, failed = self._synced, self._failed
+        if synced < appended.end_offset:
             raise DeliveryUnknown(
-                f"the flush did not finish: {self._failed or f'{limit} s passed'}",
+                f"the flush did not finish: {failed or f'{limit} s passed'}",
                 status=PutStatus.FLUSH_DISK_TIMEOUT.value,
                 append=appended._asdict(),
             )
@@ -190,8 +192,9 @@ class EmbeddedStore:
 
     def _advance(self) -> None:
         log = self.store.log
-        log.note_confirmed(log.synced if self._sync else log.end)
         with self._dispatching:
+            # Inside: a mark that two threads move must not go back.
+            log.note_confirmed(log.synced if self._sync else log.end)
             while self.store.dispatched < log.confirmed:
                 before = self.store.dispatched
                 if self.store.dispatch(log.confirmed) == before:
@@ -222,14 +225,18 @@ class EmbeddedStore:
                 else:
                     flushed = self._real_time.flush_if_due(log.end)
                 if flushed > log.synced:
-                    with self._changed:
-                        log.note_synced(flushed)
-                        self._changed.notify_all()
+                    log.note_synced(flushed)
+                    self._tell_synced()
         except FlushFailed as error:
             with self._changed:
                 self._failed = str(error)
                 log.poison(str(error))
                 self._changed.notify_all()
+
+    def _tell_synced(self) -> None:
+        with self._changed:
+            self._synced = self.store.log.synced
+            self._changed.notify_all()
 
     @property
     def syncs(self) -> int:
@@ -245,6 +252,9 @@ class EmbeddedStore:
     def abandon(self) -> None:
         """Let go of every file as a crash would: from now on nothing is written or synced."""
         self._end_threads()
+        with self._changed:
+            self._failed = self._failed or "the store was abandoned"
+            self._changed.notify_all()
         self._syncer.close()
         self._delays.abandon()
         self.store.abandon()
@@ -255,6 +265,7 @@ class EmbeddedStore:
         log = self.store.log
         if self._failed is None:
             log.sync()
+            self._tell_synced()
             log.note_confirmed(log.end)
         self._syncer.close()
         try:

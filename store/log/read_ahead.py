@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
+from raymq.store.errors import RayMQError
 from raymq.store.files import Files
 
 from .mapped_file import MappedFile
@@ -61,7 +62,7 @@ class ReadAhead:
             while not stopping():
                 moved = False
                 # A file that was deleted or cannot be read: it is only a hint, and the writer hears of it himself.
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, RayMQError):
                     while not stopping() and self.step():
                         moved = True
                 wake.wait(BUSY_WAIT_S if moved else IDLE_WAIT_S)

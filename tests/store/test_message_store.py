@@ -79,6 +79,28 @@ def test_a_store_comes_back_after_a_clean_stop(tmp_path):
     assert verify(tmp_path) == []
 
 
+def test_a_put_under_way_is_answered_by_the_close_that_syncs_it(tmp_path, monkeypatch):
+    store = EmbeddedStore(tmp_path, config=SMALL)
+    store.create_topic("t", 1)
+    # Its flush thread gets to nothing any more.
+    store._end_threads()
+    appended = store.append(request([b"x"]))
+    told, waits = [], threading.Event()
+    wait_for = store._changed.wait_for
+
+    def seen(*arguments):
+        waits.set()
+        return wait_for(*arguments)
+
+    monkeypatch.setattr(store._changed, "wait_for", seen)
+    waiting = threading.Thread(target=lambda: told.append(store.wait(appended)))
+    waiting.start()
+    waits.wait(10)
+    store.close()
+    waiting.join(10)
+    assert told == [appended]
+
+
 def test_an_abandoned_store_ends_its_threads_and_recovers_like_one_that_died(tmp_path):
     before = set(threading.enumerate())
     store = EmbeddedStore(tmp_path, config=SMALL)
