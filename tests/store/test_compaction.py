@@ -13,6 +13,7 @@ import pytest
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.compaction import compaction_store
 from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.compaction.units import file_sizes
 from raymq.store.config import StoreConfig
@@ -20,6 +21,7 @@ from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.message_store import MessageStore
+from raymq.store.put.inner_message import InnerMessage
 from raymq.store.queues.get_message import GetMessageStatus
 from raymq.store.queues.message_filter import TagFilter
 from raymq.store.queues.sql_filter import SqlFilter
@@ -258,6 +260,20 @@ def test_get_message_reads_what_is_left_with_its_filters_and_statuses(store: Mes
     ):
         found = store.get_message("c", 0, offset, 9)
         assert (found.status, found.next_begin_offset) == (status, goes_on), offset
+
+
+def test_get_message_skips_nothing_behind_a_slice_without_keys(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction_store, "_COPIED_MAX", 4)
+    # Of another store's making: our doors refuse them.
+    for _ in range(5):
+        store.put_inner([InnerMessage("c", 0, b"no key")])
+    put(store, ("a", b"1"), ("b", b"2"))
+    found = store.get_message("c", 0, 0, 32)
+    assert (found.status, found.next_begin_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 4)
+    found = store.get_message("c", 0, 4, 32)
+    assert (found.status, found.queue_offsets.tolist()) == (GetMessageStatus.FOUND, [5, 6])
 
 
 def test_a_random_history_ends_as_a_dict_would(store: MessageStore) -> None:
