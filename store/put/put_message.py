@@ -216,15 +216,33 @@ def _check_kinds(message: InnerMessage) -> None:
             raise _illegal(
                 f"{name} is {value!r}; it must be an int of {low} to {high}", name, f"{low}..{high}"
             )
-    if message.born_host is not None and not isinstance(message.born_host, tuple):
+    match message.born_host:
+        case None | (str(), int()):
+            pass
+        case host:
+            raise _illegal(f"born_host is {host!r}; give (IP address, port)", "born_host", "a pair")
+    if not isinstance(message.properties_text, bytes | None):
+        raise _illegal("properties_text is no bytes", "properties_text", "bytes")
+    if not isinstance(message.properties, Mapping):
         raise _illegal(
-            f"born_host is {message.born_host!r}; give (IP address, port)", "born_host", "a tuple"
+            f"properties are {message.properties!r}; give a mapping", "properties", "text"
         )
-    for key, value in message.properties.items():
-        if not isinstance(key, str) or not isinstance(value, str):
+    for pair in message.properties.items():
+        if not all(isinstance(part, str) and _is_unicode(part) for part in pair):
             raise _illegal(
-                f"property {key!r} is {value!r}; names and values are text", "properties", "text"
+                f"property {pair[0]!r} is {pair[1]!r}; names and values are text",
+                "properties",
+                "text",
             )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be encoded: a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_batch(messages: tuple[InnerMessage, ...]) -> None:
