@@ -85,7 +85,9 @@ def by_keys(
         full = np.bincount(found, minlength=len(some)) >= wanted
         # Of another time or key, or the same message twice: behind these there may be more.
         again = full & (np.bincount(hits.keys, minlength=len(some)) < limit)
-        kept = ~again[hits.keys] & _newest(hits.keys, limit)
+        kept = ~again[hits.keys]
+        if wanted > limit:
+            kept &= _newest(hits.keys, limit)
         rounds.append(_Round(asked[hits.keys[kept]], hits.rows[kept], places, hits.records))
         if not again.any():
             return _together(rounds)
