@@ -423,6 +423,7 @@ class LeaderHost:
             self.store.close()
         except (OSError, RayMQError) as error:
             # As a crash leaves it: the next start finds the pool and recovers.
+            self._delays.abandon()
             self.store.abandon()
             raise Unavailable(
                 f"the shard's last writes before its stop failed: {error}; the next start completes them",

@@ -92,3 +92,8 @@ class Delays:
         """Complete the timers' files, behind the last sync of the log. Raises: StorageFull, OSError."""
         with self._running:
             self._service.close(self._clock.now_ms())
+
+    def abandon(self) -> None:
+        """Let go of the timers' files as a crash would."""
+        with self._running:
+            self._service.abandon()

@@ -80,8 +80,13 @@ def check_target(topic: str, queue_id: int, known: Mapping[str, TopicInfo]) -> N
         )
 
 
+def is_system_topic(name: str) -> bool:
+    """Whether a topic is not for users."""
+    return name.startswith(SYSTEM_PREFIX) or name in fmt.SYSTEM_TOPICS
+
+
 def _refuse_system_topic(name: str) -> None:
-    if name.startswith(SYSTEM_PREFIX) or name in fmt.SYSTEM_TOPICS:
+    if is_system_topic(name):
         raise Rejected(
             f"topic {name} is a system topic; choose another name",
             field="topic",

@@ -43,8 +43,9 @@ def get_compacted(
     count = max_nums if wanted is None else max(max_nums, RECORDS_AT_ONCE)
     found = store.read(topic, queue_id, offset, max_bytes=max_bytes, max_records=count)
     if found is None:
-        # What followed was all taken away by its keys' last messages.
-        return nothing(GetMessageStatus.NO_MATCHED_MESSAGE, high, low, high)
+        # What was copied behind it is all taken away by its keys' last messages; there may be more that is not yet.
+        following = max(offset, min(store.next_offset(topic, queue_id), high))
+        return nothing(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)
     good = np.ones(len(found.units), dtype=np.bool_)
     if wanted is not None:
         matching = wanted.units(found.units["tags_code"].astype(np.int64))

@@ -7,6 +7,7 @@ BatchConsumeQueue, SparseConsumeQueue#putEndPositionInfo, CompactionLog, RocketM
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +83,33 @@ def keys_of(properties: pa.Array) -> pa.Array:
     return pc.if_else(pc.fill_null(blank, True), pa.scalar(None, found.type), found)
 
 
-def check_keys(topic: str, batch: pa.RecordBatch | Row) -> None:
+def check_keys(
+    topic: str, batch: pa.RecordBatch | Row, rows: pa.BooleanArray | None = None
+) -> None:
     """Refuse messages without KEYS for a compaction topic. Raises: Rejected (MESSAGE_ILLEGAL); nothing was stored.
 
+    Args: `rows`, those that go there; None: all.
     RocketMQ stores them, and they never reach a reader: its reads of such a topic come from the compacted log.
     """
     if isinstance(batch, Row):
         batch = batch.to_batch()
-    keys = keys_of(batch.column("properties"))
-    if keys.null_count:
-        row = int(pc.index(keys.is_null(), True).as_py())
-        raise Rejected(
-            f"row {row} has no KEYS; topic {topic} keeps the latest message of each key: set index_keys",
-            field="KEYS",
-            limit="a key",
-            row=row,
-            status="MESSAGE_ILLEGAL",
-        )
+    bare = keys_of(batch.column("properties")).is_null()
+    row = pc.index(bare if rows is None else pc.and_(bare, rows), True).as_py()
+    if row >= 0:
+        raise _without_key(topic, f"row {row}", row=row)
+
+
+def check_key(topic: str, properties: Mapping[str, str]) -> None:
+    """As `check_keys`, for one message."""
+    if not properties.get("KEYS", "").strip():
+        raise _without_key(topic, "the message")
+
+
+def _without_key(topic: str, what: str, **fields: int) -> Rejected:
+    return Rejected(
+        f"{what} has no KEYS; topic {topic} keeps the latest message of each key: set index_keys",
+        field="KEYS",
+        limit="a key",
+        status="MESSAGE_ILLEGAL",
+        **fields,
+    )

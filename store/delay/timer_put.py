@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.store.compaction.units import check_keys
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.records.record_row import Row
@@ -77,6 +78,10 @@ def check_timer_put(
     if waiting is not None:
         for time_ms in np.unique(seconds - seconds % PRECISION_MS).tolist():
             check_congestion(time_ms, waiting, config)
-    for name in pc.unique(topic).to_pylist():
-        mine = queue.filter(pc.equal(topic, name)).cast(pa.string()).cast(pa.int64())
-        check_target(name.decode("utf-8", "replace"), pc.max(mine).as_py(), topics)
+    for raw in pc.unique(topic).to_pylist():
+        rows = pc.equal(topic, raw)
+        mine = queue.filter(rows).cast(pa.string()).cast(pa.int64())
+        name = raw.decode("utf-8", "replace")
+        check_target(name, pc.max(mine).as_py(), topics)
+        if topics[name].compacted:
+            check_keys(name, batch, rows)

@@ -159,7 +159,7 @@ class TimerMessageStore:
         check = self._cache.check()
         if values is None or (check is not None and check.foreign and not values.get("foreign")):
             before = TimerProgress.of(values or {})
-            if self._topic.end < before.queue:
+            if self._topic.end < max(before.queue, self._read_by(check)):
                 return False
             self._import(check, before)
             values = self._store.state.progress[TIMERS_SERVICE]
@@ -174,7 +174,7 @@ class TimerMessageStore:
             self._store.put_inner([], progress=Progress(TIMERS_SERVICE, {"foreign": None}))
         check = self._cache.check()
         if check is not None and check.queue_offset > self._topic.end:
-            if check.queue_offset <= self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0):
+            if check.queue_offset == self._read_by(check):
                 return False
             check = None
         if self._cache.load(check, progress.time) and check is not None:
@@ -194,6 +194,11 @@ class TimerMessageStore:
         self._progress = progress.at_queue(max(offset, progress.queue))
         self._ready = True
         return True
+
+    def _read_by(self, check: TimerCheck | None) -> int:
+        """How much of the topic RocketMQ had read, of what is left of it: less than that may not be taken over."""
+        following = self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0)
+        return 0 if check is None else min(check.queue_offset, following)
 
     def _import(self, check: TimerCheck | None, before: TimerProgress) -> None:
         """Go on where RocketMQ's files say that it stopped, if there are any, the first time and each time later.

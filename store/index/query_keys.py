@@ -41,6 +41,15 @@ class KeyHits(NamedTuple):
     records: pa.Array
 
 
+class _Round(NamedTuple):
+    """`KeyHits` of some keys, and the physical offsets of its records."""
+
+    keys: Int64s
+    rows: Int64s
+    places: Int64s
+    records: pa.Array
+
+
 def by_keys(
     log: CommitLog,
     index: IndexService,
@@ -65,23 +74,77 @@ def by_keys(
             field="key" if bad is not None else "topic" if not topic else "max_num",
             limit="topic, keys, max_num >= 1",
         )
-    wanted = min(max_num, log.config.max_msgs_num_batch)
-    confirmed = log.confirmed
-    found, offsets = _candidates(index, topic, keys, wanted, begin_ms, end_ms)
-    kept = (offsets >= log.start) & (offsets < confirmed)
+    limit = min(max_num, log.config.max_msgs_num_batch)
+    span = (begin_ms, end_ms)
+    asked, wanted = np.arange(len(keys)), limit
+    rounds: list[_Round] = []
+    while True:
+        some = [keys[row] for row in asked.tolist()]
+        found, offsets = _candidates(index, topic, some, wanted, *span)
+        places, hits = _look_at(log, topic, some, found, offsets, span, exact=exact)
+        full = np.bincount(found, minlength=len(some)) >= wanted
+        # Of another time or key, or the same message twice: behind these there may be more.
+        again = full & (np.bincount(hits.keys, minlength=len(some)) < limit)
+        kept = ~again[hits.keys]
+        if wanted > limit:
+            kept &= _newest(hits.keys, limit)
+        rounds.append(_Round(asked[hits.keys[kept]], hits.rows[kept], places, hits.records))
+        if not again.any():
+            return _together(rounds)
+        asked, wanted = asked[again], 2 * wanted
+
+
+def _look_at(
+    log: CommitLog,
+    topic: str,
+    keys: Sequence[str],
+    found: Int64s,
+    offsets: Int64s,
+    span: tuple[int, int],
+    *,
+    exact: bool,
+) -> tuple[Int64s, KeyHits]:
+    """Physical offsets of the records that are there, and which of them are hits, in the order of the log."""
+    kept = (offsets >= log.start) & (offsets < log.confirmed)
     # A key that stands twice in a message has two entries.
     pairs = np.unique(offsets[kept] * len(keys) + found[kept])
     offsets, found = pairs // max(len(keys), 1), pairs % max(len(keys), 1)
     first = np.append(True, offsets[1:] != offsets[:-1]) if len(offsets) else np.empty(0, bool)
     rows = np.cumsum(first) - 1
     there, times, records = _read(log, offsets[first])
-    good = there & (times >= begin_ms) & (times <= end_ms)
+    good = there & (times >= span[0]) & (times <= span[1])
     # Rows among the records that were read: those of deleted files are not.
     hits = KeyHits(found, (np.cumsum(there) - 1)[rows], records)
     right = good[rows]
     if exact:
         right &= _exactly(hits, topic, keys, right)
-    return KeyHits(hits.keys[right], hits.rows[right], records)
+    return offsets[first][there], KeyHits(hits.keys[right], hits.rows[right], records)
+
+
+def _newest(keys: Int64s, limit: int) -> Bools:
+    """Which rows are among the last `limit` of their key."""
+    newest_first = keys[::-1]
+    order = np.argsort(newest_first, kind="stable")
+    ordered = newest_first[order]
+    kept = np.empty(len(keys), dtype=bool)
+    kept[order] = np.arange(len(keys)) - np.searchsorted(ordered, ordered) < limit
+    return kept[::-1]
+
+
+def _together(rounds: list[_Round]) -> KeyHits:
+    if len(rounds) == 1:
+        return KeyHits(*rounds[0][:2], rounds[0].records)
+    _, first, rows = np.unique(
+        np.concatenate([each.places for each in rounds]), return_index=True, return_inverse=True
+    )
+    starts = np.cumsum([0, *(len(each.places) for each in rounds)])
+    hits = [start + each.rows for start, each in zip(starts[:-1], rounds, strict=True)]
+    records = pa.concat_arrays([each.records for each in rounds])
+    return KeyHits(
+        np.concatenate([each.keys for each in rounds]),
+        rows[np.concatenate(hits)],
+        records.take(pa.array(first)),
+    )
 
 
 def _candidates(

@@ -47,6 +47,7 @@ class PutHook:
     def after_batch(self, request: PutRequest, append: Append | None) -> None:
         """Where the columns stand; None: they were refused, or stored in part. What this raises is logged.
 
+        Not told of columns that were checked and still waited to be appended when their shard stopped writing.
         The flush and the replicas come after it, other than for `after_put`.
         """
 

@@ -12,11 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from raymq.store import format as fmt
+from raymq.store.compaction.units import check_key
+from raymq.store.delay.delayed_record import REAL_TOPIC
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.message_store import MessageStore
-from raymq.store.records.properties import DELAY, INNER_NUM, WAIT
+from raymq.store.records.properties import DELAY, INNER_NUM, WAIT, decode
 from raymq.store.requests import Append
 from raymq.store.status import PutStatus
+from raymq.store.topics import is_system_topic
 
 from .inner_message import InnerMessage
 from .put_errors import error_of, status_of
@@ -82,6 +85,7 @@ class MessagePut:
         try:
             self._store.put_path.check_serving()
             check_message(message)
+            self._check_key(message)
             for hook in hooks:
                 message = hook.before_put(message)
             self._check_sizes((message,))
@@ -102,6 +106,8 @@ class MessagePut:
         try:
             self._store.put_path.check_serving()
             check_batch(batch)
+            for message in batch:
+                self._check_key(message)
             for hook in hooks:
                 batch = tuple(map(hook.before_put, batch))
             check_batch(batch)
@@ -117,6 +123,16 @@ class MessagePut:
     def _refused(self, error: Exception) -> PutResult:
         self._store.stats.note_failed()
         return PutResult(status_of(error), None, error)
+
+    def _check_key(self, message: InnerMessage) -> None:
+        """Refuse what a compaction topic could never show a reader, also where it comes there later only."""
+        topics = self._store.state.topics
+        text, topic = message.properties_text, message.topic
+        properties = message.properties if text is None else decode(text)
+        if is_system_topic(topic):
+            topic = properties.get(REAL_TOPIC, "")
+        if topic in topics and topics[topic].compacted:
+            check_key(topic, properties)
 
     def _check_sizes(self, messages: tuple[InnerMessage, ...]) -> None:
         limit = self._config.max_message_bytes
@@ -200,15 +216,33 @@ def _check_kinds(message: InnerMessage) -> None:
             raise _illegal(
                 f"{name} is {value!r}; it must be an int of {low} to {high}", name, f"{low}..{high}"
             )
-    if message.born_host is not None and not isinstance(message.born_host, tuple):
+    match message.born_host:
+        case None | (str(), int()):
+            pass
+        case host:
+            raise _illegal(f"born_host is {host!r}; give (IP address, port)", "born_host", "a pair")
+    if not isinstance(message.properties_text, bytes | None):
+        raise _illegal("properties_text is no bytes", "properties_text", "bytes")
+    if not isinstance(message.properties, Mapping):
         raise _illegal(
-            f"born_host is {message.born_host!r}; give (IP address, port)", "born_host", "a tuple"
+            f"properties are {message.properties!r}; give a mapping", "properties", "text"
         )
-    for key, value in message.properties.items():
-        if not isinstance(key, str) or not isinstance(value, str):
+    for pair in message.properties.items():
+        if not all(isinstance(part, str) and _is_unicode(part) for part in pair):
             raise _illegal(
-                f"property {key!r} is {value!r}; names and values are text", "properties", "text"
+                f"property {pair[0]!r} is {pair[1]!r}; names and values are text",
+                "properties",
+                "text",
             )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be encoded: a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_batch(messages: tuple[InnerMessage, ...]) -> None:

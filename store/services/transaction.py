@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from raymq.store.compaction.units import check_key
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.put.inner_message import InnerMessage, PreparedInner, Progress
 from raymq.store.requests import Append
@@ -93,9 +94,12 @@ class TransactionService:
         """Put a message as a half message of its topic and queue; nobody reads it before `commit`.
 
         Delays are ignored: the transaction wins. Durable: nothing yet, see `MessageStore.put_inner`.
-        Raises: Rejected for a topic or queue that does not exist; as put_inner.
+        Raises: Rejected for a topic or queue that does not exist, or KEYS that its topic needs; as put_inner.
         """
-        check_target(message.topic, message.queue_id, self._store.state.topics)
+        topics = self._store.state.topics
+        check_target(message.topic, message.queue_id, topics)
+        if topics[message.topic].compacted:
+            check_key(message.topic, message.properties)
         properties = dict(message.properties)
         transaction_id = properties.setdefault("UNIQ_KEY", uuid.uuid4().hex.upper())
         properties.update(

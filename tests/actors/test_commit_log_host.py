@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from raymq.store.config import StoreConfig
 from raymq.store.delay.delay_hook import transform
 from raymq.store.delay.timer_check import read_check
 from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Corrupt, DeliveryUnknown, Fenced, Rejected, Unavailable
+from raymq.store.errors import Corrupt, DeliveryUnknown, Fenced, Rejected, StorageFull, Unavailable
 from raymq.store.files import Files
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.requests import FetchRequest, PutRequest
+from raymq.store.status import PutStatus
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.waiting import until
@@ -230,6 +231,38 @@ def test_a_host_that_cannot_open_leaves_nothing_behind(shard: Shard) -> None:
             shard.open()
         assert not bell.exists()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_a_stop_whose_last_sync_fails_lets_go_of_every_file(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(EmbeddedStore(shard.root, config=CONFIG)) as store:
+        store.create_topic("t", 1)
+        later = InnerMessage("t", 0, b"later", {"TIMER_DELAY_SEC": "60"})
+        assert store.put_message(later).status is PutStatus.PUT_OK
+    host = shard.open()
+
+    def held() -> list[str]:
+        found = []
+        for name in os.listdir("/proc/self/fd"):
+            # Other threads close theirs meanwhile.
+            with suppress(FileNotFoundError):
+                found.append(os.readlink(f"/proc/self/fd/{name}"))
+        return [path for path in found if path.startswith(f"{shard.root}/")]
+
+    until(
+        lambda: any(path.endswith("timerwheel") for path in held()),
+        lambda: threading.Event().wait(0.01),
+    )
+
+    def full() -> None:
+        raise StorageFull("the disk is full", field="disk")
+
+    monkeypatch.setattr(host.store.log, "sync", full)
+    with pytest.raises(Unavailable, match="last writes before its stop failed"):
+        shard.close()
+    del shard.host
+    assert held() == []
 
 
 def test_puts_of_one_stream_that_end_together_are_told_of_once(shard: Shard) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,25 @@ import pytest
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.compaction import compaction_store
 from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.compaction.units import file_sizes
 from raymq.store.config import StoreConfig
+from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.message_store import MessageStore
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.put.put_message import MessagePut
 from raymq.store.queues.get_message import GetMessageStatus
 from raymq.store.queues.message_filter import TagFilter
 from raymq.store.queues.sql_filter import SqlFilter
+from raymq.store.records.properties import encode
 from raymq.store.requests import PutRequest
+from raymq.store.services.transaction import TransactionService
 from raymq.store.state import ShardState
+from raymq.store.status import PutStatus
 from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
@@ -111,6 +119,44 @@ def test_every_message_needs_a_key(store: MessageStore) -> None:
     assert read(store) == []
     with pytest.raises(Rejected):
         put(store, (None, b"alone"))
+
+
+def test_nothing_without_a_key_gets_there_by_another_way_either(store: MessageStore) -> None:
+    store.create_topic("t", 1, [0])
+    doors = MessagePut(store, lambda append: append)
+    end = store.log.end
+    bare = InnerMessage("c", 0, b"x")
+    level, blank = {"DELAY": "2"}, {"KEYS": " "}
+    waiting = {
+        "TIMER_OUT_MS": str(store.clock.now_ms() + 3000),
+        "REAL_TOPIC": "c",
+        "REAL_QID": "0",
+    }
+    later = InnerMessage(TIMER_TOPIC, 0, b"x", waiting)
+    text = encode(waiting)
+    for message in (
+        bare,
+        replace(bare, properties=level),
+        replace(bare, properties=blank),
+        later,
+        replace(later, properties={}, properties_text=text),
+    ):
+        assert doors.put_message(message).status is PutStatus.MESSAGE_ILLEGAL
+    keyed = replace(bare, properties={"KEYS": "k"})
+    assert doors.put_messages([keyed, bare]).status is PutStatus.MESSAGE_ILLEGAL
+    with pytest.raises(Rejected, match="KEYS"):
+        TransactionService(store).prepare(bare)
+    other, good = text.replace(b"\x01c\x02", b"\x01t\x02"), text + b"KEYS\x01k\x02"
+    rows = pa.Table.from_batches([batch([(None, b"x")] * 3)]).set_column(
+        2, "properties", pa.array([other, good, text], pa.binary())
+    )
+    with pytest.raises(Rejected, match="KEYS") as caught:
+        store.put(PutRequest(TIMER_TOPIC, 0, rows.to_batches()[0], None, 0, 0, "quorum"))
+    assert caught.value.row == 2
+    assert store.log.end == end
+    store.put(PutRequest(TIMER_TOPIC, 0, rows.to_batches()[0][:2], None, 0, 0, "quorum"))
+    assert doors.put_message(keyed).status is PutStatus.PUT_OK
+    TransactionService(store).prepare(keyed)
 
 
 def test_attributes_outlive_snapshots_and_old_records_have_none(tmp_path: Path) -> None:
@@ -258,6 +304,20 @@ def test_get_message_reads_what_is_left_with_its_filters_and_statuses(store: Mes
     ):
         found = store.get_message("c", 0, offset, 9)
         assert (found.status, found.next_begin_offset) == (status, goes_on), offset
+
+
+def test_get_message_skips_nothing_behind_a_slice_without_keys(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction_store, "_COPIED_MAX", 4)
+    # Of another store's making: our doors refuse them.
+    for _ in range(5):
+        store.put_inner([InnerMessage("c", 0, b"no key")])
+    put(store, ("a", b"1"), ("b", b"2"))
+    found = store.get_message("c", 0, 0, 32)
+    assert (found.status, found.next_begin_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 4)
+    found = store.get_message("c", 0, 4, 32)
+    assert (found.status, found.queue_offsets.tolist()) == (GetMessageStatus.FOUND, [5, 6])
 
 
 def test_a_random_history_ends_as_a_dict_would(store: MessageStore) -> None:

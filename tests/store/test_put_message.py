@@ -252,8 +252,16 @@ def test_wheel_timer_statuses_are_what_the_timer_hook_refuses_with(
         ("queue_id", "0"),
         ("flag", 1 << 31),
         ("born_time_ms", 0.5),
+        ("topic", "\ud800"),
         ("born_host", "127.0.0.1"),
+        ("born_host", ("127.0.0.1",)),
+        ("born_host", ("127.0.0.1", 10, 3)),
+        ("born_host", ("127.0.0.1", "10")),
         ("properties", {"a": 5}),
+        ("properties", None),
+        ("properties", {"a": "\ud800"}),
+        ("properties", {"\ud800": "a"}),
+        ("properties_text", "a\x01b"),
     ],
 )
 def test_what_a_record_or_a_directory_has_no_place_for_is_illegal(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from raymq.store.errors import Rejected
 from raymq.store.index import index_file, query_keys
 from raymq.store.index.query_keys import KeyHits
 from raymq.store.put.inner_message import InnerMessage
+from tests.support.confirming import confirm_with_index
 from tests.support.engine import Engine
 
 CONFIG = StoreConfig(
@@ -63,17 +65,37 @@ def test_each_key_has_the_messages_that_it_has_alone(
     start = 1_700_000_000_000
     begin, end = (start + span[0], start + span[1]) if span[0] else span
     keys = [*WORDS, "u0", "u3", "u399", "nothing"]
-    options = {"max_num": max_num, "begin_ms": begin, "end_ms": end, "exact": True}
-    hits = engine.store.query_messages("t", keys, **{**options, "exact": exact})
+    options = {"max_num": max_num, "begin_ms": begin, "end_ms": end, "exact": exact}
+    hits = engine.store.query_messages("t", keys, **options)
     for number, key in enumerate(keys):
         alone = engine.store.query_message("t", key, **options).records.column("body").to_pylist()
-        found = bodies(hits, number)
-        if exact and max_num == 64:
-            assert found == alone
-        else:
-            # Candidates of the same hash, or just outside of the time, count against max_num.
-            assert len(found) <= max_num
-            assert len(alone) <= max_num
+        assert bodies(hits, number) == alone
+
+
+@pytest.mark.parametrize("few", [0, 8])
+def test_what_only_looks_like_a_hit_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(query_keys, "FEW_KEYS", few)
+    made = Engine(tmp_path, config=CONFIG)
+    start = made.clock.now_ms()
+    # "Aa" and "BB" have the same hash; "d" is twice in the last message, and all are of one second.
+    keyed = ("k d", "k d", "Aa", "BB", "BB", "BB", "d")
+    for number, keys in enumerate(keyed):
+        more = {"UNIQ_KEY": "d"} if number == 6 else {}
+        made.store.put_inner([InnerMessage("t", 0, b"%d" % number, {"KEYS": keys, **more})])
+        made.clock.advance(10)
+    confirm_with_index(made.store)
+    for keys, options, want in (
+        (["k", "d"], {"max_num": 1, "end_ms": start}, [[b"0"], [b"0"]]),
+        (["d", "k"], {"max_num": 2}, [[b"1", b"6"], [b"0", b"1"]]),
+        (["Aa", "d", "BB"], {"max_num": 1, "exact": True}, [[b"2"], [b"6"], [b"5"]]),
+    ):
+        hits = made.store.query_messages("t", keys, **options)
+        assert [bodies(hits, key) for key in range(len(keys))] == want
+        raws = hits.records.to_pylist()
+        assert len(set(raws)) == len(raws), "each record once"
+    made.store.close()
 
 
 def test_chains_of_thousands_are_looked_through_as_a_whole(

@@ -11,6 +11,7 @@ import pytest
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.delay.delay_levels import TIMER_TOPIC
+from raymq.store.delay.delay_service import DelayService
 from raymq.store.delay.timer_check import TimerCheck, read_check, write_check
 from raymq.store.delay.timer_log import UNIT_BYTES, UNIT_DTYPE
 from raymq.store.delay.timer_rule import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
@@ -18,6 +19,7 @@ from raymq.store.delay.timer_wheel import FILE_BYTES, SLOT
 from raymq.store.errors import StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
+from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from tests.support.delays import CONFIG, START_MS, DelayWorld
 
@@ -445,6 +447,39 @@ def test_a_roll_that_rocketmq_read_after_a_crash_of_ours_is_made_once(world, tmp
     write_check(tmp_path / "config" / "timercheck", TimerCheck(end, 0, 1, 1), files=Files())
     world.run_out()
     assert bodies(world) == [far.body]
+
+
+def test_nothing_is_taken_over_before_dispatch_has_come_as_far_as_rocketmq_read(
+    tmp_path, monkeypatch
+):
+    files = Files()
+    world = DelayWorld(tmp_path, files)
+    for number in range(6):
+        world.send(b"%d" % number, delay_ms=1_000)
+    world.confirm()
+    # RocketMQ delivers all of them; then the machine stops.
+    for number in range(6):
+        world.store.put_inner([InnerMessage("t", 0, b"%d" % number)])
+    world.store.log.sync()
+    world.store.abandon()
+    check = TimerCheck(START_MS + 5_000, 52 * 6, 6, 6)
+    write_check(tmp_path / "config" / "timercheck", check, files=files)
+    world.clock.advance(10_000)
+    monkeypatch.setattr(files, "boot_id", lambda: "another boot")
+    world.store = MessageStore.open(tmp_path, config=CONFIG, files=files, clock=world.clock)
+    world.delays = DelayService(world.store)
+    log = world.store.log
+    log.sync()
+    log.note_confirmed(log.end)
+    end = world.store.dispatched
+    while world.store.queue_range(TIMER_TOPIC, 0)[1] < 2:
+        end += 50
+        world.store.dispatch(end)
+    assert world.store.queue_range(TIMER_TOPIC, 0)[1] < 6
+    world.delays.run_once(world.clock.now_ms())
+    world.confirm()
+    world.run_out()
+    assert sorted(bodies(world)) == [b"%d" % number for number in range(6)]
 
 
 def test_timers_that_rocketmq_left_are_taken_over_once(world, tmp_path):
