@@ -14,7 +14,7 @@ from ray.util.queue import Empty, Full
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.items import ItemReader
 from raymq.cluster.queue.keeper import QueueKeeper
-from raymq.cluster.queue.log import TakenLog, make_topics
+from raymq.cluster.queue.log import Taken, TakenLog, make_topics
 from raymq.store.clock import Clock
 from raymq.store.errors import Fenced, Rejected, Unavailable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
@@ -170,6 +170,60 @@ def test_an_earlier_writer_is_fenced_before_the_log_is_read(
     with pytest.raises(Fenced):
         first.write(1, []).result(10)
     assert (second.next, second.end, second.given) == (0, 3, [])
+    first.close()
+    second.close()
+
+
+def lag(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, polls: int) -> Callable[[], None]:
+    """What it returns makes the shard show, of %TAKEN%, what is there now and no more, `polls` times."""
+    call, answers = backend.call, []
+
+    def stale(op: str, args: dict[str, Any]) -> dict[str, Any]:
+        if op == "queue_ranges" and args["topic"] == TAKEN and answers:
+            return answers.pop()
+        return call(op, args)
+
+    monkeypatch.setattr(backend, "call", stale)
+    return lambda: answers.extend([call("queue_ranges", {"topic": TAKEN})] * polls)
+
+
+def test_a_successor_waits_until_readers_see_what_was_stored_before_it(
+    make: Make, cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = lag(backend, monkeypatch, polls=3)
+    first = TakenLog(cluster, NAME, 0, Clock())  # type: ignore[arg-type]
+    first.open()
+    put(backend, 4)
+    begin()
+    first.write(2, [Taken(1, 0, 2)]).result(10)
+    first.close()
+
+    async def main() -> None:
+        keeper = make()
+        assert await keeper.take(2, 2, 0.0) == (2, 2)
+        assert await keeper.take(1, 2, 0.0) == (0, 2)
+        await keeper.close()
+
+    run(main())
+
+
+def test_what_a_writer_stored_just_before_it_was_fenced_is_waited_for(
+    cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (TakenLog(cluster, NAME, 0, Clock()) for _ in range(2))  # type: ignore[arg-type]
+    begin = lag(backend, monkeypatch, polls=3)
+    first.open()
+    call = second._routes.call
+
+    def fence(shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        if op == "init_producer":
+            begin()
+            first.write(2, [Taken(1, 0, 2)]).result(10)
+        return call(shard, op, args)
+
+    monkeypatch.setattr(second._routes, "call", fence)
+    second.open()
+    assert (second.next, second.given) == (2, [Taken(1, 0, 2)])
     first.close()
     second.close()
 
