@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.util.queue import Empty, Full
 
+from raymq.cluster.produce.lane import BatchReceipt
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.items import ItemReader
 from raymq.cluster.queue.keeper import QueueKeeper
 from raymq.cluster.queue.log import Taken, TakenLog, make_topics
 from raymq.store.clock import Clock
-from raymq.store.errors import Fenced, Rejected, Unavailable
+from raymq.store.errors import DeliveryUnknown, Fenced, Rejected, Unavailable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster
@@ -277,6 +279,27 @@ def test_a_shard_that_is_away_is_told_and_the_same_request_can_be_asked_again(
                     assert taken is not None
                     found.add(taken)
         assert found == {(0, 1), (1, 1)}
+        await keeper.close()
+
+    run(main())
+
+
+def test_who_was_told_that_nobody_knows_is_given_nothing_unless_it_asks_again(
+    make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        keeper = make()
+        put(backend, 2)
+        await keeper.size()
+        fate: Future[BatchReceipt] = Future()
+        with monkeypatch.context() as patch:
+            patch.setattr("raymq.cluster.queue.keeper.ANSWER_S", 0.05)
+            patch.setattr(TakenLog, "write", lambda *_: fate)
+            with pytest.raises(Unavailable):
+                await keeper.take(1, 1, 0.0)
+        fate.set_exception(DeliveryUnknown("late", status="UNKNOWN_ERROR"))
+        assert await keeper.take(2, 1, 0.0) == (0, 1)
+        assert await keeper.take(1, 1, 0.0) == (1, 1)
         await keeper.close()
 
     run(main())
