@@ -45,11 +45,18 @@ class Taken(NamedTuple):
 def make_topics(cluster: Cluster, name: str) -> int:
     """Make the topics of a queue where they are missing. Returns: the shard that has them.
 
-    Raises: Rejected for a bad name, or a topic of that name with several queues.
+    Raises: Rejected for a bad name, or a topic of that name with several queues or a compacted one.
     """
     found = cluster.topics().get(name)
     if found is None:
         home = zlib.crc32(name.encode()) % cluster.shards
+    elif found.get("compacted"):
+        # Items are counted by their offsets, and there are gaps.
+        raise Rejected(
+            f"topic {name!r} is compacted, which drops items that nobody got: choose another name",
+            field="name",
+            limit="a topic that is not compacted",
+        )
     elif found["queues"] == 1:
         home = int(found["shards"][0])
     else:

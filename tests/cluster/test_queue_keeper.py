@@ -20,6 +20,7 @@ from raymq.cluster.queue.log import Taken, TakenLog, make_topics
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, Fenced, Rejected, Unavailable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
+from raymq.store.state import CLEANUP_POLICY, COMPACTION, TopicInfo
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
@@ -431,6 +432,14 @@ def test_a_topic_with_several_queues_is_no_queue(cluster: QueueCluster) -> None:
     cluster.create_topic("many", queues=2)
     with pytest.raises(Rejected, match="2 queues"):
         make_topics(cluster, "many")  # type: ignore[arg-type]
+
+
+def test_a_compacted_topic_is_no_queue(cluster: QueueCluster, backend: FakeBackend) -> None:
+    attributes = ((CLEANUP_POLICY, COMPACTION),)
+    backend.state.topics["latest"] = TopicInfo("latest", 1, (0,), attributes)
+    with pytest.raises(Rejected, match="compacted"):
+        make_topics(cluster, "latest")  # type: ignore[arg-type]
+    assert "%TAKEN%latest" not in backend.state.topics
 
 
 @pytest.mark.parametrize(
