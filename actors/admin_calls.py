@@ -39,7 +39,11 @@ class AdminCalls:
 
     def _op_topics(self) -> dict[str, Any]:
         return {
-            t.name: {"queues": t.queues, "shards": list(t.shards)}
+            t.name: {
+                "queues": t.queues,
+                "shards": list(t.shards),
+                **({"compacted": True} if t.compacted else {}),
+            }
             for t in list(self._host.store.state.topics.values())
         }
 

@@ -190,7 +190,10 @@ class Cluster:
                 facts["error"] = f"{told} ({error})" if error else told
 
     def topics(self) -> dict[str, dict[str, Any]]:
-        """name -> {"queues": count, "shards": [...]} of every topic, RayMQ's own left out."""
+        """name -> {"queues": count, "shards": [...]} of every topic, RayMQ's own left out.
+
+        A compacted one has "compacted": True too.
+        """
         found = self.call(None, "topics", {})
         return {
             name: facts

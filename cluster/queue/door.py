@@ -73,19 +73,19 @@ class Door:
         connection = self._connection()
         try:
             connection.sendall(json.dumps([method, *arguments]).encode() + b"\n")
-            line = connection.recv(_ANSWER_BYTES)
-            while line and not line.endswith(b"\n"):
-                line += connection.recv(_ANSWER_BYTES)
-        except OSError as error:
+            line = b""
+            while not line.endswith(b"\n"):
+                chunk = connection.recv(_ANSWER_BYTES)
+                if not chunk:
+                    raise EOFError
+                line += chunk
+        except (OSError, EOFError) as error:
             connection.close()
             raise NotHere from error
         except BaseException:
             # Ctrl-C: the answer would be taken for that of the next call.
             connection.close()
             raise
-        if not line:
-            connection.close()
-            raise NotHere
         self._free.append(connection)
         result, *wrong = json.loads(line)
         if wrong:

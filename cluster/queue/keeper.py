@@ -54,6 +54,8 @@ class Getter:
     done: asyncio.Future[Taken | None]
     #: in a record that is being written: it cannot be withdrawn
     allotted: bool = False
+    #: calls that wait for it; with none it is given nothing any more
+    asking: int = 0
 
 
 @dataclass(eq=False)
@@ -118,13 +120,17 @@ class QueueKeeper:
                 self._wake.set()
         getter = self._getters.get(request)
         if getter is not None:
-            if wait_s:
-                await asyncio.wait({getter.done}, timeout=wait_s)
-                self._withdraw(request)
-            if not getter.done.done():
-                await asyncio.wait({getter.done}, timeout=ANSWER_S)
-            if not getter.done.done():
-                raise self._unavailable()
+            getter.asking += 1
+            try:
+                if wait_s:
+                    await asyncio.wait({getter.done}, timeout=wait_s)
+                    self._withdraw(request)
+                if not getter.done.done():
+                    await asyncio.wait({getter.done}, timeout=ANSWER_S)
+                if not getter.done.done():
+                    raise self._unavailable()
+            finally:
+                getter.asking -= 1
         found = self._given.get(request)
         return None if found is None else (found.first, found.count)
 
@@ -317,7 +323,10 @@ class QueueKeeper:
         given: list[Taken] = []
         following = self._next
         for request, getter in list(self._getters.items()):
-            if following + getter.count <= self._end:
+            if not getter.asking:
+                # It was told Unavailable; whoever still wants the items asks again.
+                self._withdraw(request)
+            elif following + getter.count <= self._end:
                 getter.allotted = True
                 given.append(Taken(request, following, getter.count))
                 following += getter.count

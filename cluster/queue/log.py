@@ -19,7 +19,7 @@ from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.lane import BatchReceipt, new_producer_id
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
-from raymq.store.errors import Rejected
+from raymq.store.errors import Rejected, Unavailable
 from raymq.store.record import Row
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ TAKEN_PREFIX = "%TAKEN%"
 TAIL_RECORDS = 10_000
 #: after so long a record that is not acknowledged is looked for in the log instead
 DELIVERY_TIMEOUT_MS = 10_000
+#: how often the shard is asked whether it shows a record that it stored
+VISIBLE_POLL_MS = 10
 
 
 class Taken(NamedTuple):
@@ -43,11 +45,18 @@ class Taken(NamedTuple):
 def make_topics(cluster: Cluster, name: str) -> int:
     """Make the topics of a queue where they are missing. Returns: the shard that has them.
 
-    Raises: Rejected for a bad name, or a topic of that name with several queues.
+    Raises: Rejected for a bad name, or a topic of that name with several queues or a compacted one.
     """
     found = cluster.topics().get(name)
     if found is None:
         home = zlib.crc32(name.encode()) % cluster.shards
+    elif found.get("compacted"):
+        # Items are counted by their offsets, and there are gaps.
+        raise Rejected(
+            f"topic {name!r} is compacted, which drops items that nobody got: choose another name",
+            field="name",
+            limit="a topic that is not compacted",
+        )
     elif found["queues"] == 1:
         home = int(found["shards"][0])
     else:
@@ -69,7 +78,9 @@ class TakenLog:
 
     Invariant: a record by this writer is in the log only if no later writer has begun to read it. Each
     writer has a producer id of its own, which it writes first; then it fences every other id it finds
-    (their next record is refused, wherever they run), and only then reads where the queue stands.
+    (their next record is refused, wherever they run), and only then reads where the queue stands. A receipt
+    does not mean that readers see the record yet, but they see records in the log's order: before each
+    reading it writes a record and waits until that is seen.
     """
 
     def __init__(self, cluster: Cluster, name: str, shard: int, clock: Clock) -> None:
@@ -77,6 +88,7 @@ class TakenLog:
         self._items = name
         self._topic = TAKEN_PREFIX + name
         self._shard = shard
+        self._clock = clock
         self._routes = Routes.of(cluster)
         self._id = new_producer_id()
         self._sender = BatchSender(
@@ -94,9 +106,9 @@ class TakenLog:
 
     def open(self) -> None:
         """Fence earlier writers and read where the queue stands. Raises: RayMQError, then start anew."""
-        self._write({"by": self._id}).result()
         fenced = {self._id}
         while True:
+            self._await_visible(self._write({"by": self._id}).result().last_offset)
             records = list(self._tail())
             others = {int(record["by"]) for record in records} - fenced
             if not others:
@@ -109,6 +121,17 @@ class TakenLog:
         # Items are deleted like all messages when they are old: what is gone is given to nobody.
         self.next = max(first, int(given[-1]["next"])) if given else first
         self.given = [Taken(*each) for record in given for each in record["given"]]
+
+    def _await_visible(self, offset: int) -> None:
+        """Wait until readers see our record at `offset`, and so all before it. Raises: Unavailable."""
+        give_up = self._clock.monotonic_ms() + DELIVERY_TIMEOUT_MS
+        while self.ranges(self._topic)[1] <= offset:
+            if self._clock.monotonic_ms() > give_up:
+                raise Unavailable(
+                    f"{self._topic}: offset {offset} is stored and after {DELIVERY_TIMEOUT_MS} ms not readable",
+                    shard=self._shard,
+                )
+            self._clock.sleep_ms(VISIBLE_POLL_MS)
 
     def ranges(self, topic: str) -> tuple[int, int]:
         """[first, end) of a topic's only queue now."""

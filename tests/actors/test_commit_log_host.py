@@ -394,6 +394,7 @@ def test_a_compaction_topic_is_served_compacted_and_scrub_reads_the_log(serving:
     host = serving.host
     attributes = {"cleanup.policy": "COMPACTION"}
     host.call("create_topic", {"name": "c", "queues": 1, "shards": [0], "attributes": attributes})
+    assert host.call("topics", {})["c"] == {"queues": 1, "shards": [0], "compacted": True}
     with pytest.raises(Rejected, match="KEYS"):
         host.put(request([b"no key"], topic="c"))
     for body in (b"1", b"2"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,49 @@ def test_who_leaves_while_he_waits_is_forgotten(path: Path) -> None:
     assert isinstance(failed[0], NotHere)
     until(lambda: house.keeper.forgotten == [7], lambda: house.run(asyncio.sleep(0)))
     house.close()
+
+
+def test_a_call_and_an_answer_may_come_in_pieces(path: Path, door: Door) -> None:
+    house = House(path)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(path))
+        caller.sendall(b'["take", 5')
+        until(
+            lambda: any(visit._line for visit in house.server._visits),
+            lambda: house.run(asyncio.sleep(0)),
+        )
+        caller.sendall(b", 2, 0.0]\n")
+        assert caller.recv(100) == b"[[5, 2]]\n"
+    house.close()
+    ours, keeper = socket.socketpair()
+    door._free.append(ours)
+    with keeper, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(door.call, "size")
+        assert keeper.recv(100) == b'["size"]\n'
+        keeper.sendall(b"[1")
+        keeper.sendall(b"2]\n")
+        assert asked.result(10) == 12
+
+
+def test_half_an_answer_is_none(door: Door) -> None:
+    ours, keeper = socket.socketpair()
+    door._free.append(ours)
+    with keeper:
+        keeper.sendall(b"[1")
+        keeper.shutdown(socket.SHUT_WR)
+        failed: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                door.call("size")
+            except BaseException as error:
+                failed.append(error)
+
+        # A daemon: it must not keep the tests from ending should the call never return.
+        calling = threading.Thread(target=call, daemon=True)
+        calling.start()
+        calling.join(10)
+        assert isinstance(failed[0], NotHere)
 
 
 def test_what_nobody_may_ask_ends_the_connection(path: Path, door: Door) -> None:

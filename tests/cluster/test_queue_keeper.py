@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.util.queue import Empty, Full
 
+from raymq.cluster.produce.lane import BatchReceipt
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.items import ItemReader
 from raymq.cluster.queue.keeper import QueueKeeper
-from raymq.cluster.queue.log import TakenLog, make_topics
+from raymq.cluster.queue.log import Taken, TakenLog, make_topics
 from raymq.store.clock import Clock
-from raymq.store.errors import Fenced, Rejected, Unavailable
+from raymq.store.errors import DeliveryUnknown, Fenced, Rejected, Unavailable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
+from raymq.store.state import CLEANUP_POLICY, COMPACTION, TopicInfo
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
@@ -174,6 +177,60 @@ def test_an_earlier_writer_is_fenced_before_the_log_is_read(
     second.close()
 
 
+def lag(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, polls: int) -> Callable[[], None]:
+    """What it returns makes the shard show, of %TAKEN%, what is there now and no more, `polls` times."""
+    call, answers = backend.call, []
+
+    def stale(op: str, args: dict[str, Any]) -> dict[str, Any]:
+        if op == "queue_ranges" and args["topic"] == TAKEN and answers:
+            return answers.pop()
+        return call(op, args)
+
+    monkeypatch.setattr(backend, "call", stale)
+    return lambda: answers.extend([call("queue_ranges", {"topic": TAKEN})] * polls)
+
+
+def test_a_successor_waits_until_readers_see_what_was_stored_before_it(
+    make: Make, cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = lag(backend, monkeypatch, polls=3)
+    first = TakenLog(cluster, NAME, 0, Clock())  # type: ignore[arg-type]
+    first.open()
+    put(backend, 4)
+    begin()
+    first.write(2, [Taken(1, 0, 2)]).result(10)
+    first.close()
+
+    async def main() -> None:
+        keeper = make()
+        assert await keeper.take(2, 2, 0.0) == (2, 2)
+        assert await keeper.take(1, 2, 0.0) == (0, 2)
+        await keeper.close()
+
+    run(main())
+
+
+def test_what_a_writer_stored_just_before_it_was_fenced_is_waited_for(
+    cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (TakenLog(cluster, NAME, 0, Clock()) for _ in range(2))  # type: ignore[arg-type]
+    begin = lag(backend, monkeypatch, polls=3)
+    first.open()
+    call = second._routes.call
+
+    def fence(shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        if op == "init_producer":
+            begin()
+            first.write(2, [Taken(1, 0, 2)]).result(10)
+        return call(shard, op, args)
+
+    monkeypatch.setattr(second._routes, "call", fence)
+    second.open()
+    assert (second.next, second.given) == (2, [Taken(1, 0, 2)])
+    first.close()
+    second.close()
+
+
 def test_a_record_of_which_nobody_knows_is_looked_for_in_the_log(
     make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +280,27 @@ def test_a_shard_that_is_away_is_told_and_the_same_request_can_be_asked_again(
                     assert taken is not None
                     found.add(taken)
         assert found == {(0, 1), (1, 1)}
+        await keeper.close()
+
+    run(main())
+
+
+def test_who_was_told_that_nobody_knows_is_given_nothing_unless_it_asks_again(
+    make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        keeper = make()
+        put(backend, 2)
+        await keeper.size()
+        fate: Future[BatchReceipt] = Future()
+        with monkeypatch.context() as patch:
+            patch.setattr("raymq.cluster.queue.keeper.ANSWER_S", 0.05)
+            patch.setattr(TakenLog, "write", lambda *_: fate)
+            with pytest.raises(Unavailable):
+                await keeper.take(1, 1, 0.0)
+        fate.set_exception(DeliveryUnknown("late", status="UNKNOWN_ERROR"))
+        assert await keeper.take(2, 1, 0.0) == (0, 1)
+        assert await keeper.take(1, 1, 0.0) == (1, 1)
         await keeper.close()
 
     run(main())
@@ -354,6 +432,14 @@ def test_a_topic_with_several_queues_is_no_queue(cluster: QueueCluster) -> None:
     cluster.create_topic("many", queues=2)
     with pytest.raises(Rejected, match="2 queues"):
         make_topics(cluster, "many")  # type: ignore[arg-type]
+
+
+def test_a_compacted_topic_is_no_queue(cluster: QueueCluster, backend: FakeBackend) -> None:
+    attributes = ((CLEANUP_POLICY, COMPACTION),)
+    backend.state.topics["latest"] = TopicInfo("latest", 1, (0,), attributes)
+    with pytest.raises(Rejected, match="compacted"):
+        make_topics(cluster, "latest")  # type: ignore[arg-type]
+    assert "%TAKEN%latest" not in backend.state.topics
 
 
 @pytest.mark.parametrize(

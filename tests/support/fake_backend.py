@@ -242,7 +242,11 @@ class FakeBackend:
         """The operations that clients use."""
         if op == "topics":
             return {
-                info.name: {"queues": info.queues, "shards": list(info.shards)}
+                info.name: {
+                    "queues": info.queues,
+                    "shards": list(info.shards),
+                    **({"compacted": True} if info.compacted else {}),
+                }
                 for info in self.state.topics.values()
             }
         if op == "routes":
