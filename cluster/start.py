@@ -280,8 +280,13 @@ def _stop_locked(
     if running is not None:
         try:
             with ray_host.session(running) as ray:
-                tell(f"closing {record.shards} shard(s) of {record.name!r}")
-                outcomes = actor_set.close(ray, record, clock=clock, timeout_s=timeout_s)
+                if actor_set.is_another(ray, record, clock=clock):
+                    # The Ray it ran in is gone, and this one at its address serves somebody else.
+                    tell(f"another cluster named {record.name!r} runs in Ray at {running.address}")
+                    running = None
+                else:
+                    tell(f"closing {record.shards} shard(s) of {record.name!r}")
+                    outcomes = actor_set.close(ray, record, clock=clock, timeout_s=timeout_s)
         except Unavailable as error:
             # An owned Ray is ended below in any case; one that is not ours is the caller's to
             # repair.

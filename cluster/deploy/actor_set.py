@@ -331,6 +331,21 @@ def all_roles(record: ClusterRecord) -> list[tuple[int, int, str]]:
     ]
 
 
+def is_another(ray: Any, record: ClusterRecord, *, clock: Clock) -> bool:
+    """Whether the cluster of this name in this Ray has another identity, as the first shard that answers says.
+
+    Where none answers it is taken for the one that was started here.
+    """
+    roles = [role for role in all_roles(record) if role[2] == "commit_log"]
+    calls = [member.handle.status.remote() for member in find(ray, record.name, roles)]
+    give_up = clock.monotonic() + _CALL_TIMEOUT_S
+    for call in calls:
+        with contextlib.suppress(ray.exceptions.RayError):
+            status = ray.get(call, timeout=max(0.0, give_up - clock.monotonic()))
+            return bool(status["cluster_id"] != record.cluster_id)
+    return False
+
+
 def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) -> dict[str, str]:
     """Closes every actor in order, ends it, and waits until Ray has forgotten it.
 

@@ -333,6 +333,24 @@ def test_stop_ends_the_keepers_of_its_own_queues_last(ray: FakeRay, tmp_path: Pa
     assert list(ray.actors) == [others]
 
 
+def test_stop_leaves_another_cluster_of_its_name_in_a_new_ray_alone(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    begin(tmp_path, shards=2)
+    # Ray was started anew at its address, and somebody else started in it.
+    ray.actors.clear()
+    other = lifecycle.start(tmp_path / "other", shards=2, address="auto", ephemeral=True)
+    actors = dict(ray.actors)
+    silent = ray.actors["raymq:default:shard-0:replica-0:commit_log"]
+    silent.status_failure = GetTimeoutError()
+    report = lifecycle.stop(tmp_path / "data")
+    assert (report.clean, report.actors, report.ray) == (True, {}, "not running")
+    assert not (tmp_path / "data" / "ray.json").exists()
+    assert ray.actors == actors
+    other.stop()
+    assert ray.actors == {}
+
+
 def test_stopping_twice_is_no_fault(ray: FakeRay, tmp_path: Path) -> None:
     begin(tmp_path)
     lifecycle.stop(tmp_path / "data")
