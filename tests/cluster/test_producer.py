@@ -299,6 +299,19 @@ def test_columns_go_to_the_queues_of_their_keys(make: Make, backend: FakeBackend
         assert backend.bodies("t", queue) == expected
 
 
+def test_one_who_stops_waiting_for_columns_does_not_cancel_them(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make()
+    backend.hold()
+    (future,) = producer.send_batch("t", pa.table({"body": [b"x"]}), queue_id=0)
+    assert not future.cancel()
+    backend.release()
+    producer.flush(10)
+    assert future.result(0).count == 1
+    assert producer.statistics()["buffered_bytes"] == 0
+
+
 def test_columns_come_behind_what_was_sent_before(make: Make, backend: FakeBackend) -> None:
     producer = make(linger_ms=FOREVER_MS)
     producer.send("t", b"first", queue_id=1)
