@@ -585,6 +585,9 @@ class Producer:
         finally:
             with self._changed:
                 self._closed = True
+                # What came behind the flush is told by the end of its sender.
+                for pending in list(self._open.values()):
+                    self._seal(pending)
                 self._changed.notify_all()
             self._sender.close()
 

@@ -272,6 +272,22 @@ def test_after_close_nothing_is_taken(make: Make) -> None:
         producer.send("t", b"x")
 
 
+def test_what_came_while_another_thread_closed_is_told(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = make(linger_ms=FOREVER_MS)
+    told: list[bool] = []
+
+    def flushed(timeout: float | None) -> None:
+        # Behind the flush, before the end.
+        producer.send("t", b"late").add_done_callback(lambda future: told.append(future.done()))
+
+    monkeypatch.setattr(producer, "flush", flushed)
+    producer.close()
+    assert told == [True]
+    assert producer.statistics()["open_batches"] == 0
+
+
 def test_a_producer_refuses_pickling_and_says_what_to_do(make: Make) -> None:
     with pytest.raises(Rejected, match=r"pickle the Cluster"):
         pickle.dumps(make())
