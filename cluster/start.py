@@ -277,13 +277,14 @@ def _stop_locked(
     outcomes: dict[str, str] = {}
     recorded = ray_host.load_target(paths, files)
     running = ray_host.running_target(paths, files)
+    runs = running is not None
     if running is not None:
         try:
             with ray_host.session(running) as ray:
                 if actor_set.is_another(ray, record, clock=clock):
                     # The Ray it ran in is gone, and this one at its address serves somebody else.
                     tell(f"another cluster named {record.name!r} runs in Ray at {running.address}")
-                    running = None
+                    runs = False
                 else:
                     tell(f"closing {record.shards} shard(s) of {record.name!r}")
                     outcomes = actor_set.close(ray, record, clock=clock, timeout_s=timeout_s)
@@ -293,12 +294,12 @@ def _stop_locked(
             if running.owned is None:
                 raise
             outcomes = {"ray": f"does not answer: {error}"}
-    ray_outcome = "not running" if running is None else "left running"
+    ray_outcome = "left running" if runs else "not running"
     if recorded is not None and recorded.owned is not None:
         tell("stopping Ray")
         ray_host.leave(recorded.owned)
         owned_ray.stop_owned(paths, files=files, clock=clock)
-        ray_outcome = "not running" if running is None else "stopped"
+        ray_outcome = "stopped" if runs else "not running"
     elif recorded is not None:
         files.unlink(paths.ray)
     clean = all(outcome in ("closed", "not running") for outcome in outcomes.values())
@@ -387,6 +388,8 @@ def _connect_through_ray(name: str, ca: bytes | None) -> Cluster:
             "connected to a Ray. Give its data directory, raymq://host:port, or set RAY_ADDRESS",
             field="target",
         )
+    if address.startswith(ray_client.SCHEME):
+        return ray_client.connect_url(f"{address}/{name}")
     with ray_host.session(RayTarget(address=address)) as ray:
         facts = actor_set.credentials(ray, name)
     resolver = RayResolver(address, name, int(facts["shards"]))

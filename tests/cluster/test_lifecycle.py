@@ -13,7 +13,7 @@ import pytest
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.cluster_record import Wanted, new_record
-from raymq.cluster.deploy import actor_set, owned_ray, ray_host
+from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
@@ -408,6 +408,23 @@ def test_a_name_that_is_not_known_here_is_asked_of_ray(
         lifecycle.connect("x")
     with pytest.raises(Rejected, match="the machine that has"):
         cluster.stop()
+
+
+def test_a_shell_whose_ray_address_is_ray_clients_looks_the_name_up_through_it(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = begin(tmp_path, name="orders")
+    urls: list[str] = []
+
+    def connect_url(url: str) -> Cluster:
+        urls.append(url)
+        return started
+
+    monkeypatch.setattr(ray_client, "connect_url", connect_url)
+    monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    assert lifecycle.connect("orders") is started
+    assert urls == ["ray://head:10001/orders"]
 
 
 @pytest.mark.parametrize("url", ["raymq://", "raymq://host", "raymq://host:port"])
