@@ -15,6 +15,7 @@ import pytest
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.cluster.messages.partitioner import queue_of
 from raymq.cluster.produce.producer import Producer
+from raymq.cluster.produce.send_future import Pending
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
@@ -184,10 +185,8 @@ def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBacken
     assert producer.send("t", b"y" * 500).result(10).offset == 0
 
 
-def test_a_batch_that_would_stand_in_line_takes_company_meanwhile(
-    make: Make, backend: FakeBackend
-) -> None:
-    producer = make(linger_ms=1, in_flight_bytes=1000)
+def stand_in_line(producer: Producer, backend: FakeBackend) -> Pending:
+    """An open batch whose linger time is over: of two before it one is written, and one stands in line."""
     backend.hold()
     pause = threading.Event()
     for number in range(2):
@@ -198,14 +197,33 @@ def test_a_batch_that_would_stand_in_line_takes_company_meanwhile(
             lambda: pause.wait(0.001),
         )
     until(lambda: producer._sender.stalled("t", 0), lambda: pause.wait(0.001))
-    # One is written, one stands in line; this one's linger time ends, and it stays open.
     producer.send("t", b"first", queue_id=0)
-    began = producer._due[-1].due
-    until(lambda: producer._due[-1].due > began, lambda: pause.wait(0.001))
+    pending = producer._open["t", 0]
+    began = pending.due
+    until(lambda: pending.due > began, lambda: pause.wait(0.001))
+    return pending
+
+
+def test_a_batch_that_would_stand_in_line_takes_company_meanwhile(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=1, in_flight_bytes=1000)
+    stand_in_line(producer, backend)
     producer.send("t", b"second", queue_id=0)
     backend.release()
     backend.wait_for(lambda: len(backend.puts) == 3)
     assert backend.bodies("t")[2:] == [b"first", b"second"]
+
+
+def test_a_batch_does_not_wait_for_company_longer_than_its_delivery_may_take(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=1, in_flight_bytes=1000)
+    pending = stand_in_line(producer, backend)
+    pending.begun -= producer.config.delivery_timeout_ms / 1000
+    pause = threading.Event()
+    until(lambda: pending.sealed, lambda: pause.wait(0.001))
+    assert producer._sender.stalled("t", 0)
 
 
 def test_a_full_buffer_and_a_batch_in_line_wait_for_answers_not_for_the_linger_time(
