@@ -1,9 +1,9 @@
 """start, connect and stop: the life of a cluster as a user sees it.
 
 `start` creates or resumes a data directory: same call after a crash, in a new Ray, with a new
-version. It returns when every shard is RUNNING. `stop` ends the cluster's actors in order and, if
-`start` started it, Ray; data stays. `connect` finds a running cluster; on its own machine, or with
-raymq://, without Ray.
+version. It returns when every shard is up: RUNNING, or READ_ONLY, of which it warns. `stop` ends
+the cluster's actors in order and, if `start` started it, Ray; data stays. `connect` finds a running
+cluster; on its own machine, or with raymq://, without Ray.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def start(
 ) -> Cluster:
     """Creates the cluster of `data_dir`, or resumes the one there; returns when it serves.
 
+    A shard that is READ_ONLY serves reads; its line is a warning.
+
     Args:
         data_dir: a directory on a disk of this machine; made (0700) if missing.
         name: how `connect` finds it; "default" if not given. Like `shards`, `replication`,
@@ -114,6 +116,7 @@ def start(
     Durable: the cluster's identity, before the first actor starts.
     """
     files, clock, tell = Files(), Clock(), progress or _LOGGER.info
+    warn = progress or _LOGGER.warning
     wanted = Wanted(
         name=name,
         shards=shards,
@@ -153,14 +156,14 @@ def start(
             # "auto" and the like would mean something else in another shell.
             address = ray.get_runtime_context().gcs_address
             for line in _check_addresses(ray, record, first=stored is None):
-                (progress or _LOGGER.warning)(line)
+                warn(line)
             if stored is None:
                 save_record(paths, record, files)
             actors, ours = actor_set.create(ray, record, paths, token, options, ca)
             save_record(paths, record, files)
             ray_host.save_target(paths, replace(target, address=address), files)
             endpoints = actor_set.wait_running(
-                ray, actors, clock=clock, timeout_s=timeout_s, progress=tell
+                ray, actors, clock=clock, timeout_s=timeout_s, progress=tell, warn=warn
             )
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)

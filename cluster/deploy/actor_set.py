@@ -236,11 +236,17 @@ def _placement(ray: Any) -> dict[str, str]:
 
 
 def wait_running(
-    ray: Any, members: list[Member], *, clock: Clock, timeout_s: float, progress: Progress
+    ray: Any,
+    members: list[Member],
+    *,
+    clock: Clock,
+    timeout_s: float,
+    progress: Progress,
+    warn: Progress,
 ) -> dict[int, str]:
     """Waits until every CommitLog is up, then tells every leader where all of them are.
 
-    One that is READ_ONLY is up: it serves reads, and only an operator ends that state.
+    One that is READ_ONLY is up: it serves reads, and only an operator ends that state, so `warn` gets its line.
 
     Returns: shard -> endpoint of its leader. Raises: Unavailable with each shard's state and error,
     Corrupt as soon as a shard finds its store damaged.
@@ -257,7 +263,7 @@ def wait_running(
             line = _line(member, state)
             if told.get(member.name) != line:
                 told[member.name] = line
-                progress(line)
+                (warn if state["state"] == "READ_ONLY" else progress)(line)
         left = [member for member in logs if states[member.name]["state"] not in _UP]
         if not left:
             break

@@ -162,7 +162,9 @@ def test_a_shard_that_does_not_come_up_is_named_with_its_error(
     assert target == RayTarget(address="10.0.0.1:6379")
 
 
-def test_a_shard_that_only_reads_is_up_and_says_why(ray: FakeRay, tmp_path: Path) -> None:
+def test_a_shard_that_only_reads_is_up_and_says_why(
+    ray: FakeRay, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def reading(actor: FakeActor) -> None:
         if actor.spec["shard"] == 1:
             actor.states = [{"state": "READ_ONLY", "endpoint": "127.0.0.1:7001", "error": "EIO"}]
@@ -170,7 +172,10 @@ def test_a_shard_that_only_reads_is_up_and_says_why(ray: FakeRay, tmp_path: Path
     ray.on_create = reading
     lines: list[str] = []
     cluster = begin(tmp_path, shards=2, timeout_s=0, progress=lines.append)
-    assert "shard 1 replica 0: READ_ONLY (EIO)" in lines
+    told = "shard 1 replica 0: READ_ONLY (EIO)"
+    assert told in lines
+    begin(tmp_path, shards=2)
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [told]
     assert cluster.endpoints == {0: "127.0.0.1:7000", 1: "127.0.0.1:7001"}
 
 
