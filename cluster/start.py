@@ -433,7 +433,7 @@ def _own_ray(
 ) -> RayTarget:
     """A Ray that lives until `stop`, which finds it whenever this process ends.
 
-    A first start that fails here decides nothing: the next one may have other options.
+    A first start that fails here decides nothing, unless a Ray is left: the next one may have other options.
     Raises: Rejected for a cluster over several nodes; Unavailable.
     """
     if record.nodes is not None:
@@ -447,7 +447,8 @@ def _own_ray(
     try:
         owned = owned_ray.start_owned(paths, files=files, clock=clock, progress=tell)
     except RayMQError:
-        if first:
+        # One that could not be ended either is there: `stop` needs the record to try again.
+        if first and ray_host.load_owned(paths, files) is None:
             files.unlink(paths.cluster)
         raise
     return RayTarget(address=owned.address, owned=owned)

@@ -267,6 +267,31 @@ def test_a_first_start_that_finds_no_ray_decides_nothing(
     assert begin(tmp_path, shards=2).shards == 2
 
 
+def test_a_first_start_whose_ray_neither_comes_up_nor_ends_leaves_it_to_stop(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owned = ray_host.OwnedRay(
+        address="127.0.0.1:1",
+        pid=2**22 + 1,
+        start_time=1,
+        boot_id=1,
+        mark="none",
+        temp_dir=str(tmp_path / "ray"),
+        auth_mode="disabled",
+        auth_token_path=None,
+    )
+
+    def stuck(paths: ClusterPaths, **options: Any) -> Any:
+        ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), Files())
+        raise Unavailable("Ray could not be ended")
+
+    monkeypatch.setattr(owned_ray, "start_owned", stuck)
+    with pytest.raises(Unavailable, match="could not be ended"):
+        lifecycle.start(tmp_path / "data", ephemeral=True)
+    assert lifecycle.stop(tmp_path / "data").ray == "not running"
+    assert not (tmp_path / "data" / "ray.json").exists()
+
+
 def test_an_address_where_nothing_listens_is_said_at_once(tmp_path: Path) -> None:
     for address in ("127.0.0.1:1", "[::1]:1"):
         with pytest.raises(Unavailable, match="nothing listens there"):
