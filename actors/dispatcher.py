@@ -131,21 +131,27 @@ class Dispatcher:
         slices: list[FetchSlice] = []
         budget = request.max_bytes
         for queue_id, offset in request.offsets.items():
+            at = offset
             try:
-                part = self._store.fetch(
-                    request.topic,
-                    queue_id,
-                    offset,
-                    max_bytes=max(budget, 1),
-                    max_records=request.max_records,
-                )
+                while True:
+                    part = self._store.fetch(
+                        request.topic,
+                        queue_id,
+                        at,
+                        max_bytes=max(budget, 1),
+                        max_records=request.max_records,
+                    )
+                    if part.records is None or len(part.records) or part.next_offset <= at:
+                        break
+                    # Units of a foreign store that point at nothing: the next message is behind them.
+                    at = part.next_offset
             except OffsetOutOfRange as error:
                 low, high = self._store.queue_range(request.topic, queue_id)
                 slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
                 continue
             if part.records is not None and len(part.records):
                 budget -= part.records.nbytes
-                slices.append(part)
+                slices.append(part._replace(first_offset=offset))
                 if budget <= 0:
                     break
         return slices

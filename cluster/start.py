@@ -1,9 +1,9 @@
 """start, connect and stop: the life of a cluster as a user sees it.
 
 `start` creates or resumes a data directory: same call after a crash, in a new Ray, with a new
-version. It returns when every shard is RUNNING. `stop` ends the cluster's actors in order and, if
-`start` started it, Ray; data stays. `connect` finds a running cluster; on its own machine, or with
-raymq://, without Ray.
+version. It returns when every shard is up: RUNNING, or READ_ONLY, of which it warns. `stop` ends
+the cluster's actors in order and, if `start` started it, Ray; data stays. `connect` finds a running
+cluster; on its own machine, or with raymq://, without Ray.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def start(
 ) -> Cluster:
     """Creates the cluster of `data_dir`, or resumes the one there; returns when it serves.
 
+    A shard that is READ_ONLY serves reads; its line is a warning.
+
     Args:
         data_dir: a directory on a disk of this machine; made (0700) if missing.
         name: how `connect` finds it; "default" if not given. Like `shards`, `replication`,
@@ -114,6 +116,7 @@ def start(
     Durable: the cluster's identity, before the first actor starts.
     """
     files, clock, tell = Files(), Clock(), progress or _LOGGER.info
+    warn = progress or _LOGGER.warning
     wanted = Wanted(
         name=name,
         shards=shards,
@@ -153,14 +156,14 @@ def start(
             # "auto" and the like would mean something else in another shell.
             address = ray.get_runtime_context().gcs_address
             for line in _check_addresses(ray, record, first=stored is None):
-                (progress or _LOGGER.warning)(line)
+                warn(line)
             if stored is None:
                 save_record(paths, record, files)
             actors, ours = actor_set.create(ray, record, paths, token, options, ca)
             save_record(paths, record, files)
             ray_host.save_target(paths, replace(target, address=address), files)
             endpoints = actor_set.wait_running(
-                ray, actors, clock=clock, timeout_s=timeout_s, progress=tell
+                ray, actors, clock=clock, timeout_s=timeout_s, progress=tell, warn=warn
             )
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
@@ -277,23 +280,29 @@ def _stop_locked(
     outcomes: dict[str, str] = {}
     recorded = ray_host.load_target(paths, files)
     running = ray_host.running_target(paths, files)
+    runs = running is not None
     if running is not None:
         try:
             with ray_host.session(running) as ray:
-                tell(f"closing {record.shards} shard(s) of {record.name!r}")
-                outcomes = actor_set.close(ray, record, clock=clock, timeout_s=timeout_s)
+                if actor_set.is_another(ray, record, clock=clock):
+                    # The Ray it ran in is gone, and this one at its address serves somebody else.
+                    tell(f"another cluster named {record.name!r} runs in Ray at {running.address}")
+                    runs = False
+                else:
+                    tell(f"closing {record.shards} shard(s) of {record.name!r}")
+                    outcomes = actor_set.close(ray, record, clock=clock, timeout_s=timeout_s)
         except Unavailable as error:
             # An owned Ray is ended below in any case; one that is not ours is the caller's to
             # repair.
             if running.owned is None:
                 raise
             outcomes = {"ray": f"does not answer: {error}"}
-    ray_outcome = "not running" if running is None else "left running"
+    ray_outcome = "left running" if runs else "not running"
     if recorded is not None and recorded.owned is not None:
         tell("stopping Ray")
         ray_host.leave(recorded.owned)
         owned_ray.stop_owned(paths, files=files, clock=clock)
-        ray_outcome = "not running" if running is None else "stopped"
+        ray_outcome = "stopped" if runs else "not running"
     elif recorded is not None:
         files.unlink(paths.ray)
     clean = all(outcome in ("closed", "not running") for outcome in outcomes.values())
@@ -382,6 +391,8 @@ def _connect_through_ray(name: str, ca: bytes | None) -> Cluster:
             "connected to a Ray. Give its data directory, raymq://host:port, or set RAY_ADDRESS",
             field="target",
         )
+    if address.startswith(ray_client.SCHEME):
+        return ray_client.connect_url(f"{address}/{name}")
     with ray_host.session(RayTarget(address=address)) as ray:
         facts = actor_set.credentials(ray, name)
     resolver = RayResolver(address, name, int(facts["shards"]))
@@ -422,7 +433,7 @@ def _own_ray(
 ) -> RayTarget:
     """A Ray that lives until `stop`, which finds it whenever this process ends.
 
-    A first start that fails here decides nothing: the next one may have other options.
+    A first start that fails here decides nothing, unless a Ray is left: the next one may have other options.
     Raises: Rejected for a cluster over several nodes; Unavailable.
     """
     if record.nodes is not None:
@@ -436,7 +447,8 @@ def _own_ray(
     try:
         owned = owned_ray.start_owned(paths, files=files, clock=clock, progress=tell)
     except RayMQError:
-        if first:
+        # One that could not be ended either is there: `stop` needs the record to try again.
+        if first and ray_host.load_owned(paths, files) is None:
             files.unlink(paths.cluster)
         raise
     return RayTarget(address=owned.address, owned=owned)

@@ -6,7 +6,7 @@ The promise is a worker's `Ledger`: which of its rows were acknowledged. A row w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -110,6 +110,8 @@ class Verdict:
     read: int = 0
     #: acknowledged and not there
     lost: int = 0
+    #: acknowledged, and behind the last one that readers see of a queue which is still too short: late, or lost
+    hidden: int = 0
     #: there once more than once
     duplicates: int = 0
     #: behind a later row of the same worker and queue
@@ -126,7 +128,7 @@ class Verdict:
     @property
     def faults(self) -> int:
         """All that should be none."""
-        counts = (self.lost, self.duplicates, self.disorder, self.damaged)
+        counts = (self.lost, self.hidden, self.duplicates, self.disorder, self.damaged)
         return sum(counts) + self.phantom + self.unread
 
     def add(self, other: Verdict) -> None:
@@ -176,8 +178,8 @@ class SequenceCheck:
             for sequence in sequences[rows][:EXAMPLES_MAX].tolist():
                 self.verdict.tell(f"{self._where}: sequence {sequence} {word}")
 
-    def finish(self, ledger: LaneLedger | None) -> Verdict:
-        """Compare what was read with what was promised."""
+    def finish(self, ledger: LaneLedger | None, *, short: bool = False) -> Verdict:
+        """Compare what was read with what was promised; `short`: the queue ends before that."""
         verdict, promised = self.verdict, ledger or LaneLedger()
         self._grow(promised.next_sequence)
         expected = np.zeros(len(self._seen), dtype=bool)
@@ -188,9 +190,13 @@ class SequenceCheck:
         for first, end in promised.refused:
             allowed[first:end] = False
         seen = self._seen > 0
+        missing = expected & ~seen
+        hidden = missing & short
+        hidden[: self._highest + 1] = False
         verdict.acknowledged += _rows(promised.acknowledged)
         for name, word, rows in (
-            ("lost", "was acknowledged and is not there", expected & ~seen),
+            ("lost", "was acknowledged and is not there", missing & ~hidden),
+            ("hidden", "was acknowledged and is not visible so far", hidden),
             ("phantom", "is there and was never stored", seen & ~allowed),
         ):
             setattr(verdict, name, getattr(verdict, name) + int(rows.sum()))
@@ -235,8 +241,10 @@ class LaneChecks:
             found = self.checks[worker, lane] = SequenceCheck(where)
         return found
 
-    def finish(self, ledgers: list[Ledger], lanes: list[int]) -> Verdict:
-        """Compare with all ledgers, for the lanes that were fed from begin to end."""
+    def finish(
+        self, ledgers: list[Ledger], lanes: list[int], short: Collection[int] = ()
+    ) -> Verdict:
+        """Compare with all ledgers, for the lanes that were fed from begin to end; `short` end before that."""
         whole = Verdict(damaged=self.damaged)
         if self.damaged:
             whole.tell(f"{self.damaged} rows are not the bytes that were sent")
@@ -245,7 +253,8 @@ class LaneChecks:
                 self._check(ledger.worker, lane)
         promised = {ledger.worker: ledger.lanes for ledger in ledgers}
         for (worker, lane), check in sorted(self.checks.items()):
-            whole.add(check.finish(promised.get(worker, {}).get(lane)))
+            told = promised.get(worker, {}).get(lane)
+            whole.add(check.finish(told, short=lane in short))
         return whole
 
 
@@ -274,4 +283,6 @@ def verify(
             bodies = decode_records(records).column("body")
             checks.feed(place.lane, bodies, check_bytes=True)
             yield len(bodies)
-    yield checks.finish(ledgers, [place.lane for place in ranges])
+    promised = promised_rows(ledgers)
+    short = {at.lane for at in ranges if at.last - at.first < promised.get(at.lane, 0)}
+    yield checks.finish(ledgers, [place.lane for place in ranges], short)

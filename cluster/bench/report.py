@@ -94,6 +94,7 @@ def _verdict_lines(verification: dict[str, Any]) -> list[str]:
 #: fields of a verdict that should be 0, and how they are called
 FAULTS = (
     ("lost", "lost"),
+    ("hidden", "not visible so far"),
     ("duplicates", "repeated"),
     ("disorder", "out of order"),
     ("damaged", "damaged"),

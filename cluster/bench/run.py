@@ -29,7 +29,8 @@ Runner = Literal["auto", "ray", "processes"]
 #: how long workers may take to start: a busy machine imports slowly
 START_TIMEOUT_S = 120.0
 _EVENT_WAIT_S = 0.2
-#: what was acknowledged before it is visible (a transient pool, a slow follower) is waited for so long
+#: what was acknowledged before it is visible (a transient pool, a slow follower) is waited for until nothing more
+#: became visible for so long
 VISIBLE_S = 10.0
 #: a rate is kept up when so much of it was acknowledged within the time
 KEPT_UP = 0.98
@@ -115,7 +116,7 @@ class Outcome:
 
     @property
     def sound(self) -> bool:
-        """Nothing was lost, repeated, out of order, damaged or left unread."""
+        """Nothing was lost, hidden, repeated, out of order, damaged or left unread."""
         return not any(verdict and verdict.faults for verdict in (self.verdict, self.consumed))
 
 
@@ -335,16 +336,20 @@ class Bench:
         """As `_ends`, once readers see what was promised to this run and `ledgers`.
 
         With flush=async and a transient pool, or acks=leader and a mirror, that is later than the
-        receipt. After VISIBLE_S it is what there is.
+        receipt. When the ends stand still for VISIBLE_S it is what there is.
         """
         promised = promised_rows([*self._ledgers, *ledgers])
-        give_up = time.monotonic() + VISIBLE_S
+        before: list[tuple[int, int, int]] | None = None
+        give_up = 0.0
         while True:
             ends = list(self._ends())
             seen = {lane: last - self._begin[lane][1] for lane, _, last in ends}
             if all(seen[lane] >= rows for lane, rows in promised.items()):
                 return ends
-            if time.monotonic() >= give_up:
+            now = time.monotonic()
+            if ends != before:
+                before, give_up = ends, now + VISIBLE_S
+            if now >= give_up:
                 return ends
             time.sleep(_EVENT_WAIT_S / 4)
 

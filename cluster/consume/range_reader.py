@@ -59,6 +59,12 @@ def read_range(
                 time.sleep(RETRY_S)
                 cluster.refresh()
                 continue
+            if not found and time.monotonic() > give_up:
+                raise Unavailable(
+                    f"no message of {topic} queue {queue_id} at {first} or behind it came in {timeout_s:g} s, "
+                    f"and {last} was to be reached",
+                    shard=shard,
+                )
             for part in found:
                 if part.error is not None or part.records is None:
                     raise part.error or Unavailable("an empty answer", shard=shard)

@@ -236,11 +236,17 @@ def _placement(ray: Any) -> dict[str, str]:
 
 
 def wait_running(
-    ray: Any, members: list[Member], *, clock: Clock, timeout_s: float, progress: Progress
+    ray: Any,
+    members: list[Member],
+    *,
+    clock: Clock,
+    timeout_s: float,
+    progress: Progress,
+    warn: Progress,
 ) -> dict[int, str]:
     """Waits until every CommitLog is up, then tells every leader where all of them are.
 
-    One that is READ_ONLY is up: it serves reads, and only an operator ends that state.
+    One that is READ_ONLY is up: it serves reads, and only an operator ends that state, so `warn` gets its line.
 
     Returns: shard -> endpoint of its leader. Raises: Unavailable with each shard's state and error,
     Corrupt as soon as a shard finds its store damaged.
@@ -257,7 +263,7 @@ def wait_running(
             line = _line(member, state)
             if told.get(member.name) != line:
                 told[member.name] = line
-                progress(line)
+                (warn if state["state"] == "READ_ONLY" else progress)(line)
         left = [member for member in logs if states[member.name]["state"] not in _UP]
         if not left:
             break
@@ -329,6 +335,21 @@ def all_roles(record: ClusterRecord) -> list[tuple[int, int, str]]:
         for replica in range(record.replicas)
         for role in _CLOSING_RANK
     ]
+
+
+def is_another(ray: Any, record: ClusterRecord, *, clock: Clock) -> bool:
+    """Whether the cluster of this name in this Ray has another identity, as the first shard that answers says.
+
+    Where none answers it is taken for the one that was started here.
+    """
+    roles = [role for role in all_roles(record) if role[2] == "commit_log"]
+    calls = [member.handle.status.remote() for member in find(ray, record.name, roles)]
+    give_up = clock.monotonic() + _CALL_TIMEOUT_S
+    for call in calls:
+        with contextlib.suppress(ray.exceptions.RayError):
+            status = ray.get(call, timeout=max(0.0, give_up - clock.monotonic()))
+            return bool(status["cluster_id"] != record.cluster_id)
+    return False
 
 
 def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) -> dict[str, str]:

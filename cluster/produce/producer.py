@@ -434,9 +434,13 @@ class Producer:
         _pump(senders)
 
     def _may_grow(self, pending: Pending) -> bool:
-        """Whether a batch would only stand in line, and nobody asks for it: then it takes company meanwhile."""
+        """Whether a batch would only stand in line, and nobody asks for it: then it takes company meanwhile.
+
+        For as long as its delivery may take, which begins when it is made.
+        """
         asked = pending.sealed or not pending.due
-        return not asked and self._sender.stalled(*pending.where)
+        late = self._clock.monotonic() - pending.begun >= self.config.delivery_timeout_ms / 1000
+        return not (asked or late) and self._sender.stalled(*pending.where)
 
     def _linger(self) -> None:
         """Send what has waited long enough, and behind which nothing waits that cannot be written yet.
@@ -585,6 +589,9 @@ class Producer:
         finally:
             with self._changed:
                 self._closed = True
+                # What came behind the flush is told by the end of its sender.
+                for pending in list(self._open.values()):
+                    self._seal(pending)
                 self._changed.notify_all()
             self._sender.close()
 

@@ -76,6 +76,8 @@ class Pending:
         self.sent: BatchFuture | None = None
         #: of the whole batch
         self.future: Future[BatchReceipt] = Future()
+        # What is sent cannot be called back: a waiter who gives up must not cancel it.
+        self.future.set_running_or_notify_cancel()
         #: somebody was told how it ended
         self.observed = False
         #: the same for all who await it in one event loop

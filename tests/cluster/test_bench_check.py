@@ -124,10 +124,19 @@ def test_a_planted_loss_repetition_disorder_and_wrong_byte_are_all_found(
     assert any("sequence 90 was acknowledged and is not there" in e for e in verdict.examples)
 
 
-def test_a_worker_of_which_nothing_is_there_lost_everything(cluster: FakeCluster) -> None:
-    store(cluster, bodies_of(0))
-    verdict = verdict_on(cluster, [ledger(ROWS, 0), ledger(ROWS, 1)])
-    assert (verdict.lost, verdict.faults) == (ROWS, ROWS)
+def test_what_is_missing_at_the_end_of_a_queue_that_is_too_short_is_not_called_lost(
+    cluster: FakeCluster,
+) -> None:
+    bodies = bodies_of(0)[:90]
+    del bodies[50]
+    store(cluster, bodies)
+    verdict = verdict_on(cluster, [ledger(ROWS)])
+    assert (verdict.lost, verdict.hidden, verdict.faults) == (1, 10, 11)
+    assert any("sequence 90 was acknowledged and is not visible" in e for e in verdict.examples)
+    # As long as was promised: behind it nothing comes.
+    store(cluster, [b"a stranger's"] * 11)
+    verdict = verdict_on(cluster, [ledger(ROWS)])
+    assert (verdict.lost, verdict.hidden) == (11, 0)
 
 
 def test_a_worker_that_nobody_knows_is_a_phantom(cluster: FakeCluster) -> None:

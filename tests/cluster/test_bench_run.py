@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from raymq.cluster.bench.check import Ledger
 from raymq.cluster.bench.histogram import Histogram
 from raymq.cluster.bench.job import Snapshot
 from raymq.cluster.bench.page import linear_axis, log_axis, nines_axis, page
@@ -145,6 +146,19 @@ def test_acknowledged_rows_that_are_not_there_end_with_1_and_are_named(
     assert code == 1
     assert "50 lost" in out
     assert "worker 0, bench queue 0: sequence 0 was acknowledged and is not there" in out
+
+
+def test_while_ever_more_becomes_visible_it_is_waited_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raymq.cluster.bench.run.VISIBLE_S", 0.001)
+    bench, promised, ends = Bench(cluster, BenchPlan()), Ledger(0), iter(range(10))
+    promised.acknowledge(0, 0, 5)
+    monkeypatch.setattr(bench, "_begin", {0: (0, 0)})
+    monkeypatch.setattr(bench, "_ends", lambda: [(0, 0, next(ends))])
+    assert bench._visible_ends([promised]) == [(0, 0, 5)]
+    monkeypatch.setattr(bench, "_ends", lambda: [(0, 0, 4)])
+    assert bench._visible_ends([promised]) == [(0, 0, 4)]
 
 
 def test_the_highest_rate_is_searched_for(

@@ -13,7 +13,7 @@ import pytest
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.cluster_record import Wanted, new_record
-from raymq.cluster.deploy import actor_set, owned_ray, ray_host
+from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
@@ -162,7 +162,9 @@ def test_a_shard_that_does_not_come_up_is_named_with_its_error(
     assert target == RayTarget(address="10.0.0.1:6379")
 
 
-def test_a_shard_that_only_reads_is_up_and_says_why(ray: FakeRay, tmp_path: Path) -> None:
+def test_a_shard_that_only_reads_is_up_and_says_why(
+    ray: FakeRay, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def reading(actor: FakeActor) -> None:
         if actor.spec["shard"] == 1:
             actor.states = [{"state": "READ_ONLY", "endpoint": "127.0.0.1:7001", "error": "EIO"}]
@@ -170,7 +172,10 @@ def test_a_shard_that_only_reads_is_up_and_says_why(ray: FakeRay, tmp_path: Path
     ray.on_create = reading
     lines: list[str] = []
     cluster = begin(tmp_path, shards=2, timeout_s=0, progress=lines.append)
-    assert "shard 1 replica 0: READ_ONLY (EIO)" in lines
+    told = "shard 1 replica 0: READ_ONLY (EIO)"
+    assert told in lines
+    begin(tmp_path, shards=2)
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [told]
     assert cluster.endpoints == {0: "127.0.0.1:7000", 1: "127.0.0.1:7001"}
 
 
@@ -262,6 +267,31 @@ def test_a_first_start_that_finds_no_ray_decides_nothing(
     assert begin(tmp_path, shards=2).shards == 2
 
 
+def test_a_first_start_whose_ray_neither_comes_up_nor_ends_leaves_it_to_stop(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owned = ray_host.OwnedRay(
+        address="127.0.0.1:1",
+        pid=2**22 + 1,
+        start_time=1,
+        boot_id=1,
+        mark="none",
+        temp_dir=str(tmp_path / "ray"),
+        auth_mode="disabled",
+        auth_token_path=None,
+    )
+
+    def stuck(paths: ClusterPaths, **options: Any) -> Any:
+        ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), Files())
+        raise Unavailable("Ray could not be ended")
+
+    monkeypatch.setattr(owned_ray, "start_owned", stuck)
+    with pytest.raises(Unavailable, match="could not be ended"):
+        lifecycle.start(tmp_path / "data", ephemeral=True)
+    assert lifecycle.stop(tmp_path / "data").ray == "not running"
+    assert not (tmp_path / "data" / "ray.json").exists()
+
+
 def test_an_address_where_nothing_listens_is_said_at_once(tmp_path: Path) -> None:
     for address in ("127.0.0.1:1", "[::1]:1"):
         with pytest.raises(Unavailable, match="nothing listens there"):
@@ -333,6 +363,24 @@ def test_stop_ends_the_keepers_of_its_own_queues_last(ray: FakeRay, tmp_path: Pa
     assert list(ray.actors) == [others]
 
 
+def test_stop_leaves_another_cluster_of_its_name_in_a_new_ray_alone(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    begin(tmp_path, shards=2)
+    # Ray was started anew at its address, and somebody else started in it.
+    ray.actors.clear()
+    other = lifecycle.start(tmp_path / "other", shards=2, address="auto", ephemeral=True)
+    actors = dict(ray.actors)
+    silent = ray.actors["raymq:default:shard-0:replica-0:commit_log"]
+    silent.status_failure = GetTimeoutError()
+    report = lifecycle.stop(tmp_path / "data")
+    assert (report.clean, report.actors, report.ray) == (True, {}, "not running")
+    assert not (tmp_path / "data" / "ray.json").exists()
+    assert ray.actors == actors
+    other.stop()
+    assert ray.actors == {}
+
+
 def test_stopping_twice_is_no_fault(ray: FakeRay, tmp_path: Path) -> None:
     begin(tmp_path)
     lifecycle.stop(tmp_path / "data")
@@ -390,6 +438,23 @@ def test_a_name_that_is_not_known_here_is_asked_of_ray(
         lifecycle.connect("x")
     with pytest.raises(Rejected, match="the machine that has"):
         cluster.stop()
+
+
+def test_a_shell_whose_ray_address_is_ray_clients_looks_the_name_up_through_it(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = begin(tmp_path, name="orders")
+    urls: list[str] = []
+
+    def connect_url(url: str) -> Cluster:
+        urls.append(url)
+        return started
+
+    monkeypatch.setattr(ray_client, "connect_url", connect_url)
+    monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    assert lifecycle.connect("orders") is started
+    assert urls == ["ray://head:10001/orders"]
 
 
 @pytest.mark.parametrize("url", ["raymq://", "raymq://host", "raymq://host:port"])

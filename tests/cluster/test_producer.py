@@ -15,6 +15,7 @@ import pytest
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.cluster.messages.partitioner import queue_of
 from raymq.cluster.produce.producer import Producer
+from raymq.cluster.produce.send_future import Pending
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
@@ -184,10 +185,8 @@ def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBacken
     assert producer.send("t", b"y" * 500).result(10).offset == 0
 
 
-def test_a_batch_that_would_stand_in_line_takes_company_meanwhile(
-    make: Make, backend: FakeBackend
-) -> None:
-    producer = make(linger_ms=1, in_flight_bytes=1000)
+def stand_in_line(producer: Producer, backend: FakeBackend) -> Pending:
+    """An open batch whose linger time is over: of two before it one is written, and one stands in line."""
     backend.hold()
     pause = threading.Event()
     for number in range(2):
@@ -198,14 +197,33 @@ def test_a_batch_that_would_stand_in_line_takes_company_meanwhile(
             lambda: pause.wait(0.001),
         )
     until(lambda: producer._sender.stalled("t", 0), lambda: pause.wait(0.001))
-    # One is written, one stands in line; this one's linger time ends, and it stays open.
     producer.send("t", b"first", queue_id=0)
-    began = producer._due[-1].due
-    until(lambda: producer._due[-1].due > began, lambda: pause.wait(0.001))
+    pending = producer._open["t", 0]
+    began = pending.due
+    until(lambda: pending.due > began, lambda: pause.wait(0.001))
+    return pending
+
+
+def test_a_batch_that_would_stand_in_line_takes_company_meanwhile(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=1, in_flight_bytes=1000)
+    stand_in_line(producer, backend)
     producer.send("t", b"second", queue_id=0)
     backend.release()
     backend.wait_for(lambda: len(backend.puts) == 3)
     assert backend.bodies("t")[2:] == [b"first", b"second"]
+
+
+def test_a_batch_does_not_wait_for_company_longer_than_its_delivery_may_take(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=1, in_flight_bytes=1000)
+    pending = stand_in_line(producer, backend)
+    pending.begun -= producer.config.delivery_timeout_ms / 1000
+    pause = threading.Event()
+    until(lambda: pending.sealed, lambda: pause.wait(0.001))
+    assert producer._sender.stalled("t", 0)
 
 
 def test_a_full_buffer_and_a_batch_in_line_wait_for_answers_not_for_the_linger_time(
@@ -272,6 +290,22 @@ def test_after_close_nothing_is_taken(make: Make) -> None:
         producer.send("t", b"x")
 
 
+def test_what_came_while_another_thread_closed_is_told(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = make(linger_ms=FOREVER_MS)
+    told: list[bool] = []
+
+    def flushed(timeout: float | None) -> None:
+        # Behind the flush, before the end.
+        producer.send("t", b"late").add_done_callback(lambda future: told.append(future.done()))
+
+    monkeypatch.setattr(producer, "flush", flushed)
+    producer.close()
+    assert told == [True]
+    assert producer.statistics()["open_batches"] == 0
+
+
 def test_a_producer_refuses_pickling_and_says_what_to_do(make: Make) -> None:
     with pytest.raises(Rejected, match=r"pickle the Cluster"):
         pickle.dumps(make())
@@ -297,6 +331,19 @@ def test_columns_go_to_the_queues_of_their_keys(make: Make, backend: FakeBackend
     for queue in range(4):
         expected = [b"%d" % n for n in range(100) if queue_of(keys[n], 4) == queue]
         assert backend.bodies("t", queue) == expected
+
+
+def test_one_who_stops_waiting_for_columns_does_not_cancel_them(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make()
+    backend.hold()
+    (future,) = producer.send_batch("t", pa.table({"body": [b"x"]}), queue_id=0)
+    assert not future.cancel()
+    backend.release()
+    producer.flush(10)
+    assert future.result(0).count == 1
+    assert producer.statistics()["buffered_bytes"] == 0
 
 
 def test_columns_come_behind_what_was_sent_before(make: Make, backend: FakeBackend) -> None:

@@ -37,6 +37,7 @@ class FakeActor:
         ]
         self.routes: dict[str, str] | None = None
         self.close_failure: Exception | None = None
+        self.status_failure: Exception | None = None
 
     def __getattr__(self, method: str) -> Any:
         return SimpleNamespace(remote=lambda *args: lambda: getattr(self, f"on_{method}")(*args))
@@ -48,6 +49,8 @@ class FakeActor:
         return state
 
     def on_status(self) -> dict[str, Any]:
+        if self.status_failure is not None:
+            raise self.status_failure
         return {
             "cluster_id": self.spec["cluster_id"],
             "flush": self.spec["flush"],
