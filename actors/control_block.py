@@ -25,15 +25,17 @@ measured to show other processes torn values in 18-21 % of polls.
       +5      satellite  position: flushed end (flushers), confirmed end (replication) or committed end
                          (CommitRealTime), packed with the generation
       +6      satellite  failure: errno of a failed sync, packed with the generation
-      +7, +8  satellite  counts: syncs, requests
+      +7, +8  satellite  counts: syncs, requests; each life goes on where the one before ended
       +16     CommitLog  grant: incarnation that may work, packed with the generation granted
       +17     CommitLog  incarnation granted last; stays when the grant is taken back
       +18     CommitLog  base: end that was synced (confirmed, committed) when the grant was given
-    384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py
+    384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py; as +7, +8
 
 Words +4 to +6 outlive their writer and are cleared by CommitLog when it begins (nobody is granted then): if both die,
 they tell what the kernel will not tell again. Of CommitRealTime's position any generation counts: between two `begin`s
 what was once written into the files stays there, whoever wrote it. So committed = max(base, position), grant or not.
+Counts and latencies are cleared once in the life of CommitLog's process, before it grants anything: they are totals of
+that life, whichever processes worked for it.
 
 A packed word is (generation & 0x7FFF) << 48 | value: generation and value change in one move, and a reader that
 expects another generation reads 0. Generation 0 is never granted, so a zeroed page says nothing.
@@ -140,13 +142,14 @@ class RoleRecord:
         self.role = role
 
     def register(self, registration: Registration, now_ms: int) -> None:
-        """Say "I am here". Sync, position and failure stay: a dead one's last words, which CommitLog may still need."""
+        """Say "I am here". Sync, position and failure stay: a dead one's last words, which CommitLog may still need.
+
+        Counts stay too: they go on.
+        """
         words = self._words
         words[_R_INCARNATION] = 0
         words[_R_PID], words[_R_START_TIME] = registration.process
         words[_R_HEARTBEAT] = now_ms
-        words[_R_SYNCS] = words[_R_REQUESTS] = 0
-        self.sync_latency.clear()
         words[_R_INCARNATION] = registration.incarnation
 
     def beat(self, now_ms: int) -> None:
@@ -166,7 +169,7 @@ class RoleRecord:
         self._words[_R_FAILURE] = pack_word(generation, errno)
 
     def publish_counts(self, syncs: int, requests: int) -> None:
-        """Totals of this life, for status displays."""
+        """Totals of all lives since `clear_counts`."""
         self._words[_R_SYNCS] = syncs
         self._words[_R_REQUESTS] = requests
 
@@ -175,6 +178,11 @@ class RoleRecord:
         for word in (_R_SYNC_STARTED, _R_POSITION, _R_FAILURE):
             self._words[word] = 0
         self._words[_R_BASE] = base
+
+    def clear_counts(self) -> None:
+        """Begin to count at 0. Callers: CommitLog, once in its process, when nobody works any more."""
+        self.publish_counts(0, 0)
+        self.sync_latency.clear()
 
     def registration(self) -> Registration | None:
         """Who is here; None while nobody is or the record is being written."""
@@ -203,17 +211,17 @@ class RoleRecord:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """(syncs, requests) of the registered one's life."""
+        """(syncs, requests) since CommitLog's process took over, of all lives."""
         return self._words[_R_SYNCS], self._words[_R_REQUESTS]
 
     @property
     def sync_latency(self) -> LatencyCounter:
-        """Counts how long the syncs of this life take. Callers: the satellite."""
+        """Counts how long the syncs take, on from the lives before. Callers: the satellite."""
         return LatencyCounter(self._latency)
 
     @property
     def sync_latencies(self) -> Latencies:
-        """How long the syncs of the registered one's life took."""
+        """How long the syncs took since CommitLog's process took over, in all lives."""
         return latencies(self._latency)
 
     @property
@@ -292,6 +300,7 @@ class ControlBlock:
         words[_MAGIC] = 0
         for role, record in self.roles.items():
             # Generations go on even so: a satellite that waits here must not meet an old number again.
+            record.clear_counts()
             generation = record.grant[0]
             base = _FIRST_ROLE + ROLES.index(role) * _ROLE_WORDS
             words[base + _R_LAST_GRANTED] = 0

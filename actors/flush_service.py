@@ -138,6 +138,7 @@ class FlushService:
         if standing is not Standing.FENCED:
             with satellite.long_call:
                 flusher.shutdown(satellite.committed)
+            satellite.publish_counts(self._syncer.syncs, 0)
         return standing
 
     def _commit_once(self, commit: GroupCommit) -> bool:

@@ -157,12 +157,11 @@ class Collector:
                 failed = True
 
     def _tell_total(self, name: str, total: float) -> None:
-        told = self._told.get(name, 0)
-        # A total that shrank is of another process, which began at 0.
-        more = total if total < told else total - told
-        if more:
+        more = total - self._told.get(name, 0)
+        # A total made of two counts that were read while they grew may be too large, and the next one smaller.
+        if more > 0:
             self._instruments[name].record(more, self._tags)
-        self._told[name] = total
+            self._told[name] = total
 
     def _tell_latencies(self, name: str, value: Latencies) -> None:
         cumulative = list(accumulate(value.counts))

@@ -89,6 +89,8 @@ class Satellite:
         self.generation = 0
         #: what was flushed (confirmed) when the grant was given
         self.base = 0
+        #: what the lives before have counted
+        self._counts = (0, 0)
         self._commit_log_incarnation = 0
         self._boot = boot_id_hash(files=files)
         self._stopping = threading.Event()
@@ -153,7 +155,8 @@ class Satellite:
                 return Standing.WAITING
             self._commit_log_incarnation = self._control.incarnation
             self.base = self._record.base
-            # Read again: had the grant gone in between, these two would be of another life.
+            self._counts = self._record.counts
+            # Read again: had the grant gone in between, these would be of another life.
             if self._record.grant != (generation, incarnation):
                 return Standing.FENCED
             self.generation = generation
@@ -250,8 +253,9 @@ class Satellite:
         self.ring()
 
     def publish_counts(self, syncs: int, requests: int) -> None:
-        """Totals for status displays."""
-        self._record.publish_counts(syncs, requests)
+        """Totals of this life, for metrics and status displays."""
+        syncs_before, requests_before = self._counts
+        self._record.publish_counts(syncs_before + syncs, requests_before + requests)
 
     def sync_timer(self) -> SyncTimer:
         """`publish_sync_started` and `publish_position` for a flusher, with the time between them counted."""

@@ -122,7 +122,7 @@ class Seat:
 
     @property
     def sync_latencies(self) -> Latencies:
-        """How long the syncs of the present process took."""
+        """How long the syncs took, those of ended processes included."""
         return self.record.sync_latencies
 
     def close(self) -> None:

@@ -184,6 +184,7 @@ class Supervisor:
                 if started > flushed:
                     start, stop = unfinished or (flushed, started)
                     unfinished = (min(start, flushed), max(stop, started))
+                record.clear_counts()
             return FenceReport(killed, failed, unfinished)
 
     def begin(self, appended: int, flushed: int, confirmed: int) -> None:
@@ -418,7 +419,7 @@ class Supervisor:
             }
 
     def sync_latencies(self) -> Latencies:
-        """How long the syncs of the flusher that is here now took; nothing without one."""
+        """How long the syncs of all flushers took since `fence_old`; nothing without the role."""
         with self._lock:
             return NO_LATENCIES if self._flusher is None else self._flusher.sync_latencies
 

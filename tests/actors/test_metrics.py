@@ -112,7 +112,7 @@ def test_a_sync_is_reported_before_its_time_is_counted() -> None:
     assert counter.read().sum_s == pytest.approx(0.02, abs=1e-5)
 
 
-def test_each_role_counts_in_words_of_its_own_and_a_new_life_begins_at_nothing(
+def test_each_role_counts_in_words_of_its_own_and_a_new_life_goes_on_with_them(
     tmp_path: Path,
 ) -> None:
     path = str(tmp_path / "control")
@@ -125,7 +125,13 @@ def test_each_role_counts_in_words_of_its_own_and_a_new_life_begins_at_nothing(
         assert reader.roles[role].sync_latencies.counts[WORDS - 2] == number
         assert reader.roles[role].registration() is None
         assert reader.roles[role].counts == (0, 0)
-    satellite.roles["replication"].register(Registration(7, ProcessIdentity(1, 2)), 5)
+    replication = satellite.roles["replication"]
+    replication.publish_counts(5, 6)
+    replication.register(Registration(7, ProcessIdentity(1, 2)), 5)
+    assert reader.roles["replication"].counts == (5, 6)
+    assert reader.roles["replication"].sync_latencies.total == 3
+    reader.roles["replication"].clear_counts()
+    assert reader.roles["replication"].counts == (0, 0)
     assert reader.roles["replication"].sync_latencies == NO_LATENCIES
     assert reader.roles["commit_real_time"].sync_latencies.total == len(ROLES)
     satellite.close()
@@ -186,10 +192,12 @@ def test_a_counter_is_told_what_is_new_and_nothing_when_nothing_is() -> None:
     readings["raymq_fsyncs_total"] = 12
     telling.collect()
     assert recorder.value("raymq_fsyncs_total") == 12
-    # Another flush service, which begins at 0.
-    readings["raymq_fsyncs_total"] = 5
+    # Two counts of which it is made were read while they grew.
+    readings["raymq_fsyncs_total"] = 11
     telling.collect()
-    assert recorder.value("raymq_fsyncs_total") == 17
+    readings["raymq_fsyncs_total"] = 13
+    telling.collect()
+    assert recorder.value("raymq_fsyncs_total") == 13
 
 
 def test_gauges_are_set_and_what_is_not_there_is_not_told() -> None:

@@ -114,6 +114,9 @@ class Replica:
     def await_flushed(self) -> None:
         until(lambda: self.supervisor.progress().flushed == self.appended, self.step)
 
+    def await_counts(self, syncs: int) -> None:
+        until(lambda: self.facts()["syncs"] == self.facts()["requests"] == syncs, self.step)
+
     def abandon(self) -> None:
         """As if this CommitLog were killed: nothing is told to anybody."""
         for supervisor in self.supervisors:
@@ -230,12 +233,15 @@ def test_bytes_that_the_witness_saw_before_they_were_published_do_not_count_yet(
     until(lambda: replica.supervisor.progress().flushed == 1500, replica.step)
 
 
-def test_a_killed_flusher_is_replaced_after_one_more_witness_sync(make_replica: MakeReplica):
+def test_a_killed_flusher_is_replaced_after_one_more_witness_sync_and_the_counts_go_on(
+    make_replica: MakeReplica,
+):
     replica = make_replica()
     first = replica.spawn()
     replica.await_grant_of(first)
     replica.put(1000)
     replica.await_flushed()
+    replica.await_counts(1)
     before = replica.facts()["generation"]
     first.kill()
     replica.await_vacancy()
@@ -245,8 +251,11 @@ def test_a_killed_flusher_is_replaced_after_one_more_witness_sync(make_replica: 
     replica.await_grant_of(replica.spawn())
     assert replica.witness_syncs == 2
     assert replica.facts()["generation"] != before
+    assert (replica.facts()["syncs"], replica.facts()["requests"]) == (1, 1)
     replica.put(1000)
     replica.await_flushed()
+    replica.await_counts(2)
+    assert replica.supervisor.sync_latencies().total == 2
 
 
 def test_requests_of_a_dead_flusher_are_flushed_by_the_next(make_replica: MakeReplica):
@@ -326,9 +335,14 @@ def test_fencing_kills_whom_the_dead_commit_log_had_granted(make_replica: MakeRe
     replica = make_replica()
     child = replica.spawn()
     replica.await_grant_of(child)
+    replica.put(1000)
+    replica.await_counts(1)
     replica.abandon()
     successor = make_replica()
     assert successor.fenced.killed == [f"group_commit {child.pid}"]
+    # They are those of one life of CommitLog.
+    assert (successor.facts()["syncs"], successor.facts()["requests"]) == (0, 0)
+    assert successor.supervisor.sync_latencies().total == 0
     assert successor.fenced.unfinished_sync is None
     assert child.wait(30) == -signal.SIGKILL
     successor.await_grant_of(successor.spawn())

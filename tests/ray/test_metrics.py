@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 
 from raymq.actors.metrics import METRICS
 from raymq.cluster.cli import grafana
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S
 
 #: one process is a driver of its own Ray, runs a cluster in it and answers questions line by line
 PROGRAM = """
@@ -139,28 +139,26 @@ def test_the_agent_of_a_running_ray_tells_every_metric_and_its_grafana_takes_the
             check_status(facts["status"])
             assert facts["lag"] > 0
             assert facts["refused"].startswith("Rejected(")
-            check_series(scrape(facts["port"]), facts["status"])
+            await_series(facts["port"], facts["status"])
             check_install(facts, environment)
         finally:
             program.communicate("\n", timeout=60)
     assert program.returncode == 0, errors.read_text(encoding="utf-8")
 
 
-def scrape(port: int) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
-    """What the agent tells, as soon as it has heard of what happened last."""
-    found: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
-
-    def look() -> None:
+def await_series(port: int, status: dict[str, Any]) -> None:
+    """Scrape until the agent has heard of what happened last. Raises: what was wrong in the last scrape."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                check_series(series(answer.read().decode()), status)
+            return
+        except (OSError, KeyError, AssertionError):
+            # The agent may not listen yet, and is told only every 10 s.
+            if time.monotonic() > deadline:
+                raise
         threading.Event().wait(0.3)
-        # The agent may not listen yet.
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer,
-        ):
-            found.update(series(answer.read().decode()))
-
-    until(lambda: "ray_raymq_role_restarts_total" in found, look)
-    return found
 
 
 def check_status(metrics: dict[str, Any]) -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+from raymq.cluster.deploy.owned_ray import stop_owned
+from raymq.cluster.paths import ClusterPaths
+from raymq.store.clock import Clock
+from raymq.store.files import Files
+
+from .workers import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 180
@@ -31,7 +39,11 @@ def example(name: str, *variables: tuple[str, str]) -> Program:
 
 
 def run(program: Program) -> list[str]:
-    """What it printed, each time. Raises: RuntimeError with all that it said, where it failed."""
+    """What it printed, each time. Raises: RuntimeError with all that it said, where it failed or took too long.
+
+    Callers: the main thread of a worker, which a SIGTERM ends; nothing that was begun stays.
+    """
+    signal.signal(signal.SIGTERM, _raise_exit)
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
     place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
@@ -43,23 +55,38 @@ def run(program: Program) -> list[str]:
         "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),
     }
     try:
-        return [_run(program, place, environment) for _ in range(program.runs)]
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+        try:
+            return [_run(program, place, environment) for _ in range(program.runs)]
+        finally:
+            _clean_up(place)
+    except SystemExit:
+        # The pool would take it for a result, and give this worker the next program.
+        os._exit(1)
 
 
 def _run(program: Program, place: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, *program.words],
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-    )
-    if done.returncode:
-        raise RuntimeError(
-            f"{program.words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    try:
+        done = subprocess.run(
+            [sys.executable, *program.words],
+            cwd=place,
+            env=environment,
+            capture_output=True,
+            check=True,
+            timeout=TIMEOUT_S,
+            preexec_fn=end_with_parent,
         )
-    return done.stdout
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        said = (error.stdout or b"") + (error.stderr or b"")
+        raise RuntimeError(f"{error}\n{said.decode(errors='replace')}") from error
+    return done.stdout.decode()
+
+
+def _clean_up(place: Path) -> None:
+    """Its Ray outlives a program that did not come to its end."""
+    for record in place.glob("*/ray.json"):
+        stop_owned(ClusterPaths(record.parent), files=Files(), clock=Clock())
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _raise_exit(signal_number: int, frame: object) -> None:
+    raise SystemExit(128 + signal_number)

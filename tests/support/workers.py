@@ -22,14 +22,14 @@ PR_SET_PDEATHSIG = 1
 HASH_SEED = "20"
 
 
-def _end_with_parent() -> None:
-    """A worker would wait for ever for tasks of a parent that was killed."""
+def end_with_parent() -> None:
+    """Callers: a new process. It would wait for ever for a parent that was killed, or work on for nobody."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _only_idle_time() -> None:
     """What else the machine does is not held up: these workers run beside other tests."""
-    _end_with_parent()
+    end_with_parent()
     # The kernel may share the cores out among sessions first (sched_autogroup): idle work of one session then takes
     # as much as a Ray in another. So these have one of their own, of the least weight.
     os.setsid()
@@ -55,7 +55,7 @@ class Workers:
         self._pool = ProcessPoolExecutor(
             count or len(os.sched_getaffinity(0)),
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=_only_idle_time if only_idle else _end_with_parent,
+            initializer=_only_idle_time if only_idle else end_with_parent,
         )
         self._futures: dict[Any, Future[Any]] = {}
 
