@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from raymq.cluster.deploy.process_tree import MARK, Family
 from raymq.store.clock import Clock
 from raymq.store.files import Files
 
+#: another run of these tests on the same machine has another one
+FAMILY_MARK = secrets.token_hex(8)
 #: a leader with one child in its session and one in a session of its own; {leader} ignores SIGTERM
 #: or not
 LEADER = """
@@ -36,7 +39,7 @@ class Started:
         self.process = subprocess.Popen(
             [sys.executable, "-c", LEADER.format(leader=leader)],
             stdout=subprocess.PIPE,
-            env={**os.environ, MARK: "test-mark"},
+            env={**os.environ, MARK: FAMILY_MARK},
             start_new_session=True,
         )
         assert self.process.stdout is not None
@@ -44,7 +47,7 @@ class Started:
         started = process_tree.start_time(self.process.pid, self.files)
         assert started is not None
         boot = boot_id_hash(files=self.files)
-        self.family = Family(self.process.pid, started, boot, "test-mark")
+        self.family = Family(self.process.pid, started, boot, FAMILY_MARK)
 
     def end(self, grace_ms: int) -> list[int]:
         return process_tree.end_family(
