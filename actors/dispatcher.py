@@ -16,8 +16,10 @@ log = logging.getLogger("raymq.commit_log")
 
 #: while nobody waits to read, units are dispatched together: each dispatch alone takes the interpreter from the puts
 DISPATCH_LINGER_S = 0.01
-#: how long a read waits for the dispatch of what was acknowledged before it; then it sees what there is
-DISPATCH_WAIT_S = 0.1
+#: how long a read waits for the dispatch of all that was acknowledged before it; then it sees what there is
+DISPATCH_WAIT_MS = 100
+#: how long, where there is nothing yet: the first message of a queue waits for a file to be made
+FIRST_DISPATCH_WAIT_MS = 5000
 #: how often consume queues are synced; they are caches
 QUEUE_SYNC_MS = 60_000
 
@@ -89,12 +91,17 @@ class Dispatcher:
 
         Source: PullRequestHoldService: a request is held until a message arrives or its time is up.
         """
-        self.await_confirmed()
-        deadline = self._clock.monotonic_ms() + request.wait_ms
+        began = self._clock.monotonic_ms()
+        acknowledged = self.await_confirmed()
         while True:
             with self._readable:
+                # Looked at before the queues: what is dispatched between the two is not missed.
+                behind = self._store.dispatched < acknowledged
                 found = self._read(request)
-                left = deadline - self._clock.monotonic_ms()
+                wait_ms = request.wait_ms
+                if behind:
+                    wait_ms = max(wait_ms, FIRST_DISPATCH_WAIT_MS)
+                left = began + wait_ms - self._clock.monotonic_ms()
                 if (
                     any(
                         part.error or (part.records is not None and len(part.records))
@@ -108,14 +115,16 @@ class Dispatcher:
                 with self._reading():
                     self._readable.wait(left / 1000)
 
-    def await_confirmed(self) -> None:
-        """Wait until readers see what is confirmed now; not for long."""
+    def await_confirmed(self) -> int:
+        """Wait until readers see what is confirmed now; not for long. Returns: up to where that is."""
         upto = self._store.log.confirmed
         if self._store.dispatched < upto:
             with self._readable, self._reading():
                 self._readable.wait_for(
-                    lambda: self._store.dispatched >= upto or self._stopping, DISPATCH_WAIT_S
+                    lambda: self._store.dispatched >= upto or self._stopping,
+                    DISPATCH_WAIT_MS / 1000,
                 )
+        return upto
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:

@@ -166,11 +166,10 @@ class PutAcks:
         return ended
 
     def _kept(self, end_offset: int, *, leader_only: bool) -> bool:
-        if leader_only:
+        if leader_only and self._mirror:
             return not self._sync or self._log.synced >= end_offset
-        if self._mirror:
-            return self._log.confirmed >= end_offset
-        return not self._sync or self._log.synced >= end_offset
+        # By C, which moves behind the sync: what is acknowledged may be read.
+        return self._log.confirmed >= end_offset or not (self._mirror or self._sync)
 
     def await_room(self) -> None:
         """The transient pool is full. Callers: whoever appends; the puts of its group are not published yet."""

@@ -331,7 +331,10 @@ def test_what_a_shard_has_done_is_read_from_it(leader: Leader) -> None:
         host.put(request([b"x"], queue=9))
     assert host.fetch(FetchRequest("t", {0: 0}, 1 << 20, 100, 1000))
     until(
-        lambda: dict(read_leader(host))["raymq_flush_seconds"].total >= 11,
+        lambda: (
+            dict(read_leader(host))["raymq_flush_seconds"].total >= 11
+            and host.store.dispatched == host.store.log.end
+        ),
         wait_a_little,
     )
     now: dict[str, Any] = dict(read_leader(host))
