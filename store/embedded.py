@@ -15,7 +15,6 @@ from typing import Any
 from .delay.delay_service import DelayService
 from .errors import DeliveryUnknown, Rejected, StorageFull, Unavailable
 from .log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
-from .log.read_ahead import ReadAhead
 from .message_store import MessageStore
 from .put.async_put import AsyncPut
 from .put.inner_message import InnerMessage
@@ -26,7 +25,7 @@ from .status import PutStatus
 
 
 class EmbeddedStore:
-    """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread, and one that reads ahead.
+    """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread.
 
     `put` returns after the store's promise is kept; `append` and `wait` split it for pipelining.
     """
@@ -69,15 +68,7 @@ class EmbeddedStore:
         self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
-        ahead = ReadAhead(log.queue, lambda: log.end, files=log.files)
-        self._ahead = threading.Thread(
-            target=ahead.run,
-            args=(self._ended.is_set, self._ended),
-            name="raymq-read-ahead",
-            daemon=True,
-        )
         self._thread.start()
-        self._ahead.start()
         self._advance()
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -98,7 +89,7 @@ class EmbeddedStore:
         # In sync mode what was synced before is dispatched while the disk works. Where that fails, the put did not: a
         # running flag tells, and whoever reads.
         with contextlib.suppress(OSError, StorageFull):
-            self._advance()
+            self._dispatch()
         if not self._sync or not appended.waits:
             return appended
         limit = self.store.config.sync_flush_timeout_ms / 1000
@@ -190,7 +181,8 @@ class EmbeddedStore:
             elif ran.next_due_ms is None or ran.next_due_ms > now:
                 return ran.next_due_ms
 
-    def _advance(self) -> None:
+    def _dispatch(self) -> None:
+        """Into the consume queues with what is confirmed."""
         log = self.store.log
         with self._dispatching:
             # Inside: a mark that two threads move must not go back.
@@ -199,7 +191,12 @@ class EmbeddedStore:
                 before = self.store.dispatched
                 if self.store.dispatch(log.confirmed) == before:
                     break
-            self.store.dispatch(log.confirmed)
+
+    def _advance(self) -> None:
+        """Into the index, too."""
+        self._dispatch()
+        with self._dispatching:
+            self.store.dispatch(self.store.log.confirmed)
 
     def await_index(self) -> None:
         """Index everything that is confirmed; after a start the index may be behind."""
@@ -215,10 +212,14 @@ class EmbeddedStore:
         try:
             while True:
                 timeout_ms = 200 if self._sync else self._real_time.wait_ms()
-                self._wake.wait(timeout_ms / 1000)
+                idle = not self._wake.wait(timeout_ms / 1000)
                 self._wake.clear()
                 if self._ended.is_set():
                     return
+                if idle:
+                    # What was put last waits for nobody to put more.
+                    with contextlib.suppress(OSError, StorageFull):
+                        self._advance()
                 if self._sync:
                     self._commit.swap()
                     flushed, _ = self._commit.do_commit(log.end)
@@ -247,7 +248,6 @@ class EmbeddedStore:
         self._ended.set()
         self._wake.set()
         self._thread.join()
-        self._ahead.join()
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: from now on nothing is written or synced."""

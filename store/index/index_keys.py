@@ -32,6 +32,7 @@ TOPIC_SEPARATOR = "#"
 _NAMES = (KEYS.encode() + NAME_VALUE_SEPARATOR, UNIQ_KEY.encode() + NAME_VALUE_SEPARATOR)
 _BLANK, _NAME_END, _VALUE_END = ord(KEY_SEPARATOR), NAME_VALUE_SEPARATOR[0], PROPERTY_SEPARATOR[0]
 _INTEGER_MIN = -(1 << 31)
+_NONE = np.empty(0, dtype=np.int64)
 
 #: bytes of properties hashed in one go: the tables of powers have an item for each
 CHUNK_BYTES = 1 << 17
@@ -172,7 +173,10 @@ def _hash_chunk(topic_hashes: UInt32s | int, data: Bytes, offsets: Int64s) -> Ha
 
 def _words(data: Bytes, offsets: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Row, start and end of every key, in the order in which they are indexed."""
-    keys, unique = (_values(data, offsets, name) for name in _NAMES)
+    text = data.tobytes()
+    keys, unique = (
+        _values(data, offsets, name) if name in text else (_NONE, _NONE, _NONE) for name in _NAMES
+    )
     rows, starts, ends = keys
     blanks = np.flatnonzero(data == _BLANK)
     if len(blanks) and len(rows):

@@ -83,6 +83,7 @@ class Dispatch:
     def run(self, confirmed: int) -> int:
         """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
+        With nothing to dispatch it indexes what it dispatched before.
         Raises: StorageFull, to be tried again; OSError, after which puts are refused until a dispatch succeeds
         (in RocketMQ until a restart, but after 30 tries).
         """
@@ -97,7 +98,8 @@ class Dispatch:
             raise
         if failed and self.dispatched > before:
             self._flags.clear(WRITE_LOGICS_QUEUE_ERROR)
-        if self.index is not None:
+        # Many records are indexed for little more than a few: they wait for others as long as others come.
+        if self.index is not None and (self.index.full or self.dispatched == before):
             self.index.run(self.dispatched)
         return self.dispatched
 

@@ -558,6 +558,8 @@ def test_a_full_disk_lets_only_the_index_fall_behind():
     # The consume queue's file is there; what fails are entries, then the header, then the next file.
     for kind, at in (("pwrite", 2), ("pwrite", 3), ("allocate", 1)):
         disk.fail(kind, at=at, error=errno.ENOSPC, forever=kind == "allocate")
+        # First the consume queues, then the index.
+        store.dispatch(store.log.confirmed)
         store.dispatch(store.log.confirmed)
         disk.heal()
         assert store.dispatched == store.log.end
