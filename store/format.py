@@ -186,7 +186,8 @@ def _check_name(field: str, name: str, limit: int) -> None:
 def java_hash(text: str) -> int:
     """Java's String.hashCode: over UTF-16 units, signed 32 bits."""
     value = 0
-    for unit in np.frombuffer(text.encode("utf-16-be", "surrogatepass"), dtype=">u2").tolist():
+    units = text.encode("utf-16-be", "surrogatepass")
+    for unit in struct.unpack(f">{len(units) // 2}H", units):
         value = (31 * value + unit) & 0xFFFFFFFF
     return value - (1 << 32) if value & 0x80000000 else value
 

@@ -325,7 +325,7 @@ class IndexFile:
 
     def find(
         self, key_hash: int, begin_ms: int, end_ms: int, some: int = CHAIN_STEPS
-    ) -> Iterator[Int64s]:
+    ) -> Iterator[list[int]]:
         """Physical offsets of a hash's records that may be stored in [begin_ms, end_ms], the newest `some` first.
 
         Source: IndexFile#selectPhyOffset. An entry knows only the second; RocketMQ leaves out records of the first one,
@@ -339,30 +339,30 @@ class IndexFile:
         start = HEADER.size + self._slot_count * SLOT_BYTES
         place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
         number = int.from_bytes(view[place : place + SLOT_BYTES], "big", signed=True)
+        begin, count, entry_count = header.begin_time_ms, header.count, self._entry_count
+        unpack = _ENTRY.unpack_from
         offsets: list[int] = []
         for _ in range(CHAIN_STEPS):
-            if not 0 < number < self._entry_count:
+            if not 0 < number < entry_count:
                 break
-            found, offset, seconds, previous = _ENTRY.unpack_from(
-                view, start + number * ENTRY_BYTES
-            )
+            found, offset, seconds, previous = unpack(view, start + number * ENTRY_BYTES)
             # What was written since the header was read is passed over.
-            if number < header.count:
-                time_ms = header.begin_time_ms + (1000 * seconds if number > 1 else 0)
+            if number < count:
+                time_ms = begin + 1000 * seconds if number > 1 else begin
                 if seconds < 0 or time_ms + 999 < begin_ms:
                     number = 0
                     break
                 if found == key_hash and time_ms <= end_ms:
                     offsets.append(offset)
                     if len(offsets) >= some:
-                        yield np.array(offsets)
+                        yield offsets
                         offsets = []
             if previous >= number:
                 number = 0
                 break
             number = previous
         if offsets:
-            yield np.array(offsets)
+            yield offsets
         entries = np.frombuffer(view, dtype=ENTRY_DTYPE, offset=start)
         while number > 0:
             low = max(1, number + 1 - SCAN_ENTRIES)
@@ -373,7 +373,7 @@ class IndexFile:
             times_ms = header.begin_time_ms + 1000 * spans
             right = (times_ms <= end_ms) & (times_ms + 999 >= begin_ms)
             if right.any():
-                yield part["physical_offset"][rows[right]].astype(np.int64)
+                yield part["physical_offset"][rows[right]].tolist()
             if len(rows) and times_ms[-1] + 999 < begin_ms:
                 break
             number = low - 1

@@ -244,7 +244,7 @@ class IndexService:
 
     def find(
         self, topic: str, key: str, begin_ms: int, end_ms: int, some: int = CHAIN_STEPS
-    ) -> Iterator[Int64s]:
+    ) -> Iterator[list[int]]:
         """Physical offsets of records that may have a key and be stored in [begin_ms, end_ms], newest first.
 
         They come `some` at a time.

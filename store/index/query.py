@@ -18,13 +18,13 @@ from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
-from raymq.store.records.record_walk import gather, layout
+from raymq.store.records.record_walk import gather
 
-from .index_keys import Int64s, keys_of
 from .index_service import IndexService
+from .key_search import newest
 
-_INT, _UINT, _LONG = np.dtype(">i4"), np.dtype(">u4"), np.dtype(">i8")
-_MAGIC_AT, _PHYSICAL_OFFSET_AT, _SYS_FLAG_AT, _STORE_TIME_AT = 4, 28, 36, 56
+_INT, _LONG = np.dtype(">i4"), np.dtype(">i8")
+_SYS_FLAG_AT, _STORE_TIME_AT = 36, 56
 #: hex digits of a message id: store host and physical offset, with an IPv4 and an IPv6 host
 ID_DIGITS, ID_DIGITS_V6 = 32, 56
 TIME_MAX_MS = (1 << 63) - 1
@@ -84,55 +84,11 @@ class Query:
                 limit="topic, key, max_num >= 1",
             )
         limit = min(max_num, self._log.config.max_msgs_num_batch)
-        parts: list[pa.RecordBatch] = []
-        found, oldest = 0, self._log.confirmed
-        for candidates in self._index.find(topic, key, begin_ms, end_ms, limit):
-            at = 0
-            while at < len(candidates) and found < limit:
-                # Twice a key in one message: twice the same offset.
-                offsets = np.unique(candidates[at : at + limit])
-                at += limit
-                batch = self._matching(
-                    offsets[offsets < oldest], topic, key, begin_ms, end_ms, exact
-                )
-                oldest = min(oldest, int(offsets[0]))
-                batch = batch.slice(max(0, batch.num_rows - (limit - found)))
-                found += batch.num_rows
-                parts.append(batch)
-            if found >= limit:
-                break
-        rows = pa.Table.from_batches(parts[::-1], schema=record.RECORD_SCHEMA)
-        return QueryResult(_one_batch(rows), *self._index.last)
-
-    def _matching(
-        self, offsets: Int64s, topic: str, key: str, begin_ms: int, end_ms: int, exact: bool
-    ) -> pa.RecordBatch:
-        batch = self._records_at(offsets)
-        times = batch.column("store_time_ms").to_numpy()
-        good = (times >= begin_ms) & (times <= end_ms)
-        if exact:
-            pairs = zip(
-                batch.column("topic").to_pylist(),
-                batch.column("properties").to_pylist(),
-                strict=True,
-            )
-            good &= np.array([name == topic and key in keys_of(text) for name, text in pairs], bool)
-        return batch if good.all() else batch.filter(pa.array(good))
-
-    def _records_at(self, offsets: Int64s) -> pa.RecordBatch:
-        """The records at offsets that the index knows; those of deleted files are left out."""
-        size = self._log.config.segment_size_bytes
-        parts: list[pa.RecordBatch] = []
-        starts = offsets - offsets % size
-        for start in np.unique(starts).tolist():
-            try:
-                view, base = self._log.view(start)
-            except OffsetOutOfRange:
-                continue
-            where = _records_only(view, base, offsets[starts == start] - base)
-            sizes = gather(view, where, _INT).astype(np.int64)
-            parts.append(record.decode(view, where, sizes))
-        return _one_batch(pa.Table.from_batches(parts, schema=record.RECORD_SCHEMA))
+        found = newest(self._log, self._index, topic, key, limit, (begin_ms, end_ms), exact=exact)
+        raws = [found[place] for place in sorted(found)]
+        sizes = np.array([len(raw) for raw in raws], dtype=np.int64)
+        records = record.decode(b"".join(raws), np.cumsum(sizes) - sizes, sizes)
+        return QueryResult(records, *self._index.last)
 
     # --- by place -------------------------------------------------------------------------------------------
 
@@ -269,19 +225,6 @@ def _store_time(log: CommitLog, position: int) -> int:
     return int(gather(view, at, _LONG)[0])
 
 
-def _records_only(view: memoryview, base: int, where: Int64s) -> Int64s:
-    """Those of `where` at which a record stands: RocketMQ leaves index entries behind when it cuts a log."""
-    where = where[where <= len(view) - fmt.RECORD_MIN_BYTES]
-    sizes = gather(view, where, _INT).astype(np.int64)
-    magics = gather(view, where + _MAGIC_AT, _UINT)
-    known = (magics == fmt.MAGIC_V1) | (magics == fmt.MAGIC_V2)
-    known &= gather(view, where + _PHYSICAL_OFFSET_AT, _LONG) == where + base
-    known &= (sizes >= fmt.RECORD_MIN_BYTES) & (where + sizes <= len(view))
-    where, sizes = where[known], sizes[known]
-    _, good = layout(view, where, sizes)
-    return where[good]
-
-
 def parse_message_id(message_id: str) -> tuple[str, int]:
     """Store host (as records show it) and physical offset of an offset message id. Raises: Rejected."""
     try:
@@ -295,10 +238,3 @@ def parse_message_id(message_id: str) -> tuple[str, int]:
             limit=f"{ID_DIGITS} or {ID_DIGITS_V6} hex digits",
         )
     return fmt.format_host(packed[:-8]), int.from_bytes(packed[-8:], "big", signed=True)
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    batches = table.combine_chunks().to_batches()
-    if batches:
-        return batches[0]
-    return pa.RecordBatch.from_pylist([], schema=record.RECORD_SCHEMA)

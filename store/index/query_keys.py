@@ -1,12 +1,13 @@
 """Finding the messages of many keys at once: what a table join or a gateway under load asks for.
 
 RocketMQ answers one key a request. Here all chains of the index are followed in step, and each record is read once,
-however many of its keys are asked for.
+however many of its keys are asked for. One key alone goes the way of `key_search`, which for it is the shorter one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -14,22 +15,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import record
-from raymq.store.errors import Rejected
+from raymq.store.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.properties import PROPERTY_SEPARATOR
-from raymq.store.records.record_walk import gather
+from raymq.store.records.record_walk import records_at
 
 from .index_keys import Int64s, key_hashes, keys_of
 from .index_service import IndexService
+from .key_search import newest, raw_column
 from .query import TIME_MAX_MS
 
 Bools = npt.NDArray[np.bool_]
 
 #: keys that are looked up one by one: that costs less than to follow few chains in step
 FEW_KEYS = 8
-
-_INT, _LONG = np.dtype(">i4"), np.dtype(">i8")
-_SYS_FLAG_AT, _STORE_TIME_AT, _BORN_V6, _V6_EXTRA_BYTES = 36, 56, 0x10, 12
 
 
 class KeyHits(NamedTuple):
@@ -76,6 +75,10 @@ def by_keys(
         )
     limit = min(max_num, log.config.max_msgs_num_batch)
     span = (begin_ms, end_ms)
+    if len(keys) == 1:
+        alone = newest(log, index, topic, keys[0], limit, span, exact=exact)
+        raws = [alone[place] for place in sorted(alone)]
+        return KeyHits(np.zeros(len(raws), np.int64), np.arange(len(raws)), raw_column(raws))
     asked, wanted = np.arange(len(keys)), limit
     rounds: list[_Round] = []
     while True:
@@ -107,18 +110,27 @@ def _look_at(
     """Physical offsets of the records that are there, and which of them are hits, in the order of the log."""
     kept = (offsets >= log.start) & (offsets < log.confirmed)
     # A key that stands twice in a message has two entries.
-    pairs = np.unique(offsets[kept] * len(keys) + found[kept])
+    pairs = np.sort(offsets[kept] * len(keys) + found[kept])
+    pairs = pairs[_changes(pairs)]
     offsets, found = pairs // max(len(keys), 1), pairs % max(len(keys), 1)
-    first = np.append(True, offsets[1:] != offsets[:-1]) if len(offsets) else np.empty(0, bool)
-    rows = np.cumsum(first) - 1
-    there, times, records = _read(log, offsets[first])
-    good = there & (times >= span[0]) & (times <= span[1])
+    first = _changes(offsets)
+    places, rows = offsets[first], np.cumsum(first) - 1
+    there, times, records = _read(log, places)
+    good = there.copy()
+    good[there] = (times >= span[0]) & (times <= span[1])
     # Rows among the records that were read: those of deleted files are not.
     hits = KeyHits(found, (np.cumsum(there) - 1)[rows], records)
     right = good[rows]
     if exact:
         right &= _exactly(hits, topic, keys, right)
-    return offsets[first][there], KeyHits(hits.keys[right], hits.rows[right], records)
+    return places[there], KeyHits(hits.keys[right], hits.rows[right], records)
+
+
+def _changes(values: Int64s) -> Bools:
+    """Where a value differs from the one before it."""
+    changes = np.ones(len(values), dtype=bool)
+    changes[1:] = values[1:] != values[:-1]
+    return changes
 
 
 def _newest(keys: Int64s, limit: int) -> Bools:
@@ -153,41 +165,38 @@ def _candidates(
     """Rows of `keys`, and physical offsets of records that may match."""
     if len(keys) > FEW_KEYS:
         return index.find_many(key_hashes(topic, keys), wanted, begin_ms, end_ms)
-    rows, offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    rows: list[int] = []
+    offsets: list[int] = []
     for row, key in enumerate(keys):
-        left = wanted
-        for part in index.find(topic, key, begin_ms, end_ms, wanted):
-            some = part[:left]
-            rows.append(np.full(len(some), row, np.int64))
-            offsets.append(some)
-            left -= len(some)
-            if left <= 0:
-                break
-    return np.concatenate(rows), np.concatenate(offsets)
+        parts = index.find(topic, key, begin_ms, end_ms, wanted)
+        some = list(islice(chain.from_iterable(parts), wanted))
+        rows += [row] * len(some)
+        offsets += some
+    return np.array(rows, dtype=np.int64), np.array(offsets, dtype=np.int64)
 
 
 def _read(log: CommitLog, places: Int64s) -> tuple[Bools, Int64s, pa.Array]:
-    """Which of the records are there, their store times, and those that are, raw. Args: ascending."""
+    """Which of the places have a record, those records' store times, and the records, raw. Args: ascending."""
     size = log.config.segment_size_bytes
-    there = np.ones(len(places), dtype=bool)
-    times = np.zeros(len(places), dtype=np.int64)
-    parts = []
+    there = np.zeros(len(places), dtype=bool)
+    times, parts = [np.empty(0, np.int64)], []
     stop = 0
     while stop < len(places):
         start = int(places[stop]) // size * size
         rows = slice(stop, int(np.searchsorted(places, start + size)))
         stop = rows.stop
-        file = log.queue.find(start)
-        if file is None:
-            there[rows] = False
+        try:
+            view, base = log.view(start)
+        except OffsetOutOfRange:
+            # Deleted meanwhile.
             continue
-        view, where = file.read_view(), places[rows] - start
-        flags = gather(view, where + _SYS_FLAG_AT, _INT)
-        at = where + _STORE_TIME_AT + np.where(flags & _BORN_V6, _V6_EXTRA_BYTES, 0)
-        times[rows] = gather(view, at, _LONG)
-        parts.append(record.select(view, where, gather(view, where, _INT).astype(np.int64)))
+        where = places[rows] - base
+        found = records_at(view, where, base)
+        there[rows] = found.there
+        times.append(found.times_ms)
+        parts.append(record.select(view, where[found.there], found.sizes))
     records = pa.chunked_array(parts, pa.binary()).combine_chunks()
-    return there, times, records
+    return there, np.concatenate(times), records
 
 
 def _exactly(hits: KeyHits, topic: str, keys: Sequence[str], asked: Bools) -> Bools:

@@ -216,7 +216,7 @@ _SHORT = np.dtype(">i2")
 _INT = np.dtype(">i4")
 _LONG = np.dtype(">i8")
 _MAGIC_OFFSET, _CRC_OFFSET, _PHYSICAL_OFFSET, _SYS_FLAG_OFFSET = 4, 8, 28, 36
-_BODY_LENGTH_OFFSET = 84
+_STORE_TIME_OFFSET, _BODY_LENGTH_OFFSET = 56, 84
 
 
 def layout(view: Any, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
@@ -290,3 +290,35 @@ def _check(
         if wrong.any():
             count, fault = int(wrong.argmax()), WalkStop.BAD_CRC
     return count, fault
+
+
+class Found(NamedTuple):
+    """What stands at some places of a file."""
+
+    #: at which of them a whole record begins
+    there: Bools
+    #: bytes and store times (ms) of those records
+    sizes: Int64s
+    times_ms: Int64s
+
+
+def records_at(view: Any, starts: Int64s, base: int) -> Found:
+    """The records at `starts` (0 or more) of a file that begins at physical offset `base`.
+
+    Bodies are not looked at. `one_record.record_at` does the same for one of them.
+    """
+    there = starts <= len(view) - fmt.RECORD_MIN_BYTES
+    where = starts[there]
+    headers = gather(view, where, fmt.HEADER_DTYPE)
+    sizes = headers["size"].astype(np.int64)
+    good = (headers["magic"] == fmt.MAGIC_V1) | (headers["magic"] == fmt.MAGIC_V2)
+    good &= headers["physical_offset"] == where + base
+    good &= (sizes >= fmt.RECORD_MIN_BYTES) & (where + sizes <= len(view))
+    good[good] = layout(view, where[good], sizes[good])[1]
+    there[there] = good
+    times_ms = headers["store_time_ms"].astype(np.int64)
+    moved = good & ((headers["sys_flag"] & fmt.SYS_BORN_HOST_V6) != 0)
+    if moved.any():
+        at = where[moved] + _STORE_TIME_OFFSET + fmt.IPV6_EXTRA_BYTES
+        times_ms[moved] = gather(view, at, _LONG)
+    return Found(there, sizes[good], times_ms[good])

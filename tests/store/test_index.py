@@ -255,7 +255,7 @@ def put(index: IndexService, offsets: list[int], key: str = "k") -> None:
 def found(
     index: IndexService, key: str = "k", begin: int = 0, end: int = 1 << 60, some: int = 1 << 20
 ) -> list[int]:
-    return [offset for part in index.find("t", key, begin, end, some) for offset in part.tolist()]
+    return [offset for part in index.find("t", key, begin, end, some) for offset in part]
 
 
 def test_long_chains_are_followed_to_their_end(tmp_path, monkeypatch):
@@ -278,7 +278,7 @@ def test_a_search_reads_no_further_than_its_caller(tmp_path):
     index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
     put(index, list(range(30)))
     walk = index.find("t", "k", 0, 1 << 60, 4)
-    assert [next(walk).tolist() for _ in range(2)] == [
+    assert [next(walk) for _ in range(2)] == [
         [29, 28, 27, 26],
         [25, 24, 23, 22],
     ]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raymq.store import record
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.index import index_file, query_keys
+from raymq.store.index.index_keys import key_hash
 from raymq.store.index.query_keys import KeyHits
 from raymq.store.put.inner_message import InnerMessage
 from tests.support.confirming import confirm_with_index
@@ -23,7 +28,8 @@ CONFIG = StoreConfig(
     max_hash_slot_num=50,
     max_index_num=300,
 )
-WORDS = [f"k{number}" for number in range(40)] + ["schlüssel", "键"]
+#: "Aa" and "BB" have the same hash
+WORDS = [f"k{number}" for number in range(40)] + ["schlüssel", "键", "Aa", "BB"]
 
 
 @pytest.fixture(scope="module")
@@ -130,13 +136,69 @@ def test_a_query_that_is_none_is_refused(
     assert refused.value.field == field
 
 
-@pytest.mark.parametrize("max_num", [1, 5, 64])
-def test_few_keys_looked_up_one_by_one_find_what_chains_in_step_find(engine, monkeypatch, max_num):
-    found = []
+Hits = list[tuple[int, int]]
+
+
+def found(engine: Engine, few: int, keys: list[str], options: dict[str, Any]) -> Hits:
+    """Hits as pairs of a key's row and a physical offset."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(query_keys, "FEW_KEYS", few)
+        hits = engine.store.query_messages("t", keys, **options)
+    hits.records.validate(full=True)
+    places = [int.from_bytes(raw[28:36], "big") for raw in hits.records.to_pylist()]
+    assert places == sorted(set(places))
+    return sorted((key, places[row]) for key, row in zip(*map(list, hits[:2]), strict=True))
+
+
+def found_all_ways(engine: Engine, keys: list[str], options: dict[str, Any]) -> Hits:
+    """Each key alone, few keys and many keys: all of them find the same."""
+    alone = [
+        (row, place)
+        for row, key in enumerate(keys)
+        for _, place in found(engine, 8, [key], options)
+    ]
+    # One more, for a key alone has no other way.
     for few in (0, 8):
-        monkeypatch.setattr(query_keys, "FEW_KEYS", few)
-        hits = engine.store.query_messages("t", [*WORDS[:5], "nothing"], max_num=max_num)
-        found.append([bodies(hits, key) for key in range(6)])
-    assert found[0] == found[1]
-    assert found[0][0]
-    assert found[0][5] == []
+        assert found(engine, few, [*keys, "nothing"], options) == alone
+    return alone
+
+
+@given(
+    keys=st.lists(st.sampled_from([*WORDS, "u0", "u399", "nothing"]), max_size=7, unique=True),
+    max_num=st.integers(1, 70),
+    span=st.tuples(st.integers(-1, 210_000), st.integers(-1, 210_000)).map(sorted),
+    exact=st.booleans(),
+    steps=st.sampled_from([3, index_file.CHAIN_STEPS]),
+)
+@settings(max_examples=60)
+def test_a_key_alone_and_few_keys_find_what_chains_in_step_find(
+    engine, keys, max_num, span, exact, steps
+):
+    begin, end = (engine.clock.now_ms() - 200_000 + at for at in span)
+    options = {"max_num": max_num, "begin_ms": begin, "end_ms": end, "exact": exact}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_file, "CHAIN_STEPS", steps)
+        found_all_ways(engine, keys, options)
+
+
+def test_entries_of_deleted_files_and_of_nothing_that_is_confirmed_are_passed_over(tmp_path):
+    made = Engine(tmp_path, config=replace(CONFIG, segment_size_bytes=16 * 1024))
+    log, now = made.store.log, made.clock.now_ms()
+    while len(log.queue.files) < 3:
+        made.store.put_inner([InnerMessage("t", 0, b"x" * 100, {"KEYS": "k"})])
+        confirm_with_index(made.store)
+    everything = found_all_ways(made, ["k"], {"max_num": 64})
+    last = everything[-1][1]
+    (above,) = made.store.put_inner([InnerMessage("t", 0, b"not confirmed", {"KEYS": "k"})])
+    # What a cut of RocketMQ's leaves: inside a record, at the end of a file, behind the log's end.
+    places = [-9, last + 4, 2 * 16 * 1024 - 1, above.physical_offset, log.end, log.end + 999]
+    hashes = np.full(len(places), key_hash("t", "k"), np.int32)
+    made.store.index.append(hashes, np.array(places), np.full(len(places), now), upto=log.confirmed)
+    assert found_all_ways(made, ["k"], {"max_num": 64}) == everything
+    files = log.queue.files
+    log.queue.files = files[-1:]
+    kept = [hit for hit in everything if hit[1] >= log.start]
+    assert 0 < len(kept) < len(everything)
+    assert found_all_ways(made, ["k"], {"max_num": 64}) == kept
+    log.queue.files = files
+    made.store.close()

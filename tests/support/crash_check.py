@@ -218,7 +218,7 @@ def _check_index(store: MessageStore, found: dict[Queue, list[tuple[int, int, in
     positions = [at for (topic, _), units in found.items() if topic == "t" for at, _, _ in units]
     for key in KEYS:
         parts = store.index.find("t", key, 0, 1 << 62)
-        have = [at for part in parts for at in part.tolist()]
+        have = [at for part in parts for at in part]
         assert have == sorted(positions, reverse=True), "the index differs from the log"
 
 
