@@ -157,7 +157,9 @@ class ConsumeQueue:
             sizes=len(sizes),
             tags_codes=len(tags_codes),
         )
-        skip = int(np.searchsorted(positions + sizes, self.max_physical_offset, side="right"))
+        skip = 0
+        if positions[0] < self.max_physical_offset:
+            skip = int(np.searchsorted(positions + sizes, self.max_physical_offset, side="right"))
         if self._queue.files:
             skip = max(skip, self.max_offset - queue_offset)
         if skip >= len(positions):
