@@ -22,6 +22,7 @@ Int64s = npt.NDArray[np.int64]
 UNITS_FIRST = 1024
 #: copies of less than this cost less than another read
 NEIGHBOURS_MIN_BYTES = 256 << 10
+_NO_RECORDS = pa.array([], pa.binary())
 
 
 class Reader:
@@ -53,10 +54,9 @@ class Reader:
             high = offset
         if offset < low or offset > high:
             raise _out_of_range(topic, queue_id, offset, low, high)
-        empty = pa.array([], pa.binary())
         count = min(max_records, high - offset)
         if count <= 0:
-            return FetchSlice(queue_id, offset, offset, low, high, empty, None)
+            return FetchSlice(queue_id, offset, offset, low, high, _NO_RECORDS, None)
         queue = self._queues.get(topic, queue_id)
         look = min(count, UNITS_FIRST)
         units = queue.read(offset, look)
@@ -73,11 +73,11 @@ class Reader:
             if first == 0:
                 solid = np.flatnonzero(units["size"] != BLANK_SIZE)
                 jump = offset + (int(solid[0]) if len(solid) else len(units))
-                return FetchSlice(queue_id, offset, jump, low, high, empty, None)
+                return FetchSlice(queue_id, offset, jump, low, high, _NO_RECORDS, None)
             units = units[:first]
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
-        fits = max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
+        fits = max(1, int(sizes.cumsum().searchsorted(max_bytes, side="right")))
         try:
             view, base = self._log.view(int(positions[0]))
         except OffsetOutOfRange as error:
