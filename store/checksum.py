@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ BODY_CRC_MASK = 0x7FFFFFFF
 #: bodies of this mean size are read in place; below, a copy made by Arrow costs less than a slice.
 #: (Copies of large ones cost twenty times the CRC: the allocator gets and returns pages each time.)
 SLICED_BODY_BYTES = 512
+#: from so many stretches on an array of them is made
+ROWS_MIN = 16
 _ZEROS = bytes(1 << 20)
 
 
@@ -86,16 +89,51 @@ def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int32]:
     if not count or data is None:
         return np.zeros(count, dtype=np.int32)
     edges = np.frombuffer(offsets, dtype=np.int32)[bodies.offset : bodies.offset + count + 1]
-    found: Iterator[int]
-    sizes = np.diff(edges)
-    if sizes[0] and (sizes == sizes[0]).all():
-        # The rows of an array cost half of what slices cost.
-        values = np.frombuffer(data, dtype=np.uint8)[int(edges[0]) : int(edges[-1])]
-        found = map(_crc32, values.reshape(count, -1))
-    elif int(edges[-1]) - int(edges[0]) < SLICED_BODY_BYTES * count:
-        found = map(_crc32, bodies.to_numpy(zero_copy_only=False))
-    else:
-        view, ends = memoryview(data), edges.tolist()
-        found = (_crc32(view[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True))
-    crcs = np.fromiter(found, dtype=np.uint32, count=count)
+    starts, ends = edges[:-1], edges[1:]
+    lengths = ends - starts
+    if (lengths == lengths[0]).all() or lengths.sum() >= SLICED_BODY_BYTES * count:
+        return stretch_crcs(memoryview(data), starts, ends)
+    return _body_crcs_of(bodies.to_numpy(zero_copy_only=False), count)
+
+
+def stretch_crcs(
+    view: memoryview, starts: npt.NDArray[np.integer[Any]], ends: npt.NDArray[np.integer[Any]]
+) -> npt.NDArray[np.int32]:
+    """`body_crc` of each stretch [start, end) of `view`, bytes."""
+    return _body_crcs_of(chain.from_iterable(_stretches(view, starts, ends)), len(starts))
+
+
+def _body_crcs_of(bodies: Iterable[Any], count: int) -> npt.NDArray[np.int32]:
+    crcs = np.fromiter(map(_crc32, bodies), dtype=np.uint32, count=count)
     return (crcs & BODY_CRC_MASK).astype(np.int32)
+
+
+def _stretches(
+    view: memoryview, starts: npt.NDArray[np.integer[Any]], ends: npt.NDArray[np.integer[Any]]
+) -> Iterator[Iterable[Any]]:
+    """The stretches as buffers: those of one length and one distance as rows of an array, which cost half a slice."""
+    lengths, steps = ends - starts, starts[1:] - starts[:-1]
+    # A run begins where a stretch does not go on as the one before did; the last one ends at the end.
+    edge = np.ones(len(starts) + 1, dtype=np.bool_)
+    edge[1:-1] = lengths[1:] != lengths[:-1]
+    edge[2:-1] |= steps[1:] != steps[:-1]
+    edges = np.flatnonzero(edge)
+    long = np.flatnonzero(edges[1:] - edges[:-1] >= ROWS_MIN)
+    at = 0
+
+    def slices(first: int, last: int) -> Iterable[Any]:
+        return map(
+            view.__getitem__, map(slice, starts[first:last].tolist(), ends[first:last].tolist())
+        )
+
+    for first, last in zip(edges[long].tolist(), edges[long + 1].tolist(), strict=True):
+        yield slices(at, first)
+        yield np.ndarray(
+            (last - first, int(lengths[first])),
+            np.uint8,
+            buffer=view,
+            offset=int(starts[first]),
+            strides=(int(steps[first]), 1),
+        )
+        at = last
+    yield slices(at, len(starts))

@@ -158,7 +158,7 @@ class ConsumeQueue:
             tags_codes=len(tags_codes),
         )
         skip = 0
-        if positions[0] < self.max_physical_offset:
+        if len(positions) and positions[0] < self.max_physical_offset:
             skip = int(np.searchsorted(positions + sizes, self.max_physical_offset, side="right"))
         if self._queue.files:
             skip = max(skip, self.max_offset - queue_offset)

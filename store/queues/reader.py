@@ -18,6 +18,12 @@ from .consume_queues import ConsumeQueues
 
 Int64s = npt.NDArray[np.int64]
 
+#: consume queue units looked at first, more where they are of short records
+UNITS_FIRST = 1024
+#: copies of less than this cost less than another read
+NEIGHBOURS_MIN_BYTES = 256 << 10
+_NO_RECORDS = pa.array([], pa.binary())
+
 
 class Reader:
     """Callers: any thread."""
@@ -37,7 +43,8 @@ class Reader:
     ) -> FetchSlice:
         """Read records of one queue from `offset`, at least one if there is one, never past C.
 
-        Returns: raw RocketMQ records as one binary column, zero-copy where they are neighbours.
+        Returns: raw RocketMQ records as one binary column, zero-copy where they are neighbours; fewer than would
+        fit where most of them are neighbours, and what follows stands elsewhere.
         Raises: OffsetOutOfRange below the queue's min, or above what the log holds of it. Corrupt for a
         damaged consume queue.
         """
@@ -47,11 +54,15 @@ class Reader:
             high = offset
         if offset < low or offset > high:
             raise _out_of_range(topic, queue_id, offset, low, high)
-        empty = pa.array([], pa.binary())
         count = min(max_records, high - offset)
         if count <= 0:
-            return FetchSlice(queue_id, offset, offset, low, high, empty, None)
-        units = self._queues.get(topic, queue_id).read(offset, count)
+            return FetchSlice(queue_id, offset, offset, low, high, _NO_RECORDS, None)
+        queue = self._queues.get(topic, queue_id)
+        look = min(count, UNITS_FIRST)
+        units = queue.read(offset, look)
+        while look < count and units["size"].sum(dtype=np.int64) <= max_bytes:
+            look = min(count, 4 * look)
+            units = queue.read(offset, look)
         if not len(units):
             # Deleted since the look at the range.
             raise _out_of_range(topic, queue_id, offset, *self.queue_range(topic, queue_id))
@@ -62,11 +73,11 @@ class Reader:
             if first == 0:
                 solid = np.flatnonzero(units["size"] != BLANK_SIZE)
                 jump = offset + (int(solid[0]) if len(solid) else len(units))
-                return FetchSlice(queue_id, offset, jump, low, high, empty, None)
+                return FetchSlice(queue_id, offset, jump, low, high, _NO_RECORDS, None)
             units = units[:first]
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
-        fits = max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
+        fits = max(1, int(sizes.cumsum().searchsorted(max_bytes, side="right")))
         try:
             view, base = self._log.view(int(positions[0]))
         except OffsetOutOfRange as error:
@@ -75,6 +86,7 @@ class Reader:
             ) from error
         inside = positions[:fits] < base + self._log.config.segment_size_bytes
         fits = fits if inside.all() else int(np.argmin(inside))
+        fits = _neighbours(positions[:fits], sizes[:fits])
         self._check_units(topic, queue_id, offset, positions[:fits] - base, sizes[:fits], len(view))
         records = record.select(view, positions[:fits] - base, sizes[:fits])
         return FetchSlice(queue_id, offset, offset + fits, low, high, records, None)
@@ -96,6 +108,21 @@ class Reader:
                 rule="a unit points at its record",
                 found=(int(starts[row]), int(sizes[row])),
             )
+
+
+def _neighbours(positions: Int64s, sizes: Int64s) -> int:
+    """How many of these records to return: the first stretch of neighbours, where it is long and most of them.
+
+    It needs no copy, which would cost more than all else of a read does.
+    """
+    ends = positions + sizes
+    apart = positions[1:] != ends[:-1]
+    if apart.any():
+        first = int(apart.argmax()) + 1
+        stretch = int(ends[first - 1] - positions[0])
+        if stretch >= NEIGHBOURS_MIN_BYTES and 2 * stretch >= int(sizes.sum()):
+            return first
+    return len(positions)
 
 
 def _out_of_range(topic: str, queue_id: int, offset: int, low: int, high: int) -> OffsetOutOfRange:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.store import format as fmt
-from raymq.store.checksum import body_crc
+from raymq.store.checksum import stretch_crcs
 from raymq.store.errors import require
 
 Int64s = npt.NDArray[np.int64]
@@ -26,8 +26,8 @@ MAGICS = (fmt.MAGIC_V1.to_bytes(4, "big"), fmt.MAGIC_V2.to_bytes(4, "big"))
 BLOCK_RECORDS = 8192
 #: records of one size in a row from which on numpy looks for more of that size
 STRIDE_RECORDS = 4
-#: the first look ahead; it doubles while the size stays the same
-STRIDE_LOOK_AHEAD = 64
+#: the first look ahead; it grows while the size stays the same
+STRIDE_LOOK_AHEAD = 256
 
 
 class WalkStop(Enum):
@@ -106,26 +106,17 @@ def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, 
 
     Only size and magic are looked at; `_check` does the rest for all of them at once.
     """
-    starts: list[Int64s] = []
-    sizes: list[Int64s] = []
-    loop_starts: list[int] = []
-    loop_sizes: list[int] = []
+    #: one item a run of records of the same size
+    sizes: list[int] = []
+    counts: list[int] = []
     unpack = fmt.PREFIX.unpack_from
-    total, count, same, last = len(view), 0, 0, 0
+    total, at, count, same, last = len(view), position, 0, 0, 0
     reason = WalkStop.STOPPED
-
-    def flush() -> None:
-        if loop_starts:
-            starts.append(np.array(loop_starts, dtype=np.int64))
-            sizes.append(np.array(loop_sizes, dtype=np.int64))
-            loop_starts.clear()
-            loop_sizes.clear()
-
-    while count < limit and position < total:
-        if total - position < fmt.BLANK_BYTES:
+    while count < limit and at < total:
+        if total - at < fmt.BLANK_BYTES:
             reason = WalkStop.SHORT
             break
-        size, magic = unpack(view, position)
+        size, magic = unpack(view, at)
         if magic != fmt.MAGIC_V1 and magic != fmt.MAGIC_V2:
             if magic == fmt.MAGIC_BLANK:
                 reason = WalkStop.BLANK
@@ -137,46 +128,38 @@ def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, 
         if size < fmt.RECORD_MIN_BYTES:
             reason = WalkStop.BAD_LENGTH
             break
-        if position + size > total:
+        if at + size > total:
             reason = WalkStop.SHORT
             break
         same = same + 1 if size == last else 0
         last = size
+        run = 1
         if same >= STRIDE_RECORDS:
-            run = _stride(view, position, size, limit - count)
-            flush()
-            starts.append(np.arange(position, position + run * size, size, dtype=np.int64))
-            sizes.append(np.full(run, size, dtype=np.int64))
-            position += run * size
-            count += run
+            run = _stride(view, at, size, limit - count)
             same = 0
-            continue
-        loop_starts.append(position)
-        loop_sizes.append(size)
-        position += size
-        count += 1
-    flush()
-    if not starts:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), reason
-    return np.concatenate(starts), np.concatenate(sizes), reason
+        sizes.append(size)
+        counts.append(run)
+        at += run * size
+        count += run
+    found = np.repeat(np.array(sizes, dtype=np.int64), counts)
+    return position + np.cumsum(found) - found, found, reason
 
 
 def _stride(view: memoryview, position: int, size: int, limit: int) -> int:
-    """How many records from `position` on have this size, at least 1 (the caller saw it)."""
+    """How many records from `position` on begin as this one does, at least 1 (the caller saw it)."""
     most = min(limit, (len(view) - position) // size)
-    prefix = view[position : position + fmt.BLANK_BYTES]
-    wanted = {int.from_bytes(bytes(prefix[:4]) + magic, "big") for magic in MAGICS}
+    prefix = int.from_bytes(view[position : position + fmt.BLANK_BYTES], "big")
     run, look = 1, STRIDE_LOOK_AHEAD
     while run < most:
         count = min(look, most - run)
-        words = np.ndarray(
+        prefixes = np.ndarray(
             (count,), dtype=">u8", buffer=view, offset=position + run * size, strides=(size,)
         )
-        equal = np.isin(words, list(wanted))
+        equal = prefixes == prefix
         if not equal.all():
             return run + int(equal.argmin())
         run += count
-        look *= 2
+        look *= 4
     return run
 
 
@@ -185,15 +168,12 @@ def gather(view: Any, starts: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
     Raises: Bug unless every item lies inside `view`.
     """
-    room = len(view) - dtype.itemsize + 1
     if not len(starts):
         return np.empty(0, dtype=dtype)
-    require(
-        int(starts.min()) >= 0 and int(starts.max()) < room,
-        "items lie inside their buffer",
-        starts=int(starts.max()),
-        room=room,
-    )
+    room = max(0, len(view) - dtype.itemsize + 1)
+    # As unsigned numbers negative ones are large.
+    inside = bool((starts.view(np.uint64) < room).all())
+    require(inside, "items lie inside their buffer", room=room)
     # A window at every byte: numpy then copies whole items, which is far quicker than field by
     # field.
     windows = np.ndarray((room,), dtype=f"V{dtype.itemsize}", buffer=view, strides=(1,))
@@ -214,8 +194,7 @@ class Layout(NamedTuple):
 _BYTE = np.dtype(np.int8)
 _SHORT = np.dtype(">i2")
 _INT = np.dtype(">i4")
-_LONG = np.dtype(">i8")
-_MAGIC_OFFSET, _CRC_OFFSET, _PHYSICAL_OFFSET, _SYS_FLAG_OFFSET = 4, 8, 28, 36
+#: of an IPv4 record
 _STORE_TIME_OFFSET, _BODY_LENGTH_OFFSET = 56, 84
 
 
@@ -225,13 +204,26 @@ def layout(view: Any, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
     Where they do not, the parts mean nothing. Args: every [start, start + size) lies inside `view`
     and has at least RECORD_MIN_BYTES.
     """
-    sys_flags = gather(view, starts + _SYS_FLAG_OFFSET, _INT)
-    extra = fmt.IPV6_EXTRA_BYTES * (
-        ((sys_flags & fmt.SYS_BORN_HOST_V6) != 0).astype(np.int64)
-        + ((sys_flags & fmt.SYS_STORE_HOST_V6) != 0)
-    )
-    v2 = gather(view, starts + _MAGIC_OFFSET, np.dtype(">u4")) == fmt.MAGIC_V2
-    topic_width = np.where(v2, 2, 1)
+    return _layout(view, gather(view, starts, fmt.HEADER_DTYPE), starts, sizes)
+
+
+def _layout(
+    view: Any, headers: npt.NDArray[Any], starts: Int64s, sizes: Int64s
+) -> tuple[Layout, Bools]:
+    """`layout`, where the headers were gathered as those of IPv4 records."""
+    # Most records are of V1 and have IPv4 hosts.
+    extra: Int64s | int = 0
+    topic_width: Int64s | int = 1
+    sys_flags, v2 = headers["sys_flag"], headers["magic"] == fmt.MAGIC_V2
+    any_v6 = (sys_flags & (fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6)).any()
+    any_v2 = v2.any()
+    if any_v6:
+        extra = fmt.IPV6_EXTRA_BYTES * (
+            ((sys_flags & fmt.SYS_BORN_HOST_V6) != 0).astype(np.int64)
+            + ((sys_flags & fmt.SYS_STORE_HOST_V6) != 0)
+        )
+    if any_v2:
+        topic_width = np.where(v2, 2, 1)
     ends = starts + sizes
     body_start = starts + extra + fmt.HEADER_BYTES
     good = body_start + topic_width + 3 <= ends
@@ -240,11 +232,14 @@ def layout(view: Any, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
         # A damaged record's parts may lie anywhere; its start is always readable.
         return np.where(good, position, starts)
 
-    body_length = gather(view, inside(starts + extra + _BODY_LENGTH_OFFSET), _INT).astype(np.int64)
+    body_length = headers["body_length"].astype(np.int64)
+    if any_v6:
+        at = inside(starts + extra + _BODY_LENGTH_OFFSET)
+        body_length = gather(view, at, _INT).astype(np.int64)
     body_end = body_start + body_length
     good &= (body_length >= 0) & (body_end + topic_width + 3 <= ends)
     topic_length = gather(view, inside(body_end), _BYTE).astype(np.int64)
-    if v2.any():
+    if any_v2:
         wide = gather(view, inside(body_end), _SHORT)
         topic_length = np.where(v2, wide, topic_length)
     topic_start = body_end + topic_width
@@ -270,23 +265,20 @@ def _check(
     """How many records from the first on are valid, and the next one's fault if there is one."""
     if not len(starts):
         return 0, None
-    parts, good = layout(view, starts, sizes)
+    headers = gather(view, starts, fmt.HEADER_DTYPE)
+    parts, good = _layout(view, headers, starts, sizes)
     count, fault = len(starts), None
     if not good.all():
         count, fault = int(good.argmin()), WalkStop.BAD_LENGTH
     if check_position:
-        physical = gather(view, starts[:count] + _PHYSICAL_OFFSET, _LONG)
-        wrong = physical != starts[:count] + base_offset
+        wrong = headers["physical_offset"][:count] != starts[:count] + base_offset
         if wrong.any():
             count, fault = int(wrong.argmax()), WalkStop.WRONG_POSITION
     if check_crc and count:
-        crcs = gather(view, starts[:count] + _CRC_OFFSET, _INT)
-        bodies = zip(
-            parts.body_start[:count].tolist(), parts.body_end[:count].tolist(), strict=True
-        )
-        found = np.fromiter((body_crc(view[a:b]) for a, b in bodies), np.int64, count)
+        body_start, body_end = parts.body_start[:count], parts.body_end[:count]
+        found = stretch_crcs(view, body_start, body_end)
         # Source: RocketMQ compares only when there is a body.
-        wrong = (found != crcs) & (parts.body_end[:count] > parts.body_start[:count])
+        wrong = (found != headers["body_crc"][:count]) & (body_end > body_start)
         if wrong.any():
             count, fault = int(wrong.argmax()), WalkStop.BAD_CRC
     return count, fault
@@ -320,5 +312,5 @@ def records_at(view: Any, starts: Int64s, base: int) -> Found:
     moved = good & ((headers["sys_flag"] & fmt.SYS_BORN_HOST_V6) != 0)
     if moved.any():
         at = where[moved] + _STORE_TIME_OFFSET + fmt.IPV6_EXTRA_BYTES
-        times_ms[moved] = gather(view, at, _LONG)
+        times_ms[moved] = gather(view, at, np.dtype(">i8"))
     return Found(there, sizes[good], times_ms[good])

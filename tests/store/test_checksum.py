@@ -58,6 +58,28 @@ def test_bodies_of_one_size_have_the_same_crcs_as_others(size):
     assert checksum.body_crcs(column).tolist() == [CRC32(b) & 0x7FFFFFFF for b in bodies[2:8]]
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 9),
+            st.integers(0, 3),
+            st.integers(1, 3) | st.integers(0, 2).map(checksum.ROWS_MIN.__add__),
+        ),
+        max_size=6,
+    )
+)
+def test_stretches_have_their_crcs_however_long_and_far_apart_they_are(runs):
+    """A run: length and gap of so many stretches."""
+    lengths = [length for length, _, count in runs for _ in range(count)]
+    gaps = [gap for _, gap, count in runs for _ in range(count)]
+    data = np.random.default_rng(1).bytes(sum(lengths) + sum(gaps))
+    ends = np.cumsum(np.add(gaps, lengths), dtype=np.int64)
+    starts = ends - np.array(lengths, dtype=np.int64)
+    assert checksum.stretch_crcs(memoryview(data), starts, ends).tolist() == [
+        CRC32(data[a:b]) & 0x7FFFFFFF for a, b in zip(starts, ends, strict=True)
+    ]
+
+
 def test_null_bodies_are_our_bug():
     with pytest.raises(Bug):
         checksum.body_crcs(pa.array([b"a", None], pa.binary()))

@@ -93,6 +93,15 @@ def test_a_chunk_has_only_zeros_or_it_has_not():
         assert not only_zeros(bytes(chunk))
 
 
+def test_reading_ahead_goes_no_further_than_the_file(files, tmp_path):
+    fd = files.open_file(tmp_path / "f", create=True)
+    files.pwrite(fd, b"abcdef", 0)
+    for offset, length in ((0, 6), (0, 1 << 20), (4, 65537), (6, 10), (4096, 1)):
+        files.read_ahead(fd, offset, length)
+    assert files.pread(fd, 10, 0) == b"abcdef"
+    files.close(fd)
+
+
 def test_a_read_map_shows_later_writes_and_cannot_be_written(files, tmp_path):
     fd = files.open_file(tmp_path / "f", create=True)
     files.allocate(fd, 8192)

@@ -3,11 +3,13 @@
 import os
 import threading
 
+import pyarrow as pa
 import pytest
 
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, Fenced, OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.queues.reader import UNITS_FIRST
 from raymq.store.record import decode
 from raymq.store.tools.inspect import dump, verify
 from tests.support.batches import request
@@ -57,6 +59,39 @@ def test_files_roll_and_every_record_is_still_there(store):
         store.put(request(want[low : low + 7]))
     assert len(store.store.log.queue.files) > 3
     assert payloads(bodies_of(store)) == want
+
+
+def test_a_read_of_much_ends_where_neighbours_end_unless_they_are_few(tmp_path):
+    store = EmbeddedStore(tmp_path)
+    store.create_topic("t", 2)
+    body = b"x" * 10_000
+    for count in (30, 10, 9):
+        store.put(request([body] * count))
+        store.put(request([b"y"], queue=1))
+    part = store.fetch("t", 0, 0)
+    assert part.next_offset == 30
+    log, _ = store.store.log.view(0)
+    place = part.records.buffers()[2].address - pa.py_buffer(log).address
+    assert 0 < place < len(log)
+    ends = {offset: store.fetch("t", 0, offset).next_offset for offset in (2, 10, 20)}
+    # From 10 on they are not much.
+    assert ends == {2: 30, 10: 49, 20: 49}
+    assert store.fetch("t", 0, 0, max_records=29).next_offset == 29
+    assert payloads(bodies_of(store)) == [body] * 49
+    store.close()
+
+
+def test_a_read_has_as_many_short_records_as_fit(tmp_path):
+    store = EmbeddedStore(tmp_path)
+    store.create_topic("t", 1)
+    many = 4 * UNITS_FIRST + 3
+    store.put(request([b""] * many))
+    assert store.fetch("t", 0, 0).next_offset == many
+    assert store.fetch("t", 0, 0, max_records=UNITS_FIRST + 1).next_offset == UNITS_FIRST + 1
+    size = len(store.fetch("t", 0, 0, max_records=1).records[0].as_buffer())
+    for count in (1, UNITS_FIRST, UNITS_FIRST + 1):
+        assert store.fetch("t", 0, 0, max_bytes=count * size).next_offset == count
+    store.close()
 
 
 def test_a_batch_larger_than_a_file_is_cut_into_units(store):

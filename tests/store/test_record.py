@@ -330,7 +330,9 @@ def test_boundaries_that_are_none_are_our_bug(starts, sizes):
 
 def damaged(index: int, at: int, value: bytes, records: int = 40, body: int = 10) -> bytearray:
     """A log of equal records with some bytes of record `index` replaced."""
-    log = bytearray(log_of([{"topic": "t", "body": bytes([n]) * body} for n in range(records)]))
+    log = bytearray(
+        log_of([{"topic": "t", "body": bytes([n % 251]) * body} for n in range(records)])
+    )
     size = len(log) // records
     log[index * size + at : index * size + at + len(value)] = value
     return log
@@ -367,6 +369,17 @@ def test_a_walk_stops_at_a_damaged_record_and_says_why(index, at, value, reason)
     assert walk.reason is reason
     assert len(walk.positions) == index
     assert walk.end == index * (len(log) // 40)
+
+
+@pytest.mark.parametrize("index", [0, 4, 5, 260, 261, 1284, 1285, 1499])
+def test_a_damaged_record_of_a_long_run_is_found(index):
+    for at, value, reason in [
+        (4, record.MAGICS[1], WalkStop.BAD_LENGTH),
+        (4, b"\0\0\0\0", WalkStop.BAD_MAGIC),
+        (97, b"\xee", WalkStop.BAD_CRC),
+    ]:
+        walk = record.walk(damaged(index, at, value, records=1500), 0)
+        assert (walk.reason, len(walk.positions)) == (reason, index)
 
 
 def test_position_and_crc_are_checked_only_when_asked():
