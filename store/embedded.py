@@ -15,6 +15,7 @@ from typing import Any
 from .delay.delay_service import DelayService
 from .errors import DeliveryUnknown, Rejected, StorageFull, Unavailable
 from .log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
+from .log.read_ahead import ReadAhead
 from .message_store import MessageStore
 from .put.async_put import AsyncPut
 from .put.inner_message import InnerMessage
@@ -25,7 +26,7 @@ from .status import PutStatus
 
 
 class EmbeddedStore:
-    """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread.
+    """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread, and one that has pages ready.
 
     `put` returns after the store's promise is kept; `append` and `wait` split it for pipelining.
     """
@@ -68,7 +69,9 @@ class EmbeddedStore:
         self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
         self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
+        self._ahead = threading.Thread(target=self._go_ahead, name="raymq-ahead", daemon=True)
         self._thread.start()
+        self._ahead.start()
         self._advance()
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -234,6 +237,14 @@ class EmbeddedStore:
                 log.poison(str(error))
                 self._changed.notify_all()
 
+    def _go_ahead(self) -> None:
+        log = self.store.log
+        if self.store.config.warm_mapped_file:
+            log.allocate_ahead().run(self._ended.is_set)
+        else:
+            ahead = ReadAhead(log.queue, lambda: log.end, files=log.files)
+            ahead.run(self._ended.is_set, self._ended)
+
     def _tell_synced(self) -> None:
         with self._changed:
             self._synced = self.store.log.synced
@@ -247,7 +258,9 @@ class EmbeddedStore:
     def _end_threads(self) -> None:
         self._ended.set()
         self._wake.set()
+        self.store.log.allocate_ahead().wake()
         self._thread.join()
+        self._ahead.join()
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: from now on nothing is written or synced."""

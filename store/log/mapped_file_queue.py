@@ -249,7 +249,7 @@ class AllocateAhead:
         window_bytes: int,
         warm: bool = False,
     ) -> None:
-        """Args: warm: whole files are written ahead, the next one and the one behind it, and locked in memory."""
+        """Args: warm: whole files are written ahead, the tail's and the one behind it, and locked in memory."""
         self._queue = queue
         self._tail = tail
         self._window_max = 2 * queue.file_size if warm else queue.file_size
@@ -258,7 +258,7 @@ class AllocateAhead:
         #: files in front of the tail that are locked in memory, as far as that is permitted
         self._locked: list[MappedFile] = []
         #: the whole window was ready since it grew last
-        self._caught_up = False
+        self.caught_up = False
         self._last_tail = queue.files[0].start if queue.files else 0
         #: the writer is faster: no use in zeros right under its hands
         self._overtaken = False
@@ -350,23 +350,25 @@ class AllocateAhead:
         tail, ready = self._tail(), self.ready
         moved = tail != self._last_tail
         self._last_tail = tail
-        if self._caught_up and ready < self._window // 2:
+        if self.caught_up and ready < self._window // 2:
             self._window = min(2 * self._window, self._window_max)
-            self._caught_up = False
+            self.caught_up = False
         if moved and (ready >= self._window // 2 or (not ready and self._overtaken)):
             return False
         self._overtaken = not ready
-        want = tail + self._window
-        at = max(0, (tail - files[0].start) // self._queue.file_size)
+        size = self._queue.file_size
+        at = max(0, (tail - files[0].start) // size)
+        # By whole files nothing is written beside the appends until the tail comes to the next one.
+        want = files[0].start + at * size + 2 * size if self._warm else tail + self._window
         for file in files[at:]:
             position = min(want - file.start, file.size)
             if file.prewritten < position:
                 file.prewrite(min(file.prewritten + PREWRITE_CHUNK_BYTES, position))
                 return True
-        if files[-1].start + self._queue.file_size < want:
+        if files[-1].start + size < want:
             self._queue.create_next()
             return True
-        self._caught_up = True
+        self.caught_up = True
         if self._warm:
             self._lock_files(tail)
         return self._queue.spares is not None and self._queue.spares.step()

@@ -13,6 +13,7 @@ from raymq.store.queues.reader import UNITS_FIRST
 from raymq.store.record import decode
 from raymq.store.tools.inspect import dump, verify
 from tests.support.batches import request
+from tests.support.waiting import until
 
 SMALL = StoreConfig(segment_size_bytes=64 * 1024, consume_queue_file_size_bytes=2000)
 
@@ -91,6 +92,25 @@ def test_a_read_has_as_many_short_records_as_fit(tmp_path):
     size = len(store.fetch("t", 0, 0, max_records=1).records[0].as_buffer())
     for count in (1, UNITS_FIRST, UNITS_FIRST + 1):
         assert store.fetch("t", 0, 0, max_bytes=count * size).next_offset == count
+    store.close()
+
+
+def wait_a_little() -> None:
+    threading.Event().wait(0.01)
+
+
+def test_an_embedded_store_has_warm_files_where_they_are_asked_for(tmp_path):
+    size = 256 * 1024
+    store = EmbeddedStore(
+        tmp_path, config=StoreConfig(segment_size_bytes=size, warm_mapped_file=True)
+    )
+    store.create_topic("t", 1)
+    ahead, queue = store.store.log.allocate_ahead(), store.store.log.queue
+    until(lambda: ahead.caught_up, wait_a_little)
+    assert [file.prewritten for file in queue.files] == [size, size]
+    store.put(request([b"x" * 1000] * 300))
+    until(lambda: [file.prewritten for file in queue.files] == [size] * 3, wait_a_little)
+    assert payloads(bodies_of(store)) == [b"x" * 1000] * 300
     store.close()
 
 
