@@ -18,7 +18,7 @@ log = logging.getLogger("raymq.commit_log")
 DISPATCH_LINGER_S = 0.01
 #: how long a read waits for the dispatch of all that was acknowledged before it; then it sees what there is
 DISPATCH_WAIT_MS = 100
-#: how long, where there is nothing yet: the first message of a queue waits for a file to be made
+#: how long, where nothing of it is there yet: the first message of a queue waits for a file to be made
 FIRST_DISPATCH_WAIT_MS = 5000
 #: how often consume queues are synced; they are caches
 QUEUE_SYNC_MS = 60_000
@@ -96,7 +96,7 @@ class Dispatcher:
         while True:
             with self._readable:
                 # Looked at before the queues: what is dispatched between the two is not missed.
-                behind = self._store.dispatched < acknowledged
+                behind = self._store.dispatched < acknowledged and self._has_more(request)
                 found = self._read(request)
                 wait_ms = request.wait_ms
                 if behind:
@@ -125,6 +125,14 @@ class Dispatcher:
                     DISPATCH_WAIT_MS / 1000,
                 )
         return upto
+
+    def _has_more(self, request: FetchRequest) -> bool:
+        """Whether the log has anything from an offset on that was asked for; else the dispatch brings nothing."""
+        ends = self._store.state.next_offsets
+        return any(
+            offset < ends.get((request.topic, queue_id), 0)
+            for queue_id, offset in request.offsets.items()
+        )
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .delay.delay_service import DelayService
-from .errors import DeliveryUnknown, Rejected, StorageFull, Unavailable
+from .errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
 from .log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from .log.read_ahead import ReadAhead
 from .message_store import MessageStore
@@ -202,7 +202,7 @@ class EmbeddedStore:
             self.store.dispatch(self.store.log.confirmed)
 
     def await_index(self) -> None:
-        """Index everything that is confirmed; after a start the index may be behind."""
+        """Index everything that is confirmed: keys wait for more of them, and after a start the index may be behind."""
         self._advance()
         with self._dispatching:
             while self.store.index_behind:
@@ -220,8 +220,8 @@ class EmbeddedStore:
                 if self._ended.is_set():
                     return
                 if idle:
-                    # What was put last waits for nobody to put more.
-                    with contextlib.suppress(OSError, StorageFull):
+                    # What was put last waits for nobody to put more. Whoever reads hears of a failure himself.
+                    with contextlib.suppress(OSError, RayMQError):
                         self._advance()
                 if self._sync:
                     self._commit.swap()

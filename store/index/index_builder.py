@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 SLICE_RECORDS = 2048
 #: keyed records that are indexed in one go
 BATCH_RECORDS = 8192
+#: bytes of their properties that wait for it
+BATCH_BYTES = 4 << 20
 #: keyed records that are indexed one by one
 FEW_RECORDS = 2
 RETRY_MS = 1000
@@ -61,6 +63,7 @@ class IndexBuilder:
         self._clock = clock
         self._units: list[KeyedUnit] = []
         self._records = 0
+        self._bytes = 0
         #: everything below this is indexed or in `_units`
         self._seen = service.indexed
         self._retry_at_ms = 0
@@ -83,6 +86,7 @@ class IndexBuilder:
         if unit is not None:
             self._units.append(unit)
             self._records += len(unit.positions)
+            self._bytes += len(unit.keyed.data)
 
     def run(self, upto: int) -> None:
         """Index what was taken; where the index is behind, a slice of the log below `upto`."""
@@ -97,7 +101,7 @@ class IndexBuilder:
             # Deleted between a look at the log's start and at its bytes: the next look finds it so.
             pass
         except (OSError, StorageFull) as error:
-            self._units, self._records = [], 0
+            self._forget_taken()
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
             if self.failed is None:
                 log.warning("the index falls behind: %s", error)
@@ -109,11 +113,18 @@ class IndexBuilder:
     @property
     def full(self) -> bool:
         """Whether enough records wait to be indexed in one go."""
-        return self._records >= BATCH_RECORDS
+        return self._records >= BATCH_RECORDS or self._bytes >= BATCH_BYTES
+
+    def due(self, dispatched: int) -> bool:
+        """Whether to wait for no more: enough records were taken, or some below `dispatched` stand only in the log."""
+        return self.full or self._seen < dispatched
+
+    def _forget_taken(self) -> None:
+        self._units, self._records, self._bytes = [], 0, 0
 
     def _flush(self) -> None:
         units, records = self._units, self._records
-        self._units, self._records = [], 0
+        self._forget_taken()
         if not units:
             self._service.indexed = self._seen
             return

@@ -83,7 +83,7 @@ class Dispatch:
     def run(self, confirmed: int) -> int:
         """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
-        With nothing to dispatch it indexes what it dispatched before.
+        With nothing to dispatch it indexes what it dispatched before; where the index is behind, in any case.
         Raises: StorageFull, to be tried again; OSError, after which puts are refused until a dispatch succeeds
         (in RocketMQ until a restart, but after 30 tries).
         """
@@ -99,7 +99,9 @@ class Dispatch:
         if failed and self.dispatched > before:
             self._flags.clear(WRITE_LOGICS_QUEUE_ERROR)
         # Many records are indexed for little more than a few: they wait for others as long as others come.
-        if self.index is not None and (self.index.full or self.dispatched == before):
+        if self.index is not None and (
+            self.dispatched == before or self.index.due(self.dispatched)
+        ):
             self.index.run(self.dispatched)
         return self.dispatched
 

@@ -25,7 +25,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.failpoints import failpoint
 from raymq.store.files import Files
-from raymq.store.index import index_keys
+from raymq.store.index import index_builder, index_keys
 from raymq.store.index.index_file import HEADER
 from raymq.store.index.index_keys import Keyed, hash_keys, key_hash, keys_of, topic_hash
 from raymq.store.index.index_service import IndexService
@@ -34,7 +34,7 @@ from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.records import properties
 from raymq.store.requests import PutRequest
 from tests.support.clock import ManualClock
-from tests.support.confirming import confirm_with_index
+from tests.support.confirming import confirm, confirm_with_index
 from tests.support.simulated_disk import SimulatedDisk
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3-clean.tar.xz"
@@ -570,6 +570,34 @@ def test_a_full_disk_lets_only_the_index_fall_behind():
     while store.index_behind:
         store.dispatch(store.log.confirmed)
     check_keys(store, 80)
+    store.close()
+
+
+def test_an_index_that_is_behind_catches_up_while_no_dispatch_is_idle(tmp_path):
+    store = opened(tmp_path)
+    store.put(keyed_request(KEYS[:20]))
+    confirm(store)
+    behind = store.log.end
+    store.abandon()
+    store = opened(tmp_path)
+    assert store.index.indexed < behind
+    store.put(keyed_request(KEYS[20:40]))
+    confirm(store)
+    assert store.index.indexed == store.log.end
+    check_keys(store, 40)
+    store.close()
+
+
+def test_records_wait_to_be_indexed_together_but_not_with_too_many_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_builder, "BATCH_BYTES", 800)
+    store = opened(tmp_path)
+    confirm_with_index(store)
+    behind = []
+    for key in ("x" * 300, "x" * 600, "x" * 100):
+        store.put(keyed_request([key]))
+        confirm(store)
+        behind.append(store.index_behind)
+    assert behind == [True, False, True]
     store.close()
 
 

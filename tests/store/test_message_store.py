@@ -114,6 +114,23 @@ def test_an_embedded_store_has_warm_files_where_they_are_asked_for(tmp_path):
     store.close()
 
 
+def test_a_dispatch_that_fails_in_the_background_ends_no_flush(tmp_path, monkeypatch):
+    store = EmbeddedStore(tmp_path)
+    store.create_topic("t", 1)
+    failed = []
+
+    def fail(confirmed: int) -> int:
+        failed.append(confirmed)
+        raise Corrupt("damaged", path="consumequeue", offset=0, rule="", found=None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.store, "dispatch", fail)
+        until(lambda: failed, wait_a_little)
+    assert store.put(request([b"x"])).end_offset <= store.store.log.synced
+    assert payloads(bodies_of(store)) == [b"x"]
+    store.close()
+
+
 def test_a_batch_larger_than_a_file_is_cut_into_units(store):
     want = [bytes([i % 256]) * 1000 for i in range(200)]
     store.put(request(want))
