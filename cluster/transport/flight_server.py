@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from raymq.actors.shard_api import ShardBackend
+from raymq.store.clock import Clock
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.files import Files
 from raymq.store.requests import FetchRequest, FetchSlice
@@ -162,11 +163,13 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
         Neither wakes a thread that waits in the backend, so it waits a little at a time.
         """
+        clock = Clock()
+        deadline = clock.monotonic_ms() + request.wait_ms
         left = request.wait_ms
         while True:
-            wait = min(left, FETCH_STEP_MS)
-            found = self._backend.fetch(request._replace(wait_ms=wait))
-            left -= wait
+            found = self._backend.fetch(request._replace(wait_ms=min(left, FETCH_STEP_MS)))
+            # By the clock: the backend waits longer than told where its readers are behind.
+            left = deadline - clock.monotonic_ms()
             if found or left <= 0 or self._stopping or context.is_cancelled():
                 return found
 
