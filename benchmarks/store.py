@@ -134,7 +134,10 @@ def open_store(root: Path, flush: str, *, warm: bool = False) -> EmbeddedStore:
     config = StoreConfig(flush="sync" if flush == "sync" else "async", warm_mapped_file=warm)
     store = EmbeddedStore(root, config=config)
     store.create_topic("t", QUEUES)
-    while warm and not store.store.log.allocate_ahead().caught_up:
+    ahead = store.store.log.allocate_ahead()
+    while warm and not ahead.caught_up:
+        if ahead.failed is not None:
+            raise SystemExit(f"no warm files: {ahead.failed}")
         time.sleep(0.05)
     return store
 
@@ -258,10 +261,13 @@ class Bench:
 
     def puts(self, rows: int, their_rows: int) -> None:
         """Durable batches, asynchronous single messages."""
-        for _ in range(TURNS):
+        batches = partial(append, rows=rows)
+        for turn in range(TURNS):
+            # The other one first in every other turn.
+            ours = self.ours("sync", self.count, batches) if turn % 2 else None
             root = self.fresh("rocketmq")
             theirs = self.rocketmq.run("append", root, "sync", self.count, their_rows)
-            ours = self.ours("sync", self.count, partial(append, rows=rows))
+            ours = ours or self.ours("sync", self.count, batches)
             self.note("append", ours, theirs, self.count)
         count = self.count // 2
         theirs = self.rocketmq.run("single", self.fresh("rocketmq"), "async", count)
