@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
-from raymq.store.records.binary_columns import value_offsets
+from raymq.store.records.binary_columns import one_value, value_offsets
 from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from raymq.store.records.properties import decode as decode_properties
 
@@ -76,6 +76,9 @@ class Hashes(NamedTuple):
 def keyed_column(properties: pa.Array) -> Keyed | None:
     """The encoded properties of a batch; None, at next to no cost, when no row has a key."""
     if properties.null_count == len(properties) or not len(properties):
+        return None
+    same = one_value(properties)
+    if same is not None and not has_keys(same):
         return None
     offsets = value_offsets(properties)
     low = int(offsets[0])

@@ -28,3 +28,22 @@ def value_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
     if array.null_count:
         lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
     return lengths
+
+
+def one_value(array: pa.Array) -> bytes | None:
+    """The value that all rows of a binary or string array have; None where they differ, or one is null.
+
+    A client that gives all messages of a batch the same properties is the rule: one look does for all.
+    """
+    if array.null_count or not len(array):
+        return None
+    offsets = value_offsets(array)
+    low, width = int(offsets[0]), int(offsets[1]) - int(offsets[0])
+    # The sum alone excludes most.
+    if not width or int(offsets[-1]) - low != width * len(array):
+        return None
+    if not ((offsets[1:] - offsets[:-1]) == width).all():
+        return None
+    data: bytes = array.buffers()[2].slice(low, width * len(array)).to_pybytes()
+    first = data[:width]
+    return first if data == first * len(array) else None

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from raymq.store import format as fmt
 from raymq.store.errors import Rejected
 
-from .binary_columns import value_lengths, value_offsets
+from .binary_columns import one_value, value_lengths, value_offsets
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
 from .properties import (
@@ -76,7 +76,8 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
         tags = value_lengths(tag)
         stored = stored + np.where(tags > 0, tags + TAG_EXTRA_BYTES, 0)
     if properties.null_count < len(properties):
-        _check_properties(properties)
+        same = one_value(properties) is not None
+        _check_properties(properties.slice(0, 1) if same else properties)
     _check_lengths(
         stored,
         fmt.PROPERTIES_MAX_BYTES,

@@ -1,0 +1,52 @@
+"""Columns of bytes seen as their values."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from raymq.store.errors import Rejected
+from raymq.store.index.index_keys import keyed_column
+from raymq.store.record import PUT_SCHEMA, check_put
+from raymq.store.records.binary_columns import one_value
+
+
+@pytest.mark.parametrize(
+    ("values", "one"),
+    [
+        ([b"same"] * 3, b"same"),
+        ([b"alone"], b"alone"),
+        ([b"ab", b"ab", b"ac"], None),
+        ([b"a", b"aaa", b"aa"], None),
+        ([b"aa", b"aa", b"aaa"], None),
+        ([b"aa", None, b"aa"], None),
+        ([b"", b""], None),
+        ([], None),
+    ],
+)
+def test_a_column_has_one_value_when_all_rows_have_it(values, one):
+    assert one_value(pa.array(values, pa.binary())) == one
+    inside = pa.array([b"before", *values, b"behind"], pa.binary())
+    assert one_value(inside.slice(1, len(values))) == one
+
+
+@pytest.mark.parametrize("value", [b"TAGS\x01x\x02", b"a\x01b", b"k\x01v\x02TAGS\x01x\x02"])
+def test_bad_properties_of_all_rows_are_refused_as_those_of_one(value):
+    rows = 5
+    columns = [
+        pa.array([b"body"] * rows, pa.binary()),
+        pa.nulls(rows, pa.string()),
+        pa.array([value] * rows, pa.binary()),
+        pa.array([1] * rows),
+    ]
+    with pytest.raises(Rejected) as caught:
+        check_put("t", pa.record_batch(columns, schema=PUT_SCHEMA), max_message_bytes=100)
+    assert caught.value.field == "properties"
+    assert caught.value.row == 0
+
+
+def test_rows_of_one_value_have_keys_where_it_has_some():
+    none, some = b"a\x01b\x02", b"KEYS\x01k\x02"
+    assert keyed_column(pa.array([none] * 3, pa.binary())) is None
+    keyed = keyed_column(pa.array([some] * 3, pa.binary()))
+    assert keyed is not None and keyed.data == some * 3
