@@ -49,4 +49,5 @@ def test_rows_of_one_value_have_keys_where_it_has_some():
     none, some = b"a\x01b\x02", b"KEYS\x01k\x02"
     assert keyed_column(pa.array([none] * 3, pa.binary())) is None
     keyed = keyed_column(pa.array([some] * 3, pa.binary()))
-    assert keyed is not None and keyed.data == some * 3
+    assert keyed is not None
+    assert keyed.data == some * 3
