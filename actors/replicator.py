@@ -166,16 +166,14 @@ class Replicator:
     def status(self) -> dict[str, Any]:
         """For people."""
         machine = self._machine
-        if machine is None:
-            return {"role": "replication", "phase": "waiting for the grant"}
         return {
             "role": "replication",
-            "phase": machine.phase.value,
-            "matched_end": machine.matched_end,
-            "replicated_end": machine.replicated_end,
-            "confirmed": machine.confirmed,
-            "trouble": machine.trouble or None,
-            "dropped_frames": machine.dropped,
+            "phase": machine.phase.value if machine else "waiting for the grant",
+            "matched_end": machine.matched_end if machine else 0,
+            "replicated_end": machine.replicated_end if machine else 0,
+            "confirmed": machine.confirmed if machine else 0,
+            "trouble": (machine.trouble or None) if machine else None,
+            "dropped_frames": machine.dropped if machine else 0,
             "frames_sent": self._frames,
         }
 
