@@ -10,7 +10,8 @@ from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, Fenced, OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.queues.reader import UNITS_FIRST
-from raymq.store.record import decode
+from raymq.store.record import PUT_SCHEMA, decode
+from raymq.store.requests import PutRequest
 from raymq.store.tools.inspect import dump, verify
 from tests.support.batches import request
 from tests.support.waiting import until
@@ -97,6 +98,20 @@ def test_a_read_has_as_many_short_records_as_fit(tmp_path):
 
 def wait_a_little() -> None:
     threading.Event().wait(0.01)
+
+
+def test_the_key_of_the_last_message_is_found_although_nobody_puts_another(store):
+    row = pa.record_batch(
+        [
+            pa.array([b"last"], pa.binary()),
+            pa.nulls(1, pa.string()),
+            pa.array([b"KEYS\x01k\x02"], pa.binary()),
+            pa.array([1]),
+        ],
+        schema=PUT_SCHEMA,
+    )
+    store.put(PutRequest("t", 0, row, None, 0, 0, "quorum"))
+    until(lambda: len(store.store.query_messages("t", ["k"], max_num=1).records), wait_a_little)
 
 
 def test_an_embedded_store_has_warm_files_where_they_are_asked_for(tmp_path):
