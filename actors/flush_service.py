@@ -105,6 +105,7 @@ class FlushService:
         while (standing := satellite.standing()) is Standing.GRANTED:
             if self._commit_once(commit):
                 wait_ms = BUSY_WAIT_MS
+                satellite.poll_append(commit.flushed)
             elif not satellite.wait(wait_ms):
                 wait_ms = min(wait_ms * 2, IDLE_WAIT_MS)
             else:

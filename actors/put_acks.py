@@ -23,6 +23,7 @@ from .appender import Appender, Made
 from .latency import LatencyCounter
 from .shard_api import PutTicket, tell_all
 from .supervisor import Supervisor
+from .tries import Tries
 
 log = logging.getLogger("raymq.commit_log")
 
@@ -32,8 +33,6 @@ IDLE_WAIT_MS = 200
 BUSY_WAIT_MS = 10
 #: how often satellites are looked after while puts wait
 TICK_MS = 20
-#: when a watch for a sync was in vain, one put leaves it to the ack loop, then twice as many, at most so many
-WATCH_PAUSE_PUTS_MAX = 32
 
 
 @dataclass
@@ -96,9 +95,8 @@ class PutAcks:
         self._submit_lock = threading.Lock()
         #: held by a thread that waits for the sync of its own put
         self._watch_lock = threading.Lock()
-        #: puts that do not wait themselves, because the disk was slower than a watch
-        self._watch_pause = 0
-        self._next_watch_pause = 1
+        #: in vain where the disk is slower than a watch
+        self._watches = Tries()
         #: of what the satellites tell; order: this one, then `_submit_lock`
         self._progress_lock = threading.Lock()
         self._sequence = 0
@@ -203,8 +201,7 @@ class PutAcks:
 
         Callers: who brought this put, in the sync mode without a mirror.
         """
-        if self._watch_pause:
-            self._watch_pause -= 1
+        if not self._watches.due():
             return
         try:
             last = self.waiting[0]
@@ -216,11 +213,7 @@ class PutAcks:
             flushed = self._supervisor.await_flushed(
                 last.append.end_offset, lambda: len(self.waiting) == 1 and not appender.waiting
             )
-            if flushed:
-                self._next_watch_pause = 1
-            else:
-                self._watch_pause = self._next_watch_pause
-                self._next_watch_pause = min(2 * self._next_watch_pause, WATCH_PAUSE_PUTS_MAX)
+            self._watches.note(worked=flushed)
             self._advance()
         except Exception as error:
             log.exception("after a put")

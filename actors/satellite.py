@@ -22,6 +22,7 @@ from .control_block import (
     ANNOUNCED_US,
     COMMIT_LOG,
     COMMIT_REAL_TIME,
+    POLL_US,
     ControlBlock,
     Registration,
     State,
@@ -31,6 +32,7 @@ from .doorbell import Doorbell
 from .latency import SyncTimer
 from .processes import boot_id_hash, new_incarnation, own_identity
 from .ring import Request, RoleRings, Status
+from .tries import Tries
 
 #: how often an attached satellite looks without a bell while nothing happens
 IDLE_WAIT_MS = 400
@@ -98,6 +100,8 @@ class Satellite:
         #: `with` it around a call that may take long
         self.long_call = LongCall(self)
         self._heart_stop = threading.Event()
+        #: in vain where no put follows soon
+        self._polls = Tries()
 
     def run_until_granted(self) -> Standing:
         """Attach and wait, however long, for the grant. Returns: GRANTED or LEAVING."""
@@ -131,6 +135,9 @@ class Satellite:
                 shared_file(self._replica_dir, "control"), files=self._files
             )
             undo.callback(self._control.close)
+            if self.role == "group_commit":
+                # The one before us may have been killed while it looked: nobody would ring for us.
+                self._control.polling = False
             self._rings = RoleRings.open(
                 shared_file(self._replica_dir, f"ring-{self.role}"), files=self._files
             )
@@ -210,6 +217,22 @@ class Satellite:
             os.sched_yield()
             if self._clock.monotonic() > deadline:
                 return
+
+    def poll_append(self, flushed: int) -> None:
+        """Look, without sleeping, for the next append while its producer sends one put behind the other.
+
+        Callers: the flusher behind a sync; it must look once more before it sleeps. For POLL_US at most: a core that
+        sleeps in between wakes up slowly, here and for everybody else on it. Whoever needs the core gets it.
+        """
+        control = self._control
+        if not control.awaited or not self._polls.due():
+            return
+        deadline = self._clock.monotonic() + POLL_US / 1e6
+        control.polling = True
+        while control.appended <= flushed and self._clock.monotonic() <= deadline:
+            os.sched_yield()
+        control.polling = False
+        self._polls.note(worked=control.appended > flushed)
 
     def position_of(self, role: str) -> int:
         """The end that another role has published under its present grant; 0 if it has none."""

@@ -282,7 +282,9 @@ class Supervisor:
     def announce_append(self) -> None:
         """A small put has come: the flusher wakes while it is encoded. Only a hint: never needed, never trusted."""
         self._control.announce_append()
-        if self._announced_to and self._bell is not None:
+        if self._control.polling:
+            self._announced_s = -math.inf
+        elif self._announced_to and self._bell is not None:
             # Behind other work it would take this bell for that work's, and sleep.
             idle = self._flusher is not None and self._flusher.position >= self._appended
             self._announced_s = self._clock.monotonic() if idle else -math.inf
@@ -310,8 +312,13 @@ class Supervisor:
     def publish_appended(self, end_offset: int) -> None:
         """Every byte below is in the file. Callers: the writer, after the bytes and before `submit`."""
         announced = self._control.appending
+        if end_offset == self._appended and not announced:
+            # It was published early.
+            return
         self._appended = end_offset
-        self._control.publish_appended(end_offset)
+        self._control.publish_appended(
+            end_offset, awaited=announced and self._announced_to == "group_commit"
+        )
         if announced:
             self._announced_end = end_offset
 
@@ -345,8 +352,9 @@ class Supervisor:
         if self._appended - self._committed < self._ring_bytes:
             return
         if self._bells == ("group_commit",):
-            if self._seats["group_commit"].sync_started >= self._appended:
-                # It syncs all of that just now, and looks again as soon as it has.
+            if self._seats["group_commit"].sync_started >= self._appended or self._control.polling:
+                # It syncs all of that just now, and looks again as soon as it has; or it looks all the time, and once
+                # more behind that.
                 return
             told_us = (self._clock.monotonic() - self._announced_s) * 1e6
             if self._announced_end == self._appended and told_us < ANNOUNCED_US:

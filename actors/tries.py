@@ -1,0 +1,30 @@
+"""Something that pays only now and then, tried ever less often while it does not."""
+
+from __future__ import annotations
+
+#: after tries in vain the next 1, 2, 4 ... times are left out, at most so many
+PAUSE_MAX = 32
+
+
+class Tries:
+    """Whether to try once more. Callers: one thread at a time calls `note`."""
+
+    def __init__(self) -> None:
+        #: times that are left out from now on, and after the next try in vain
+        self._pause = 0
+        self._next_pause = 1
+
+    def due(self) -> bool:
+        """Whether to try this time; asked once each time."""
+        if self._pause:
+            self._pause -= 1
+            return False
+        return True
+
+    def note(self, *, worked: bool) -> None:
+        """How a try went."""
+        if worked:
+            self._next_pause = 1
+        else:
+            self._pause = self._next_pause
+            self._next_pause = min(2 * self._next_pause, PAUSE_MAX)

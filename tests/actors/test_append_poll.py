@@ -1,0 +1,181 @@
+"""How a flusher looks for the next put of somebody who sends one behind the other, and how it is told of none."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.control_block import POLL_US
+from raymq.actors.doorbell import doorbell_directory
+from raymq.actors.satellite import Satellite
+from raymq.actors.supervisor import Supervisor
+from raymq.actors.tries import PAUSE_MAX, Tries
+from raymq.store.files import Files
+from tests.support.clock import ManualClock
+
+
+class LookingClock(ManualClock):
+    """Each look at it takes a tenth of a poll; `at_look` says what happens at the n-th one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        self.at_look: dict[int, Callable[[], None]] = {}
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        self.at_look.pop(self.looks, lambda: None)()
+        return self.looks * POLL_US / 10 / 1e6
+
+
+class Pair:
+    """CommitLog's side, and the flusher's."""
+
+    def __init__(self, root: Path, roles: tuple[str, ...] = ("group_commit",)) -> None:
+        self.root = root
+        self.clock = LookingClock()
+        self.supervisor = Supervisor(
+            root, roles, clock=ManualClock(), files=Files(), witness_sync=lambda: 0
+        )
+        self.supervisor.fence_old()
+        self.supervisor.begin(0, 0, 0)
+        self.satellite = Satellite(root, "group_commit", clock=self.clock, files=Files())
+        self.satellite.attach()
+        self.rung: list[str] = []
+        self.end = 0
+
+    def put(self, *, announced: bool) -> None:
+        if announced:
+            self.supervisor.announce_append()
+        self.end += 100
+        self.supervisor.publish_appended(self.end)
+
+    def poll(self, *, put_at_look: int | None = None) -> int:
+        """Returns: how often it looked."""
+        self.clock.looks = 0
+        if put_at_look is not None:
+            self.clock.at_look[put_at_look] = lambda: self.put(announced=True)
+        self.satellite.poll_append(self.end)
+        return self.clock.looks
+
+    @property
+    def polling(self) -> bool:
+        return self.satellite._control.polling
+
+    def close(self) -> None:
+        self.satellite.close()
+        self.supervisor.close()
+        shutil.rmtree(doorbell_directory(str(self.root)), ignore_errors=True)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    bell = made.supervisor._bell
+    assert bell is not None
+    monkeypatch.setattr(bell, "ring", made.rung.append)
+    yield made
+    made.close()
+
+
+def test_behind_a_put_that_is_waited_for_it_looks_until_the_next_one(pair: Pair):
+    pair.put(announced=True)
+    assert pair.poll(put_at_look=5) == 5
+    assert pair.satellite.appended == 200
+
+
+def test_it_looks_no_longer_than_a_way_there_and_back(pair: Pair):
+    pair.put(announced=True)
+    # One look is a tenth of it; the first one is the deadline's.
+    assert pair.poll() == 12
+
+
+def test_behind_a_put_that_nobody_waits_for_it_does_not_look(pair: Pair):
+    pair.put(announced=True)
+    pair.put(announced=False)
+    assert pair.poll() == 0
+
+
+def test_a_put_that_is_published_twice_stays_one_that_is_waited_for(pair: Pair):
+    pair.put(announced=True)
+    pair.supervisor.publish_appended(pair.end)
+    assert pair.poll() > 0
+
+
+def test_in_vain_it_looks_ever_less_often(pair: Pair):
+    pair.put(announced=True)
+    looked = [pair.poll() > 0 for _ in range(10)]
+    assert looked == [True, False, True, False, False, True, False, False, False, False]
+
+
+def test_while_it_looks_an_announced_put_rings_no_bell(pair: Pair):
+    pair.put(announced=True)
+    pair.rung.clear()
+
+    def put() -> None:
+        assert pair.polling
+        pair.put(announced=True)
+        pair.supervisor.ring()
+
+    pair.clock.at_look[3] = put
+    pair.satellite.poll_append(pair.end)
+    assert pair.rung == []
+    assert not pair.polling
+
+
+def test_a_put_it_did_not_see_before_it_gave_up_is_rung_for(pair: Pair):
+    pair.put(announced=True)
+    pair.rung.clear()
+    pair.clock.at_look[3] = pair.supervisor.announce_append
+    pair.satellite.poll_append(pair.end)
+    assert pair.rung == []
+    pair.end += 100
+    pair.supervisor.publish_appended(pair.end)
+    pair.supervisor.ring()
+    assert pair.rung == ["group_commit"]
+
+
+def test_with_the_pool_the_flusher_does_not_look_for_appends(tmp_path: Path):
+    pair = Pair(tmp_path, ("group_commit", "commit_real_time"))
+    pair.put(announced=True)
+    assert pair.poll() == 0
+    pair.close()
+
+
+def test_a_new_commit_log_takes_nobody_for_looking(pair: Pair):
+    pair.put(announced=True)
+    # The flusher was killed while it looked.
+    pair.satellite._control.polling = True
+    pair.supervisor.begin(pair.end, pair.end, pair.end)
+    assert not pair.polling
+    assert pair.poll() == 0
+
+
+def test_a_flusher_behind_one_that_was_killed_while_it_looked_is_rung_for(pair: Pair):
+    pair.satellite.close()
+    pair.supervisor._control.polling = True
+    pair.satellite = Satellite(pair.root, "group_commit", clock=pair.clock, files=Files())
+    pair.satellite.attach()
+    pair.put(announced=False)
+    pair.supervisor.ring()
+    assert pair.rung == ["group_commit"]
+
+
+def test_tries_in_vain_leave_out_ever_more_until_one_works():
+    tries = Tries()
+    pauses = []
+    for _ in range(8):
+        assert tries.due()
+        tries.note(worked=False)
+        left_out = 0
+        while not tries.due():
+            left_out += 1
+        pauses.append(left_out)
+    assert pauses == [1, 2, 4, 8, 16, PAUSE_MAX, PAUSE_MAX, PAUSE_MAX]
+    tries.note(worked=True)
+    assert tries.due()
+    tries.note(worked=False)
+    assert [tries.due(), tries.due()] == [False, True]
