@@ -25,6 +25,7 @@ from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
+from raymq.store.records.binary_columns import binary_array
 
 from .batch_sender import MIB, Acks, BatchSender, check_acks
 from .lane import BatchReceipt
@@ -195,11 +196,13 @@ class Producer:
         acks = acks or self.config.acks
         return EncodedMessage(topic, queue_id, key, body, tag, encoded, size, acks, later)
 
-    def check_bodies(self, bodies: list[bytes]) -> None:
-        """Raises: Rejected when one of them is too large."""
-        largest = max(map(len, bodies))
+    def check_bodies(self, bodies: list[bytes]) -> int:
+        """Returns: bytes of all of them. Raises: Rejected when one is too large."""
+        sizes = list(map(len, bodies))
+        largest = max(sizes)
         if largest > self.config.max_message_bytes:
             raise self._too_large(largest)
+        return sum(sizes)
 
     def _too_large(self, size: int) -> Rejected:
         return Rejected(
@@ -261,18 +264,24 @@ class Producer:
         return future, ready
 
     def send_together(
-        self, topic: str, bodies: list[bytes], properties: bytes | None, *, queue_id: int
+        self,
+        topic: str,
+        bodies: list[bytes],
+        body_bytes: int,
+        properties: bytes | None,
+        *,
+        queue_id: int,
     ) -> None:
         """Add bodies, together no larger than a batch, to the open batch of a queue: columns that linger.
 
-        Args: `properties`, encoded, of each of them. Nobody gets their receipts: `flush` and
+        Args: `body_bytes` of all of them; `properties`, encoded, of each. Nobody gets their receipts: `flush` and
         `raise_failure` tell failures. Raises: as `send`.
         """
         self._sender.check_process()
         self._sender.topic(topic).shard_of(queue_id)
         rows = len(bodies)
         each = MESSAGE_BYTES + (0 if properties is None else len(properties))
-        size = sum(map(len, bodies)) + rows * each
+        size = body_bytes + rows * each
         self._take_room(size)
         now = self._clock.now_ms()
         try:
@@ -385,9 +394,14 @@ class Producer:
         if len(pending.bodies) == 1 and pending.size <= BATCH_BYTES_MAX:
             batch = Row(pending.bodies[0], pending.tags[0], pending.properties[0], pending.born[0])
         else:
-            columns = pending.bodies, pending.tags, pending.properties, pending.born
-            arrays = [pa.array(*column) for column in zip(columns, PUT_SCHEMA.types, strict=True)]
-            batch = pa.RecordBatch.from_arrays(arrays, schema=PUT_SCHEMA)
+            _, tag, properties, born = PUT_SCHEMA.types
+            columns = [
+                binary_array(pending.bodies),
+                _column(pending.tags, tag),
+                _column(pending.properties, properties),
+                _column(pending.born, born),
+            ]
+            batch = pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
         pending.bodies, pending.tags, pending.properties, pending.born = [], [], [], []
         pending.rows, pending.sealed_at = batch.num_rows, self._clock.monotonic()
         self._under_way.add(pending)
@@ -605,6 +619,14 @@ class Producer:
             # A failure of the block itself must not be hidden by one that came of it.
             if kind is None:
                 raise
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """All but the bodies is the same in most batches, as a rule: one look does for all rows."""
+    first, rows = values[0], len(values)
+    if first != values[-1] or values.count(first) != rows:
+        return pa.array(values, kind)
+    return pa.nulls(rows, kind) if first is None else pa.repeat(pa.scalar(first, kind), rows)
 
 
 def _pump(senders: Iterable[ShardSender | None]) -> None:

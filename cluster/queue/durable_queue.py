@@ -18,7 +18,6 @@ from ray.util.queue import Empty, Full
 
 from raymq.cluster.arguments import check_number, check_text
 from raymq.cluster.messages import codecs
-from raymq.cluster.messages.message import encode_properties
 from raymq.cluster.paths import NAMESPACE, actor_name, keeper_name
 from raymq.store.clock import Clock
 from raymq.store.errors import OffsetOutOfRange, RayMQError, Rejected, Unavailable
@@ -127,6 +126,8 @@ class Queue:
         """What a copy in another process has not."""
         given = self._given_codec
         self._codec = codecs.codec(given) if isinstance(given, str) else given
+        #: of each item
+        self._properties = {codecs.CONTENT_TYPE: self._codec.name}
         self._lock = threading.Lock()
         self._link_made: Link | None = None
         self._door = door_of(self._cluster, self.name)
@@ -304,13 +305,12 @@ class Queue:
 
         Raises: Full; ValueError for a negative timeout; Rejected; what a send raises.
         """
-        body, properties = self._encode(item)
-        request = self._reserve(1, _waits(block, timeout))
-        self._put([body], properties, request)
+        body = self._codec.encode(item)
+        self._put([body], self._reserve(1, _waits(block, timeout)))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """As `put`. A cancelled wait for the receipt takes nothing back."""
-        body, properties = self._encode(item)
+        body, properties = self._codec.encode(item), self._properties
         request = await self._reserve_async(1, _waits(block, timeout, WAIT_S))
         link = await self._link_async()
         producer = link.producer
@@ -346,30 +346,24 @@ class Queue:
         """
         if not isinstance(items, Iterable):
             raise TypeError("Argument 'items' must be an Iterable")
-        encode, name = self._codec.encode, self._codec.name
-        bodies = [encode(item) for item in items]
+        bodies = codecs.encode_all(self._codec, items)
         if bodies:
-            self._put(
-                bodies, {codecs.CONTENT_TYPE: name}, self._reserve(len(bodies), _waits(False, None))
-            )
+            self._put(bodies, self._reserve(len(bodies), _waits(False, None)))
 
-    def _encode(self, item: Any) -> tuple[bytes, dict[str, str]]:
-        return self._codec.encode(item), {codecs.CONTENT_TYPE: self._codec.name}
-
-    def _put(self, bodies: list[bytes], properties: dict[str, str], request: int | None) -> None:
+    def _put(self, bodies: list[bytes], request: int | None) -> None:
         end = 0
         try:
             link = self._link()
             producer = link.producer
             lingers = request is None and bool(self._linger_ms)
             if len(bodies) == 1:
-                sent = producer.send(self.name, bodies[0], properties=properties, queue_id=0)
+                sent = producer.send(self.name, bodies[0], properties=self._properties, queue_id=0)
                 if not lingers:
                     end = sent.result().offset + 1
             elif lingers:
-                link.send_lingering(bodies, encode_properties(None, (), properties))
+                link.send_lingering(bodies)
             else:
-                parts = link.send_parts(bodies, encode_properties(None, (), properties))
+                parts = link.send_parts(bodies)
                 end = [part.result() for part in parts][-1].last_offset + 1
             if lingers:
                 producer.raise_failure()

@@ -14,6 +14,8 @@ import ray
 
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
+from raymq.cluster.messages import codecs
+from raymq.cluster.messages.message import encode_properties
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.lane import BatchReceipt
 from raymq.cluster.produce.producer import Producer
@@ -21,6 +23,7 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.files import Files
+from raymq.store.records.binary_columns import binary_array
 
 from .items import ItemReader, Items
 
@@ -52,28 +55,30 @@ class Link:
             cluster, linger_ms=linger_ms or _LINGER_MS, batch_bytes=LINGER_BYTES
         )
         self.producer.look_up(name)
+        #: of each item, encoded
+        self._properties = encode_properties(None, (), {codecs.CONTENT_TYPE: codec})
         self._reader = ItemReader(Routes.of(cluster), name, shard, Clock(), codec=codec)
         self._reading = threading.Lock()
 
-    def send_parts(self, bodies: list[bytes], properties: bytes) -> list[Future[BatchReceipt]]:
-        """Send items, as columns and in parts. Returns: the receipts; `properties` are those of each item."""
-        encoded = pa.scalar(properties, pa.binary())
+    def send_parts(self, bodies: list[bytes]) -> list[Future[BatchReceipt]]:
+        """Send items, as columns and in parts. Returns: the receipts."""
+        encoded = pa.scalar(self._properties, pa.binary())
         found: list[Future[BatchReceipt]] = []
-        for part in _parts(bodies, PART_BYTES):
+        for part, _ in _parts(bodies, sum(map(len, bodies)), PART_BYTES):
             rows = pa.record_batch(
                 {
-                    "body": pa.array(part, pa.binary()),
+                    "body": binary_array(part),
                     "properties": pa.repeat(encoded, len(part)),
                 }
             )
             found += self.producer.send_batch(self._name, rows, queue_id=0)
         return found
 
-    def send_lingering(self, bodies: list[bytes], properties: bytes) -> None:
+    def send_lingering(self, bodies: list[bytes]) -> None:
         """The same without receipts: items travel with their neighbours. Raises: Rejected, nothing was sent."""
-        self.producer.check_bodies(bodies)
-        for part in _parts(bodies, LINGER_BYTES // 2):
-            self.producer.send_together(self._name, part, properties, queue_id=0)
+        size = self.producer.check_bodies(bodies)
+        for part, part_bytes in _parts(bodies, size, LINGER_BYTES // 2):
+            self.producer.send_together(self._name, part, part_bytes, self._properties, queue_id=0)
 
     def read(self, first: int, count: int) -> list[Items]:
         """Items [first, first + count) in pieces."""
@@ -89,12 +94,16 @@ class Link:
         self.producer.close(timeout)
 
 
-def _parts(bodies: list[bytes], about_bytes: int) -> Iterator[list[bytes]]:
-    """Of equal size: a last one of a few items would be an append and a sync of its own."""
-    count = max(1, round(sum(map(len, bodies)) / about_bytes))
+def _parts(bodies: list[bytes], size: int, about_bytes: int) -> Iterator[tuple[list[bytes], int]]:
+    """Parts and their bytes, of equal size: a last one of a few items would be an append and a sync of its own."""
+    count = max(1, round(size / about_bytes))
+    if count == 1:
+        yield bodies, size
+        return
     step = -(-len(bodies) // count)
     for start in range(0, len(bodies), step):
-        yield bodies[start : start + step]
+        part = bodies[start : start + step]
+        yield part, sum(map(len, part))
 
 
 def attach(cluster: Cluster) -> None:

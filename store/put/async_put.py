@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected, Unavailable
+from raymq.store.records.binary_columns import binary_array
 from raymq.store.records.record_row import PUT_SCHEMA
 from raymq.store.requests import Append, PutRequest
 
@@ -69,7 +70,7 @@ class _Gathered:
         count = len(self.bodies)
         batch = pa.RecordBatch.from_arrays(
             [
-                pa.array(self.bodies, pa.binary()),
+                binary_array(self.bodies),
                 pa.array(self.tags, pa.string()),
                 pa.array(self.properties, pa.binary()),
                 pa.array([self.born_ms] * count, pa.int64()),

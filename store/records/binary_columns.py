@@ -1,10 +1,12 @@
-"""Where the values of a binary or string column lie in its bytes."""
+"""Binary and string columns as their bytes: made at once, and where the values lie in them."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+_OFFSET_MAX = 2**31 - 1
 
 
 def value_offsets(array: pa.Array) -> npt.NDArray[np.int32]:
@@ -47,3 +49,21 @@ def one_value(array: pa.Array) -> bytes | None:
     data: bytes = array.buffers()[2].slice(low, width * len(array)).to_pybytes()
     first = data[:width]
     return first if data == first * len(array) else None
+
+
+def binary_array(values: list[bytes]) -> pa.BinaryArray:
+    """A binary column of these values, none of them null.
+
+    As `pa.array`, which finds out how much room they need by doubling it: in fresh memory that takes twice as long.
+    Raises: pa.ArrowInvalid when they have 2 GiB or more; TypeError for what is not bytes.
+    """
+    offsets = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, values), dtype=np.int64, count=len(values)), out=offsets[1:])
+    if offsets[-1] > _OFFSET_MAX:
+        raise pa.ArrowInvalid(f"{offsets[-1]} bytes of values; a column may have {_OFFSET_MAX}")
+    data = b"".join(values)
+    if len(data) != offsets[-1]:
+        # Buffers of larger items: their length is not their bytes.
+        raise TypeError("values of a binary column are bytes")
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.messages.codecs import codec
+from raymq.cluster.messages.codecs import codec, encode_all
 from raymq.cluster.messages.columns import message_batch, messages, put_batch
 from raymq.cluster.messages.keys import key_properties, key_property, keys_of
 from raymq.cluster.messages.message import Message, encode_properties, property_bytes
@@ -144,3 +144,26 @@ def test_a_codec_refuses_what_it_does_not_know(name: str, value: Any) -> None:
 def test_an_unknown_codec_is_refused_with_those_there_are() -> None:
     with pytest.raises(Rejected, match="arrow-ipc"):
         codec("pickle")
+
+
+@pytest.mark.parametrize("name", ["bytes", "json"])
+def test_values_are_encoded_together_as_one_by_one(name: str) -> None:
+    values: list[Any] = ["a", 1, None]
+    if name == "bytes":
+        values = [b"a", bytearray(b"b"), memoryview(b"c")]
+    one = codec(name)
+    assert encode_all(one, iter(values)) == [one.encode(value) for value in values]
+    assert encode_all(one, values[:1]) == [one.encode(values[0])]
+    assert encode_all(one, []) == []
+
+
+def test_one_value_that_its_codec_refuses_is_told_among_many() -> None:
+    with pytest.raises(Rejected, match="codec bytes cannot encode str"):
+        encode_all(codec("bytes"), [b"a", "b"])
+
+
+def test_bytes_that_were_encoded_together_are_not_the_callers_list() -> None:
+    values = [b"a"]
+    encoded = encode_all(codec("bytes"), values)
+    values.append(b"b")
+    assert encoded == [b"a"]

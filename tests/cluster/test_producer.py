@@ -21,7 +21,7 @@ from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Rejected, StorageFull, Unavailable
 from raymq.store.records.properties import decode
-from tests.support.fake_backend import FakeBackend, FakeCluster
+from tests.support.fake_backend import FakeBackend, FakeCluster, decode_all
 from tests.support.waiting import until
 
 Make = Callable[..., Producer]
@@ -66,16 +66,30 @@ def test_bodies_that_are_sent_together_keep_their_place_among_messages(
         producer.send("t", b"0", queue_id=1)
         for start in (1, 4):
             bodies = [b"%d" % n for n in range(start, start + 3)]
-            producer.send_together("t", bodies, None, queue_id=1)
+            producer.send_together("t", bodies, 3, None, queue_id=1)
         assert backend.bodies("t", 1) == []
         # Full: it goes without a flush.
-        producer.send_together("t", [b"7" * 1000], None, queue_id=1)
+        producer.send_together("t", [b"7" * 1000], 1000, None, queue_id=1)
         backend.wait_for(lambda: len(backend.bodies("t", 1)) == 8)
         producer.send("t", b"8", queue_id=1)
     assert backend.bodies("t", 1) == [b"%d" % n for n in range(7)] + [b"7" * 1000, b"8"]
     backend.refusals += [Rejected("no", field="body")]
     with pytest.raises(Rejected), make(linger_ms=FOREVER_MS) as producer:
-        producer.send_together("t", [b"9"], None, queue_id=1)
+        producer.send_together("t", [b"9"], 1, None, queue_id=1)
+
+
+@pytest.mark.parametrize("tags", [[None] * 3, ["a"] * 3, ["a", "b", "a"], [None, "a", None]])
+@pytest.mark.parametrize("headers", [[{}] * 3, [{"p": "1"}] * 3, [{"p": "1"}, {}, {"p": "1"}]])
+def test_each_message_of_a_batch_keeps_its_tag_and_properties(
+    make: Make, backend: FakeBackend, tags: list[str | None], headers: list[dict[str, str]]
+) -> None:
+    with make(linger_ms=FOREVER_MS) as producer:
+        for tag, properties in zip(tags, headers, strict=True):
+            producer.send("t", b"x", tag=tag, properties=properties, queue_id=1)
+    stored = decode_all(backend.queues["t", 1].records)
+    found = [decode(properties) for properties in stored.column("properties").to_pylist()]
+    assert [each.get("TAGS") for each in found] == tags
+    assert [{"p": each["p"]} if "p" in each else {} for each in found] == headers
 
 
 def test_messages_without_a_key_fill_one_batch_then_the_next_queue(

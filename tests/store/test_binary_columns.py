@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
 from raymq.store.errors import Rejected
 from raymq.store.index.index_keys import keyed_column
 from raymq.store.record import PUT_SCHEMA, check_put
-from raymq.store.records.binary_columns import one_value
+from raymq.store.records import binary_columns
+from raymq.store.records.binary_columns import binary_array, one_value
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,26 @@ def test_rows_of_one_value_have_keys_where_it_has_some():
     keyed = keyed_column(pa.array([some] * 3, pa.binary()))
     assert keyed is not None
     assert keyed.data == some * 3
+
+
+@pytest.mark.parametrize("values", [[], [b""], [b"a"], [b"", b"abc", b"", b"de"], [b"x" * 70_000]])
+def test_a_column_of_bytes_is_what_arrow_makes_of_them(values: list[bytes]) -> None:
+    made = binary_array(values)
+    made.validate(full=True)
+    assert made.equals(pa.array(values, pa.binary()))
+    assert made.null_count == 0
+
+
+@pytest.mark.parametrize(
+    "value", ["text", None, 5, [1], memoryview(array("i", [1, 2]))], ids=lambda value: repr(value)
+)
+def test_a_column_of_bytes_takes_nothing_else(value: Any) -> None:
+    with pytest.raises(TypeError):
+        binary_array([b"a", value])
+
+
+def test_a_column_of_bytes_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binary_columns, "_OFFSET_MAX", 5)
+    assert len(binary_array([b"abc", b"de"])) == 2
+    with pytest.raises(pa.ArrowInvalid, match="6 bytes of values"):
+        binary_array([b"abc", b"def"])
