@@ -17,7 +17,7 @@ measured to show other processes torn values in 18-21 % of polls.
     17     CommitLog  1: an append has begun whose end is not in word 16 yet; a hint only
     18     CommitLog  1: CommitLog looks at the positions itself just now; GroupCommit leaves out its bell
     19     CommitLog  1: appended bytes are in the transient pool until CommitRealTime has committed them
-    20     CommitLog  1: somebody waits for the put that ends at word 16, with nothing before it: his next one comes
+    20     CommitLog  1: word 17 announced the append that ends at word 16: its producer may send the next one soon
     21     GroupCommit  1: it looks for the next append just now; CommitLog leaves out its bell
     32 + 32 * r       the record of role r:
       +0, +1  satellite  pid, start time
@@ -70,13 +70,13 @@ COMMIT_REAL_TIME = "commit_real_time"
 #: how long, from its bell on, a satellite looks without sleeping for the append that word 17 announces: going to sleep
 #: and being woken costs about as much
 ANNOUNCED_US = 500
-#: how long, behind a put that somebody waited for, GroupCommit looks without sleeping for his next one: a client's way
+#: how long, behind an announced append, GroupCommit looks without sleeping for its producer's next one: a client's way
 #: there and back
 POLL_US = 1_500
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
 _PID, _START_TIME, _HEARTBEAT, _APPENDED, _APPENDING, _WATCHING = 6, 7, 8, 16, 17, 18
-_POOLED, _AWAITED, _POLLING = 19, 20, 21
+_POOLED, _ANNOUNCED, _POLLING = 19, 20, 21
 _FIRST_ROLE, _ROLE_WORDS = 32, 32
 _FIRST_LATENCY = 384
 _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
@@ -332,7 +332,7 @@ class ControlBlock:
         words[_PID], words[_START_TIME] = process
         words[_HEARTBEAT] = now_ms
         # The life before may have ended while it watched.
-        words[_APPENDING] = words[_WATCHING] = words[_AWAITED] = words[_POLLING] = 0
+        words[_APPENDING] = words[_WATCHING] = words[_ANNOUNCED] = words[_POLLING] = 0
         words[_POOLED] = pooled
         # The word before its generation: in between, readers of either generation see 0.
         words[_APPENDED] = pack_word(generation, appended)
@@ -390,10 +390,10 @@ class ControlBlock:
             return self.roles[COMMIT_REAL_TIME].committed
         return value_of(words[_APPENDED], words[_LOG_GENERATION])
 
-    def publish_appended(self, end_offset: int, *, awaited: bool = False) -> None:
-        """Callers: CommitLog's writer, after the bytes. Args: see `awaited`."""
+    def publish_appended(self, end_offset: int, *, announced: bool = False) -> None:
+        """Callers: CommitLog's writer, after the bytes. Args: announced: to GroupCommit, see the property."""
         words = self._words
-        words[_AWAITED] = awaited
+        words[_ANNOUNCED] = announced
         words[_APPENDED] = pack_word(words[_LOG_GENERATION], end_offset)
         words[_APPENDING] = 0
 
@@ -419,9 +419,12 @@ class ControlBlock:
         self._words[_WATCHING] = watching
 
     @property
-    def awaited(self) -> bool:
-        """Whether somebody waits for the put that was appended last, alone, and may send the next one behind it."""
-        return bool(self._words[_AWAITED])
+    def announced(self) -> bool:
+        """Whether the last append was announced to GroupCommit: small, with nothing before it that is waited for.
+
+        Mostly its producer waits for it, and sends the next one then. As `announce_append` a hint, never trusted.
+        """
+        return bool(self._words[_ANNOUNCED])
 
     @property
     def polling(self) -> bool:

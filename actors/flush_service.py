@@ -103,16 +103,19 @@ class FlushService:
         )
         wait_ms = BUSY_WAIT_MS
         while (standing := satellite.standing()) is Standing.GRANTED:
+            flushed = commit.flushed
             if self._commit_once(commit):
                 wait_ms = BUSY_WAIT_MS
-                satellite.poll_append(commit.flushed)
             elif not satellite.wait(wait_ms):
                 wait_ms = min(wait_ms * 2, IDLE_WAIT_MS)
             else:
-                satellite.await_append(commit.flushed)
+                wait_ms = BUSY_WAIT_MS
+                satellite.await_append(flushed)
                 # Who waits for this sync waits for all that comes before it. A grant that ended since was looked at
                 # last counts for nothing, here as in `_commit_once` itself.
                 self._commit_once(commit)
+            if commit.flushed > flushed:
+                satellite.poll_append(commit.flushed)
         if standing is not Standing.FENCED:
             self._commit_once(commit)
         return standing

@@ -221,11 +221,12 @@ class Satellite:
     def poll_append(self, flushed: int) -> None:
         """Look, without sleeping, for the next append while its producer sends one put behind the other.
 
-        Callers: the flusher behind a sync; it must look once more before it sleeps. For POLL_US at most: a core that
-        sleeps in between wakes up slowly, here and for everybody else on it. Whoever needs the core gets it.
+        Callers: GroupCommit, once behind each sync; it must look once more before it sleeps. (A bell that is lost even
+        so delays as any other.) For POLL_US at most: a core that sleeps in between wakes up slowly, here and for
+        everybody else on it. Each look offers the core to whoever waits for it.
         """
         control = self._control
-        if not control.awaited or not self._polls.due():
+        if not control.announced or not self._polls.due():
             return
         deadline = self._clock.monotonic() + POLL_US / 1e6
         control.polling = True

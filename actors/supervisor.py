@@ -139,6 +139,8 @@ class Supervisor:
         #: why nothing is granted any more; None: all is well
         self.poisoned: str | None = None
         self._appended = 0
+        #: what the control block says is appended
+        self._published = 0
         self._committed = 0
         self._flushed = 0
         self._confirmed = 0
@@ -212,6 +214,7 @@ class Supervisor:
                 self._control.begin(
                     self.incarnation, self._process, appended, now_ms, pooled=self._pooled
                 )
+                self._published = appended
             self.ring_all()
 
     def tick(self) -> None:
@@ -312,13 +315,15 @@ class Supervisor:
     def publish_appended(self, end_offset: int) -> None:
         """Every byte below is in the file. Callers: the writer, after the bytes and before `submit`."""
         announced = self._control.appending
-        if end_offset == self._appended and not announced:
+        if end_offset == self._published and not announced:
             # It was published early.
             return
+        # First: what satellites tell of must not be beyond it.
         self._appended = end_offset
         self._control.publish_appended(
-            end_offset, awaited=announced and self._announced_to == "group_commit"
+            end_offset, announced=announced and self._announced_to == "group_commit"
         )
+        self._published = end_offset
         if announced:
             self._announced_end = end_offset
 

@@ -7,7 +7,7 @@ PAUSE_MAX = 32
 
 
 class Tries:
-    """Whether to try once more. Callers: one thread at a time calls `note`."""
+    """Whether to try once more. Callers: any thread may ask; one at a time tells how a try went."""
 
     def __init__(self) -> None:
         #: times that are left out from now on, and after the next try in vain
@@ -16,7 +16,8 @@ class Tries:
 
     def due(self) -> bool:
         """Whether to try this time; asked once each time."""
-        if self._pause:
+        # Two that ask at once may take two off.
+        if self._pause > 0:
             self._pause -= 1
             return False
         return True

@@ -149,12 +149,15 @@ def codec(name: str) -> Codec:
 
 
 def encode_all(codec: Codec, values: Iterable[Any]) -> list[bytes]:
-    """The bodies of many values. Raises: Rejected, as `encode` for the first that it refuses."""
+    """The bytes of many values. Raises: Rejected, as `encode` for the first that it refuses; for what is not bytes."""
     values = list(values)
-    if isinstance(codec, BytesCodec) and set(map(type, values)) == {bytes}:
+    if type(codec) is not BytesCodec:
+        values = [codec.encode(value) for value in values]
+    if set(map(type, values)) <= {bytes}:
         # The rule; a call each costs as much as the rest of a put.
         return values
-    return [codec.encode(value) for value in values]
+    to_bytes = BytesCodec().encode
+    return [to_bytes(value) for value in values]
 
 
 def _wrong(name: str, value: Any, advice: str) -> Rejected:

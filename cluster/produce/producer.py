@@ -390,26 +390,16 @@ class Producer:
         del self._open[pending.where]
         if self._sticky.get(topic) == queue_id:
             self._sticky[topic] = (queue_id + 1) % self._sender.topic(topic).queues
-        batch: pa.RecordBatch | Row
-        if len(pending.bodies) == 1 and pending.size <= BATCH_BYTES_MAX:
-            batch = Row(pending.bodies[0], pending.tags[0], pending.properties[0], pending.born[0])
-        else:
-            _, tag, properties, born = PUT_SCHEMA.types
-            columns = [
-                binary_array(pending.bodies),
-                _column(pending.tags, tag),
-                _column(pending.properties, properties),
-                _column(pending.born, born),
-            ]
-            batch = pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
-        pending.bodies, pending.tags, pending.properties, pending.born = [], [], [], []
-        pending.rows, pending.sealed_at = batch.num_rows, self._clock.monotonic()
+        pending.rows, pending.sealed_at = len(pending.bodies), self._clock.monotonic()
         self._under_way.add(pending)
         try:
+            batch = _batch(pending)
             future, sender = self._sender.enqueue(topic, queue_id, batch, acks=pending.acks)
         except RayMQError as error:
             self._finish(pending, error)
             return None
+        finally:
+            pending.bodies, pending.tags, pending.properties, pending.born = [], [], [], []
         pending.sent = future
         future.add_done_callback(partial(self._finish, pending))
         return sender
@@ -619,6 +609,26 @@ class Producer:
             # A failure of the block itself must not be hidden by one that came of it.
             if kind is None:
                 raise
+
+
+def _batch(pending: Pending) -> pa.RecordBatch | Row:
+    """Raises: Rejected for a value that is none of its column's; whoever seals a batch serves others as well."""
+    bodies, tags, properties, born = pending.bodies, pending.tags, pending.properties, pending.born
+    if len(bodies) == 1 and pending.size <= BATCH_BYTES_MAX:
+        return Row(bodies[0], tags[0], properties[0], born[0])
+    _, tag, encoded, time = PUT_SCHEMA.types
+    try:
+        columns = [
+            binary_array(bodies),
+            _column(tags, tag),
+            _column(properties, encoded),
+            _column(born, time),
+        ]
+    except (TypeError, ValueError) as error:
+        raise Rejected(
+            f"a message cannot be sent as it is: {error}", field="batch", limit="bytes and text"
+        ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:

@@ -41,7 +41,7 @@ PART_BYTES = 1 << 20
 #: of what lingers. Nobody waits for the first bytes of it, and each batch has costs of its own on both sides: with
 #: 4 MiB an item takes a quarter less time than with 1, with 8 another 6 to 10 %
 LINGER_BYTES = 8 << 20
-#: of that, on its way to the shard: one being made, sent, stored and synced each
+#: on its way to the shard: of what lingers, one batch being made, sent, stored and synced each
 LINGER_IN_FLIGHT_BYTES = 4 * LINGER_BYTES
 
 

@@ -52,10 +52,10 @@ def one_value(array: pa.Array) -> bytes | None:
 
 
 def binary_array(values: list[bytes]) -> pa.BinaryArray:
-    """A binary column of these values, none of them null.
+    """A binary column of these values, none of them null: bytes, or buffers of single bytes.
 
     As `pa.array`, which finds out how much room they need by doubling it: in fresh memory that takes twice as long.
-    Raises: pa.ArrowInvalid when they have 2 GiB or more; TypeError for what is not bytes.
+    Raises: pa.ArrowInvalid when they have 2 GiB or more; TypeError for anything else.
     """
     offsets = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, values), dtype=np.int64, count=len(values)), out=offsets[1:])
@@ -63,7 +63,7 @@ def binary_array(values: list[bytes]) -> pa.BinaryArray:
         raise pa.ArrowInvalid(f"{offsets[-1]} bytes of values; a column may have {_OFFSET_MAX}")
     data = b"".join(values)
     if len(data) != offsets[-1]:
-        # Buffers of larger items: their length is not their bytes.
+        # Buffers of larger items: their length is not their size.
         raise TypeError("values of a binary column are bytes")
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), len(values), buffers)

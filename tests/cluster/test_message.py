@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.messages.codecs import codec, encode_all
+from raymq.cluster.messages.codecs import BytesCodec, codec, encode_all
 from raymq.cluster.messages.columns import message_batch, messages, put_batch
 from raymq.cluster.messages.keys import key_properties, key_property, keys_of
 from raymq.cluster.messages.message import Message, encode_properties, property_bytes
@@ -167,3 +168,26 @@ def test_bytes_that_were_encoded_together_are_not_the_callers_list() -> None:
     encoded = encode_all(codec("bytes"), values)
     values.append(b"b")
     assert encoded == [b"a"]
+
+
+class Zipped(BytesCodec):
+    name = "zipped"
+
+    def encode(self, value: Any) -> bytes:
+        return zlib.compress(value)
+
+
+class Text(BytesCodec):
+    name = "text"
+
+    def encode(self, value: Any) -> Any:
+        return str(value)
+
+
+def test_a_codec_of_ones_own_encodes_bytes_too() -> None:
+    assert encode_all(Zipped(), [b"a"]) == [Zipped().encode(b"a")]
+
+
+def test_a_codec_that_makes_something_else_than_bytes_is_refused() -> None:
+    with pytest.raises(Rejected, match="cannot encode str"):
+        encode_all(Text(), [1, 2])

@@ -78,6 +78,17 @@ def test_bodies_that_are_sent_together_keep_their_place_among_messages(
         producer.send_together("t", [b"9"], 1, None, queue_id=1)
 
 
+def test_a_batch_that_cannot_be_made_fails_alone(make: Make, backend: FakeBackend) -> None:
+    bad: Any = ["text"]
+    with make(linger_ms=FOREVER_MS) as producer:
+        producer.send_together("t", [b"a"], 1, None, queue_id=1)
+        producer.send_together("t", bad, 4, None, queue_id=1)
+        with pytest.raises(Rejected, match="cannot be sent as it is"):
+            producer.flush(10)
+        producer.send_together("t", [b"b", b"c"], 2, None, queue_id=1)
+    assert backend.bodies("t", 1) == [b"b", b"c"]
+
+
 @pytest.mark.parametrize("tags", [[None] * 3, ["a"] * 3, ["a", "b", "a"], [None, "a", None]])
 @pytest.mark.parametrize("headers", [[{}] * 3, [{"p": "1"}] * 3, [{"p": "1"}, {}, {"p": "1"}]])
 def test_each_message_of_a_batch_keeps_its_tag_and_properties(
