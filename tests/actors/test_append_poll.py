@@ -90,7 +90,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roles: tuple[str, ...]
     made.close()
 
 
-def test_behind_a_put_that_is_waited_for_it_looks_until_the_next_one(pair: Pair):
+def test_behind_an_announced_put_it_looks_until_the_next_one(pair: Pair):
     pair.put(announced=True)
     assert pair.poll(put_at_look=5) == 5
     assert pair.satellite.appended == 200
@@ -102,13 +102,13 @@ def test_it_looks_no_longer_than_a_way_there_and_back(pair: Pair):
     assert pair.poll() in (11, 12)
 
 
-def test_behind_a_put_that_nobody_waits_for_it_does_not_look(pair: Pair):
+def test_behind_a_put_that_was_not_announced_it_does_not_look(pair: Pair):
     pair.put(announced=True)
     pair.put(announced=False)
     assert pair.poll() == 0
 
 
-def test_a_put_that_is_published_twice_stays_one_that_is_waited_for(pair: Pair):
+def test_an_announced_put_that_is_published_twice_stays_announced(pair: Pair):
     pair.put(announced=True)
     pair.supervisor.publish_appended(pair.end)
     assert pair.poll() > 0

@@ -117,10 +117,11 @@ def test_a_value_that_is_none_of_its_column_is_refused_alone(
         puts.put("t", 0, b"good"),
         puts.put("t", 0, b"bad", tag="\ud800"),
         puts.put("t", 0, b"good", tag=5),  # type: ignore[arg-type]
+        puts.put("t", 0, "a text"),  # type: ignore[arg-type]
         puts.put("t", 0, b"good, too"),
     ]
-    for each in sent[1:3]:
-        with pytest.raises(Rejected):
+    for each in sent[1:4]:
+        with pytest.raises(Rejected, match="cannot be stored as it is"):
             each.result(20)
-    assert (sent[0].result(20), sent[3].result(20)) == (0, 1)
+    assert (sent[0].result(20), sent[4].result(20)) == (0, 1)
     assert puts.put("t", 0, b"next").result(20) == 2
