@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,7 +43,9 @@ def read_range(
         while first < last:
             try:
                 if stream is None:
-                    stream = Routes.of(cluster).connect(shard).fetch_stream()
+                    # The stream keeps the connection open until it is closed itself.
+                    with closing(Routes.of(cluster).connect(shard)) as connection:
+                        stream = connection.fetch_stream()
                 found = stream.fetch(
                     topic,
                     {queue_id: first},
