@@ -184,7 +184,13 @@ class ShardSender:
         with self._changed:
             if not self._waiting or not self._unacked:
                 return False
-            return self._in_flight + self._waiting[0].size > self._in_flight_bytes_max
+            return self._in_flight + self._waiting[0].size > self._window_bytes()
+
+    def _window_bytes(self) -> int:
+        """Bytes that may be unanswered: the option's, and no more than the shard told. Needs the lock."""
+        told = None if self._stream is None else self._stream.window_bytes
+        own = self._in_flight_bytes_max
+        return own if told is None or told > own else told
 
     def pump(self) -> None:
         """Write what may be written now; a thread that finds another writing leaves it the work."""
@@ -233,7 +239,7 @@ class ShardSender:
             return None
         size = self._waiting[0].size
         if self._unacked:
-            if self._in_flight + size > self._in_flight_bytes_max:
+            if self._in_flight + size > self._window_bytes():
                 return None
             if len(self._unacked) >= IN_FLIGHT_BATCHES_MAX:
                 return None

@@ -237,6 +237,8 @@ class PutStream(_Stream):
     """Batches out, acks in, in order."""
 
     schema = PUT_SCHEMA
+    #: bytes that may be unanswered, as the server told; None before it has
+    window_bytes: int | None = None
 
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
         """Send one batch, or one row. Raises: Unavailable when the stream broke."""
@@ -247,7 +249,9 @@ class PutStream(_Stream):
 
     def receive(self) -> list[dict[str, Any]]:
         """The next acks; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
-        acks: list[dict[str, Any]] = protocol.unpack(self._read().app_metadata)["acks"]
+        message = protocol.unpack(self._read().app_metadata)
+        self.window_bytes = message.get("window", self.window_bytes)
+        acks: list[dict[str, Any]] = message["acks"]
         return acks
 
 

@@ -24,6 +24,7 @@ from raymq.store.requests import FetchRequest, FetchSlice
 from . import protocol
 from . import tls as tls_files
 from .put_stream import GONE, PutStreamServer, chunks
+from .receive_memory import ReceiveMemory
 
 #: what one fetch may ask for; larger wishes are cut
 FETCH_BYTES_MAX = 64 << 20
@@ -52,6 +53,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             middleware={"auth": _Authorization(token)},
         )
         self._backend = backend
+        self._memory = ReceiveMemory()
         self._farewells: set[Callable[[], None]] = set()
         self._lock = threading.Lock()
         self._stopping = False
@@ -66,6 +68,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             if self._stopping:
                 return
             self._stopping = True
+            self._memory.close()
             farewells = list(self._farewells)
         # Flight's shutdown stops listening, then waits for streams without a limit.
         stopper = threading.Thread(target=self.shutdown, name="raymq-flight-stop", daemon=True)
@@ -126,7 +129,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             self._check_identity(opening)
             op = opening.get("op")
             if op == protocol.PUT:
-                put_stream = PutStreamServer(self._backend, reader, writer)
+                put_stream = PutStreamServer(self._backend, reader, writer, self._memory)
                 with self._leave_taking(put_stream.bye):
                     put_stream.run()
             elif op == protocol.FETCH:

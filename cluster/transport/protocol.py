@@ -7,7 +7,8 @@ metadata as JSON in app_metadata and its rows as an Arrow batch:
                   "read" is the id of the last ack read (without it acks may come a little later);
                   or a small single row and its words as bytes, without a batch: see actors/row_message.py
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...}
-                           or {"id","error"}, ...]}, in the order of the batches
+                           or {"id","error"}, ...]}, in the order of the batches; sometimes with
+                  "window": bytes that the client may have unanswered from now on
     fetch      -> {"id","topic","offsets":{queue: offset},"max_bytes","max_records","wait_ms"}
                <- {"id","queue","first_offset","next_offset","min_offset","max_offset"}
                   + FETCH_SCHEMA, or {"id","queue","error"}, a queue; then {"id","end":true};
