@@ -15,9 +15,9 @@ pages go back to a host, the first touch of one costs up to 12 us, ten times of 
 
 Recovery is `MessageStore.open` here and `load()` there, once of the same directory, left by a store of ours that died,
 and once of a directory that each engine wrote itself before it died: both open all files, find the end of the log and
-bring consume queues and index to it as far as a start waits for that. Afterwards puts and reads are answered, but for the
-threads: neither starts any, nor is the start of its process counted. What RocketMQ dispatches once more it dispatches
-within; ours has done so before it died.
+bring consume queues and index to it as far as a start waits for that. Afterwards puts and reads are answered, but for
+the threads: neither starts any, nor is the start of its process counted. What RocketMQ dispatches once more it
+dispatches within; ours has done so before it died.
 """
 
 from __future__ import annotations
