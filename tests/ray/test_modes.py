@@ -251,7 +251,7 @@ def keep_promises(home: Home, mode: Mode) -> None:
         log: list[Read] = []
 
         def read() -> None:
-            # Async with a pool, what was acknowledged is readable when it is committed; in a mirror what the leader alone
+            # Async with a pool, what was acknowledged is readable when it is committed; what the leader alone has
             # acknowledged, when the follower has it.
             log[:] = shard.read("load")
             load.ended.wait(Load.PACE_S)
