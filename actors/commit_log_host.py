@@ -27,6 +27,7 @@ from raymq.store.files import Files
 from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.log.scrub import Scrub
 from raymq.store.message_store import MessageStore
+from raymq.store.promise import awaits_commit, promises
 from raymq.store.put.put_path import CheckedPut
 from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
 
@@ -74,8 +75,9 @@ class LeaderHost:
         self.failed: RayMQError | None = None
         #: shard -> endpoint, as far as this shard was told
         self.routes: dict[str, str] = {}
-        self._sync = config.flush == "sync"
-        self._mirror = "replication" in roles
+        mirrored = "replication" in roles
+        rows = promises(config.flush, mirrored=mirrored)
+        self._readable = rows["quorum"].readable
         self._stopping = False
         files = files or Files()
         require(
@@ -89,7 +91,9 @@ class LeaderHost:
             clock=self.clock,
             files=files,
             witness_sync=self._witness_sync,
-            commit_least_bytes=config.commit_least_pages * PAGE_BYTES,
+            commit_least_bytes=0
+            if awaits_commit(config.flush, mirrored=mirrored)
+            else config.commit_least_pages * PAGE_BYTES,
         )
         try:
             self.store = self._open_store(identity, files)
@@ -110,7 +114,7 @@ class LeaderHost:
             config,
             clock=self.clock,
             counters=self.counters,
-            mirror=self._mirror,
+            promises=rows,
             on_confirmed=self._dispatcher.wake,
             fail=self._fail,
         )
@@ -120,7 +124,7 @@ class LeaderHost:
         self.store.log.on_appended = self._on_appended
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
-        if self._mirror:
+        if mirrored:
             # The replication process maps files, too, and nobody here sees for how long.
             self.store.log.queue.spares = None
         self._ahead = self.store.log.allocate_ahead()
@@ -185,8 +189,7 @@ class LeaderHost:
             log_.commit_pool()
             # What recovery found may still sit in the page cache only: prove it before anybody relies on it.
             log_.sync()
-            if not self._mirror:
-                log_.note_confirmed(log_.end)
+            log_.note_confirmed(self._readable(log_.ends))
             self.supervisor.begin(log_.end, log_.synced, log_.confirmed)
             log_.pool.publish(self.supervisor.incarnation)
         except BaseException:
@@ -237,13 +240,13 @@ class LeaderHost:
         ticket = PutTicket(notify, began)
         # From here on it may be stored: nothing is raised, the ticket tells.
         appended = self._appender.put(ticket, checked)
-        if alone and appended and self._sync and not self._mirror:
-            self.acks.await_sync(ticket, self._appender)
+        if alone and appended:
+            self.acks.await_sync(ticket, request.acks, self._appender)
         return ticket
 
     def _on_appended(self) -> None:
         """The flusher that was told of a small put is awake: it syncs while the put is counted and handed over."""
-        if self._small and self._sync:
+        if self._small:
             self.acks.publish_early()
 
     def _append(self, checked: CheckedPut) -> Append:
@@ -345,7 +348,7 @@ class LeaderHost:
     def await_promise(self, appended: Append) -> None:
         """Wait until the promise of a record of our own is kept. Raises: DeliveryUnknown."""
         ticket = PutTicket()
-        tell_all(self.acks.hand_over([Made(ticket, appended, False)]))
+        tell_all(self.acks.hand_over([Made(ticket, appended, "quorum")]))
         ticket.wait(60.0)
 
     def replicate(
@@ -359,7 +362,7 @@ class LeaderHost:
     @property
     def waiting_puts(self) -> int:
         """Puts that are not answered yet."""
-        return self._appender.waiting + len(self.acks.waiting)
+        return self._appender.waiting + self.acks.waiting
 
     def status(self) -> dict[str, Any]:
         """Positions, counters, metrics and satellites, for people and benchmarks."""
@@ -415,10 +418,11 @@ class LeaderHost:
         self._settle_left()
         self.supervisor.close()
         try:
-            if not self._mirror and self.failed is None:
-                self.store.log.commit_pool()
-                self.store.log.sync()
-                self.store.log.note_confirmed(self.store.log.end)
+            if self.failed is None:
+                log_ = self.store.log
+                log_.commit_pool()
+                log_.sync()
+                log_.note_confirmed(self._readable(log_.ends))
             self._delays.close()
             self.store.close()
         except (OSError, RayMQError) as error:

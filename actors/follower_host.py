@@ -18,6 +18,7 @@ from raymq.store.files import Files
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.clean import CleanService
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.promise import own_durable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from raymq.store.running_flags import RunningFlags
 from raymq.store.status import PutStatus
@@ -162,8 +163,8 @@ class FollowerHost:
         return self.log.chain.value_at(offset)
 
     def synced(self) -> int:
-        """Everything below is on this follower's disk."""
-        return self.log.synced if self.config.flush == "sync" else self.log.end
+        """Everything below is held here as durably as the flush mode asks."""
+        return own_durable(self.config.flush, self.log.ends)
 
     def confirmed(self) -> int:
         """The C this follower knows."""
@@ -239,10 +240,10 @@ class FollowerHost:
                 if self.supervisor.poisoned is not None:
                     self.log.poison(self.supervisor.poisoned)
                     raise Unavailable(self.supervisor.poisoned, field="store", status="poisoned")
-                progress = self.supervisor.progress()
-                if progress.flushed > self.log.synced:
+                synced = self.supervisor.progress().ends.synced
+                if synced > self.log.synced:
                     with self._changed:
-                        self.log.note_synced(progress.flushed)
+                        self.log.note_synced(synced)
                         self._changed.notify_all()
         except (OSError, RayMQError) as error:
             self.failed = error if isinstance(error, RayMQError) else Unavailable(str(error))

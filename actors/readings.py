@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from raymq.store import format as fmt
+from raymq.store.promise import own_durable
 from raymq.store.state import INTERNAL_TOPIC
 
 from .latency import Latencies
@@ -29,7 +30,7 @@ def read_leader(host: LeaderHost) -> Readings:
     roles: dict[str, dict[str, Any]] = host.supervisor.describe()["roles"]
     flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
     confirmed = log.confirmed
-    durable = log.synced if host.config.flush == "sync" else log.committed
+    durable = own_durable(host.config.flush, log.ends)
     return {
         "raymq_append_batches_total": counters.puts,
         "raymq_append_messages_total": counters.rows - counters.duplicates,

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected
+from raymq.store.promise import ACKS
 from raymq.store.record import Row
 from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 
@@ -127,9 +128,11 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest
             meta["acks"],
         )
     acks = meta.get("acks", "quorum")
-    if acks not in ("quorum", "leader"):
+    if acks not in ACKS:
         raise Rejected(
-            f"acks is {acks!r}; use 'quorum' or 'leader'", field="acks", limit="quorum, leader"
+            f"acks is {acks!r}; use {' or '.join(map(repr, ACKS))}",
+            field="acks",
+            limit=", ".join(ACKS),
         )
     return PutRequest(
         str(meta["topic"]),

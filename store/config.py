@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from .delay.delay_levels import DEFAULT_LEVELS, parse_levels
 from .errors import Rejected
+from .promise import FLUSHES, Flush
 
 MIB = 1024 * 1024
 #: entries are numbered by int32, and RocketMQ maps a file whole: at most 2 GiB
@@ -42,7 +42,7 @@ class StoreConfig:
     max_transfer_bytes_on_message_in_disk: int = 65_536
     max_transfer_count_on_message_in_disk: int = 8
     #: "sync": acknowledged after fdatasync (SYNC_FLUSH); "async": flushed in the background (ASYNC_FLUSH)
-    flush: Literal["sync", "async"] = "sync"
+    flush: Flush = "sync"
     #: a sync flush that takes longer answers FLUSH_DISK_TIMEOUT (syncFlushTimeout)
     sync_flush_timeout_ms: int = 5_000
     #: a replica that takes longer answers FLUSH_SLAVE_TIMEOUT (slaveTimeout)
@@ -149,7 +149,7 @@ class StoreConfig:
                     field=field,
                     limit=f"{least}..{INDEX_NUMBER_MAX}",
                 )
-        if self.flush not in ("sync", "async"):
+        if self.flush not in FLUSHES:
             raise Rejected(
                 f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"
             )

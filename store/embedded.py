@@ -17,12 +17,12 @@ from .errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavaila
 from .log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from .log.read_ahead import ReadAhead
 from .message_store import MessageStore
+from .promise import PROMISES, Ends
 from .put.async_put import AsyncPut
 from .put.inner_message import InnerMessage
 from .put.put_message import MessagePut, PutResult
 from .requests import Append, FetchSlice, PutRequest
 from .services.transaction import Half, TransactionService
-from .status import PutStatus
 
 
 class EmbeddedStore:
@@ -46,10 +46,10 @@ class EmbeddedStore:
         log.note_confirmed(log.end)
         self._delays = DelayService(self.store)
         self._syncer = SegmentSyncer(log.queue.directory, config.segment_size_bytes, log.files)
-        self._sync = config.flush == "sync"
-        self._commit = GroupCommit(
-            self._syncer, log.clock, timeout_ms=config.sync_flush_timeout_ms, flushed=log.synced
-        )
+        self._promise = PROMISES[config.flush, False, "quorum"]
+        #: no receipt waits for the flush thread
+        self._acknowledged_at_once = self._promise.acknowledged_by == ("appended",)
+        self._commit = GroupCommit(self._syncer, flushed=log.synced)
         self._real_time = FlushRealTime(
             self._syncer,
             log.clock,
@@ -62,8 +62,8 @@ class EmbeddedStore:
         self._dispatching = threading.Lock()
         self._wake = threading.Event()
         self._ended = threading.Event()
-        #: guarded by `_changed`, as `_failed`: the log's own mark goes with the store, and somebody may wait still
-        self._synced = self.store.log.synced
+        #: guarded by `_changed`, as `_failed`: the log's own marks go with the store, and a caller may wait still
+        self._ends = self.store.log.ends
         self._failed: str | None = None
         #: see TransactionService; its `check` is for the owner of the store to call
         self.transactions = TransactionService(self.store)
@@ -93,18 +93,19 @@ class EmbeddedStore:
         # running flag tells, and whoever reads.
         with contextlib.suppress(OSError, StorageFull):
             self._dispatch()
-        if not self._sync or not appended.waits:
+        if not appended.waits or self._acknowledged_at_once:
             return appended
+        promise, end = self._promise, appended.end_offset
         limit = self.store.config.sync_flush_timeout_ms / 1000
         with self._changed:
             self._changed.wait_for(
-                lambda: self._synced >= appended.end_offset or self._failed is not None, limit
+                lambda: promise.acknowledged(self._ends) >= end or self._failed is not None, limit
             )
-            synced, failed = self._synced, self._failed
-        if synced < appended.end_offset:
+            ends, failed = self._ends, self._failed
+        if promise.acknowledged(ends) < end:
             raise DeliveryUnknown(
                 f"the flush did not finish: {failed or f'{limit} s passed'}",
-                status=PutStatus.FLUSH_DISK_TIMEOUT.value,
+                status=promise.late(ends, end).value,
                 append=appended._asdict(),
             )
         return appended
@@ -189,7 +190,7 @@ class EmbeddedStore:
         log = self.store.log
         with self._dispatching:
             # Inside: a mark that two threads move must not go back.
-            log.note_confirmed(log.synced if self._sync else log.end)
+            log.note_confirmed(self._promise.readable(log.ends))
             while self.store.dispatched < log.confirmed:
                 before = self.store.dispatched
                 if self.store.dispatch(log.confirmed) == before:
@@ -212,9 +213,10 @@ class EmbeddedStore:
 
     def _run(self) -> None:
         log = self.store.log
+        group_commit = self.store.config.flush == "sync"
         try:
             while True:
-                timeout_ms = 200 if self._sync else self._real_time.wait_ms()
+                timeout_ms = 200 if group_commit else self._real_time.wait_ms()
                 idle = not self._wake.wait(timeout_ms / 1000)
                 self._wake.clear()
                 if self._ended.is_set():
@@ -223,9 +225,8 @@ class EmbeddedStore:
                     # What was put last waits for nobody to put more. Whoever reads hears of a failure himself.
                     with contextlib.suppress(OSError, RayMQError):
                         self._advance()
-                if self._sync:
-                    self._commit.swap()
-                    flushed, _ = self._commit.do_commit(log.end)
+                if group_commit:
+                    flushed = self._commit.commit(log.end)
                 else:
                     flushed = self._real_time.flush_if_due(log.end)
                 if flushed > log.synced:
@@ -247,8 +248,13 @@ class EmbeddedStore:
 
     def _tell_synced(self) -> None:
         with self._changed:
-            self._synced = self.store.log.synced
+            self._ends = self.store.log.ends
             self._changed.notify_all()
+
+    @property
+    def ends(self) -> Ends:
+        """How far the store is. There is no replica: what is confirmed stands for it."""
+        return self.store.log.ends
 
     @property
     def syncs(self) -> int:

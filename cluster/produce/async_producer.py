@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.store.clock import Clock
 from raymq.store.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.promise import Acks
 
-from .batch_sender import Acks
 from .producer import EncodedMessage, Producer
 from .producer_config import ProducerConfig
 from .send_future import SendFuture

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future, wait
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
+from raymq.store.promise import ACKS, Acks
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 from raymq.store.records import producer_stamp
 
@@ -25,9 +26,6 @@ from .room import Room
 from .shard_sender import BatchFuture, ShardSender
 
 MIB = 1 << 20
-
-#: "quorum": stored on a majority; "leader": on one machine
-Acks = Literal["quorum", "leader"]
 
 #: what a shard is sent before it answers: below what a server takes unanswered, so that it always reads on. With 4 MiB
 #: the sync waits for batches, more than 16 only fill buffers.
@@ -39,7 +37,7 @@ _ANY_SIZE = 2**31 - 1
 
 def check_acks(acks: str) -> None:
     """Raises: Rejected for anything that promises nothing known."""
-    check_choice("acks", acks, ("quorum", "leader"))
+    check_choice("acks", acks, ACKS)
 
 
 class BatchSender:

@@ -24,10 +24,11 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.promise import Acks
 from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
 from raymq.store.records.binary_columns import binary_array
 
-from .batch_sender import MIB, Acks, BatchSender, check_acks
+from .batch_sender import MIB, BatchSender, check_acks
 from .lane import BatchReceipt
 from .producer_config import ProducerConfig
 from .room import Room

@@ -12,8 +12,8 @@ from typing import Any
 
 from raymq.cluster.messages.message import Receipt
 from raymq.store.errors import DeliveryUnknown, RayMQError
+from raymq.store.promise import Acks
 
-from .batch_sender import Acks
 from .lane import BatchReceipt
 from .shard_sender import BatchFuture
 

@@ -29,6 +29,7 @@ from raymq.store.errors import (
 )
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
+from raymq.store.promise import Ends
 
 from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from .chain import Chain, ChainUnit, check_units
@@ -165,6 +166,12 @@ class CommitLog:
         """Everything below is in the files; what lies above is in the transient pool only."""
         pool = self.pool.active
         return self.end if pool is None else pool.committed
+
+    @property
+    def ends(self) -> Ends:
+        """All four; of the replicas this log knows what was confirmed."""
+        marks = self.marks
+        return Ends(self.end, self.committed, marks.synced_end, marks.confirmed_end)
 
     @property
     def synced(self) -> int:

@@ -124,14 +124,14 @@ def test_each_role_counts_in_words_of_its_own_and_a_new_life_goes_on_with_them(
     for number, role in enumerate(ROLES, start=1):
         assert reader.roles[role].sync_latencies.counts[WORDS - 2] == number
         assert reader.roles[role].registration() is None
-        assert reader.roles[role].counts == (0, 0)
+        assert reader.roles[role].count == 0
     replication = satellite.roles["replication"]
-    replication.publish_counts(5, 6)
+    replication.publish_count(5)
     replication.register(Registration(7, ProcessIdentity(1, 2)), 5)
-    assert reader.roles["replication"].counts == (5, 6)
+    assert reader.roles["replication"].count == 5
     assert reader.roles["replication"].sync_latencies.total == 3
     reader.roles["replication"].clear_counts()
-    assert reader.roles["replication"].counts == (0, 0)
+    assert reader.roles["replication"].count == 0
     assert reader.roles["replication"].sync_latencies == NO_LATENCIES
     assert reader.roles["commit_real_time"].sync_latencies.total == len(ROLES)
     satellite.close()

@@ -55,16 +55,16 @@ def test_a_put_without_a_follower_times_out_stored_and_not_visible(pair):
     pair.wait_confirmed(end)
     pair.stop_follower()
     later = pair.leader.write(100)
-    sequence = pair.leader.submit()
+    number = pair.leader.submit()
     pair.leader.sync()
-    statuses = []
+    late = []
 
     def answered():
-        statuses.extend(pair.leader.rings.take_statuses())
-        return statuses
+        late.extend(pair.leader.rings.take_late())
+        return late
 
     wait_until(answered, "the replica's timeout")
-    assert statuses == [(sequence, PutStatus.FLUSH_SLAVE_TIMEOUT.code)]
+    assert late == [(number, later, PutStatus.FLUSH_SLAVE_TIMEOUT.code)]
     assert pair.leader.confirmed == end
     pair.start_follower()
     pair.wait_matched(later)
@@ -72,14 +72,14 @@ def test_a_put_without_a_follower_times_out_stored_and_not_visible(pair):
     pair.wait_confirmed(later)
 
 
-def test_a_put_that_is_kept_gets_no_status(pair):
+def test_a_put_that_is_kept_is_not_late(pair):
     end = pair.leader.write(100)
     pair.leader.submit()
     pair.leader.sync()
     pair.wait_matched(end)
     pair.follower.sync()
     pair.wait_confirmed(end)
-    assert pair.leader.rings.take_statuses() == []
+    assert pair.leader.rings.take_late() == []
 
 
 def test_a_new_replication_relearns_the_match_and_keeps_c(pair):
