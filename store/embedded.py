@@ -24,6 +24,9 @@ from .requests import Append, FetchSlice, PutRequest
 from .services.transaction import Half, TransactionService
 from .status import PutStatus
 
+#: after a file that could not be opened for a sync
+FLUSH_RETRY_S = 0.05
+
 
 class EmbeddedStore:
     """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread, and one that has pages ready.
@@ -223,11 +226,19 @@ class EmbeddedStore:
                     # What was put last waits for nobody to put more. Whoever reads hears of a failure himself.
                     with contextlib.suppress(OSError, RayMQError):
                         self._advance()
-                if self._sync:
-                    self._commit.swap()
-                    flushed, _ = self._commit.do_commit(log.end)
-                else:
-                    flushed = self._real_time.flush_if_due(log.end)
+                try:
+                    if self._sync:
+                        self._commit.swap()
+                        flushed, _ = self._commit.do_commit(log.end)
+                    else:
+                        flushed = self._real_time.flush_if_due(log.end)
+                except FlushFailed:
+                    raise
+                except (OSError, Unavailable):
+                    # A file could not be opened (descriptors, memory): no sync has failed.
+                    self._ended.wait(FLUSH_RETRY_S)
+                    self._wake.set()
+                    continue
                 if flushed > log.synced:
                     log.note_synced(flushed)
                     self._tell_synced()
