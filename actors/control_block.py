@@ -13,6 +13,8 @@ measured to show other processes torn values in 18-21 % of polls.
     5      CommitLog  log generation: bumped by every `begin`, so also around a truncation
     6, 7   CommitLog  pid, start time
     8      CommitLog  heartbeat, monotonic ms
+    9      CommitLog  1: it beats, also in a recovery and beside a slow disk: satellites kill it when it is silent, see
+                      heart.py
     16     CommitLog  appended end, packed with the log generation
     17     CommitLog  1: an append has begun whose end is not in word 16 yet; a hint only
     18     CommitLog  1: CommitLog looks at the positions itself just now; GroupCommit leaves out its bell
@@ -75,7 +77,7 @@ ANNOUNCED_US = 500
 POLL_US = 1_500
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
-_PID, _START_TIME, _HEARTBEAT, _APPENDED, _APPENDING, _WATCHING = 6, 7, 8, 16, 17, 18
+_PID, _START_TIME, _HEARTBEAT, _BEATING, _APPENDED, _APPENDING, _WATCHING = 6, 7, 8, 9, 16, 17, 18
 _POOLED, _ANNOUNCED, _POLLING = 19, 20, 21
 _FIRST_ROLE, _ROLE_WORDS = 32, 32
 _FIRST_LATENCY = 384
@@ -375,6 +377,23 @@ class ControlBlock:
     def beat(self, now_ms: int) -> None:
         """CommitLog says "I live"."""
         self._words[_HEARTBEAT] = now_ms
+
+    def begin_beating(self, process: ProcessIdentity, now_ms: int) -> None:
+        """From now on a silent CommitLog is to be killed. Callers: CommitLog, with the store's lock."""
+        words = self._words
+        words[_BEATING] = 0
+        words[_PID], words[_START_TIME] = process
+        words[_HEARTBEAT] = now_ms
+        words[_BEATING] = 1
+
+    def end_beating(self) -> None:
+        """CommitLog stops: its silence means nothing any more."""
+        self._words[_BEATING] = 0
+
+    @property
+    def beating(self) -> bool:
+        """Whether CommitLog's silence means that it hangs."""
+        return bool(self._words[_BEATING])
 
     @property
     def appended(self) -> int:

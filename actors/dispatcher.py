@@ -113,7 +113,9 @@ class Dispatcher:
         for _ in range(LINGER_LOOKS):
             if self._awaiting or self._stopping or self._wanted():
                 break
-            if self._now.wait(DISPATCH_LINGER_S / LINGER_LOOKS if self._waiting else DISPATCH_LINGER_S):
+            if self._now.wait(
+                DISPATCH_LINGER_S / LINGER_LOOKS if self._waiting else DISPATCH_LINGER_S
+            ):
                 break
             if not self._waiting:
                 break

@@ -474,7 +474,8 @@ class CommitLog:
             self.poison(f"a cut at {offset} did not finish: {error}")
             raise
         except (OSError, RayMQError) as error:
-            # A full disk, for example. The next start cuts here again: nothing may be appended and acknowledged meanwhile.
+            # A full disk, for example. The next start cuts here again: nothing may be appended and acknowledged
+            # meanwhile.
             self.poisoned = f"a cut at {offset} did not finish: {error}"
             raise
         self.end = offset

@@ -178,7 +178,7 @@ def test_a_put_wakes_only_the_readers_of_its_queue(
     until(lambda: looks["quick"] == 2, lambda: threading.Event().wait(0.001))
     for offset in range(20):
         waiting = shard.begin_fetch("t", offset, 10_000)
-        until(lambda: ("t", 0) in shard.dispatcher._waiting, lambda: waiting.done())
+        until(lambda: ("t", 0) in shard.dispatcher._waiting, lambda: idle.done())
         shard.put("t")
         assert waiting.result(10)[0].next_offset == offset + 1
     assert looks["quick"] == 2

@@ -114,7 +114,9 @@ def test_a_missing_file_is_a_failed_sync(syncer):
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_a_file_that_cannot_be_opened_for_a_while_is_no_failed_sync(disk, syncer, monkeypatch, code):
+def test_a_file_that_cannot_be_opened_for_a_while_is_no_failed_sync(
+    disk, syncer, monkeypatch, code
+):
     with monkeypatch.context() as patch:
 
         def refuse(path, **options):
