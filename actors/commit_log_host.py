@@ -43,7 +43,7 @@ from .put_acks import Counters, PutAcks
 from .readings import as_status, read_leader
 from .shard_api import PutTicket, tell_all
 from .supervisor import Supervisor
-from .troubles import Troubles
+from .troubles import TroubleNote, Troubles
 
 log = logging.getLogger("raymq.commit_log")
 
@@ -82,6 +82,7 @@ class LeaderHost:
         #: what does not work at present and is tried again
         self.troubles = Troubles()
         self._give_up = give_up
+        self._replication_note = TroubleNote(root, files=files or Files(), clock=Clock())
         #: the last append was refused by the disk or the kernel
         self._append_failed = False
         #: rounds of the ack loop since it was begun last
@@ -428,10 +429,19 @@ class LeaderHost:
         flags = self.store.flags
         reasons = [
             self.store.log.poisoned or "",
-            str(self.troubles),
+            *(f"{part}: {cause}" for part, cause in self._all_troubles().items()),
             "" if flags.writable else f"puts are refused: {', '.join(flags.names())}",
         ]
         return "; ".join(filter(None, reasons)) or None
+
+    def _all_troubles(self) -> dict[str, str]:
+        found = self.troubles.as_status()
+        log_ = self.store.log
+        if self._mirror and log_.confirmed < (log_.synced if self._sync else log_.committed):
+            cause = self._replication_note.read()
+            if cause is not None:
+                found["replication"] = cause
+        return found
 
     def status(self) -> dict[str, Any]:
         """Positions, counters, metrics and satellites, for people and benchmarks."""
@@ -442,7 +452,7 @@ class LeaderHost:
             "state": self.state,
             "writable": self.writable,
             "error": self.cause,
-            "troubles": self.troubles.as_status(),
+            "troubles": self._all_troubles(),
             "min_offset": log_.start,
             "transient_pool": self.config.transient_pool,
             "appended": log_.end,

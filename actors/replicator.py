@@ -54,6 +54,7 @@ from .flush_service import (
 from .replica_link import Down, Frame, ReplicaLink, Transport, Up
 from .ring import FLAG_FLUSH, FLAG_REPLICA
 from .satellite import IDLE_WAIT_MS, Satellite, Standing
+from .troubles import TroubleNote
 
 log = logging.getLogger("raymq.replication")
 
@@ -98,6 +99,7 @@ class Replicator:
         self._chain = ChainReader(
             self._root / "raymq" / "chain", config.segment_size_bytes, files=self._files
         )
+        self._trouble = TroubleNote(self._root, files=self._files, clock=self._clock)
         self._machine: MirrorLeader | None = None
         self._requests = 0
         self._frames = 0
@@ -199,6 +201,7 @@ class Replicator:
                 effects = machine.step(event, clock.monotonic_ms())
                 self._perform(effects, combiner)
             self._answer(combiner.on_tick(clock.monotonic_ms()))
+            self._trouble.tell(machine.trouble)
             limit = BUSY_WAIT_MS if len(combiner) else IDLE_WAIT_MS
             satellite.wait(min(limit, machine.wait_ms(clock.monotonic_ms())))
         return standing
