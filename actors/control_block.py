@@ -44,15 +44,18 @@ that life, whichever processes worked for it.
 A packed word is (generation & 0x7FFF) << 48 | value: generation and value change in one move, and a reader that
 expects another generation reads 0. Generation 0 is never granted, so a zeroed page says nothing.
 
-Invariant: data, then word, then bell. x86 keeps stores in order; on ARM the bell's system call orders them.
+Invariant: data, then word, then bell. x86_64 shows stores to other processes in their order. Where no bell is rung
+nothing else orders them: Python has no barrier between processes. So other architectures are refused, see
+docs/decisions/0010-x86-64-only.md.
 """
 
 from __future__ import annotations
 
+import os
 from enum import IntEnum
 from typing import NamedTuple
 
-from raymq.store.errors import broken
+from raymq.store.errors import Rejected, broken
 from raymq.store.files import Files
 
 from .latency import WORDS as LATENCY_WORDS
@@ -64,6 +67,8 @@ FILE_BYTES = 4096
 MAGIC = int.from_bytes(b"RayMQctl", "big")
 VERSION = 1
 
+#: architectures on which the invariant above holds
+ARCHITECTURES = ("x86_64",)
 #: the order is the layout
 ROLES = ("group_commit", "flush_real_time", "replication", "commit_real_time")
 COMMIT_LOG = "commit_log"
@@ -100,6 +105,18 @@ class State(IntEnum):
     STOPPED = 2
     #: a sync failed: nothing is granted any more
     POISONED = 3
+
+
+def check_architecture(machine: str) -> None:
+    """Raises: Rejected where words may be seen before the data that they tell of. Args: machine: of `os.uname()`."""
+    if machine not in ARCHITECTURES:
+        raise Rejected(
+            f"the processes of a replica share memory in an order that {machine} does not keep; run the shards on "
+            f"{', '.join(ARCHITECTURES)} (clients may be elsewhere)",
+            field="machine",
+            limit=", ".join(ARCHITECTURES),
+            found=machine,
+        )
 
 
 def shared_file(replica_dir: str, name: str) -> str:
@@ -293,7 +310,11 @@ class ControlBlock:
 
     @classmethod
     def open(cls, path: str, *, files: Files) -> ControlBlock:
-        """Map the page, made zeroed if it is not there (a satellite may come before CommitLog)."""
+        """Map the page, made zeroed if it is not there (a satellite may come before CommitLog).
+
+        Raises: Rejected on another architecture.
+        """
+        check_architecture(os.uname().machine)
         return cls(map_shared(path, FILE_BYTES, files=files), files=files)
 
     def valid(self, boot: int) -> bool:

@@ -38,7 +38,7 @@ PEER_TIMEOUT_S = 2.0
 
 #: the concurrency groups of a CommitLog and their threads: neither long polls nor operations hold up puts.
 #: A put holds one until it is answered, a read while it waits
-GROUPS = {"append": 16, "read": 32, "admin": 4}
+GROUPS = {"append": 16, "read": 64, "admin": 4}
 #: ...and a stream opens where its puts go: operations may wait for a disk or a follower
 GROUP_OF = {"open_stream": "append", "append": "append", "read": "read", "call": "admin"}
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from raymq.actors.control_block import check_architecture
 from raymq.cluster.cluster_record import load_record
 from raymq.cluster.deploy.owned_ray import find_java
 from raymq.cluster.paths import ClusterPaths, file_system_of, load_token, volatile_reason
@@ -36,7 +37,6 @@ Verdict = Literal["ok", "warn", "fail"]
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 _PYTHON_MIN = (3, 10)
-_MACHINES = ("x86_64", "aarch64")
 #: Spark 3.5, the newest that RayDP takes, needs it; its Arrow breaks on 21
 _JAVA_MAJOR = 17
 _RAY = "2.60"
@@ -107,12 +107,14 @@ def check_python(version: tuple[int, int, int]) -> Check:
 
 
 def check_machine(system: str, machine: str) -> Check:
-    """Linux calls (fallocate, pidfd) and wheels."""
+    """Linux calls (fallocate, pidfd), and an architecture that keeps the order of stores."""
     found = f"{system} {machine}"
     if system != "Linux":
         return Check("machine", "fail", found, "RayMQ's actors run on Linux only")
-    if machine not in _MACHINES:
-        return Check("machine", "warn", found, f"wheels and tests exist for {', '.join(_MACHINES)}")
+    try:
+        check_architecture(machine)
+    except Rejected as error:
+        return Check("machine", "fail", found, error.message)
     return Check("machine", "ok", found)
 
 
