@@ -47,8 +47,8 @@ RUN_BYTES = 4 * GIB
 MEMORY_BYTES = 4 * GIB
 #: Ray's object store lives in shared memory; below this it falls back to files and says so itself
 SHARED_MEMORY_BYTES = 256 * MIB
-#: architectures for which Ray and pyarrow have wheels
-MACHINES = ("x86_64", "aarch64")
+#: architectures that keep the order of stores, which shared memory relies on (docs/decisions/0010-x86-64-only.md)
+MACHINES = ("x86_64",)
 #: the oldest glibc that pyarrow's wheels accept (manylinux_2_28)
 GLIBC_MIN = (2, 28)
 #: Spark 3.5 needs Java 17: 21 breaks its Arrow, 25 does not start
@@ -139,8 +139,9 @@ def check_machine(machine: Machine, *, fresh: bool) -> list[str]:
         )
     if machine.system != "Linux" or machine.machine not in MACHINES:
         problems.append(
-            f"{machine.system} on {machine.machine} is not supported: RayMQ uses Linux's own "
-            f"calls, and Ray and pyarrow have wheels for Linux on {' and '.join(MACHINES)}."
+            f"{machine.system} on {machine.machine} is not supported: RayMQ runs on Linux on "
+            f"{' and '.join(MACHINES)}. It uses Linux's own calls, and its processes share memory "
+            "in an order that only this architecture keeps."
         )
     elif machine.glibc < GLIBC_MIN:
         problems.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raymq.store.errors import Rejected
+from raymq.store.errors import Rejected, Unavailable
 from raymq.store.services.retry import send_back
 
 if TYPE_CHECKING:
@@ -25,7 +25,11 @@ class AdminCalls:
         handler = getattr(self, f"_op_{op}", None)
         if handler is None:
             raise Rejected(f"unknown operation {op!r}", field="op", limit="a known operation")
-        result: dict[str, Any] = handler(**args)
+        try:
+            result: dict[str, Any] = handler(**args)
+        except OSError as error:
+            # Of a record of our own that could not be appended, as of a put.
+            raise Unavailable(f"{op}: {error}", field="store") from error
         return result
 
     def _op_describe(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from raymq.store.errors import (
     DeliveryUnknown,
     RayMQError,
     Rejected,
+    StorageFull,
     Unavailable,
     require,
 )
@@ -27,7 +28,7 @@ from raymq.store.files import Files
 from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.log.scrub import Scrub
 from raymq.store.message_store import MessageStore
-from raymq.store.promise import awaits_commit, promises
+from raymq.store.promise import awaits_commit, own_durable, promises
 from raymq.store.put.put_path import CheckedPut
 from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
 
@@ -36,11 +37,14 @@ from .appender import Appender, Made
 from .control_block import COMMIT_REAL_TIME
 from .delays import Delays
 from .dispatcher import Dispatcher
+from .heart import Heart
 from .housekeeper import Housekeeper
+from .loops import guarded, may_pass
 from .put_acks import Counters, PutAcks
 from .readings import as_status, read_leader
 from .shard_api import PutTicket, tell_all
 from .supervisor import Supervisor
+from .troubles import TroubleNote, Troubles
 
 log = logging.getLogger("raymq.commit_log")
 
@@ -65,14 +69,25 @@ class LeaderHost:
         roles: tuple[str, ...],
         files: Files | None = None,
         clock: Clock | None = None,
+        give_up: Callable[[str], None] | None = None,
     ) -> None:
+        """Args: give_up: end this process soon, for this reason; its successor recovers. None: stay, read only."""
         self.identity_facts = identity
         self._root = root
         self.config = config
         self.clock = clock or Clock()
         self.counters = Counters()
         self.started_ms = self.clock.now_ms()
+        #: why the shard has stopped writing; None: it has not
         self.failed: RayMQError | None = None
+        #: what does not work at present and is tried again
+        self.troubles = Troubles()
+        self._give_up = give_up
+        self._replication_note = TroubleNote(root, files=files or Files(), clock=Clock())
+        #: the last append was refused by the disk or the kernel
+        self._append_failed = False
+        #: rounds of the ack loop since it was begun last
+        self._ack_rounds = 0
         #: shard -> endpoint, as far as this shard was told
         self.routes: dict[str, str] = {}
         mirrored = "replication" in roles
@@ -95,9 +110,11 @@ class LeaderHost:
             if awaits_commit(config.flush, mirrored=mirrored)
             else config.commit_least_pages * PAGE_BYTES,
         )
+        self._heart = Heart(self.supervisor.control, files=files)
         try:
             self.store = self._open_store(identity, files)
         except BaseException:
+            self._heart.stop()
             self.supervisor.close()
             raise
         self._put_path = self.store.put_path
@@ -107,7 +124,9 @@ class LeaderHost:
             check_serving=self.check_serving,
             await_promise=self.await_promise,
         )
-        self._dispatcher = Dispatcher(self.store, clock=self.clock, on_dispatched=self._delays.note)
+        self._dispatcher = Dispatcher(
+            self.store, clock=self.clock, on_dispatched=self._delays.note, troubles=self.troubles
+        )
         self.acks = PutAcks(
             self.store.log,
             self.supervisor,
@@ -151,13 +170,16 @@ class LeaderHost:
 
         bodies: dict[str, Callable[[], None]] = {
             "append": lambda: self._appender.run(stopping),
-            "acks": lambda: self.acks.run(stopping),
+            "acks": self._run_acks,
             "dispatch": self._dispatcher.run,
             "delays": self._delays.run,
             "allocate": lambda: self._ahead.run(stopping),
             "house": lambda: self.housekeeper.run(stopping),
         }
-        bodies = {name: self._guard(name, body) for name, body in bodies.items()}
+        bodies = {
+            name: guarded(name, body, stopping=stopping, troubles=self.troubles, fail=self._fail)
+            for name, body in bodies.items()
+        }
         # Not guarded: a shard serves on without these.
         bodies["compaction"] = lambda: self.compaction.run(stopping, self.clock)
         if self.config.scrub_bytes_per_s:
@@ -253,23 +275,39 @@ class LeaderHost:
         self._small = checked.prepared.count <= ANNOUNCED_ROWS_MAX
         try:
             appended = self._put_path.append(checked)
-        except DeliveryUnknown:
+        except DeliveryUnknown as error:
             self.counters.unknown += 1
+            self._note_append_failure(error)
             raise
-        except RayMQError:
+        except RayMQError as error:
             self.counters.rejected += 1
+            if isinstance(error, (StorageFull, Unavailable)):
+                self._note_append_failure(error)
             raise
         except OSError as error:
             self.counters.rejected += 1
+            self._note_append_failure(error)
             raise Unavailable(f"the log could not be written: {error}", field="store") from error
+        except Exception as error:
+            # Nobody knows how far it came: what is accounted for and what is stored may differ now.
+            self._fail(Unavailable(f"append: {error!r}", field="store"))
+            raise
+        if self._append_failed:
+            self._append_failed = False
+            self.troubles.clear("append")
         self.counters.puts += 1
         self.counters.rows += appended.count
         self.counters.bytes += checked.prepared.bytes_from(appended.duplicates)
         self.counters.duplicates += appended.duplicates
         return appended
 
+    def _note_append_failure(self, error: Exception) -> None:
+        self._append_failed = True
+        self.troubles.note("append", error)
+
     def _fence_old(self) -> None:
         self._fenced = self.supervisor.fence_old()
+        self._heart.start()
         if self._fenced.failed_sync_errno:
             # The process before this one died before it could say so.
             raise Corrupt(
@@ -284,33 +322,44 @@ class LeaderHost:
         self.acks.await_room()
 
     def _witness_sync(self) -> int:
-        return self.store.log.sync()
+        with self._heart.long_call():
+            return self.store.log.sync()
 
     # --- service loops ----------------------------------------------------------------------------------------
 
-    def _guard(self, name: str, body: Callable[[], None]) -> Callable[[], None]:
-        """A service loop that dies takes the process's service with it: nothing limps on half alive."""
+    def _run_acks(self) -> None:
+        self._ack_rounds = 0
+        try:
+            self.acks.run(self._begin_ack_round)
+        finally:
+            self._heart.rest()
 
-        def run() -> None:
-            try:
-                body()
-            except RayMQError as error:
-                self._fail(error)
-            except OSError as error:
-                self._fail(Unavailable(f"{name}: {error}", field="store"))
-            except Exception as error:
-                log.exception("service loop died")
-                self._fail(Unavailable(f"{name}: {error!r}", field="store"))
-
-        return run
+    def _begin_ack_round(self) -> bool:
+        """Returns: whether the loop is to end. Raises: Unavailable, when the log takes nothing more."""
+        self._heart.come_round()
+        self._ack_rounds += 1
+        if self._ack_rounds > 1 and self.troubles:
+            self.troubles.clear("acks")
+        poisoned = self.store.log.poisoned
+        if poisoned is not None and self.failed is None and not self._stopping:
+            # Of a failed append that could not be taken back, for example: the next start cuts it off.
+            raise Unavailable(poisoned, field="store", status="poisoned")
+        return self._stopping
 
     def _fail(self, error: RayMQError) -> None:
-        if self._stopping:
+        """A part of the process is dead: nothing limps on half alive.
+
+        The shard stops writing; where a restart may mend it the process ends, and Ray starts the next one.
+        """
+        if self._stopping or self.failed is not None:
             return
         log.error("the shard stops writing: %s", error)
         self.failed = error
         self._settle_left()
         self._dispatcher.tell_readers()
+        sync_failed = self.store.log.sync_failed or self.supervisor.poisoned is not None
+        if self._give_up is not None and may_pass(error, sync_failed=sync_failed):
+            self._give_up(str(error))
 
     def _settle_left(self) -> None:
         """Answer what nobody will answer any more: not stored, or not known."""
@@ -342,7 +391,7 @@ class LeaderHost:
         return self._admin.call(op, args)
 
     def await_dispatch(self) -> None:
-        """Wait until readers see what is confirmed now; not for long."""
+        """Wait until readers see what is confirmed now. Raises: Unavailable, when that takes too long."""
         self._dispatcher.await_confirmed()
 
     def await_promise(self, appended: Append) -> None:
@@ -364,14 +413,50 @@ class LeaderHost:
         """Puts that are not answered yet."""
         return self._appender.waiting + self.acks.waiting
 
+    @property
+    def writable(self) -> bool:
+        """Whether puts are taken now, as far as the last one tells."""
+        return self.state == "RUNNING" and not self._append_failed
+
+    @property
+    def state(self) -> str:
+        """RUNNING, or READ_ONLY while every put is refused."""
+        refusing = self.failed or self.store.log.poisoned or not self.store.flags.writable
+        return "READ_ONLY" if refusing else "RUNNING"
+
+    @property
+    def cause(self) -> str | None:
+        """Why the shard does not write, or what does not work at present; None: all is well."""
+        if self.failed is not None:
+            return str(self.failed)
+        flags = self.store.flags
+        reasons = [
+            self.store.log.poisoned or "",
+            *(f"{part}: {cause}" for part, cause in self._all_troubles().items()),
+            "" if flags.writable else f"puts are refused: {', '.join(flags.names())}",
+        ]
+        return "; ".join(filter(None, reasons)) or None
+
+    def _all_troubles(self) -> dict[str, str]:
+        found = self.troubles.as_status()
+        log_ = self.store.log
+        # Without a replica both ends move together; the note is of Replication alone.
+        if log_.confirmed < own_durable(self.config.flush, log_.ends):
+            cause = self._replication_note.read()
+            if cause is not None:
+                found["replication"] = cause
+        return found
+
     def status(self) -> dict[str, Any]:
         """Positions, counters, metrics and satellites, for people and benchmarks."""
         log_ = self.store.log
         return {
             **self.identity_facts,
             "mode": "leader",
-            "state": "RUNNING" if self.failed is None else "READ_ONLY",
-            "error": None if self.failed is None else str(self.failed),
+            "state": self.state,
+            "writable": self.writable,
+            "error": self.cause,
+            "troubles": self._all_troubles(),
             "min_offset": log_.start,
             "transient_pool": self.config.transient_pool,
             "appended": log_.end,
@@ -416,6 +501,7 @@ class LeaderHost:
         for thread in self._threads:
             thread.join(2.0)
         self._settle_left()
+        self._heart.stop()
         self.supervisor.close()
         try:
             if self.failed is None:

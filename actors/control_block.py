@@ -13,6 +13,8 @@ measured to show other processes torn values in 18-21 % of polls.
     5      CommitLog  log generation: bumped by every `begin`, so also around a truncation
     6, 7   CommitLog  pid, start time
     8      CommitLog  heartbeat, monotonic ms
+    9      CommitLog  1: it beats, also in a recovery and beside a slow disk: satellites kill it when it is silent, see
+                      heart.py
     16     CommitLog  appended end, packed with the log generation
     17     CommitLog  1: an append has begun whose end is not in word 16 yet; a hint only
     18     CommitLog  1: CommitLog looks at the positions itself just now; GroupCommit leaves out its bell
@@ -42,15 +44,18 @@ that life, whichever processes worked for it.
 A packed word is (generation & 0x7FFF) << 48 | value: generation and value change in one move, and a reader that
 expects another generation reads 0. Generation 0 is never granted, so a zeroed page says nothing.
 
-Invariant: data, then word, then bell. x86 keeps stores in order; on ARM the bell's system call orders them.
+Invariant: data, then word, then bell. x86_64 shows stores to other processes in their order. Where no bell is rung
+nothing else orders them: Python has no barrier between processes. So other architectures are refused, see
+docs/decisions/0010-x86-64-only.md.
 """
 
 from __future__ import annotations
 
+import os
 from enum import IntEnum
 from typing import NamedTuple
 
-from raymq.store.errors import broken
+from raymq.store.errors import Rejected, broken
 from raymq.store.files import Files
 from raymq.store.promise import Flush
 
@@ -63,6 +68,8 @@ FILE_BYTES = 4096
 MAGIC = int.from_bytes(b"RayMQctl", "big")
 VERSION = 1
 
+#: architectures on which the invariant above holds
+ARCHITECTURES = ("x86_64",)
 #: the order is the layout
 ROLES = ("group_commit", "flush_real_time", "replication", "commit_real_time")
 #: flush mode -> the role that syncs
@@ -78,7 +85,7 @@ ANNOUNCED_US = 500
 POLL_US = 1_500
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
-_PID, _START_TIME, _HEARTBEAT, _APPENDED, _APPENDING, _WATCHING = 6, 7, 8, 16, 17, 18
+_PID, _START_TIME, _HEARTBEAT, _BEATING, _APPENDED, _APPENDING, _WATCHING = 6, 7, 8, 9, 16, 17, 18
 _POOLED, _ANNOUNCED, _POLLING = 19, 20, 21
 _FIRST_ROLE, _ROLE_WORDS = 32, 32
 _FIRST_LATENCY = 384
@@ -101,6 +108,18 @@ class State(IntEnum):
     STOPPED = 2
     #: a sync failed: nothing is granted any more
     POISONED = 3
+
+
+def check_architecture(machine: str) -> None:
+    """Raises: Rejected where words may be seen before the data that they tell of. Args: machine: of `os.uname()`."""
+    if machine not in ARCHITECTURES:
+        raise Rejected(
+            f"the processes of a replica share memory in an order that {machine} does not keep; run the shards on "
+            f"{', '.join(ARCHITECTURES)} (clients may be elsewhere)",
+            field="machine",
+            limit=", ".join(ARCHITECTURES),
+            found=machine,
+        )
 
 
 def shared_file(replica_dir: str, name: str) -> str:
@@ -294,7 +313,11 @@ class ControlBlock:
 
     @classmethod
     def open(cls, path: str, *, files: Files) -> ControlBlock:
-        """Map the page, made zeroed if it is not there (a satellite may come before CommitLog)."""
+        """Map the page, made zeroed if it is not there (a satellite may come before CommitLog).
+
+        Raises: Rejected on another architecture.
+        """
+        check_architecture(os.uname().machine)
         return cls(map_shared(path, FILE_BYTES, files=files), files=files)
 
     def valid(self, boot: int) -> bool:
@@ -378,6 +401,23 @@ class ControlBlock:
     def beat(self, now_ms: int) -> None:
         """CommitLog says "I live"."""
         self._words[_HEARTBEAT] = now_ms
+
+    def begin_beating(self, process: ProcessIdentity, now_ms: int) -> None:
+        """From now on a silent CommitLog is to be killed. Callers: CommitLog, with the store's lock."""
+        words = self._words
+        words[_BEATING] = 0
+        words[_PID], words[_START_TIME] = process
+        words[_HEARTBEAT] = now_ms
+        words[_BEATING] = 1
+
+    def end_beating(self) -> None:
+        """CommitLog stops: its silence means nothing any more."""
+        self._words[_BEATING] = 0
+
+    @property
+    def beating(self) -> bool:
+        """Whether CommitLog's silence means that it hangs."""
+        return bool(self._words[_BEATING])
 
     @property
     def appended(self) -> int:

@@ -36,9 +36,9 @@ STREAMS_MAX = 4096
 FETCH_BYTES_MAX = 64 << 20
 #: one call of a reader waits so long at most: a reader that has left holds its thread no longer
 READ_WAIT_MS_MAX = 2_000
-#: while so many read, each waits shortly, so that all get their turn
-CROWD = GROUPS["read"] // 2
-CROWDED_WAIT_MS = 100
+#: while so many read, each waits shortly, so that all get their turn: a call costs about a millisecond of CPU
+CROWD = GROUPS["read"] * 3 // 4
+CROWDED_WAIT_MS = 250
 
 #: batches of a call up to this size travel inside of it; Ray's own limit is 100 KB an argument
 INLINE_BYTES = 64 << 10

@@ -46,7 +46,7 @@ def read_leader(host: LeaderHost) -> Readings:
         "raymq_scrub_bytes_total": host.scrub.counters.bytes,
         "raymq_scrub_faults": len(host.scrub.faults),
         "raymq_start_time_seconds": host.started_ms / 1000,
-        "raymq_writable": int(host.failed is None),
+        "raymq_writable": int(host.writable),
         "raymq_waiting_puts": host.waiting_puts,
         "raymq_log_start_bytes": log.start,
         "raymq_log_appended_bytes": log.end,

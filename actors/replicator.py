@@ -56,6 +56,7 @@ from .flush_service import (
 from .replica_link import Down, Frame, ReplicaLink, Transport, Up
 from .ring import LatePuts
 from .satellite import IDLE_WAIT_MS, Satellite, Standing
+from .troubles import TroubleNote
 
 log = logging.getLogger("raymq.replication")
 
@@ -100,6 +101,7 @@ class Replicator:
         self._chain = ChainReader(
             self._root / "raymq" / "chain", config.segment_size_bytes, files=self._files
         )
+        self._trouble = TroubleNote(self._root, files=self._files, clock=self._clock)
         self._machine: MirrorLeader | None = None
         self._synced = 0
         self._frames = 0
@@ -207,6 +209,7 @@ class Replicator:
             # After them: the follower is told what has become of its answers.
             self._step(Progress(satellite.committed, combiner.acknowledged), machine, combiner)
             self._step(Tick(), machine, combiner)
+            self._trouble.tell(machine.trouble)
             limit = BUSY_WAIT_MS if combiner.waiting else IDLE_WAIT_MS
             satellite.wait(min(limit, machine.wait_ms(clock.monotonic_ms())))
         return standing

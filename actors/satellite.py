@@ -8,6 +8,7 @@ a satellite to one log and one generation.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from contextlib import ExitStack
@@ -29,15 +30,18 @@ from .control_block import (
     shared_file,
 )
 from .doorbell import Doorbell
+from .heart import PERIOD_MS, HeartWatch
 from .latency import SyncTimer
 from .processes import boot_id_hash, new_incarnation, own_identity
 from .ring import LatePuts, ReplicationRings, Request
 from .tries import Tries
 
+log = logging.getLogger("raymq.satellite")
+
 #: how often an attached satellite looks without a bell while nothing happens
 IDLE_WAIT_MS = 400
 #: how often a long call beats
-HEART_PERIOD_MS = 500
+HEART_PERIOD_MS = PERIOD_MS
 #: how often a satellite without lock or store directory tries again
 ATTACH_RETRY_MS = 200
 
@@ -145,6 +149,7 @@ class Satellite:
                 undo.callback(self._rings.close)
             self._undo = undo.pop_all()
         self._record = self._control.roles[self.role]
+        self._watch = HeartWatch(self._control, files=self._files)
         registration = Registration(self.incarnation, own_identity(files=self._files))
         self._record.register(registration, self._clock.monotonic_ms())
         self._heart = threading.Thread(target=self._run_heart, name="heart", daemon=True)
@@ -325,3 +330,8 @@ class Satellite:
         while not self._heart_stop.wait(HEART_PERIOD_MS / 1000):
             if self.long_call.active:
                 self.beat()
+            try:
+                self._watch.look(self._clock.monotonic_ms())
+            except OSError as error:
+                # No descriptor is free, for example: the next look tries again.
+                log.warning("CommitLog could not be looked at: %s", error)

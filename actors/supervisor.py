@@ -151,6 +151,11 @@ class Supervisor:
 
     # -- supervising -------------------------------------------------------------------------------------------
 
+    @property
+    def control(self) -> ControlBlock:
+        """The words that CommitLog and its satellites share."""
+        return self._control
+
     def fence_old(self, timeout_ms: int = KILL_TIMEOUT_MS) -> FenceReport:
         """Take over: kill every satellite that the previous CommitLog may have let in and wait for its end.
 

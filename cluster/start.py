@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from raymq.actors.control_block import check_architecture
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import RayMQError, Rejected, Unavailable
@@ -115,6 +116,9 @@ def start(
         StorageFull (no room for the transient pools; nothing was started).
     Durable: the cluster's identity, before the first actor starts.
     """
+    if nodes is None:
+        # With nodes each replica looks at its own machine.
+        check_architecture(os.uname().machine)
     files, clock, tell = Files(), Clock(), progress or _LOGGER.info
     warn = progress or _LOGGER.warning
     wanted = Wanted(

@@ -24,6 +24,9 @@ from .put.put_message import MessagePut, PutResult
 from .requests import Append, FetchSlice, PutRequest
 from .services.transaction import Half, TransactionService
 
+#: after a file that could not be opened for a sync
+FLUSH_RETRY_S = 0.05
+
 
 class EmbeddedStore:
     """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread, and one that has pages ready.
@@ -225,10 +228,18 @@ class EmbeddedStore:
                     # What was put last waits for nobody to put more. Whoever reads hears of a failure himself.
                     with contextlib.suppress(OSError, RayMQError):
                         self._advance()
-                if group_commit:
-                    flushed = self._commit.commit(log.end)
-                else:
-                    flushed = self._real_time.flush_if_due(log.end)
+                try:
+                    if group_commit:
+                        flushed = self._commit.commit(log.end)
+                    else:
+                        flushed = self._real_time.flush_if_due(log.end)
+                except FlushFailed:
+                    raise
+                except (OSError, Unavailable):
+                    # A file could not be opened (descriptors, memory): no sync has failed.
+                    self._ended.wait(FLUSH_RETRY_S)
+                    self._wake.set()
+                    continue
                 if flushed > log.synced:
                     log.note_synced(flushed)
                     self._tell_synced()

@@ -39,6 +39,10 @@ def only_zeros(chunk: bytes) -> bool:
     return _ZEROS.startswith(chunk)
 
 
+class SyncFailed(OSError):
+    """An fsync or fdatasync failed: what was written before may be lost, and a second sync proves nothing (D4)."""
+
+
 class Files:
     """The real file system. Stateless but for the maps it handed out."""
 
@@ -143,12 +147,15 @@ class Files:
             raise _translate(error, None) from error
 
     def sync_data(self, fd: int) -> None:
-        """fdatasync. Raises: OSError; the caller must not try again (D4)."""
-        os.fdatasync(fd)
+        """fdatasync. Raises: SyncFailed; the caller must not try again (D4)."""
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            raise SyncFailed(error.errno, f"fdatasync: {error.strerror}") from error
 
     def sync(self, fd: int) -> None:
-        """fsync."""
-        os.fsync(fd)
+        """fsync. Raises: SyncFailed."""
+        _fsync(fd)
 
     def lock(self, fd: int) -> None:
         """Take RocketMQ's store lock: an exclusive POSIX lock on byte 0.
@@ -233,10 +240,10 @@ class Files:
     # --- names --------------------------------------------------------------------------------
 
     def sync_dir(self, path: PathLike) -> None:
-        """fsync a directory: makes created, renamed and removed names durable."""
+        """fsync a directory: makes created, renamed and removed names durable. Raises: SyncFailed, OSError."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            _fsync(fd)
         finally:
             os.close(fd)
 
@@ -353,6 +360,13 @@ class _PyBuffer(ctypes.Structure):
         ("suboffsets", ctypes.c_void_p),
         ("internal", ctypes.c_void_p),
     ]
+
+
+def _fsync(fd: int) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, f"fsync: {error.strerror}") from error
 
 
 def _lock_call(name: str, mapped: mmap.mmap, size: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -381,6 +381,14 @@ class MessageStore:
         if self._rebuilding is not None:
             self._end_rebuilding()
         return dispatched
+
+    def take_touched(self) -> set[tuple[str, int]]:
+        """The queues in which `dispatch` put messages since the last call. Callers: the one that dispatches."""
+        return self._dispatch.take_touched()
+
+    def dispatch_concerns(self, queues: Container[tuple[str, int]], confirmed: int) -> bool:
+        """Whether what `dispatch` would do up to `confirmed` has messages of one of `queues`, or may have."""
+        return self._dispatch.concerns(queues, confirmed)
 
     @property
     def index_behind(self) -> bool:

@@ -28,7 +28,7 @@ from raymq.store.errors import (
     require,
 )
 from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
+from raymq.store.files import Files, SyncFailed
 from raymq.store.promise import Ends
 
 from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
@@ -69,7 +69,11 @@ class CommitLog:
         self.files = files
         self.clock = clock
         self.own = True
+        #: why nothing more is appended; None: all is well
         self.poisoned: str | None = None
+        #: it was a sync that failed, so that no later start may trust what is not proved to be on disk. Otherwise the
+        #: next start mends the log.
+        self.sync_failed = False
         #: called behind each `append`, before anybody accounts for it; must not raise
         self.on_appended: Callable[[], None] = lambda: None
         self._closed = False
@@ -401,6 +405,7 @@ class CommitLog:
 
     def poison(self, reason: str) -> None:
         """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
+        self.sync_failed = True
         if self.poisoned is None:
             self.poisoned = reason
             with contextlib.suppress(OSError):
@@ -472,11 +477,12 @@ class CommitLog:
             # Units of the bytes that were cut must not come back over the bytes that replace them.
             self.chain.sync()
             self.meta.update({"cut": None})
-        except OSError as error:
+        except SyncFailed as error:
             self.poison(f"a cut at {offset} did not finish: {error}")
             raise
-        except RayMQError as error:
-            # A full disk. The next start cuts here again: nothing may be appended and acknowledged meanwhile.
+        except (OSError, RayMQError) as error:
+            # A full disk, for example. The next start cuts here again: nothing may be appended and acknowledged
+            # meanwhile.
             self.poisoned = f"a cut at {offset} did not finish: {error}"
             raise
         self.end = offset

@@ -59,7 +59,8 @@ class SegmentSyncer:
     def sync(self, start: int, stop: int) -> None:
         """fdatasync, oldest first, every file that overlaps [start, stop).
 
-        Raises: FlushFailed; from then on always, without touching the disk again.
+        Raises: FlushFailed; from then on always, without touching the disk again. OSError, Unavailable when a file
+        cannot be opened: nothing of it was synced, and the next call tries again.
         """
         if self._failed is not None:
             raise self._failed
@@ -69,22 +70,31 @@ class SegmentSyncer:
         while self._fds and (oldest := next(iter(self._fds))) < first:
             self._files.close(self._fds.pop(oldest))
         for segment in range(first, stop, self._size):
+            fd = self._open(segment)
             try:
-                fd = self._fds.get(segment)
-                if fd is None:
-                    path = find_segment(self._dir, segment, files=self._files)
-                    fd = self._fds[segment] = self._files.open_file(path)
                 self._files.sync_data(fd)
-            except (OSError, Unavailable) as error:
-                code = error.errno if isinstance(error, OSError) else errno_codes.EIO
-                self._failed = FlushFailed(
-                    f"fdatasync of commit log file {segment:020d} failed: {error}; "
-                    "the store stops writing",
-                    offset=segment,
-                    errno=code or errno_codes.EIO,
-                )
-                raise self._failed from error
+            except OSError as error:
+                raise self._latch(segment, error) from error
             self.syncs += 1
+
+    def _open(self, segment: int) -> int:
+        """An error here is no failed sync: descriptors or memory may be there again soon. A missing file is one."""
+        fd = self._fds.get(segment)
+        if fd is None:
+            try:
+                path = find_segment(self._dir, segment, files=self._files)
+                fd = self._fds[segment] = self._files.open_file(path)
+            except FileNotFoundError as error:
+                raise self._latch(segment, error) from error
+        return fd
+
+    def _latch(self, segment: int, error: OSError) -> FlushFailed:
+        self._failed = FlushFailed(
+            f"fdatasync of commit log file {segment:020d} failed: {error}; the store stops writing",
+            offset=segment,
+            errno=error.errno or errno_codes.EIO,
+        )
+        return self._failed
 
     def segment_of(self, offset: int) -> int:
         """Start of the file that holds `offset`."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.store.errors import Corrupt, Unavailable
-from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
+from raymq.store.files import ZERO_CHUNK_BYTES, Files, SyncFailed, only_zeros
 
 
 class MappedFile:
@@ -111,10 +111,15 @@ class MappedFile:
         return view
 
     def sync(self) -> None:
-        """fdatasync through the witness descriptor; nothing after a delete. Raises: OSError."""
+        """fdatasync through the witness descriptor; nothing after a delete. Raises: SyncFailed."""
         with self._living:
             if self._fd >= 0:
-                self._files.sync_data(self._fd)
+                try:
+                    self._files.sync_data(self._fd)
+                except SyncFailed:
+                    raise
+                except OSError as error:
+                    raise SyncFailed(error.errno, f"fdatasync: {error.strerror}") from error
 
     def clear(self, start: int) -> None:
         """Make every byte from position `start` on zero.

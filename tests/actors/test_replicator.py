@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from raymq.actors.flush_service import EXIT_FENCED, EXIT_STOPPED
+from raymq.actors.troubles import TroubleNote
 from raymq.replication.mirror import MirrorLimits
 from raymq.store.checksum import crc32c
+from raymq.store.clock import Clock
 from raymq.store.errors import StorageFull
+from raymq.store.files import Files
 from raymq.store.log.chain import ChainUnit
 from raymq.store.status import PutStatus
 from tests.support.replica_pair import Pair, wait_until
@@ -114,6 +117,9 @@ def test_a_full_follower_refuses_and_is_tried_again(pair):
     end = pair.leader.write(100)
     wait_until(lambda: "disk is full" in (pair.replicator.status()["trouble"] or ""), "a refusal")
     assert pair.replicator.status()["matched_end"] == 0
+    # CommitLog, whose status is asked, hears of it too.
+    note = TroubleNote(pair.leader.root, files=Files(), clock=Clock())
+    wait_until(lambda: "disk is full" in (note.read() or ""), "a note")
     pair.follower.full = None
     pair.wait_matched(end)
     assert pair.replicator.status()["trouble"] is None

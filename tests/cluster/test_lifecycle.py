@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,19 @@ def test_every_actor_outlives_its_starter_restarts_and_never_retries(
         assert options["max_task_retries"] == 0
         assert options["num_cpus"] == 0
         assert options["label_selector"] == {ray_host.HOST_LABEL: "here"}
+
+
+def test_another_architecture_is_refused_before_anything_is_made(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = os.uname()
+    other = os.uname_result((*machine[:4], "aarch64"))
+    monkeypatch.setattr(os, "uname", lambda: other)
+    with pytest.raises(Rejected, match="order that aarch64 does not keep") as refusal:
+        begin(tmp_path)
+    assert refusal.value.field == "machine"
+    assert not (tmp_path / "data").exists()
+    assert not ray.actors
 
 
 def test_a_ray_without_our_label_pins_the_actors_to_this_node(ray: FakeRay, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tests.support.waiting import until
 TOPIC, ASIDE = "load", "aside"
 PRODUCERS, QUEUES = 2, 3
 LEADER, FOLLOWER = 0, 1
-#: longer than supervisor.STALE_MS, so that satellites which stand still are replaced
+#: longer than supervisor.STALE_MS, so that satellites which stand still are replaced; shorter than heart.SILENT_MS
 STOPPED_S = 3.0
 VICTIMS = [
     pytest.param(LEADER, "commit_log", id="leader's CommitLog"),
@@ -236,16 +236,31 @@ def test_writes_come_back_after_a_process_stood_still(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("replica", [LEADER, FOLLOWER], ids=["leader", "follower"])
+def test_writes_come_back_after_a_commit_log_hung(mirror: Mirror, load: Load, replica: int) -> None:
+    old = wait_for_seat(mirror, load, replica, "commit_log")
+    with Target(old) as target:
+        target.send(signal.SIGSTOP)
+        # Only a satellite ends that: it kills the process, and Ray starts the next one.
+        wait_for_seat(mirror, load, replica, "commit_log", but=old)
+    wait_for_writes(load)
+
+
+@pytest.mark.slow
 def test_without_the_follower_only_the_leaders_promise_is_kept(mirror: Mirror, load: Load) -> None:
     cluster, texts = mirror.cluster, [b"leader", b"quorum", b"wire"]
     pid = wait_for_seat(mirror, load, FOLLOWER, "commit_log")
+    watcher_pid = wait_for_seat(mirror, load, FOLLOWER, "group_commit")
     connection = ShardConnection(cluster.endpoints[0], cluster.token, cluster.cluster_id, 0)
     with (
         cluster.producer(acks="leader") as leader,
         cluster.producer(acks="quorum", delivery_timeout_ms=2_000) as quorum,
         contextlib.closing(connection),
         Target(pid) as target,
+        Target(watcher_pid) as watcher,
     ):
+        # Its satellite would have it replaced.
+        watcher.send(signal.SIGSTOP)
         target.send(signal.SIGSTOP)
         leader.send(ASIDE, texts[0]).result(10)
         unknown = quorum.send(ASIDE, texts[1])
@@ -260,6 +275,7 @@ def test_without_the_follower_only_the_leaders_promise_is_kept(mirror: Mirror, l
         assert answer.status == "FLUSH_SLAVE_TIMEOUT"
         assert cluster.describe_topic(ASIDE)["messages"] == 0
         target.send(signal.SIGCONT)
+        watcher.send(signal.SIGCONT)
         until(lambda: cluster.describe_topic(ASIDE)["messages"] >= len(texts), load.pause)
     assert [read.body for read in mirror.read(ASIDE)] == texts
     wait_for_writes(load)

@@ -113,6 +113,22 @@ def test_a_missing_file_is_a_failed_sync(syncer):
     assert caught.value.errno == errno.ENOENT
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_file_that_cannot_be_opened_for_a_while_is_no_failed_sync(
+    disk, syncer, monkeypatch, code
+):
+    with monkeypatch.context() as patch:
+
+        def refuse(path, **options):
+            raise OSError(code, "for a while")
+
+        patch.setattr(disk, "open_file", refuse)
+        with pytest.raises(OSError, match="for a while"):
+            syncer.sync(0, 1)
+    syncer.sync(0, 1)
+    assert disk.synced == [0]
+
+
 def test_the_failure_travels_with_its_kind_and_fields():
     failure = FlushFailed("broken", offset=7, errno=errno.EIO)
     again = pickle.loads(pickle.dumps(failure))
