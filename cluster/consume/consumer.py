@@ -192,6 +192,7 @@ class Consumer:
                 state.changed.wait_for(
                     lambda: state.pieces or state.failed or state.fatal or state.closed, timeout
                 )
+                self._check_open()
                 self._raise_failure()
             if not state.pieces:
                 return None
@@ -254,6 +255,7 @@ class Consumer:
 
     def seek(self, queue_id: int, offset: int | str) -> None:
         """Go on from `offset`, "earliest" or "latest". Whether the queue holds it, `poll` tells."""
+        self._check_open()
         shard = self._route.shard_of(self._own(queue_id))
         if isinstance(offset, str):
             check_choice("offset", offset, ("earliest", "latest"))
@@ -281,6 +283,7 @@ class Consumer:
                 "a consumer without group= cannot commit", field="group", limit="a group's name"
             )
         self._check_process()
+        self._check_open()
         wanted = self.positions() if offsets is None else dict(offsets)
         check_offsets(wanted)
         for shard in self._readers:
@@ -307,6 +310,7 @@ class Consumer:
                 "a consumer without group= cannot send back", field="group", limit="a group's name"
             )
         self._check_process()
+        self._check_open()
         if not self._retry_topics:
             for name in (retry_topic(self.group), dlq_topic(self.group)):
                 self._cluster.create_topic(name, queues=self._cluster.shards)
@@ -327,6 +331,7 @@ class Consumer:
             raise Rejected(
                 "a consumer without group= has no offsets", field="group", limit="a group's name"
             )
+        self._check_open()
         return self._committed(list(self._readers))
 
     def _committed(self, shards: list[int]) -> dict[int, int]:
@@ -348,7 +353,9 @@ class Consumer:
 
     def _check_open(self) -> None:
         if self._state.closed:
-            raise Rejected("the consumer is closed", field="consumer", limit="open")
+            raise Rejected(
+                "the consumer is closed; make another one", field="consumer", limit="open"
+            )
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
