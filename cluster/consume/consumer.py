@@ -113,8 +113,10 @@ class Consumer:
             side = 0 if start == "earliest" else 1
             return found | {queue: ranges[queue][side] for queue in missing}
         if isinstance(start, int):
+            check_offsets(dict.fromkeys(missing, start))
             return found | dict.fromkeys(missing, start)
         if isinstance(start, Mapping) and all(queue in start for queue in missing):
+            check_offsets({queue: start[queue] for queue in missing})
             return found | {queue: start[queue] for queue in missing}
         who = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
         raise Rejected(
@@ -260,6 +262,7 @@ class Consumer:
         if isinstance(offset, str):
             check_choice("offset", offset, ("earliest", "latest"))
             offset = self._ranges([shard])[queue_id][offset == "latest"]
+        check_offsets({queue_id: offset})
         state = self._state
         with state.changed:
             self._check_open()
@@ -276,7 +279,8 @@ class Consumer:
     def commit(self, offsets: Mapping[int, int] | None = None) -> None:
         """Store where the group goes on: the NEXT offsets; by default of all handed out so far.
 
-        Durable: as an acknowledged message. Raises: Rejected without a group; Unavailable.
+        Durable: as an acknowledged message. Raises: Rejected without a group; OffsetOutOfRange for an offset that
+        its queue does not hold, of which nothing is stored; Unavailable.
         """
         if self.group is None:
             raise Rejected(
