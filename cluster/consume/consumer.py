@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +14,7 @@ from raymq.cluster.arguments import check_choice, check_number, check_offsets
 from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch, messages
 from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
 from raymq.cluster.transport.routes import Routes
+from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.format import check_group_name
@@ -63,6 +65,8 @@ class Consumer:
             check_group_name(group)
         self.topic = topic
         self.group = group
+        #: what a program calls it
+        self.name = type(self).__name__
         self._unavailable_timeout_ms = unavailable_timeout_ms
         self._clock = clock or Clock()
         self._process = os.getpid()
@@ -373,13 +377,24 @@ class Consumer:
         """Stop reading; nothing is committed."""
         if os.getpid() != self._process:
             return
+        self._end_readers()
+        for reader in self._readers.values():
+            reader.join()
+
+    def _end_readers(self) -> None:
         with self._state.changed:
             self._state.closed = True
             for reader in self._readers.values():
                 reader.restart()
             self._state.changed.notify_all()
-        for reader in self._readers.values():
-            reader.join()
+
+    def __del__(self) -> None:
+        if "_readers" not in self.__dict__ or self._state.closed or os.getpid() != self._process:
+            return
+        if not sys.is_finalizing():
+            # Not waited for: the collector runs anywhere.
+            self._end_readers()
+        warn_unclosed(self, self.name, "use it in a with block, or call close()")
 
     def __enter__(self) -> Consumer:
         return self

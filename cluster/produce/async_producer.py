@@ -82,6 +82,7 @@ class AsyncProducer:
         """Args: `options` are the fields of ProducerConfig."""
         self._producer = Producer(cluster, config, clock=clock, **options)
         self._producer.future_type = AsyncSendFuture
+        self._producer.name = type(self).__name__
         self.config = self._producer.config
         self._loop: asyncio.AbstractEventLoop | None = None
         #: topics that need no look-up
@@ -171,7 +172,8 @@ class AsyncProducer:
             raise closed_error()
         if self._loop is None:
             self._loop = loop
-            self._producer.on_room(lambda: _call_soon(loop, self._freed.set))
+            freed = self._freed
+            self._producer.on_room(lambda: _call_soon(loop, freed.set))
         elif self._loop is not loop:
             raise Rejected(
                 "this producer is used in another event loop; make one in each", field="loop"

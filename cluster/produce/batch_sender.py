@@ -262,6 +262,11 @@ class BatchSender:
         if late:
             raise still_under_way(len(late), timeout)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether there is anything to close in this process."""
+        return bool(self._senders) and not self._closed.is_set() and os.getpid() == self._process
+
     def close(self) -> None:
         """End at once: what is not answered fails. Call `flush` before."""
         if os.getpid() != self._process:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -22,6 +23,7 @@ from raymq.cluster.messages.message import Message, property_bytes
 from raymq.cluster.messages.partitioner import queue_of, queues_of
 from raymq.cluster.messages.timer_message import REAL_BYTES, timer_properties, waiting_properties
 from raymq.cluster.transport.routes import Routes
+from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import RayMQError, Rejected
@@ -101,6 +103,8 @@ class Producer:
         )
         #: what `collect` returns
         self.future_type = SendFuture
+        #: what a program calls it
+        self.name = type(self).__name__
         self._room = Room(self.config.buffer_bytes, self.config.max_block_ms)
         self._linger_s = self.config.linger_ms / 1000
         #: guards everything below
@@ -117,6 +121,7 @@ class Producer:
         #: what the linger thread must write to, beside what is due
         self._to_pump: set[ShardSender] = set()
         self._closed = False
+        self._linger_state = _LingerState()
         self._linger_thread: threading.Thread | None = None
         #: when it wakes by itself, on the monotonic clock; 0: it is awake
         self._linger_wakes = math.inf
@@ -343,9 +348,13 @@ class Producer:
 
     def _wake_linger(self) -> None:
         """Needs the lock."""
+        self._linger_state.producer = self
         if self._linger_thread is None:
             self._linger_thread = threading.Thread(
-                target=self._linger, name="raymq-linger", daemon=True
+                target=_linger,
+                args=(self._linger_state, self._changed),
+                name="raymq-linger",
+                daemon=True,
             )
             self._linger_thread.start()
         else:
@@ -518,40 +527,30 @@ class Producer:
         late = self._clock.monotonic() - pending.begun >= self.config.delivery_timeout_ms / 1000
         return not (asked or late) and self._sender.stalled(*pending.where)
 
-    def _linger(self) -> None:
-        """Send what has waited long enough, and behind which nothing waits that cannot be written yet.
+    def _take_due(self, busy: bool) -> tuple[set[ShardSender], float | None]:
+        """Seal what has waited long enough, unless it would only stand in line. Needs the lock.
 
-        While messages come it looks by itself once a linger time, so that none of them has to wake it.
+        Returns: whom to pump; if there is none, how long to wait, None: until something comes. While messages come
+        (`busy`) that is the linger time, so that none of them has to wake the thread.
         """
-        busy = False
-        while True:
-            senders: set[ShardSender | None] = set()
-            with self._changed:
-                if self._closed:
-                    return
-                senders |= self._to_pump
-                self._to_pump.clear()
-                now = self._clock.monotonic()
-                stalled: list[Pending] = []
-                while self._due and (self._due[0].sealed or self._due[0].due <= now):
-                    busy = True
-                    pending = self._due.popleft()
-                    if self._may_grow(pending):
-                        pending.due = now + STALLED_S
-                        stalled.append(pending)
-                    else:
-                        senders.add(self._seal(pending))
-                self._due.extendleft(reversed(stalled))
-                if not any(senders):
-                    wait_s = self._linger_s if busy else None
-                    if self._due:
-                        wait_s = self._due[0].due - now
-                    self._linger_wakes = math.inf if wait_s is None else now + wait_s
-                    busy = False
-                    self._changed.wait(wait_s)
-                    self._linger_wakes = 0.0
-                    continue
-            _pump(senders)
+        senders = self._to_pump.copy()
+        self._to_pump.clear()
+        now = self._clock.monotonic()
+        stalled: list[Pending] = []
+        while self._due and (self._due[0].sealed or self._due[0].due <= now):
+            busy = True
+            pending = self._due.popleft()
+            if self._may_grow(pending):
+                pending.due = now + STALLED_S
+                stalled.append(pending)
+            elif (sender := self._seal(pending)) is not None:
+                senders.add(sender)
+        self._due.extendleft(reversed(stalled))
+        wait_s = self._linger_s if busy else None
+        if self._due:
+            wait_s = self._due[0].due - now
+        self._linger_wakes = math.inf if wait_s is None else now + wait_s
+        return senders, wait_s
 
     # --- columns --------------------------------------------------------------------------------
 
@@ -671,7 +670,7 @@ class Producer:
                 self.await_answers(timeout)
         finally:
             with self._changed:
-                self._closed = True
+                self._closed = self._linger_state.ended = True
                 # What came behind the flush is told by the end of its sender.
                 for pending in list(self._open.values()):
                     self._seal(pending)
@@ -681,6 +680,23 @@ class Producer:
     def stop_look_ups(self) -> None:
         """A look-up that waits for a shard fails: the producer is about to close."""
         self._sender.stop_look_ups()
+
+    def __del__(self) -> None:
+        # Only of an idle one: what is open or under way refers to it.
+        if self.__dict__.get("_closed", True):
+            return
+        in_use = self._sender.in_use
+        if not sys.is_finalizing():
+            with self._changed:
+                self._closed = True
+                self._linger_state.ended = True
+                self._changed.notify_all()
+            if in_use:
+                # Not here: it waits for threads, and the collector runs anywhere.
+                threading.Thread(target=self._sender.close, daemon=True).start()
+        if in_use:
+            advice = "use it in a with block, or call close(), which raises what was not stored"
+            warn_unclosed(self, self.name, advice)
 
     def __enter__(self) -> Producer:
         return self
@@ -692,6 +708,40 @@ class Producer:
             # A failure of the block itself must not be hidden by one that came of it.
             if kind is None:
                 raise
+
+
+class _LingerState:
+    """What the linger thread works for. An idle producer is not kept alive by its thread."""
+
+    def __init__(self) -> None:
+        #: None while nothing is open
+        self.producer: Producer | None = None
+        self.ended = False
+
+
+def _linger(state: _LingerState, changed: threading.Condition) -> None:
+    """Send what has waited long enough."""
+    busy = False
+    while True:
+        with changed:
+            producer = state.producer
+            if state.ended:
+                state.producer = None
+                return
+            if producer is None:
+                changed.wait()
+                continue
+            senders, wait_s = producer._take_due(busy)
+            busy = bool(senders)
+            if not senders:
+                if wait_s is None:
+                    # Perhaps the last reference: then `__del__` runs here.
+                    state.producer = producer = None
+                else:
+                    changed.wait(wait_s)
+                continue
+            producer._linger_wakes = 0.0
+        _pump(senders)
 
 
 def _batch(pending: Pending) -> pa.RecordBatch | Row:

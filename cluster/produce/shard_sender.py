@@ -662,6 +662,8 @@ def _complete(done: Done) -> None:
         # Ctrl-C: the others are told all the same.
         _tell(done)
         raise
+    # A thread that waits must not keep them, nor what their callbacks refer to.
+    done.clear()
 
 
 def _tell(done: Done) -> None:
