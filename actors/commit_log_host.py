@@ -34,6 +34,7 @@ from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
 
 from .admin_calls import AdminCalls
 from .appender import Appender, Made
+from .call_arguments import check_known, check_whole
 from .control_block import COMMIT_REAL_TIME
 from .delays import Delays
 from .dispatcher import Dispatcher
@@ -382,8 +383,13 @@ class LeaderHost:
     # --- ShardBackend: the rest -----------------------------------------------------------------------------
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """See `Dispatcher.fetch`."""
+        """See `Dispatcher.fetch`. Raises: Rejected for a topic or queue that does not exist."""
         self.counters.fetches += 1
+        topics = self.store.state.topics
+        info = topics[check_known(request.topic, topics)]
+        for queue_id in request.offsets:
+            if not 0 <= queue_id < info.queues:
+                check_whole("offsets", queue_id, 0, info.queues - 1)
         return self._dispatcher.fetch(request)
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -125,6 +126,11 @@ class MessageStore:
         self._at_complete: dict[tuple[str, int], int] | None = None
         #: up to where consume queues are being built anew, and the next offsets of those that were lost
         self._rebuilding: tuple[int, dict[tuple[str, int], int]] | None = None
+        #: where the records of topics end that were created since the store was opened, and where the log ended then
+        self._topic_ends: dict[str, int] = {}
+        self._opened_end = 0
+        #: held from the look whether a topic exists until its record's end is noted
+        self._topics_lock = threading.Lock()
         self._closed = False
         #: a sync of a consume queue failed
         self._queues_doubtful = False
@@ -159,6 +165,7 @@ class MessageStore:
                 on_locked()
             store._recover()
             config_json.import_changed(store)
+            store._opened_end = log.end
         except BaseException:
             store.abandon()
             raise
@@ -575,13 +582,21 @@ class MessageStore:
 
         Raises: Rejected for a bad name, number or attribute, or when it exists with others.
         """
-        info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
-        if info is None:
-            return None
-        value: dict[str, Any] = {"name": name, "queues": queues, "shards": list(info.shards)}
-        if info.attributes:
-            value["attributes"] = dict(info.attributes)
-        return self.put_internal(TOPIC, _json(value))
+        with self._topics_lock:
+            info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
+            if info is None:
+                return None
+            value: dict[str, Any] = {"name": name, "queues": queues, "shards": list(info.shards)}
+            if info.attributes:
+                value["attributes"] = dict(info.attributes)
+            appended = self.put_internal(TOPIC, _json(value))
+            self._topic_ends[name] = appended.end_offset
+            return appended
+
+    def topic_end(self, name: str) -> int:
+        """A physical offset: a topic that exists is as durable as the log below it."""
+        with self._topics_lock:
+            return self._topic_ends.get(name, self._opened_end)
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> Append:
         """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""

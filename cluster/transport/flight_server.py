@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from raymq.actors.call_arguments import fetch_request
 from raymq.actors.shard_api import ShardBackend
 from raymq.store.clock import Clock
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
@@ -208,12 +209,14 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def _fetch_request(request: dict[str, Any]) -> FetchRequest:
-    return FetchRequest(
+    return fetch_request(
         request["topic"],
-        {int(queue): int(offset) for queue, offset in request["offsets"].items()},
-        min(int(request["max_bytes"]), FETCH_BYTES_MAX),
-        int(request["max_records"]),
-        min(int(request["wait_ms"]), FETCH_WAIT_MS_MAX),
+        request["offsets"],
+        max_bytes=request["max_bytes"],
+        max_records=request["max_records"],
+        wait_ms=request["wait_ms"],
+        bytes_limit=FETCH_BYTES_MAX,
+        wait_limit_ms=FETCH_WAIT_MS_MAX,
     )
 
 

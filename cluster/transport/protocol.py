@@ -47,7 +47,10 @@ def unpack(data: Any) -> dict[str, Any]:
     """Metadata from a buffer. Raises: ValueError when it is no JSON object."""
     if data is None:
         raise ValueError("the message has no metadata")
-    value = json.loads(str(data, "utf-8"))
+    try:
+        value = json.loads(str(data, "utf-8"))
+    except RecursionError:
+        raise ValueError("the metadata is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"metadata is a JSON object, not {type(value).__name__}")
     return value

@@ -25,7 +25,7 @@ from . import protocol
 from .receive_memory import LIMIT_BYTES, ReceiveMemory
 
 #: a larger batch is refused; clients send parts of a few MiB
-BATCH_BYTES_MAX = 64 << 20
+RECEIVED_BATCH_BYTES_MAX = 64 << 20
 #: acks in one message at most
 ACKS_MAX = 256
 #: bytes of acks that the client was not seen to read, written without fear of blocking: HTTP/2 lets 64 KiB pass
@@ -161,11 +161,11 @@ class PutStreamServer:
             number, read = int(meta["id"]), int(meta.get("read", -1))
             if batch is None:
                 raise Rejected("the message has no rows", field="batch", limit="a record batch")
-            if size > BATCH_BYTES_MAX:
+            if size > RECEIVED_BATCH_BYTES_MAX:
                 raise Rejected(
-                    f"the batch has {size} bytes; send it in parts of at most {BATCH_BYTES_MAX}",
+                    f"the batch has {size} bytes; send it in parts of at most {RECEIVED_BATCH_BYTES_MAX}",
                     field="batch",
-                    limit=BATCH_BYTES_MAX,
+                    limit=RECEIVED_BATCH_BYTES_MAX,
                 )
             request = put_request(meta, batch)
         except RayMQError as error:

@@ -141,6 +141,10 @@ class Routes:
             self.refresh()
             return self._call(shard, op, args)
 
+    def known(self, name: str) -> TopicRoute | None:
+        """A topic's queues, where they were looked up before."""
+        return self._topics.get(name)
+
     def topic(self, name: str) -> TopicRoute:
         """A topic's queues. Raises: Rejected for an unknown topic; Unavailable."""
         with self._lock:
@@ -154,7 +158,8 @@ class Routes:
             shards, lambda shard: self.call(shard, "topics", {}), timeout_s=CALL_TIMEOUT_S
         )
         with self._lock:
-            self._topics = {
+            # What was known stays: a shard that missed a topic's creation does not know it yet.
+            self._topics = self._topics | {
                 each: TopicRoute(each, int(facts["queues"]), tuple(facts["shards"]))
                 for each, facts in found.items()
             }

@@ -13,7 +13,7 @@ import pytest
 
 from raymq.actors.shard_api import PutTicket
 from raymq.cluster.transport.put_stream import (
-    BATCH_BYTES_MAX,
+    RECEIVED_BATCH_BYTES_MAX,
     BUSY_BYTES,
     UNREAD_BYTES_MAX,
     PutStreamServer,
@@ -258,10 +258,10 @@ def test_memory_is_given_back_once_a_large_load_is_over() -> None:
 
 
 def test_a_batch_that_is_too_large_is_refused_and_the_stream_stays_usable(stream: Stream) -> None:
-    stream.send(0, size=BATCH_BYTES_MAX + 1)
+    stream.send(0, size=RECEIVED_BATCH_BYTES_MAX + 1)
     stream.send(1)
     stream.wait_for(lambda: len(stream.tickets) == 1)
     stream.complete(0)
     answers = [a for _, metadata in stream.sent for a in json.loads(metadata)["acks"]]
-    assert answers[0]["error"]["fields"]["limit"] == BATCH_BYTES_MAX
+    assert answers[0]["error"]["fields"]["limit"] == RECEIVED_BATCH_BYTES_MAX
     assert answers[1]["id"] == 1
