@@ -206,7 +206,10 @@ class EmbeddedStore:
         self._advance()
         with self._dispatching:
             while self.store.index_behind:
+                before = self.store.dispatched, self.store.index.indexed
                 self.store.dispatch(self.store.log.confirmed)
+                if (self.store.dispatched, self.store.index.indexed) == before:
+                    break
 
     # --- the flush thread -----------------------------------------------------------------------------------
 

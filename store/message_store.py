@@ -22,7 +22,7 @@ from .compaction.get_compacted import get_compacted
 from .config import StoreConfig
 from .delay.delay_hook import DelayHook
 from .delay.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
-from .errors import RayMQError, Unavailable
+from .errors import Corrupt, RayMQError, Unavailable
 from .failpoints import fail_point
 from .files import Files
 from .format import check_group_name
@@ -282,10 +282,13 @@ class MessageStore:
         self.state.clear()
         for file in self.log.queue.files:
             if scan_start - file.size < file.start < self.log.end:
-                view = file.read_view()
-                stop = min(self.log.end - file.start, file.size)
-                walk = record.walk(view, file.start, stop=stop, check_crc=False)
-                self._visit(view, file.start, walk)
+                at, stop = file.start, min(self.log.end, file.start + file.size)
+                while at < stop:
+                    view, base, walk = self.log.walk(at, stop, check_crc=False)
+                    self._visit(view, base, walk)
+                    if walk.reason is not record.WalkStop.STOPPED:
+                        break
+                    at = walk.end
 
     def _scan_start(self, low: int) -> int:
         """Start of the newest snapshot that is complete and ends at or below `low`; else the log's start.
@@ -381,6 +384,11 @@ class MessageStore:
         if self._rebuilding is not None:
             self._end_rebuilding()
         return dispatched
+
+    @property
+    def damage(self) -> list[Corrupt]:
+        """Damage below C that dispatch, index or deliveries came to and passed over."""
+        return list(self.log.damage_met.values())
 
     @property
     def index_behind(self) -> bool:

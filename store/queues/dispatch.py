@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -21,6 +22,7 @@ from raymq.store.put.put_lock import PutLock
 from raymq.store.records import rows
 from raymq.store.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 
+from .consume_queue import ConsumeQueue
 from .consume_queues import ConsumeQueues
 
 Int64s = npt.NDArray[np.int64]
@@ -72,6 +74,8 @@ class Dispatch:
         self.index: IndexBuilder | None = None
         #: grows with what waits for a delay level or a timer
         self.delayed = 0
+        #: damage below C that was come to, [start, stop)
+        self._holes: list[tuple[int, int]] = []
 
     def pend(self, unit: Pending) -> None:
         """Remember what was just appended, so that it need not be read back."""
@@ -145,13 +149,10 @@ class Dispatch:
 
     def _from_log(self, upto: int) -> bool:
         """Dispatch a slice that is read back. Returns: whether there was any."""
-        view, base = self._log.view(self.dispatched)
-        size = self._log.config.segment_size_bytes
-        stop = min(upto, base + size) - base
-        walk = record.walk(
-            view[self.dispatched - base :],
-            self.dispatched,
-            stop=stop - (self.dispatched - base),
+        at, size = self.dispatched, self._log.config.segment_size_bytes
+        view, base, walk = self._log.walk(
+            at,
+            upto,
             check_crc=False,
             # Recovery took these records for whole; in a store of others it does not ask where they say they stand.
             check_position=False,
@@ -159,17 +160,46 @@ class Dispatch:
         )
         if len(walk.positions):
             for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
-                self._queues.get(run.topic, run.queue_id).append(
-                    run.first_offset,
-                    run.positions,
-                    run.sizes,
+                self._append(
+                    self._queues.get(run.topic, run.queue_id),
+                    run,
                     rows.tags_codes(run.topic, run.batch, self._log.config.delay_levels_ms),
                 )
                 if run.topic in _DELAY_TOPICS:
                     self.delayed += 1
-        moved = walk.end > self.dispatched
         self.dispatched = walk.end
-        if walk.reason is record.WalkStop.BLANK or (walk.end >= base + size - 7):
-            self.dispatched = base + size
-            moved = True
-        return moved
+        following = at - at % size + size
+        if walk.reason is record.WalkStop.BLANK or walk.end > following - fmt.BLANK_BYTES:
+            self.dispatched = following
+        elif walk.end == at and walk.reason is not record.WalkStop.STOPPED:
+            if walk.reason is record.WalkStop.SHORT and self._comes_later(at, upto):
+                return False
+            self._pass_over(at, upto, walk.reason.value)
+        return True
+
+    def _comes_later(self, at: int, upto: int) -> bool:
+        """Whether the record that goes on behind C may be whole when C is behind it."""
+        end = self._log.end
+        return upto < end and at + int.from_bytes(self._log.read(at, at + 4), "big") <= end
+
+    def _pass_over(self, at: int, upto: int, fault: str) -> None:
+        """Go on behind damage below C: what is whole behind it is to be read, and nothing else would come to it."""
+        self._log.note_damage(self._log.damage(at, fault))
+        self.dispatched = self._log.behind_damage(at, upto)
+        self._holes.append((at, self.dispatched))
+
+    def _append(self, queue: ConsumeQueue, run: rows.RowRun, tags_codes: Int64s) -> None:
+        """The units of a run; those of its queue's messages that were damaged before it point into the damage.
+
+        So whoever reads these offsets is told; a gap would be passed over in silence.
+        """
+        missing = run.first_offset - queue.max_offset
+        if missing > 0 and queue.max_physical_offset >= 0:
+            for start, stop in self._holes:
+                count = min(missing, (stop - start) // fmt.RECORD_MIN_BYTES)
+                if count > 0 and queue.max_physical_offset <= start and stop <= run.positions[0]:
+                    places = start + fmt.RECORD_MIN_BYTES * np.arange(count, dtype=np.int64)
+                    sizes = np.full(count, fmt.RECORD_MIN_BYTES, dtype=np.int64)
+                    queue.append(queue.max_offset, places, sizes, np.zeros(count, dtype=np.int64))
+                    missing -= count
+        queue.append(run.first_offset, run.positions, run.sizes, tags_codes)

@@ -46,7 +46,8 @@ class Reader:
         Returns: raw RocketMQ records as one binary column, zero-copy where they are neighbours; fewer than would
         fit where most of them are neighbours, and what follows stands elsewhere.
         Raises: OffsetOutOfRange below the queue's min, or above what the log holds of it. Corrupt for a
-        damaged consume queue.
+        damaged consume queue, and for bytes that the disk does not give back. Whether the records are whole, whoever
+        takes them out of their bytes looks: `record.first_fault`.
         """
         low, high = self.queue_range(topic, queue_id)
         if high < offset <= self._state.next_offsets.get((topic, queue_id), 0):
@@ -78,17 +79,20 @@ class Reader:
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         fits = max(1, int(sizes.cumsum().searchsorted(max_bytes, side="right")))
+        size = self._log.config.segment_size_bytes
+        base = int(positions[0]) // size * size
+        inside = positions[:fits] < base + size
+        fits = fits if inside.all() else int(np.argmin(inside))
+        fits = _neighbours(positions[:fits], sizes[:fits])
+        positions, sizes = positions[:fits], sizes[:fits]
+        self._check_units(topic, queue_id, offset, positions - base, sizes, size)
         try:
-            view, base = self._log.view(int(positions[0]))
+            found = self._log.records(positions, sizes, whole=False)
         except OffsetOutOfRange as error:
             raise _out_of_range(
                 topic, queue_id, offset, *self.queue_range(topic, queue_id)
             ) from error
-        inside = positions[:fits] < base + self._log.config.segment_size_bytes
-        fits = fits if inside.all() else int(np.argmin(inside))
-        fits = _neighbours(positions[:fits], sizes[:fits])
-        self._check_units(topic, queue_id, offset, positions[:fits] - base, sizes[:fits], len(view))
-        records = record.select(view, positions[:fits] - base, sizes[:fits])
+        records = record.select(found.data, found.starts, found.sizes)
         return FetchSlice(queue_id, offset, offset + fits, low, high, records, None)
 
     def _check_units(

@@ -23,7 +23,7 @@ from raymq.store.record import decode
 from raymq.store.records import properties
 from tests.support.batches import request
 from tests.support.clock import ManualClock
-from tests.support.confirming import confirm
+from tests.support.confirming import confirm, file_bytes
 
 SMALL = StoreConfig(
     segment_size_bytes=16 * 1024, consume_queue_file_size_bytes=400, message_index=False
@@ -223,7 +223,7 @@ def test_neighbours_are_not_copied(store):
     put(store, 5)
     records = store.get_message("t", 0, 0, 5).records
     (chunk,) = records.chunks
-    view, _ = store.log.view(0)
+    view = file_bytes(store.log, 0)
     address = np.frombuffer(view, dtype=np.uint8).ctypes.data
     assert address <= chunk.buffers()[2].address < address + len(view)
 
