@@ -80,6 +80,11 @@ class AdminCalls:
             if info.shard_of(queue) == shard
         }
 
+    def _op_check_record(self, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
+        """Whether the message at an offset is whole here. Raises: Corrupt naming file and place."""
+        self._host.store.check_record(topic, queue_id, offset)
+        return {}
+
     def _op_commit_offsets(self, group: str, topic: str, offsets: dict[str, int]) -> dict[str, Any]:
         self._host.check_serving()
         self._host.await_promise(

@@ -162,9 +162,9 @@ class EmbeddedStore:
         max_bytes: int = 1 << 20,
         max_records: int = 10_000,
     ) -> FetchSlice:
-        """Dispatch what is confirmed, then read."""
+        """Dispatch what is confirmed, then read. Raises: Corrupt where the message at `offset` is damaged."""
         self._advance()
-        return self.store.fetch(
+        return self.store.fetch_whole(
             topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records
         )
 

@@ -43,6 +43,7 @@ from .queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .queues.message_filter import MessageFilter
 from .queues.reader import Reader
 from .records import properties, rows
+from .records.raw_records import before, fault_of
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
 from .state import (
@@ -477,6 +478,40 @@ class MessageStore:
         found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         self.stats.note_get(0 if found.records is None else len(found.records))
         return found
+
+    def fetch_whole(
+        self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
+    ) -> FetchSlice:
+        """As `fetch`, for whoever takes the records out of their bytes here: up to the first that is damaged.
+
+        Raises: Corrupt where that is the one at `offset`.
+        """
+        found = self.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        fault = fault_of(found)
+        if fault is None:
+            return found
+        if fault.row:
+            return before(found, fault.row)
+        self.check_record(topic, queue_id, found.first_offset)
+        raise Unavailable(
+            f"message {offset} of queue {queue_id} of {topic} was read damaged ({fault.rule}) and then whole: memory "
+            "changes bytes",
+            field="store",
+        )
+
+    def check_record(self, topic: str, queue_id: int, offset: int) -> None:
+        """Look whether the message at an offset is whole; where there is none, nothing is said.
+
+        Raises: Corrupt naming the file and the place, which is noted for status.
+        """
+        try:
+            if self.compaction.owns(topic):
+                self.compaction.read(topic, queue_id, offset, max_bytes=1, max_records=1)
+            else:
+                self.reader.check(topic, queue_id, offset)
+        except Corrupt as error:
+            self.log.note_damage(error)
+            raise
 
     def _check_readable(self) -> None:
         if self._closed:
