@@ -250,12 +250,13 @@ def _what_is_readable(queue: MappedFileQueue, low: int, high: int, end: int) -> 
         return read_of(queue, low, high, end)
     except Corrupt:
         parts = []
-        for at in range(low, high, PAGE_BYTES):
-            stop = min(high, at + PAGE_BYTES)
+        while low < high:
+            stop = min(high, low - low % PAGE_BYTES + PAGE_BYTES)
             try:
-                parts.append(read_of(queue, at, stop, end))
+                parts.append(read_of(queue, low, stop, end))
             except Corrupt:
-                parts.append(bytes(stop - at))
+                parts.append(bytes(stop - low))
+            low = stop
         return b"".join(parts)
 
 

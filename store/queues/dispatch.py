@@ -119,9 +119,10 @@ class Dispatch:
             if unit is not None and unit.start == self.dispatched:
                 if unit.end > confirmed:
                     break
-                self._queues.get(unit.topic, unit.queue_id).append(
-                    unit.first_offset, unit.positions, unit.sizes, unit.tags_codes
-                )
+                queue = self._queues.get(unit.topic, unit.queue_id)
+                if self._holes:
+                    self._point_into_damage(queue, unit.first_offset, int(unit.positions[0]))
+                queue.append(unit.first_offset, unit.positions, unit.sizes, unit.tags_codes)
                 if unit.topic in _DELAY_TOPICS:
                     self.delayed += 1
                 self.dispatched = unit.end
@@ -160,9 +161,13 @@ class Dispatch:
         )
         if len(walk.positions):
             for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
-                self._append(
-                    self._queues.get(run.topic, run.queue_id),
-                    run,
+                queue = self._queues.get(run.topic, run.queue_id)
+                if self._holes:
+                    self._point_into_damage(queue, run.first_offset, int(run.positions[0]))
+                queue.append(
+                    run.first_offset,
+                    run.positions,
+                    run.sizes,
                     rows.tags_codes(run.topic, run.batch, self._log.config.delay_levels_ms),
                 )
                 if run.topic in _DELAY_TOPICS:
@@ -188,18 +193,15 @@ class Dispatch:
         self.dispatched = self._log.behind_damage(at, upto)
         self._holes.append((at, self.dispatched))
 
-    def _append(self, queue: ConsumeQueue, run: rows.RowRun, tags_codes: Int64s) -> None:
-        """The units of a run; those of its queue's messages that were damaged before it point into the damage.
+    def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:
+        """Units for the messages of a queue, below offset `upto`, that were damaged: they point into the damage.
 
-        So whoever reads these offsets is told; a gap would be passed over in silence.
+        So whoever reads these offsets is told; a gap would be passed over in silence. `position`: of the next message.
         """
-        missing = run.first_offset - queue.max_offset
-        if missing > 0 and queue.max_physical_offset >= 0:
-            for start, stop in self._holes:
-                count = min(missing, (stop - start) // fmt.RECORD_MIN_BYTES)
-                if count > 0 and queue.max_physical_offset <= start and stop <= run.positions[0]:
-                    places = start + fmt.RECORD_MIN_BYTES * np.arange(count, dtype=np.int64)
-                    sizes = np.full(count, fmt.RECORD_MIN_BYTES, dtype=np.int64)
-                    queue.append(queue.max_offset, places, sizes, np.zeros(count, dtype=np.int64))
-                    missing -= count
-        queue.append(run.first_offset, run.positions, run.sizes, tags_codes)
+        for start, stop in self._holes:
+            missing = upto - queue.max_offset
+            count = min(missing, (stop - start) // fmt.RECORD_MIN_BYTES)
+            if count > 0 and 0 <= queue.max_physical_offset <= start and stop <= position:
+                places = start + fmt.RECORD_MIN_BYTES * np.arange(count, dtype=np.int64)
+                sizes = np.full(count, fmt.RECORD_MIN_BYTES, dtype=np.int64)
+                queue.append(queue.max_offset, places, sizes, np.zeros(count, dtype=np.int64))

@@ -21,13 +21,7 @@ def fault_of(part: FetchSlice) -> Fault | None:
     count = len(records)
     edges: Any = np.frombuffer(records.buffers()[1], dtype=np.int32)
     edges = edges[records.offset : records.offset + count + 1].astype(np.int64)
-    return first_fault(
-        records.buffers()[2],
-        edges[:-1],
-        edges[1:] - edges[:-1],
-        # Of a compacted topic there are gaps.
-        queue_offset=part.first_offset if _dense(part) else None,
-    )
+    return first_fault(records.buffers()[2], edges[:-1], edges[1:] - edges[:-1])
 
 
 def before(part: FetchSlice, row: int) -> FetchSlice:
@@ -35,11 +29,7 @@ def before(part: FetchSlice, row: int) -> FetchSlice:
     records: Any = part.records
     whole = records.slice(0, row)
     following = part.first_offset + row
-    if not _dense(part):
+    if part.next_offset - part.first_offset != len(records):
+        # Of a compacted topic there are gaps.
         following = int.from_bytes(whole[row - 1].as_py()[_QUEUE_OFFSET], "big") + 1
     return part._replace(records=whole, next_offset=following)
-
-
-def _dense(part: FetchSlice) -> bool:
-    records: Any = part.records
-    return part.next_offset - part.first_offset == len(records)

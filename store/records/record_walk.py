@@ -299,14 +299,12 @@ def first_fault(
     sizes: Int64s,
     positions: Int64s | None = None,
     *,
-    queue_offset: int | None = None,
     check_crc: bool = True,
 ) -> Fault | None:
     """The first of some records that is not the whole record it was stored as; None when all are.
 
-    Args: every [start, start + size) lies inside `view`; `positions`: the physical offsets that they must have;
-    `queue_offset`: the first one's in its queue, which the others follow. Topic and properties have no CRC: only their
-    lengths are checked.
+    Args: every [start, start + size) lies inside `view`; `positions`: the physical offsets that they must have.
+    Header, topic and properties have no CRC: what sizes and lengths can tell is told.
     """
     short = sizes < fmt.RECORD_MIN_BYTES
     if short.any():
@@ -316,7 +314,6 @@ def first_fault(
             starts[:row],
             sizes[:row],
             None if positions is None else positions[:row],
-            queue_offset=queue_offset,
             check_crc=check_crc,
         )
         return fault or Fault(row, WalkStop.BAD_LENGTH.value)
@@ -338,11 +335,6 @@ def first_fault(
         if wrong.any():
             count = int(wrong.argmax())
             fault = Fault(count, WalkStop.WRONG_POSITION.value)
-    if queue_offset is not None:
-        wrong = headers["queue_offset"][:count] != np.arange(queue_offset, queue_offset + count)
-        if wrong.any():
-            count = int(wrong.argmax())
-            fault = Fault(count, "wrong queue offset")
     if check_crc and count:
         body_start, body_end = parts.body_start[:count], parts.body_end[:count]
         wrong = stretch_crcs(memoryview(view), body_start, body_end) != headers["body_crc"][:count]
