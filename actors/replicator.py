@@ -2,7 +2,7 @@
 (design D4, D5).
 
 A satellite like the flushers: it works under CommitLog's grant and publishes C as its position. It
-tails the chain and maps the log read-only; what is replicated is decided by `MirrorLeader`, who is
+tails the chain and reads the log; what is replicated is decided by `MirrorLeader`, who is
 answered by `PutCombiner`. It holds nothing that must survive: a new life relearns the match.
 """
 
@@ -21,6 +21,7 @@ from raymq.replication.combiner import Answer, PutCombiner
 from raymq.replication.mirror import (
     Connect,
     Connected,
+    Damaged,
     Disconnect,
     Disconnected,
     Effect,
@@ -38,10 +39,9 @@ from raymq.replication.mirror import (
 from raymq.replication.wire import Member, cluster_key, decode, encode
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected, require
+from raymq.store.errors import Corrupt, Rejected
 from raymq.store.files import Files
 from raymq.store.log.chain import ChainReader
-from raymq.store.log.segment_paths import find_segment, list_segments, other_directories
 from raymq.store.status import PutStatus
 
 from .flush_service import (
@@ -51,14 +51,12 @@ from .flush_service import (
     EXIT_STOPPED,
     EXIT_STOPPED_BY_COMMIT_LOG,
 )
+from .log_reader import LogReader
 from .replica_link import Down, Frame, ReplicaLink, Transport, Up
 from .ring import FLAG_FLUSH, FLAG_REPLICA
 from .satellite import IDLE_WAIT_MS, Satellite, Standing
 
 log = logging.getLogger("raymq.replication")
-
-#: mapped segments kept; frames in flight keep theirs alive by themselves
-_MAPS_KEPT = 2
 
 
 class Replicator:
@@ -197,7 +195,7 @@ class Replicator:
             self._answer(combiner.on_flushed(progress.durable))
             for event in (progress, *self._link_events(), Tick()):
                 effects = machine.step(event, clock.monotonic_ms())
-                self._perform(effects, combiner)
+                self._perform(effects, combiner, machine)
             self._answer(combiner.on_tick(clock.monotonic_ms()))
             limit = BUSY_WAIT_MS if len(combiner) else IDLE_WAIT_MS
             satellite.wait(min(limit, machine.wait_ms(clock.monotonic_ms())))
@@ -247,10 +245,18 @@ class Replicator:
             for item in self._link.take_events()
         ]
 
-    def _perform(self, effects: list[Effect], combiner: PutCombiner) -> None:
+    def _perform(self, effects: list[Effect], combiner: PutCombiner, machine: MirrorLeader) -> None:
         for effect in effects:
             if isinstance(effect, Send):
-                body = self._log.read(effect.start, effect.stop)
+                try:
+                    body = self._log.read(effect.start, effect.stop, effect.message)
+                except Corrupt as error:
+                    # What rotted here is not sent, and nothing behind it.
+                    damage = Damaged(str(error))
+                    self._perform(
+                        machine.step(damage, self._clock.monotonic_ms()), combiner, machine
+                    )
+                    return
                 self._link.send(encode(effect.header, effect.message), body)
                 self._frames += 1
             elif isinstance(effect, Publish):
@@ -263,51 +269,6 @@ class Replicator:
                 self._link.disconnect()
             elif isinstance(effect, Halt):
                 log.error("shard %s is not replicated: %s", self._shard, effect.reason)
-
-
-class LogReader:
-    """Read-only maps of the leader's segments.
-
-    A frame's body is a slice of one: nobody copies it in Python.
-    """
-
-    def __init__(self, directory: Path, segment_size_bytes: int, *, files: Files) -> None:
-        self._directory = directory
-        self._size = segment_size_bytes
-        self._files = files
-        self._maps: dict[int, memoryview] = {}
-
-    def start(self) -> int:
-        """The first offset stored; 0 in an empty log."""
-        others = other_directories(self._directory.parent, files=self._files)
-        found = list_segments([self._directory, *others], files=self._files)
-        return int(found[0].name) if found else 0
-
-    def read(self, start: int, stop: int) -> memoryview | None:
-        """Log bytes [start, stop), which lie in one segment; None for none."""
-        if start == stop:
-            return None
-        segment = start // self._size * self._size
-        require(stop <= segment + self._size, "a body lies in one segment", start=start, stop=stop)
-        view = self._maps.get(segment)
-        if view is None:
-            view = self._maps[segment] = self._map(segment)
-            while len(self._maps) > _MAPS_KEPT:
-                self._files.unmap(self._maps.pop(next(iter(self._maps))))
-        return view[start - segment : stop - segment]
-
-    def close(self) -> None:
-        """Let go of every map."""
-        while self._maps:
-            self._files.unmap(self._maps.popitem()[1])
-
-    def _map(self, segment: int) -> memoryview:
-        path = find_segment(self._directory, segment, files=self._files)
-        fd = self._files.open_file(path, writable=False)
-        try:
-            return self._files.map_read(fd, self._size)
-        finally:
-            self._files.close(fd)
 
 
 def _to_event(item: Down | Frame) -> Event:
