@@ -6,6 +6,7 @@ It serves no reads and takes no puts; in mirror mode there is no failover (D5).
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from raymq.store.files import Files
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.clean import CleanService
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.scrub import scrub_of_log
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from raymq.store.running_flags import RunningFlags
 from raymq.store.status import PutStatus
@@ -26,6 +28,8 @@ from .follower import FollowerSession
 from .housekeeper import Housekeeper
 from .shard_api import PutTicket
 from .supervisor import Supervisor
+
+log = logging.getLogger("raymq.follower")
 
 #: a follower does not know what waits to be delivered, which a leader keeps: it is at most two days old, as a rule
 RESERVED_HOURS_MIN = 72
@@ -71,6 +75,8 @@ class FollowerHost:
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
         )
+        # What it finds is told; nothing stops.
+        self.scrub = scrub_of_log(self.log, on_fault=lambda fault: log.error("%s", fault))
         self._threads = [
             threading.Thread(target=self._run_acks, name="raymq-acks", daemon=True),
             threading.Thread(target=self._run_allocate, name="raymq-allocate", daemon=True),
@@ -80,6 +86,14 @@ class FollowerHost:
                 daemon=True,
             ),
         ]
+        if config.scrub_bytes_per_s:
+            self._threads.append(
+                threading.Thread(
+                    target=lambda: self.scrub.run(lambda: self._stopping),
+                    name="raymq-scrub",
+                    daemon=True,
+                )
+            )
         for thread in self._threads:
             thread.start()
 
@@ -271,6 +285,7 @@ class FollowerHost:
             "synced": self.log.synced,
             "confirmed": self.log.confirmed,
             "recovery": None if recovered is None else {"row": recovered.row, "end": recovered.end},
+            "scrub": self.scrub.status(),
             "roles": self.supervisor.describe(),
         }
 
@@ -278,6 +293,7 @@ class FollowerHost:
         """Orderly stop. `abort` stays: a follower's consume queues are built when somebody opens it."""
         self._stopping = True
         self._housekeeper.wake()
+        self.scrub.wake()
         with self._changed:
             self._changed.notify_all()
         for thread in self._threads:

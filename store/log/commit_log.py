@@ -257,7 +257,7 @@ class CommitLog:
 
     def note_damage(self, error: Corrupt) -> None:
         """Remember damage that is passed over, for status; it is told once. Callers: any thread."""
-        offset = int(error.fields["offset"])
+        offset = int(error.fields.get("offset", -1))
         if offset not in self.damage_met and len(self.damage_met) < DAMAGE_MAX:
             self.damage_met[offset] = error
             log.error("%s", error)
