@@ -99,6 +99,13 @@ class AdminCalls:
             if info.shard_of(queue) == shard
         }
 
+    def _op_check_record(self, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
+        """Whether the message at an offset is whole here. Raises: Corrupt naming file and place."""
+        self._check_queue(self._topic(topic), queue_id)
+        check_whole("offset", offset, 0)
+        self._host.store.check_record(topic, queue_id, offset)
+        return {}
+
     def _topic(self, name: Any) -> TopicInfo:
         """Raises: Rejected when there is none."""
         topics = self._host.store.state.topics

@@ -26,7 +26,7 @@ from raymq.store.errors import (
 )
 from raymq.store.files import Files
 from raymq.store.log.flush import PAGE_BYTES
-from raymq.store.log.scrub import Scrub
+from raymq.store.log.scrub import scrub_of_log
 from raymq.store.message_store import MessageStore
 from raymq.store.promise import awaits_commit, own_durable, promises
 from raymq.store.put.put_path import CheckedPut
@@ -148,7 +148,8 @@ class LeaderHost:
             # The replication process maps files, too, and nobody here sees for how long.
             self.store.log.queue.spares = None
         self._ahead = self.store.log.allocate_ahead()
-        self.scrub = self._make_scrub(files)
+        # What it finds is told; nothing stops.
+        self.scrub = scrub_of_log(self.store.log, on_fault=lambda fault: log.error("%s", fault))
         self.housekeeper = Housekeeper(
             self.store.cleaner,
             clock=self.clock,
@@ -219,21 +220,6 @@ class LeaderHost:
             store.abandon()
             raise
         return store
-
-    def _make_scrub(self, files: Files) -> Scrub:
-        """The walk that reads what is confirmed against the chain's CRCs; what it finds is told, nothing stops."""
-        log_, config = self.store.log, self.config
-        return Scrub(
-            self._root,
-            config.segment_size_bytes,
-            start=lambda: log_.start,
-            limit=lambda: min(log_.synced, log_.confirmed),
-            files=files,
-            clock=self.clock,
-            bytes_per_s=config.scrub_bytes_per_s,
-            pause_ms=config.scrub_pause_ms,
-            on_fault=lambda fault: log.error("%s", fault),
-        )
 
     # --- ShardBackend: put ----------------------------------------------------------------------------------
 
@@ -476,6 +462,7 @@ class LeaderHost:
             else {"row": log_.recovered.row, "end": log_.recovered.end},
             "counters": vars(self.counters),
             "scrub": self.scrub.status(),
+            "damage": [{"message": str(error), **error.fields} for error in self.store.damage],
             "compaction": {"error": self.compaction.failed},
             "metrics": as_status(read_leader(self)),
             "flags": self.store.flags.names(),

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from raymq.store.clock import Clock
-from raymq.store.errors import OffsetOutOfRange, StorageFull, Unavailable
+from raymq.store.errors import Corrupt, OffsetOutOfRange, StorageFull, Unavailable
 from raymq.store.message_store import MessageStore
 from raymq.store.requests import FetchRequest, FetchSlice
 
@@ -269,7 +269,7 @@ class Dispatcher:
                         break
                     # Units of a foreign store that point at nothing: the next message is behind them.
                     at = part.next_offset
-            except OffsetOutOfRange as error:
+            except (OffsetOutOfRange, Corrupt) as error:
                 low, high = self._store.queue_range(request.topic, queue_id)
                 slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
                 continue

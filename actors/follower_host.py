@@ -19,6 +19,7 @@ from raymq.store.files import Files
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.clean import CleanService
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.scrub import scrub_of_log
 from raymq.store.promise import own_durable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from raymq.store.running_flags import RunningFlags
@@ -86,6 +87,8 @@ class FollowerHost:
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
         )
+        # What it finds is told; nothing stops.
+        self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
         self._threads = [
             threading.Thread(
                 target=guarded(
@@ -105,6 +108,14 @@ class FollowerHost:
                 daemon=True,
             ),
         ]
+        if config.scrub_bytes_per_s:
+            self._threads.append(
+                threading.Thread(
+                    target=lambda: self.scrub.run(lambda: self._stopping),
+                    name="raymq-scrub",
+                    daemon=True,
+                )
+            )
         for thread in self._threads:
             thread.start()
 
@@ -339,6 +350,7 @@ class FollowerHost:
             "synced": self.log.synced,
             "confirmed": self.log.confirmed,
             "recovery": None if recovered is None else {"row": recovered.row, "end": recovered.end},
+            "scrub": self.scrub.status(),
             "roles": self.supervisor.describe(),
         }
 
@@ -346,6 +358,7 @@ class FollowerHost:
         """Orderly stop. `abort` stays: a follower's consume queues are built when somebody opens it."""
         self._stopping = True
         self._housekeeper.wake()
+        self.scrub.wake()
         with self._changed:
             self._changed.notify_all()
         for thread in self._threads:

@@ -1,12 +1,12 @@
 """The Replication role on the leader's side: moves bytes, tracks the match, combines futures
 (design D4, D5).
 
-A satellite like the flushers: it works under CommitLog's grant. It tails the chain and maps the log
-read-only. `MirrorLeader` says how far the follower is; `PutCombiner` makes of that and of the
-leader's own ends the outcomes of the puts that wait for replicas. Its watermark is the position
-that is published, by which CommitLog acknowledges these puts and shows records to readers: the
-table of promises has one row for both. Late puts go back as entries. It holds nothing that must
-survive: a new life relearns the match, and CommitLog answers for puts that a dead one left.
+A satellite like the flushers: it works under CommitLog's grant. It tails the chain and reads the
+log. `MirrorLeader` says how far the follower is; `PutCombiner` makes of that and of the leader's
+own ends the outcomes of the puts that wait for replicas. Its watermark is the position that is
+published, by which CommitLog acknowledges these puts and shows records to readers: the table of
+promises has one row for both. Late puts go back as entries. It holds nothing that must survive: a
+new life relearns the match, and CommitLog answers for puts that a dead one left.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from raymq.replication.combiner import PutCombiner
 from raymq.replication.mirror import (
     Connect,
     Connected,
+    Damaged,
     Disconnect,
     Disconnected,
     Event,
@@ -39,10 +40,9 @@ from raymq.replication.mirror import (
 from raymq.replication.wire import Member, cluster_key, decode, encode
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected, require
+from raymq.store.errors import Corrupt, Rejected
 from raymq.store.files import Files
 from raymq.store.log.chain import ChainReader
-from raymq.store.log.segment_paths import find_segment, list_segments, other_directories
 from raymq.store.promise import PROMISES, Ends
 
 from .control_block import FLUSHERS
@@ -53,15 +53,13 @@ from .flush_service import (
     EXIT_STOPPED,
     EXIT_STOPPED_BY_COMMIT_LOG,
 )
+from .log_reader import LogReader
 from .replica_link import Down, Frame, ReplicaLink, Transport, Up
 from .ring import LatePuts
 from .satellite import IDLE_WAIT_MS, Satellite, Standing
 from .troubles import TroubleNote
 
 log = logging.getLogger("raymq.replication")
-
-#: mapped segments kept; frames in flight keep theirs alive by themselves
-_MAPS_KEPT = 2
 
 
 class Replicator:
@@ -243,7 +241,12 @@ class Replicator:
     def _step(self, event: Event, machine: MirrorLeader, combiner: PutCombiner) -> None:
         for effect in machine.step(event, self._clock.monotonic_ms()):
             if isinstance(effect, Send):
-                body = self._log.read(effect.start, effect.stop)
+                try:
+                    body = self._log.read(effect.start, effect.stop, effect.message)
+                except Corrupt as error:
+                    # Bytes that rotted here are not sent, nor any after them.
+                    self._step(Damaged(str(error)), machine, combiner)
+                    return
                 self._link.send(encode(effect.header, effect.message), body)
                 self._frames += 1
                 self._satellite.publish_count(self._frames)
@@ -256,51 +259,6 @@ class Replicator:
                 self._link.disconnect()
             elif isinstance(effect, Halt):
                 log.error("shard %s is not replicated: %s", self._shard, effect.reason)
-
-
-class LogReader:
-    """Read-only maps of the leader's segments.
-
-    A frame's body is a slice of one: nobody copies it in Python.
-    """
-
-    def __init__(self, directory: Path, segment_size_bytes: int, *, files: Files) -> None:
-        self._directory = directory
-        self._size = segment_size_bytes
-        self._files = files
-        self._maps: dict[int, memoryview] = {}
-
-    def start(self) -> int:
-        """The first offset stored; 0 in an empty log."""
-        others = other_directories(self._directory.parent, files=self._files)
-        found = list_segments([self._directory, *others], files=self._files)
-        return int(found[0].name) if found else 0
-
-    def read(self, start: int, stop: int) -> memoryview | None:
-        """Log bytes [start, stop), which lie in one segment; None for none."""
-        if start == stop:
-            return None
-        segment = start // self._size * self._size
-        require(stop <= segment + self._size, "a body lies in one segment", start=start, stop=stop)
-        view = self._maps.get(segment)
-        if view is None:
-            view = self._maps[segment] = self._map(segment)
-            while len(self._maps) > _MAPS_KEPT:
-                self._files.unmap(self._maps.pop(next(iter(self._maps))))
-        return view[start - segment : stop - segment]
-
-    def close(self) -> None:
-        """Let go of every map."""
-        while self._maps:
-            self._files.unmap(self._maps.popitem()[1])
-
-    def _map(self, segment: int) -> memoryview:
-        path = find_segment(self._directory, segment, files=self._files)
-        fd = self._files.open_file(path, writable=False)
-        try:
-            return self._files.map_read(fd, self._size)
-        finally:
-            self._files.close(fd)
 
 
 def _to_event(item: Down | Frame) -> Event:

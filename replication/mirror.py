@@ -82,6 +82,12 @@ class Disconnected(NamedTuple):
     reason: str
 
 
+class Damaged(NamedTuple):
+    """The leader's own bytes that come next are not those that were stored."""
+
+    reason: str
+
+
 class Received(NamedTuple):
     """A frame of the follower."""
 
@@ -93,7 +99,7 @@ class Tick(NamedTuple):
     """Time went by."""
 
 
-Event: TypeAlias = Progress | Connected | Disconnected | Received | Tick
+Event: TypeAlias = Progress | Connected | Disconnected | Damaged | Received | Tick
 
 
 # --- effects --------------------------------------------------------------------------------------
@@ -206,6 +212,8 @@ class MirrorLeader:
         elif isinstance(event, Disconnected) and self.phase is not Phase.IDLE:
             # Idle, it is the end of a connection that this side has dropped, with its own delay.
             self._drop(now_ms, self._limits.retry_ms, event.reason)
+        elif isinstance(event, Damaged):
+            self._halt(event.reason, now_ms, effects)
         self._watch(now_ms, effects)
         if self.phase is Phase.STREAMING:
             self._stream(now_ms, effects)

@@ -71,10 +71,10 @@ class StoreConfig:
     prewrite_window_bytes: int = 64 * MIB
     #: a snapshot of the state is written so often within a file: recovery reads about twice as much
     snapshot_interval_bytes: int = 32 * MIB
-    #: stored bytes are read and compared with the chain's CRCs at this pace (scrub); 0: never
-    scrub_bytes_per_s: int = 8 * MIB
-    #: from the end of one such pass to the beginning of the next
-    scrub_pause_ms: int = 7 * 24 * 3600 * 1000
+    #: stored bytes are read and compared with the chain's CRCs (scrub), at most so many a second; 0: never
+    scrub_bytes_per_s: int = 64 * MIB
+    #: all of them so often, but twice within `file_reserved_hours` at least
+    scrub_interval_ms: int = 24 * 3600 * 1000
     #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for what is made of both
     compaction_file_size_bytes: int = 100 * MIB
     #: bytes of the file of its units (compactionCqMappedFileSize)

@@ -166,9 +166,9 @@ class EmbeddedStore:
         max_bytes: int = 1 << 20,
         max_records: int = 10_000,
     ) -> FetchSlice:
-        """Dispatch what is confirmed, then read."""
+        """Dispatch what is confirmed, then read. Raises: Corrupt where the message at `offset` is damaged."""
         self._advance()
-        return self.store.fetch(
+        return self.store.fetch_whole(
             topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records
         )
 
@@ -210,7 +210,10 @@ class EmbeddedStore:
         self._advance()
         with self._dispatching:
             while self.store.index_behind:
+                before = self.store.dispatched, self.store.index.indexed
                 self.store.dispatch(self.store.log.confirmed)
+                if (self.store.dispatched, self.store.index.indexed) == before:
+                    break
 
     # --- the flush thread -----------------------------------------------------------------------------------
 

@@ -30,8 +30,13 @@ Data = Any
 ZERO_CHUNK_BYTES = 128 << 10
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
 #: what is only read to have it in memory ends here
+_READ_BYTES = 1 << 20
 _UNREAD = memoryview(bytearray(64 << 10))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+#: what a disk or its file system answers for bytes that were stored and cannot be read any more
+_UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO)
+#: the rule of a Corrupt for such bytes
+READABLE = "stored bytes can be read"
 
 
 def only_zeros(chunk: bytes) -> bool:
@@ -78,6 +83,41 @@ class Files:
     def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
         """Read at a position; shorter at the end of the file."""
         return os.pread(fd, nbytes, offset)
+
+    def read_range(self, fd: int, start: int, stop: int, *, path: PathLike, base: int = 0) -> bytes:
+        """Bytes [start, stop) of a file. A bad sector is an error here; through a map it kills the process.
+
+        Args: `base`: the offset that byte 0 of the file has, for the error.
+        Raises: Corrupt naming the first byte that cannot be read; OSError for what is not the disk's fault.
+        """
+        parts: list[bytes] = []
+        at = start
+        while at < stop:
+            try:
+                part = self.pread(fd, stop - at, at)
+            except OSError as error:
+                if error.errno not in _UNREADABLE:
+                    raise
+                raise Corrupt(
+                    f"{path} cannot be read at {base + at}: {error.strerror}; the disk has lost these bytes",
+                    path=str(path),
+                    offset=base + at,
+                    rule=READABLE,
+                ) from error
+            if not part:
+                raise Corrupt(
+                    f"{path} ends at {base + at}; its bytes up to {base + stop} were stored",
+                    path=str(path),
+                    offset=base + at,
+                    rule=READABLE,
+                    expected=base + stop,
+                    found=base + at,
+                )
+            if at == start and len(part) == stop - start:
+                return part
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)
 
     def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
         """The ranges within [start, stop) that may hold bytes other than zero; the rest are holes.
@@ -187,6 +227,16 @@ class Files:
         view = memoryview(mapped)
         self._maps[id(view)] = mapped
         return view
+
+    def map_checked(self, fd: int, size: int, path: PathLike) -> memoryview:
+        """As `map_read`, when every byte that is no hole was read a moment before. Raises: Corrupt for bad sectors.
+
+        For tools that look at all of a file anyway.
+        """
+        for start, stop in self.data_ranges(fd, 0, size):
+            for at in range(start, stop, _READ_BYTES):
+                self.read_range(fd, at, min(at + _READ_BYTES, stop), path=path)
+        return self.map_read(fd, size)
 
     def map_words(self, fd: int, size: int) -> memoryview:
         """A shared writable view; the caller casts it to "q"."""

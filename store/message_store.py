@@ -23,7 +23,7 @@ from .compaction.get_compacted import get_compacted
 from .config import StoreConfig
 from .delay.delay_hook import DelayHook
 from .delay.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
-from .errors import RayMQError, Unavailable
+from .errors import Corrupt, RayMQError, Unavailable
 from .failpoints import fail_point
 from .files import Files
 from .format import check_group_name
@@ -44,6 +44,7 @@ from .queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .queues.message_filter import MessageFilter
 from .queues.reader import Reader
 from .records import properties, rows
+from .records.raw_records import before, fault_of
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
 from .state import (
@@ -289,10 +290,13 @@ class MessageStore:
         self.state.clear()
         for file in self.log.queue.files:
             if scan_start - file.size < file.start < self.log.end:
-                view = file.read_view()
-                stop = min(self.log.end - file.start, file.size)
-                walk = record.walk(view, file.start, stop=stop, check_crc=False)
-                self._visit(view, file.start, walk)
+                at, stop = file.start, min(self.log.end, file.start + file.size)
+                while at < stop:
+                    view, base, walk = self.log.walk(at, stop, check_crc=False)
+                    self._visit(view, base, walk)
+                    if walk.reason is not record.WalkStop.STOPPED:
+                        break
+                    at = walk.end
 
     def _scan_start(self, low: int) -> int:
         """Start of the newest snapshot that is complete and ends at or below `low`; else the log's start.
@@ -398,6 +402,11 @@ class MessageStore:
         return self._dispatch.concerns(queues, confirmed)
 
     @property
+    def damage(self) -> list[Corrupt]:
+        """Damage below C that dispatch, index or deliveries came to and passed over."""
+        return list(self.log.damage_met.values())
+
+    @property
     def index_behind(self) -> bool:
         """Whether `dispatch` has records to index that are in the consume queues already."""
         return self._dispatch.index_behind
@@ -484,6 +493,40 @@ class MessageStore:
         found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         self.stats.note_get(0 if found.records is None else len(found.records))
         return found
+
+    def fetch_whole(
+        self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
+    ) -> FetchSlice:
+        """As `fetch`, for whoever takes the records out of their bytes here: up to the first that is damaged.
+
+        Raises: Corrupt where that is the one at `offset`.
+        """
+        found = self.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        fault = fault_of(found)
+        if fault is None:
+            return found
+        if fault.row:
+            return before(found, fault.row)
+        self.check_record(topic, queue_id, found.first_offset)
+        raise Unavailable(
+            f"message {offset} of queue {queue_id} of {topic} was read damaged ({fault.rule}) and then whole: memory "
+            "changes bytes",
+            field="store",
+        )
+
+    def check_record(self, topic: str, queue_id: int, offset: int) -> None:
+        """Look whether the message at an offset is whole; where there is none, nothing is said.
+
+        Raises: Corrupt naming the file and the place, which is noted for status.
+        """
+        try:
+            if self.compaction.owns(topic):
+                self.compaction.read(topic, queue_id, offset, max_bytes=1, max_records=1)
+            else:
+                self.reader.check(topic, queue_id, offset)
+        except Corrupt as error:
+            self.log.note_damage(error)
+            raise
 
     def _check_readable(self) -> None:
         if self._closed:

@@ -7,6 +7,7 @@ Source: CompactionLog.TopicPartitionLog, SparseConsumeQueue, RocketMQ 5.3.3.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from raymq.store import record
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
 from raymq.store.log.mapped_file import MappedFile
+from raymq.store.log.read_together import read_together
+from raymq.store.records.record_walk import first_fault
 
 from .units import UNIT_BYTES, UNIT_DTYPE, end_unit
 
@@ -26,6 +29,9 @@ Int64s = npt.NDArray[np.int64]
 
 _PHYSICAL_OFFSET_AT = 28
 _LONG = np.arange(8)
+#: units read at a time while their end is looked for
+SCAN_UNITS = 8192
+POINTS = "no record where its unit says"
 
 
 class Pair:
@@ -42,21 +48,57 @@ class Pair:
         #: nothing is appended any more
         self.sealed = False
 
-    def units(self) -> Any:
-        """The units, UNIT_DTYPE."""
-        room = self.queue.size // UNIT_BYTES
-        return np.frombuffer(self.queue.read_view(), dtype=UNIT_DTYPE, count=room)[: self.count]
+    def units(self, low: int = 0, high: int | None = None) -> Any:
+        """Units [low, high), all by default, UNIT_DTYPE. Raises: Corrupt for what the disk does not give back."""
+        high = self.count if high is None else min(high, self.count)
+        data = self.queue.read(low * UNIT_BYTES, max(low, high) * UNIT_BYTES)
+        return np.frombuffer(data, dtype=UNIT_DTYPE)
+
+    def offset_at(self, number: int) -> int:
+        """The queue offset of a unit; a negative number counts from the end."""
+        number += self.count if number < 0 else 0
+        return int(self.units(number, number + 1)["offset"][0])
+
+    def records(self, starts: Int64s, sizes: Int64s) -> tuple[memoryview, Int64s]:
+        """A buffer with the records at these places of the log file, and where each begins in it.
+
+        Raises: Corrupt for the first that is damaged, or that the disk does not give back.
+        """
+        if not len(starts):
+            return memoryview(b""), starts
+        ends = starts + sizes
+        good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= self.log.size)
+        good[1:] &= starts[1:] >= ends[:-1]
+        row = len(good) if good.all() else int(good.argmin())
+        data, where = memoryview(b""), starts[:0]
+        if row:
+            data, where = read_together(self.log.read, starts[:row], ends[:row])
+        fault = first_fault(data, where, sizes[:row], starts[:row] + self.start)
+        if fault is None and row == len(good):
+            return data, where
+        row, rule = (row, POINTS) if fault is None else fault
+        raise Corrupt(
+            f"{self.log.path} at {int(starts[row])}: the record is damaged ({rule}); `raymq store verify` says more",
+            path=str(self.log.path),
+            offset=int(starts[row]),
+            rule=rule,
+        )
 
     def find_end(self) -> None:
         """Count the units that are valid, and from the last one the bytes of the log."""
         room = self.queue.size // UNIT_BYTES
-        units = np.frombuffer(self.queue.read_view(), dtype=UNIT_DTYPE, count=room)
-        valid = (units["position"] >= 0) & (units["size"] > 0) & (units["count"] > 0)
-        self.count = room if valid.all() else int(valid.argmin())
-        units = units[: self.count]
+        self.count = 0
+        while self.count < room:
+            low, self.count = self.count, min(room, self.count + SCAN_UNITS)
+            units = self.units(low)
+            valid = (units["position"] >= 0) & (units["size"] > 0) & (units["count"] > 0)
+            if not valid.all():
+                self.count = low + int(valid.argmin())
+                break
         self.log_bytes = 0
         if self.count:
-            self.log_bytes = int(units["position"][-1]) + int(units["size"][-1]) - self.start
+            last = self.units(self.count - 1)[0]
+            self.log_bytes = int(last["position"]) + int(last["size"]) - self.start
 
     def close(self) -> None:
         """Close both files."""
@@ -70,7 +112,7 @@ class Pair:
 
 
 class Rows(NamedTuple):
-    """Records of one commit log file that go in: columns, ascending by queue offset."""
+    """Records that go in: columns, ascending by queue offset."""
 
     view: memoryview
     #: where each record starts in `view`
@@ -111,7 +153,7 @@ class SparseLog:
         """Behind the last queue offset that is here; 0 when there is none."""
         for pair in reversed(self.pairs):
             if pair.count:
-                return int(pair.units()["offset"][-1]) + 1
+                return pair.offset_at(-1) + 1
         return 0
 
     @property
@@ -152,8 +194,9 @@ class SparseLog:
 
     def _is_sealed(self, pair: Pair) -> bool:
         at = pair.log_bytes
-        blank = pair.log.read_view()[at + 4 : at + 8]
-        return bytes(blank) == fmt.MAGIC_BLANK.to_bytes(4, "big")
+        if at + fmt.BLANK_BYTES > pair.log.size:
+            return False
+        return pair.log.read(at + 4, at + 8) == fmt.MAGIC_BLANK.to_bytes(4, "big")
 
     # --- appending ------------------------------------------------------------------------------------------
 
@@ -299,23 +342,23 @@ class SparseLog:
     def first_offset(self) -> int | None:
         """The first queue offset that is here; None when there is none."""
         with self.lock:
-            return next((int(p.units()["offset"][0]) for p in self.pairs if p.count), None)
+            return next((p.offset_at(0) for p in self.pairs if p.count), None)
 
     def read(self, offset: int, max_bytes: int, max_records: int) -> Part | None:
         """Records from the first queue offset at or above `offset` on, at least one; None when there is none."""
         with self.lock:
             for pair in self.pairs:
-                units = pair.units()
-                if not pair.count or int(units["offset"][-1]) < offset:
+                if not pair.count or pair.offset_at(-1) < offset:
                     continue
-                low = int(np.searchsorted(units["offset"], offset))
-                units = units[low : low + max_records]
+                low = bisect_left(range(pair.count), offset, key=pair.offset_at)
+                units = pair.units(low, low + max_records)
                 total = np.cumsum(units["size"].astype(np.int64))
                 fits = max(1, int(np.searchsorted(total, max_bytes, side="right")))
                 units = units[:fits]
                 starts = units["position"].astype(np.int64) - pair.start
                 sizes = units["size"].astype(np.int64)
-                records = record.select(pair.log.read_view(), starts, sizes)
+                data, where = pair.records(starts, sizes)
+                records = record.select(data, where, sizes)
                 return Part(records, units, int(units["offset"][-1]) + 1)
         return None
 

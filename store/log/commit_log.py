@@ -7,11 +7,13 @@ the order "data, chain, mark" are the same for both.
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from raymq.store import format as fmt
@@ -34,17 +36,33 @@ from raymq.store.promise import Ends
 from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from .chain import Chain, ChainUnit, check_units
 from .checkpoint import Checkpoint
-from .log_files import open_log_files, rewrite, same_until, view_of
+from .log_files import open_log_files, read_of, rewrite, same_until
 from .log_pool import LogPool
-from .log_scan import Known, Visit, scan
+from .log_reads import (
+    WALK_BYTES,
+    Int64s,
+    Piece,
+    Records,
+    Stored,
+    damaged,
+    read_records,
+    read_some,
+    stored_at,
+    walk_piece,
+)
+from .log_scan import Known, Visit, next_record, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead
 from .marks import Marks
 from .meta import Meta
 from .recovery import Decision, Recovered
 
+log = logging.getLogger("raymq.store")
+
 #: in `raymq/meta`: a sync of a consume queue failed, and what is in the page cache of one may never reach the disk
 QUEUES_DOUBTFUL = "queues_doubtful"
+#: places of damage that are remembered
+DAMAGE_MAX = 100
 
 
 class CommitLog:
@@ -74,6 +92,8 @@ class CommitLog:
         #: it was a sync that failed, so that no later start may trust what is not proved to be on disk. Otherwise the
         #: next start mends the log.
         self.sync_failed = False
+        #: offset -> damage below C that reads, dispatch or deliveries came to and passed over
+        self.damage_met: dict[int, Corrupt] = {}
         #: called behind each `append`, before anybody accounts for it; must not raise
         self.on_appended: Callable[[], None] = lambda: None
         self._closed = False
@@ -194,12 +214,100 @@ class CommitLog:
         size = self.config.segment_size_bytes
         return size - (self.end - self.start) % size - fmt.BLANK_BYTES
 
-    def view(self, offset: int) -> tuple[memoryview, int]:
-        """The read-only view of the segment that holds `offset`, and that segment's start.
+    def read(self, start: int, stop: int) -> bytes:
+        """Log bytes [start, stop), which lie in one file.
 
-        Raises: OffsetOutOfRange below the log's start.
+        Raises: OffsetOutOfRange below the log's start; Corrupt naming the first byte that the disk does not give back.
         """
-        return view_of(self.queue, offset, self.end)
+        return read_of(self.queue, start, stop, self.end)
+
+    def records(
+        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
+    ) -> Records:
+        """The records at ascending physical offsets, in any files. `whole=False`: no look at what they are.
+
+        Raises: OffsetOutOfRange below the log's start; Corrupt for the first that is damaged or cannot be read.
+        """
+        if not whole:
+            return read_some(self.queue, positions, sizes, self.end)
+        # In a store of others nobody asked so far where records say that they stand.
+        return read_records(
+            self.queue, positions, sizes, self.end, check_crc=check_crc, check_position=self.own
+        )
+
+    def records_at(self, places: Int64s) -> Stored:
+        """See `log_reads.stored_at`."""
+        return stored_at(self.queue, places, self.end)
+
+    def walk(
+        self,
+        at: int,
+        stop: int,
+        *,
+        limit: int | None = None,
+        nbytes: int = WALK_BYTES,
+        check_crc: bool = True,
+        check_position: bool = True,
+    ) -> Piece:
+        """See `log_reads.walk_piece`; a `stop` in a later file is the end of this one."""
+        size = self.config.segment_size_bytes
+        return walk_piece(
+            self.queue,
+            at,
+            min(stop, at - at % size + size),
+            self.end,
+            limit=limit,
+            nbytes=nbytes,
+            check_crc=check_crc,
+            check_position=check_position,
+        )
+
+    def damage(self, offset: int, fault: str) -> Corrupt:
+        """The error for a damaged record at a physical offset."""
+        return damaged(self.queue, offset, fault)
+
+    def note_damage(self, error: Corrupt) -> None:
+        """Remember damage that is passed over, for status; it is told once. Callers: any thread."""
+        offset = int(error.fields.get("offset", -1))
+        if offset not in self.damage_met and len(self.damage_met) < DAMAGE_MAX:
+            self.damage_met[offset] = error
+            log.error("%s", error)
+
+    def sound_records(
+        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True
+    ) -> tuple[Records, Int64s]:
+        """As `records`, without those that are damaged, which are noted. Returns: also the rows that are left."""
+
+        def read(rows: Int64s) -> Records:
+            return self.records(positions[rows], sizes[rows], check_crc=check_crc)
+
+        return self._sound(positions, read)
+
+    def heads(self, positions: Int64s, sizes: Int64s) -> tuple[Records, Int64s]:
+        """The first bytes of records, as `sound_records`; only whether they can be read is looked at."""
+
+        def read(rows: Int64s) -> Records:
+            return self.records(positions[rows], sizes[rows], whole=False)
+
+        return self._sound(positions, read)
+
+    def _sound(
+        self, positions: Int64s, read: Callable[[Int64s], Records]
+    ) -> tuple[Records, Int64s]:
+        rows = np.arange(len(positions))
+        while True:
+            try:
+                return read(rows), rows
+            except Corrupt as error:
+                self.note_damage(error)
+                at = int(error.fields["offset"])
+                bad = max(0, int(np.searchsorted(positions[rows], at, side="right")) - 1)
+                rows = np.delete(rows, bad)
+
+    def behind_damage(self, offset: int, upto: int) -> int:
+        """Where the next whole record begins behind a damaged one at `offset`; `upto` when none does below it."""
+        found = next_record(self.queue, offset + 1, upto)
+        return upto if found is None else found
 
     def _current(self) -> MappedFile:
         file = self.queue.find(self.end)
@@ -576,13 +684,12 @@ class CommitLog:
         size = self.config.segment_size_bytes
         position = self.start if self.chain.last is None else self.chain.last.end
         while position < self.end:
-            view, base = self.view(position)
-            stop = min(self.end, base + size)
+            stop = min(self.end, position - position % size + size)
             stop = min(stop, position + self.config.append_unit_bytes)
             if position < self.synced:
                 # No unit mixes what must be on disk with what a power loss may take.
                 stop = min(stop, self.synced)
-            crc = crc32c(view[position - base : stop - base])
+            crc = crc32c(self.read(position, stop))
             self.chain.append(ChainUnit(position, stop, 0, crc, self.chain.value))
             position = stop
 

@@ -52,9 +52,8 @@ def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: m
     position = base = units[0].start
     stop = min(units[-1].end, end)
     while position < stop:
-        view, start = view_of(queue, position, end)
-        upto = min(stop, start + queue.file_size)
-        mine = np.frombuffer(view[position - start : upto - start], dtype=np.uint8)
+        upto = min(stop, position - position % queue.file_size + queue.file_size)
+        mine = np.frombuffer(read_of(queue, position, upto, end), dtype=np.uint8)
         theirs = np.frombuffer(data[position - base : upto - base], dtype=np.uint8)
         different = mine != theirs
         if different.any():
@@ -63,29 +62,29 @@ def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: m
     return stop
 
 
-def view_of(queue: MappedFileQueue, offset: int, end: int) -> tuple[memoryview, int]:
-    """The read-only view of the file that holds `offset`, and that file's start.
+def read_of(queue: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
+    """Log bytes [start, stop), which lie in one file; `end` is the log's.
 
-    Raises: OffsetOutOfRange for what was deleted; Corrupt for what should be there.
+    Raises: OffsetOutOfRange for what was deleted; Corrupt for what should be there, or that the disk cannot read.
     """
-    file = queue.find(offset)
+    file = queue.find(start)
     if file is not None:
         try:
-            return file.read_view(), file.start
+            return file.read(start - file.start, stop - file.start)
         except Unavailable:
-            if offset >= queue.min_offset:
+            if start >= queue.min_offset:
                 raise
-    if 0 <= offset < queue.min_offset:
+    if 0 <= start < queue.min_offset:
         raise OffsetOutOfRange(
-            f"the log begins at {queue.min_offset}; what stood at {offset} was deleted",
+            f"the log begins at {queue.min_offset}; what stood at {start} was deleted",
             min=queue.min_offset,
             max=end,
-            offset=offset,
+            offset=start,
         )
     raise Corrupt(
-        f"no commit log file holds offset {offset}",
+        f"no commit log file holds offset {start}",
         path=str(queue.directory),
-        offset=offset,
+        offset=start,
         rule="offset has a file",
     )
 
@@ -93,9 +92,10 @@ def view_of(queue: MappedFileQueue, offset: int, end: int) -> tuple[memoryview, 
 def rewrite(queue: MappedFileQueue, position: int, end: int) -> None:
     """Write bytes [position, end) of a log again. Raises: OSError, StorageFull."""
     while position < end:
-        view, base = view_of(queue, position, end)
-        file = queue.find(position)
+        base = position - position % queue.file_size
         stop = min(end, base + queue.file_size, position + (1 << 20))
+        data = read_of(queue, position, stop, end)
+        file = queue.find(position)
         if file is not None:
-            file.pwrite(bytes(view[position - base : stop - base]), position - base)
+            file.pwrite(data, position - base)
         position = stop

@@ -38,6 +38,12 @@ class MappedFile:
         #: over the descriptor's life, so that no thread uses a number that was given to another
         #: file
         self._living = threading.Lock()
+        #: over the two below; held for no system call
+        self._counting = threading.Lock()
+        #: reads under way
+        self._reading = 0
+        #: a descriptor that was let go of under them: the last one closes it
+        self._left_fd = -1
 
     @classmethod
     def create(cls, path: Path, start: int, size: int, *, files: Files) -> MappedFile:
@@ -93,8 +99,43 @@ class MappedFile:
             with self._claiming:
                 self.prewritten = max(self.prewritten, end)
 
+    def read(self, position: int, stop: int) -> bytes:
+        """The bytes [position, stop) of the file, a copy.
+
+        Raises: Corrupt naming the first byte that the disk does not give back; Unavailable when it was deleted.
+        """
+        with self._counting:
+            fd = self._fd
+            if fd < 0:
+                raise self._gone()
+            self._reading += 1
+        try:
+            return self._files.read_range(fd, position, stop, path=self.path, base=self.start)
+        finally:
+            with self._counting:
+                self._reading -= 1
+                left = -1
+                if not self._reading:
+                    left, self._left_fd = self._left_fd, -1
+            if left >= 0:
+                self._files.close(left)
+
+    def _gone(self) -> Unavailable:
+        return Unavailable(f"{self.path} was closed or deleted meanwhile", path=str(self.path))
+
+    def _let_go(self) -> None:
+        """Close the descriptor, or leave it to the last read that is under way. Needs `_living`."""
+        with self._counting:
+            fd, self._fd = self._fd, -1
+            if self._reading:
+                self._left_fd, fd = fd, -1
+        if fd >= 0:
+            self._files.close(fd)
+
     def read_view(self) -> memoryview:
-        """The whole file, read-only; made at first use and kept.
+        """The whole file, read-only; made at first use and kept. A bad sector under it kills the process.
+
+        Callers: to keep the tail's pages in memory. Reads go by `read`.
 
         Raises: Unavailable when it was deleted.
         """
@@ -102,9 +143,7 @@ class MappedFile:
         if view is None:
             with self._living:
                 if self._fd < 0:
-                    raise Unavailable(
-                        f"{self.path} was closed or deleted meanwhile", path=str(self.path)
-                    )
+                    raise self._gone()
                 view = self._view
                 if view is None:
                     view = self._view = self._files.map_read(self._fd, self.size)
@@ -165,8 +204,7 @@ class MappedFile:
             if self._view is not None:
                 self._files.unmap(self._view)
                 self._view = None
-            self._files.close(self._fd)
-            self._fd = -1
+            self._let_go()
 
     def lock_memory(self) -> None:
         """Keep the file's pages in memory. Raises: OSError where that is not permitted; Unavailable when deleted."""
@@ -185,12 +223,9 @@ class MappedFile:
         """
         with self._living:
             if self._fd >= 0:
-                self._files.close(self._fd)
-                self._fd = -1
-            if self._view is None:
-                return lambda: True
-            # Late readers that found this object still get the view: it goes with the object.
-            return self._files.forget(self._view)
+                self._let_go()
+            unmapped = None if self._view is None else self._files.forget(self._view)
+            return lambda: not self._reading and (unmapped is None or unmapped())
 
     def destroy(self) -> None:
         """Close and delete. Durable: after an fsync of the directory."""

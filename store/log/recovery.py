@@ -16,10 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from raymq.store.format import SECTOR_BYTES
 from raymq.store.records.record_walk import Walk, layout
-
-#: the smallest piece of which a disk has all or nothing
-SECTOR_BYTES = 512
 
 
 class Decision(Enum):
@@ -122,6 +120,20 @@ ROWS: tuple[Row, ...] = (
 
 
 # fmt: on
+
+
+#: what no table need decide: nobody can tell what stood there
+UNREADABLE = Row(
+    "U",
+    None,
+    None,
+    None,
+    None,
+    None,
+    None,
+    Decision.CORRUPT,
+    "The disk does not give back what it had taken.",
+)
 
 
 def decide(facts: Facts) -> Row:

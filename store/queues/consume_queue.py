@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from raymq.store import format as fmt
 from raymq.store.errors import Corrupt, require
-from raymq.store.files import Files
+from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
 from raymq.store.log.mapped_file import MappedFile
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 
@@ -88,7 +88,7 @@ class ConsumeQueue:
             end = file.start // fmt.UNIT_BYTES + count
             if count < self._file_units:
                 break
-        head = self._units(files[0])[: end - first]
+        head = self._units(files[0], 0, end - first)
         self.min_offset = first + _leading(_is_blank(head))
         self._set_end(self._without_blank_tail(max(end, self.min_offset)))
         if after_crash and self._writable and self._anything_behind():
@@ -98,19 +98,18 @@ class ConsumeQueue:
         """The files from the last one on whose first unit, and so everything before it, is sound."""
         files = self._queue.files
         for index in range(len(files) - 1, 0, -1):
-            unit = self._units(files[index])[0]
+            unit = self._units(files[index], 0, 1)[0]
             if unit["size"] > 0 and 0 <= unit["position"] < sound_below and not _is_blank(unit):
                 return files[index:]
         return files
 
     def _count_valid(self, file: MappedFile) -> int:
-        units = self._units(file)
-        for low in range(0, len(units), SCAN_UNITS):
-            part = units[low : low + SCAN_UNITS]
+        for low in range(0, self._file_units, SCAN_UNITS):
+            part = self._units(file, low, low + SCAN_UNITS)
             valid = (part["size"] > 0) & (part["position"] >= 0)
             if not valid.all():
                 return low + _leading(valid)
-        return len(units)
+        return self._file_units
 
     def _without_blank_tail(self, end: int) -> int:
         """Blanks that fill a gap are followed by a unit; where a crash came between, they go."""
@@ -128,8 +127,11 @@ class ConsumeQueue:
         if self._queue.files[-1].start > at:
             return True
         file = self._queue.find(at)
-        return file is not None and bool(
-            np.frombuffer(file.read_view(), dtype=np.uint8)[at - file.start :].any()
+        if file is None:
+            return False
+        return not all(
+            only_zeros(file.read(low, min(low + ZERO_CHUNK_BYTES, file.size)))
+            for low in range(at - file.start, file.size, ZERO_CHUNK_BYTES)
         )
 
     def _set_end(self, end: int) -> None:
@@ -214,8 +216,8 @@ class ConsumeQueue:
     def read(self, queue_offset: int, count: int) -> Units:
         """Units [queue_offset, queue_offset + count), cut at `max_offset`.
 
-        Returns: UNIT_DTYPE; units of BLANK_SIZE stand for no message. Not copied within one file:
-        the result keeps the file's map alive.
+        Returns: UNIT_DTYPE; units of BLANK_SIZE stand for no message.
+        Raises: Corrupt for what the disk does not give back.
         """
         return self._span(queue_offset, min(queue_offset + count, self.max_offset))
 
@@ -226,15 +228,18 @@ class ConsumeQueue:
             if file is None:
                 break
             low = start - file.start // fmt.UNIT_BYTES
-            part = self._units(file)[low : low + stop - start]
+            part = self._units(file, low, low + stop - start)
             found.append(part)
             start += len(part)
         if len(found) == 1:
             return found[0]
         return np.concatenate(found) if found else np.empty(0, dtype=fmt.UNIT_DTYPE)
 
-    def _units(self, file: MappedFile) -> Units:
-        return np.frombuffer(file.read_view(), dtype=fmt.UNIT_DTYPE, count=self._file_units)
+    def _units(self, file: MappedFile, low: int, high: int) -> Units:
+        """Units [low, high) of a file, cut at its end. Raises: Corrupt for what the disk does not give back."""
+        high = min(high, self._file_units)
+        data = file.read(low * fmt.UNIT_BYTES, high * fmt.UNIT_BYTES)
+        return np.frombuffer(data, dtype=fmt.UNIT_DTYPE)
 
     def truncate(self, physical_offset: int) -> None:
         """Drop the units of records that end above `physical_offset`, and zero what stood there.

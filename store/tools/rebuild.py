@@ -112,7 +112,7 @@ def chain(store: ReadOnlyStore) -> None:
         if file is None:
             break
         stop = min(store.end, file.start + size, position + unit_bytes)
-        crc = crc32c(file.read_view()[position - file.start : stop - file.start])
+        crc = crc32c(file.read(position - file.start, stop - file.start))
         made.append(ChainUnit(position, stop, 0, crc, made.value))
         position = stop
         store.progress("chain", position - store.start, store.end - store.start)

@@ -258,7 +258,12 @@ class IndexCheck:
             files.close(fd)
             self._add(path, size, LENGTH, f"{size} bytes")
             return None
-        view = files.map_read(fd, size)
+        try:
+            view = files.map_checked(fd, size, path)
+        except Corrupt as error:
+            files.close(fd)
+            self._store.faults.error(error)
+            return None
         held.append((fd, view))
         begin_ms, end_ms, begin, end, used, entry_count = HEADER_STRUCT.unpack_from(view)
         count = slots_of(view)

@@ -13,8 +13,8 @@ import pytest
 
 from raymq.actors.shard_api import PutTicket
 from raymq.cluster.transport.put_stream import (
-    RECEIVED_BATCH_BYTES_MAX,
     BUSY_BYTES,
+    RECEIVED_BATCH_BYTES_MAX,
     UNREAD_BYTES_MAX,
     PutStreamServer,
 )
