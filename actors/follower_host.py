@@ -63,6 +63,7 @@ class FollowerHost:
         except BaseException:
             self.supervisor.close()
             raise
+        self.log.on_poisoned = self.supervisor.poison
         self._session = FollowerSession(self, identity)
         self._housekeeper = Housekeeper(
             CleanService(

@@ -32,6 +32,7 @@ _ZEROS = bytes(ZERO_CHUNK_BYTES)
 #: what is only read to have it in memory ends here
 _UNREAD = memoryview(bytearray(64 << 10))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 def only_zeros(chunk: bytes) -> bool:
@@ -330,11 +331,26 @@ class Files:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def boot_id(self) -> str:
-        """Changes with every boot of the machine: page cache written before it may be gone."""
+        """Changes with every boot of the machine: page cache written before it may be gone.
+
+        Raises: Unavailable where the kernel does not say; a guess would trust a page cache that is gone.
+        """
         try:
-            return self.read_file(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
-        except OSError:
-            return "unknown"
+            found = self.read_file(BOOT_ID_PATH).decode().strip()
+        except OSError as error:
+            raise Unavailable(
+                f"{BOOT_ID_PATH} cannot be read ({error.strerror}), so a reboot cannot be told from a restart; "
+                "mount /proc",
+                field="boot_id",
+                path=BOOT_ID_PATH,
+            ) from error
+        if not found:
+            raise Unavailable(
+                f"{BOOT_ID_PATH} is empty, so a reboot cannot be told from a restart; mount the kernel's /proc",
+                field="boot_id",
+                path=BOOT_ID_PATH,
+            )
+        return found
 
 
 class _PyBuffer(ctypes.Structure):

@@ -7,6 +7,7 @@ the order "data, chain, mark" are the same for both.
 from __future__ import annotations
 
 import contextlib
+import errno
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from raymq.store.files import Files
 from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from .chain import Chain, ChainUnit, check_units
 from .checkpoint import Checkpoint
+from .flush import FlushFailed
 from .log_files import open_log_files, rewrite, same_until, view_of
 from .log_pool import LogPool
 from .log_scan import Known, Visit, scan
@@ -69,8 +71,12 @@ class CommitLog:
         self.clock = clock
         self.own = True
         self.poisoned: str | None = None
+        self._sync_failed = False
         #: called behind each `append`, before anybody accounts for it; must not raise
         self.on_appended: Callable[[], None] = lambda: None
+        #: called where a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged
+        #: any more. Callers: another thread
+        self.on_poisoned: Callable[[str], None] = lambda _: None
         self._closed = False
         files.make_dirs(root)
         refuse_foreign_directory(root, files=files)
@@ -144,6 +150,7 @@ class CommitLog:
             lambda: self.end,
             window_bytes=self.config.prewrite_window_bytes,
             warm=self.config.warm_mapped_file,
+            on_sync_failed=self._fail_prewrite,
         )
         self.recovered: Recovered | None = None
 
@@ -359,8 +366,8 @@ class CommitLog:
         return same_until(self.queue, self.end, units, data)
 
     def note_synced(self, offset: int) -> None:
-        """A flush service proved everything below `offset` synced."""
-        if offset > self.marks.synced_end:
+        """A flush service proved everything below `offset` synced; after a failed sync no service proves anything."""
+        if offset > self.marks.synced_end and not self._sync_failed:
             self.marks.synced_end = min(offset, self.committed)
 
     def note_confirmed(self, offset: int) -> bool:
@@ -374,8 +381,10 @@ class CommitLog:
     def sync(self) -> int:
         """fdatasync [synced, committed) through the witness descriptors. Returns: the synced end.
 
-        Raises: OSError; the replica is poisoned then and must stop.
+        Raises: OSError; the replica is poisoned then and must stop. From then on always, without touching the disk.
         """
+        if self._sync_failed:
+            raise OSError(errno.EIO, f"an earlier sync failed: {self.poisoned}")
         end = self.committed
         try:
             self.queue.sync_range(min(self.synced, end), end)
@@ -394,10 +403,17 @@ class CommitLog:
 
     def poison(self, reason: str) -> None:
         """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
-        if self.poisoned is None:
+        if not self._sync_failed:
+            self._sync_failed = True
             self.poisoned = reason
-            with contextlib.suppress(OSError):
+            self._ahead.break_off(FlushFailed(reason, offset=self.end, errno=errno.EIO))
+            with contextlib.suppress(OSError, RayMQError):
                 self.meta.update({"poisoned": reason})
+
+    def _fail_prewrite(self, reason: str) -> None:
+        """Callers: the thread of `AllocateAhead`."""
+        self.poison(reason)
+        self.on_poisoned(reason)
 
     def _check_writable(self) -> None:
         if self.poisoned is not None:

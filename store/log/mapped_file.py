@@ -6,6 +6,7 @@ pwrite is two to three times faster and reports a full disk as an error instead 
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 from raymq.store.errors import Corrupt, Unavailable
 from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
+
+from .flush import FlushFailed
 
 
 class MappedFile:
@@ -130,13 +133,15 @@ class MappedFile:
                 begin = stop
 
     def prewrite(self, position: int) -> None:
-        """Write zeros from `prewritten` up to `position` and sync them. Raises: OSError.
+        """Write zeros from `prewritten` up to `position` and sync them.
 
         Callers: one thread beside the writer.
+        Raises: FlushFailed after a failed sync: records that were appended meanwhile may be lost with it. OSError or
+        StorageFull for any other call.
 
         Invariant: only bytes at or above `prewritten` are zeroed, and the writer raises it before
-        it stores. A descriptor of its own is used: each is told of a write-back error once, and the
-        witness must hear it.
+        it stores. A descriptor of its own is used: the kernel reports a write-back error once to each open
+        descriptor, and the witness must see it too. A descriptor that is opened later sees nothing.
         """
         stop = min(position, self.size)
         with self._living:
@@ -148,7 +153,14 @@ class MappedFile:
                 if stop > self.prewritten:
                     self._files.zero(fd, self.prewritten, stop)
                     self.prewritten = stop
-            self._files.sync_data(fd)
+            try:
+                self._files.sync_data(fd)
+            except OSError as error:
+                raise FlushFailed(
+                    f"fdatasync of {self.path} after a prewrite failed: {error}; the store stops writing",
+                    offset=self.start,
+                    errno=error.errno or errno.EIO,
+                ) from error
         finally:
             self._files.close(fd)
 

@@ -193,6 +193,14 @@ class Trace:
         self.ends = ends
         self.note()
 
+    def prewrite(self) -> None:
+        """What the worker ahead of the tail does beside the puts, until it has nothing to do."""
+        ahead = self.store.log.allocate_ahead()
+        pieces = 0
+        while ahead.step():
+            pieces += 1
+        assert pieces or ahead.ready, ahead.failed
+
     def ack(self) -> None:
         """Sync, confirm, promise, dispatch: what the host does for a group of puts."""
         self.store.log.commit_pool()
