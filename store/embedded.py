@@ -324,7 +324,7 @@ class EmbeddedStore:
     def close(self) -> None:
         """Flush everything and close the store.
 
-        Raises: Unavailable when a thread of the store had ended and no call said so; OSError. The store is closed anyway.
+        Raises: Unavailable when a thread had ended and no call said so; OSError. The store is closed anyway.
         """
         self._end_threads()
         log = self.store.log

@@ -285,6 +285,23 @@ class Files:
         except OSError as error:
             raise _translate(error, path) from error
 
+    def settle_dirs(self, path: PathLike) -> None:
+        """Create a directory and its parents. Durable: their names, whichever process made them.
+
+        A process that was killed may have left names that are in the page cache only. Every parent is synced, up to
+        the root of the file system; what lies above a parent that may not be read was not made by `make_dirs`.
+        """
+        self.make_dirs(path)
+        place = Path(os.path.realpath(path))
+        try:
+            device = os.stat(place).st_dev
+            for parent in place.parents:
+                if os.stat(parent).st_dev != device or not os.access(parent, os.R_OK):
+                    break
+                self.sync_dir(parent)
+        except OSError as error:
+            raise _translate(error, place) from error
+
     def remove_tree(self, path: PathLike) -> None:
         """Remove a directory and all in it; a missing one is no error."""
         shutil.rmtree(path, ignore_errors=True)

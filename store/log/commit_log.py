@@ -78,7 +78,7 @@ class CommitLog:
         #: any more. Callers: another thread
         self.on_poisoned: Callable[[str], None] = lambda _: None
         self._closed = False
-        files.make_dirs(root)
+        files.settle_dirs(root)
         refuse_foreign_directory(root, files=files)
         self._lock = StoreLock(root, files=files)
         self._lock.acquire()
@@ -101,6 +101,10 @@ class CommitLog:
             self.root / "consumequeue",
         ):
             self.files.make_dirs(directory)
+        # A process that was killed before it synced a directory left names that only the page cache has: what is
+        # adopted and then acknowledged must not go with the power.
+        for directory in (self.root, side, side / "chain"):
+            self.files.sync_dir(directory)
         self.abort = AbortFile(self.root, files=self.files)
         self.crashed = self.abort.exists()
         self.meta = Meta.open(side / "meta", files=self.files)

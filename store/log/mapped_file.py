@@ -52,11 +52,12 @@ class MappedFile:
         try:
             files.allocate(fd, size)
             files.sync(fd)
+            # The next attempt makes the name anew: a second sync of this one would prove nothing.
+            files.sync_dir(path.parent)
         except BaseException:
             files.close(fd)
             files.unlink(path)
             raise
-        files.sync_dir(path.parent)
         return cls(path, start, size, fd, files=files)
 
     @classmethod
@@ -203,3 +204,18 @@ class MappedFile:
         """Close and delete. Durable: after an fsync of the directory."""
         self.close()
         self._files.unlink(self.path)
+
+
+def not_yet_made(path: Path, file_size: int, *, files: Files) -> bool:
+    """Whether the process or the machine died while this file got its length: it is shorter and holds only zeros."""
+    fd = files.open_file(path, writable=False)
+    try:
+        size = files.size(fd)
+        if size >= file_size:
+            return False
+        return all(
+            only_zeros(files.pread(fd, ZERO_CHUNK_BYTES, position))
+            for position in range(0, size, ZERO_CHUNK_BYTES)
+        )
+    finally:
+        files.close(fd)

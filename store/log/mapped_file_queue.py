@@ -12,11 +12,11 @@ from pathlib import Path
 
 from raymq.store.errors import Corrupt, StorageFull, Unavailable, require
 from raymq.store.failpoints import fail_point
-from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
+from raymq.store.files import Files
 from raymq.store.status import PutStatus
 
 from .flush import FlushFailed
-from .mapped_file import MappedFile
+from .mapped_file import MappedFile, not_yet_made
 from .segment_paths import list_segments
 from .spare_files import SpareFiles
 
@@ -74,7 +74,7 @@ class MappedFileQueue:
                     path=str(path),
                     rule="file name",
                 )
-        if paths and self._is_unfinished(paths[-1]):
+        if paths and not_yet_made(paths[-1], self.file_size, files=self._fs):
             unfinished = paths.pop()
             if self._writable:
                 self._fs.unlink(unfinished)
@@ -102,21 +102,6 @@ class MappedFileQueue:
         self.files.append(
             MappedFile.open(path, start, self.file_size, files=self._fs, writable=self._writable)
         )
-
-    def _is_unfinished(self, path: Path) -> bool:
-        """Whether the process or the machine died while this file got its blocks."""
-        fd = self._fs.open_file(path, writable=False)
-        try:
-            size = self._fs.size(fd)
-            if size >= self.file_size:
-                return False
-            for position in range(0, size, ZERO_CHUNK_BYTES):
-                chunk = self._fs.pread(fd, ZERO_CHUNK_BYTES, position)
-                if not only_zeros(chunk):
-                    return False
-            return True
-        finally:
-            self._fs.close(fd)
 
     @property
     def min_offset(self) -> int:
