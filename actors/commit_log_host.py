@@ -142,6 +142,7 @@ class LeaderHost:
         #: the put that is appended just now is small
         self._small = False
         self.store.log.on_appended = self._on_appended
+        self.store.log.on_poisoned = self.supervisor.poison
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
         if mirrored:

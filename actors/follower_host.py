@@ -79,6 +79,7 @@ class FollowerHost:
             self._heart.stop()
             self.supervisor.close()
             raise
+        self.log.on_poisoned = self.supervisor.poison
         self._session = FollowerSession(self, identity)
         self._housekeeper = Housekeeper(
             CleanService(

@@ -42,7 +42,21 @@ class EmbeddedStore:
                 field="transient_pool",
                 limit=False,
             )
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        #: a failed constructor has fewer
+        self._threads: list[threading.Thread] = []
         self.store = MessageStore.open(root, **options)
+        try:
+            self._begin()
+        except BaseException:
+            self._end_threads()
+            if self._threads:
+                self._syncer.close()
+            self.store.abandon()
+            raise
+
+    def _begin(self) -> None:
         log = self.store.log
         config = self.store.config
         log.sync()
@@ -63,26 +77,27 @@ class EmbeddedStore:
         )
         self._changed = threading.Condition()
         self._dispatching = threading.Lock()
-        self._wake = threading.Event()
-        self._ended = threading.Event()
         #: guarded by `_changed`, as `_failed`: the log's own marks go with the store, and a caller may wait still
         self._ends = self.store.log.ends
         self._failed: str | None = None
+        #: the exception that it was, and whether a call has raised it
+        self._cause: BaseException | None = None
+        self._raised = False
         #: see TransactionService; its `check` is for the owner of the store to call
         self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
-        self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
-        self._ahead = threading.Thread(target=self._go_ahead, name="raymq-ahead", daemon=True)
-        self._thread.start()
-        self._ahead.start()
+        log.on_poisoned = self._fail
+        for run, name in ((self._run, "raymq-flush"), (self._go_ahead, "raymq-ahead")):
+            thread = threading.Thread(target=run, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
         self._advance()
 
     # --- writing --------------------------------------------------------------------------------------------
 
     def append(self, request: PutRequest) -> Append:
         """Append without waiting."""
-        if self._failed is not None:
-            raise Unavailable(f"the store stopped writing: {self._failed}", field="store")
+        self._check_working()
         appended = self.store.put(request)
         self._wake.set()
         return appended
@@ -123,10 +138,12 @@ class EmbeddedStore:
 
     def put_message(self, message: InnerMessage) -> PutResult:
         """See `MessagePut.put_message`."""
+        self._check_working()
         return self._messages.put_message(message)
 
     def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
         """See `MessagePut.put_messages`."""
+        self._check_working()
         return self._messages.put_messages(messages)
 
     def _await(self, appended: Append) -> Append:
@@ -135,6 +152,7 @@ class EmbeddedStore:
 
     def prepare(self, message: InnerMessage) -> Half:
         """Store a half message; see `TransactionService.prepare`."""
+        self._check_working()
         half = self.transactions.prepare(message)
         self._await(half.append)
         self._advance()
@@ -142,14 +160,17 @@ class EmbeddedStore:
 
     def commit(self, offset: int) -> Append:
         """Deliver a half message; see `TransactionService.commit`."""
+        self._check_working()
         return self._await(self.transactions.commit(offset))
 
     def rollback(self, offset: int) -> Append:
         """Drop a half message; see `TransactionService.rollback`."""
+        self._check_working()
         return self._await(self.transactions.rollback(offset))
 
     def create_topic(self, name: str, queues: int) -> None:
         """Create a topic and wait for it."""
+        self._check_working()
         appended = self.store.create_topic(name, queues, [0])
         self._wake.set()
         if appended is not None:
@@ -166,7 +187,11 @@ class EmbeddedStore:
         max_bytes: int = 1 << 20,
         max_records: int = 10_000,
     ) -> FetchSlice:
-        """Dispatch what is confirmed, then read. Raises: Corrupt where the message at `offset` is damaged."""
+        """Dispatch what is confirmed, then read. A store that stopped writing is read on.
+
+        Raises: Corrupt where the message at `offset` is damaged.
+        """
+        self._check_threads()
         self._advance()
         return self.store.fetch_whole(
             topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records
@@ -177,6 +202,7 @@ class EmbeddedStore:
 
         Returns: when to call again, ms since 1970, for what is put meanwhile earlier; None: nothing waits.
         """
+        self._check_working()
         log = self.store.log
         while True:
             self._advance()
@@ -247,12 +273,38 @@ class EmbeddedStore:
                     log.note_synced(flushed)
                     self._tell_synced()
         except FlushFailed as error:
-            with self._changed:
-                self._failed = str(error)
-                log.poison(str(error))
-                self._changed.notify_all()
+            log.poison(str(error))
+            self._fail(str(error))
+        except BaseException as error:
+            self._fail(f"the flush thread ended: {error!r}", error)
+
+    def _fail(self, reason: str, cause: BaseException | None = None) -> None:
+        """No further put; every waiting call and the next one raise it. Callers: any thread."""
+        with self._changed:
+            if self._failed is None:
+                self._failed, self._cause = reason, cause
+            self._changed.notify_all()
+
+    def _check_working(self) -> None:
+        """Raises: Unavailable when a thread of the store ended or a sync failed; nothing was stored."""
+        if self._failed is not None:
+            self._raised = True
+            raise Unavailable(
+                f"the store stopped writing: {self._failed}", field="store"
+            ) from self._cause
+
+    def _check_threads(self) -> None:
+        """Raises: Unavailable, once, when a thread of the store ended; a failed sync harms no reader."""
+        if self._cause is not None and not self._raised:
+            self._check_working()
 
     def _go_ahead(self) -> None:
+        try:
+            self._work_ahead()
+        except BaseException as error:
+            self._fail(f"the thread that has pages ready ended: {error!r}", error)
+
+    def _work_ahead(self) -> None:
         log = self.store.log
         if self.store.config.warm_mapped_file:
             log.allocate_ahead().run(self._ended.is_set)
@@ -279,8 +331,8 @@ class EmbeddedStore:
         self._ended.set()
         self._wake.set()
         self.store.log.allocate_ahead().wake()
-        self._thread.join()
-        self._ahead.join()
+        for thread in self._threads:
+            thread.join()
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: from now on nothing is written or synced."""
@@ -293,7 +345,10 @@ class EmbeddedStore:
         self.store.abandon()
 
     def close(self) -> None:
-        """Flush everything and close the store."""
+        """Flush everything and close the store.
+
+        Raises: Unavailable when a thread had ended and no call said so; OSError. The store is closed anyway.
+        """
         self._end_threads()
         log = self.store.log
         if self._failed is None:
@@ -305,3 +360,4 @@ class EmbeddedStore:
             self._delays.close(log.clock.now_ms())
         finally:
             self.store.close()
+        self._check_threads()

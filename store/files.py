@@ -37,6 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO)
 #: the rule of a Corrupt for such bytes
 READABLE = "stored bytes can be read"
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 def only_zeros(chunk: bytes) -> bool:
@@ -341,6 +342,23 @@ class Files:
         except OSError as error:
             raise _translate(error, path) from error
 
+    def settle_dirs(self, path: PathLike) -> None:
+        """Create a directory and its parents. Durable: their names, whichever process made them.
+
+        A process that was killed may have left names that are in the page cache only. Every parent is synced, up to
+        the root of the file system; what lies above a parent that may not be read was not made by `make_dirs`.
+        """
+        self.make_dirs(path)
+        place = Path(os.path.realpath(path))
+        try:
+            device = os.stat(place).st_dev
+            for parent in place.parents:
+                if os.stat(parent).st_dev != device or not os.access(parent, os.R_OK):
+                    break
+                self.sync_dir(parent)
+        except OSError as error:
+            raise _translate(error, place) from error
+
     def remove_tree(self, path: PathLike) -> None:
         """Remove a directory and all in it; a missing one is no error."""
         shutil.rmtree(path, ignore_errors=True)
@@ -387,11 +405,26 @@ class Files:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def boot_id(self) -> str:
-        """Changes with every boot of the machine: page cache written before it may be gone."""
+        """Changes with every boot of the machine: page cache written before it may be gone.
+
+        Raises: Unavailable where the kernel does not say; a guess would trust a page cache that is gone.
+        """
         try:
-            return self.read_file(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
-        except OSError:
-            return "unknown"
+            found = self.read_file(BOOT_ID_PATH).decode().strip()
+        except OSError as error:
+            raise Unavailable(
+                f"{BOOT_ID_PATH} cannot be read ({error.strerror}), so a reboot cannot be told from a restart; "
+                "mount /proc",
+                field="boot_id",
+                path=BOOT_ID_PATH,
+            ) from error
+        if not found:
+            raise Unavailable(
+                f"{BOOT_ID_PATH} is empty, so a reboot cannot be told from a restart; mount the kernel's /proc",
+                field="boot_id",
+                path=BOOT_ID_PATH,
+            )
+        return found
 
 
 class _PyBuffer(ctypes.Structure):

@@ -160,15 +160,19 @@ class MessageStore:
             clock=clock or Clock(),
             identity=identity,
         )
-        store = cls(log)
+        store = None
         try:
+            store = cls(log)
             if on_locked is not None:
                 on_locked()
             store._recover()
             config_json.import_changed(store)
             store._opened_end = log.end
         except BaseException:
-            store.abandon()
+            if store is None:
+                log.abandon()
+            else:
+                store.abandon()
             raise
         return store
 

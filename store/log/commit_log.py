@@ -7,6 +7,7 @@ the order "data, chain, mark" are the same for both.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import uuid
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from raymq.store.promise import Ends
 from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from .chain import Chain, ChainUnit, check_units
 from .checkpoint import Checkpoint
+from .flush import FlushFailed
 from .log_files import open_log_files, read_of, rewrite, same_until
 from .log_pool import LogPool
 from .log_reads import (
@@ -96,8 +98,11 @@ class CommitLog:
         self.damage_met: dict[int, Corrupt] = {}
         #: called behind each `append`, before anybody accounts for it; must not raise
         self.on_appended: Callable[[], None] = lambda: None
+        #: called where a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged
+        #: any more. Callers: another thread
+        self.on_poisoned: Callable[[str], None] = lambda _: None
         self._closed = False
-        files.make_dirs(root)
+        files.settle_dirs(root)
         refuse_foreign_directory(root, files=files)
         self._lock = StoreLock(root, files=files)
         self._lock.acquire()
@@ -120,6 +125,10 @@ class CommitLog:
             self.root / "consumequeue",
         ):
             self.files.make_dirs(directory)
+        # A process that was killed before it synced a directory left names that only the page cache has: what is
+        # adopted and then acknowledged must not go with the power.
+        for directory in (self.root, side, side / "chain"):
+            self.files.sync_dir(directory)
         self.abort = AbortFile(self.root, files=self.files)
         self.crashed = self.abort.exists()
         self.meta = Meta.open(side / "meta", files=self.files)
@@ -169,6 +178,7 @@ class CommitLog:
             lambda: self.end,
             window_bytes=self.config.prewrite_window_bytes,
             warm=self.config.warm_mapped_file,
+            on_sync_failed=self._fail_prewrite,
         )
         self.recovered: Recovered | None = None
 
@@ -478,8 +488,8 @@ class CommitLog:
         return same_until(self.queue, self.end, units, data)
 
     def note_synced(self, offset: int) -> None:
-        """A flush service proved everything below `offset` synced."""
-        if offset > self.marks.synced_end:
+        """A flush service proved everything below `offset` synced; after a failed sync no service proves anything."""
+        if offset > self.marks.synced_end and not self.sync_failed:
             self.marks.synced_end = min(offset, self.committed)
 
     def note_confirmed(self, offset: int) -> bool:
@@ -493,8 +503,10 @@ class CommitLog:
     def sync(self) -> int:
         """fdatasync [synced, committed) through the witness descriptors. Returns: the synced end.
 
-        Raises: OSError; the replica is poisoned then and must stop.
+        Raises: OSError; the replica is poisoned then and must stop. From then on always, without touching the disk.
         """
+        if self.sync_failed:
+            raise OSError(errno.EIO, f"an earlier sync failed: {self.poisoned}")
         end = self.committed
         try:
             self.queue.sync_range(min(self.synced, end), end)
@@ -513,11 +525,17 @@ class CommitLog:
 
     def poison(self, reason: str) -> None:
         """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
-        self.sync_failed = True
-        if self.poisoned is None:
+        if not self.sync_failed:
+            self.sync_failed = True
             self.poisoned = reason
-            with contextlib.suppress(OSError):
+            self._ahead.break_off(FlushFailed(reason, offset=self.end, errno=errno.EIO))
+            with contextlib.suppress(OSError, RayMQError):
                 self.meta.update({"poisoned": reason})
+
+    def _fail_prewrite(self, reason: str) -> None:
+        """Callers: the thread of `AllocateAhead`."""
+        self.poison(reason)
+        self.on_poisoned(reason)
 
     def _check_writable(self) -> None:
         if self.poisoned is not None:
