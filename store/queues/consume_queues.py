@@ -12,29 +12,37 @@ from raymq.store.config import StoreConfig
 from raymq.store.files import Files
 
 from .consume_queue import ConsumeQueue, queue_directory
+from .queue_files import OpenFiles
 
 Key = tuple[str, int]
 
+#: the syncs of more queues than that are begun together
+SYNCED_ALONE_MAX = 16
+
 
 class ConsumeQueues:
-    """One thread appends, truncates and syncs; any may look up and read."""
+    """One thread appends and truncates; one syncs; any may look up and read."""
 
     def __init__(self, root: Path, config: StoreConfig, *, files: Files) -> None:
         self._root = root
         self._directory = root / "consumequeue"
         self._file_size = config.consume_queue_file_size_bytes
         self._files = files
+        #: files that have a descriptor
+        self.opened = OpenFiles(files)
         self._queues: dict[Key, ConsumeQueue] = {}
         self._lock = threading.Lock()
 
     def load(self, *, after_crash: bool, sound_below: int) -> None:
-        """Open and recover what is there. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
+        """Find and recover what is there. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
         for topic in self._files.list(self._directory):
             for name in self._files.list(self._directory / topic):
                 if name.isdigit():
                     queue = self.get(topic, int(name))
                     queue.load()
                     queue.recover(after_crash=after_crash, sound_below=sound_below)
+                    if after_crash:
+                        queue.note_unsynced()
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, made if there is none; its files come with its first unit."""
@@ -45,7 +53,9 @@ class ConsumeQueues:
                 queue = self._queues.get(key)
                 if queue is None:
                     directory = queue_directory(self._root, topic, queue_id)
-                    queue = ConsumeQueue(directory, self._file_size, files=self._files)
+                    queue = ConsumeQueue(
+                        directory, self._file_size, files=self._files, opened=self.opened
+                    )
                     self._queues[key] = queue
         return queue
 
@@ -82,9 +92,14 @@ class ConsumeQueues:
             queue.delete_expired()
 
     def sync(self) -> None:
-        """fdatasync what was written since the last sync. Raises: OSError."""
-        for queue in self.all():
+        """Durable: what was written since the last sync, with its names. Raises: OSError."""
+        dirty = [queue for queue in self.all() if queue.dirty]
+        if len(dirty) > SYNCED_ALONE_MAX:
+            for queue in dirty:
+                queue.start_writeback()
+        for queue in dirty:
             queue.sync()
+        self.opened.sync_names()
 
     def close(self) -> None:
         """Close every file."""
