@@ -126,6 +126,8 @@ class MessageStore:
         #: up to where consume queues are being built anew, and the next offsets of those that were lost
         self._rebuilding: tuple[int, dict[tuple[str, int], int]] | None = None
         self._closed = False
+        #: the log alone says where each consume queue ends
+        self._exact = False
         #: a sync of a consume queue failed
         self._queues_doubtful = False
 
@@ -169,14 +171,18 @@ class MessageStore:
     def _recover(self) -> None:
         log = self.log
         log.restore_pool()
-        # With the page cache intact only the last units can be half written.
-        sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
-        self.consume_queues.load(after_crash=log.crashed, sound_below=sound_below)
-        known = self.consume_queues.max_physical_offset
         # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted. After a
         # failed sync too: what is in the page cache counts as clean, and nothing but a second write brings it to disk.
-        doubt = log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL))
-        complete = min(known, log.marks.dispatched_end) if doubt else known
+        doubt = bool(log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)))
+        resting = not doubt and self._queues_may_rest()
+        self.consume_queues.on_differing = self._look_at_queues
+        if resting:
+            complete = log.marks.queued_end
+        else:
+            log.marks.queued_end = 0
+            complete = self._load_queues()
+            if doubt:
+                complete = min(complete, log.marks.dispatched_end)
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
 
         at_boundary = False
@@ -190,7 +196,14 @@ class MessageStore:
 
         def settle(end: int) -> None:
             nonlocal complete
-            damaged = log.start < complete <= end and not at_boundary
+            damaged = log.start < complete < end and not at_boundary
+            if resting and not damaged and complete <= end:
+                # Not synced: what a process that was killed has written.
+                self.consume_queues.rest(self._expected_ends(), complete, unsynced=log.crashed)
+                return
+            if resting:
+                log.marks.queued_end = 0
+                self._load_queues()
             if damaged:
                 # They end inside a record: all of them are built anew.
                 complete = -1
@@ -208,8 +221,12 @@ class MessageStore:
         if log.recovered is not None and log.recovered.row == "K" and not log.own:
             log.note_synced(log.end)
         self.consume_queues.correct_min_offsets(log.start)
-        self._count_on_from_queues()
         lost = self._lost_queues()
+        if lost and resting:
+            self._load_queues()
+            self.consume_queues.correct_min_offsets(log.start)
+        self._exact = not lost and complete >= 0 and self._queues_end_as_expected()
+        self._count_on_from_queues()
         if lost or complete < 0:
             # Durably, before anything is built anew: after another crash the old mark would vouch for the gaps.
             log.marks.forget_dispatched(log.start)
@@ -217,6 +234,8 @@ class MessageStore:
             complete = log.start
             self._rebuilding = log.end, lost
         self._dispatch.dispatched = min(max(complete, log.start), log.end)
+        if self._exact:
+            log.marks.queued_end = self._dispatch.dispatched
         tail = log.queue.find(log.end)
         if tail is not None:
             complete_at, parts_end = read_head(tail)
@@ -230,11 +249,48 @@ class MessageStore:
             self.put_path.begin_log()
         self.compaction.load()
 
+    def _queues_may_rest(self) -> bool:
+        """Whether all is known of the consume queues without a look at them: nobody else wrote here meanwhile."""
+        log = self.log
+        complete, appended = log.marks.queued_end, log.marks.appended_end
+        low = complete if log.same_boot else min(complete, log.synced)
+        if not log.own or not log.start < complete <= min(appended, log.end_max):
+            return False
+        if log.start and next(self._snapshot_starts(low), None) is None:
+            # RocketMQ deleted the files that told where queues end.
+            return False
+        file = log.queue.find(appended)
+        return file is None or not any(file.read_view()[appended - file.start :][:8])
+
+    def _load_queues(self) -> int:
+        """Look at every consume queue. Returns: the end of the last record that any of them has."""
+        log = self.log
+        # With the page cache intact only the last units can be half written.
+        sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
+        self.consume_queues.load(after_crash=log.crashed, sound_below=sound_below)
+        return self.consume_queues.max_physical_offset
+
     def _count_on_from_queues(self) -> None:
         """Where RocketMQ deleted all messages of a queue, only the consume queue knows how far they were numbered."""
         offsets = self.state.next_offsets
-        for key, queue in ((key, self.consume_queues.get(*key)) for key in self.queues()):
+        for key, queue in self.consume_queues.items():
             offsets[key] = max(offsets.get(key, 0), queue.max_offset)
+
+    def _queues_end_as_expected(self) -> bool:
+        """Whether the log alone says where each consume queue ends; in stores of others it may not."""
+        ends = self._expected_ends()
+        return all(
+            ends.get(key, 0) == queue.max_offset for key, queue in self.consume_queues.items()
+        )
+
+    def _look_at_queues(self) -> None:
+        """The next start shall look at every consume queue."""
+        self._exact = False
+        self.log.marks.queued_end = 0
+
+    def _expected_ends(self) -> dict[tuple[str, int], int]:
+        """Where each consume queue ends, if all of them are complete up to where they say."""
+        return self.state.next_offsets if self._at_complete is None else self._at_complete
 
     @property
     def state_is_whole(self) -> bool:
@@ -243,9 +299,11 @@ class MessageStore:
 
     def _lost_queues(self) -> dict[tuple[str, int], int]:
         """Consume queues with fewer units than were dispatched, and the offset that each had come to."""
-        expected = self.state.next_offsets if self._at_complete is None else self._at_complete
-        lost = {}
+        expected = self._expected_ends()
+        lost = {key: expected[key] for key in self.consume_queues.missing()}
         for (topic, queue_id), offset in expected.items():
+            if self.consume_queues.rests(topic, queue_id):
+                continue
             queue = self.consume_queues.find(topic, queue_id)
             if offset and (queue is None or queue.max_offset < offset):
                 lost[topic, queue_id] = offset
@@ -256,7 +314,7 @@ class MessageStore:
         if self._rebuilding is None or self.dispatched < self._rebuilding[0]:
             return
         for (topic, queue_id), offset in self._rebuilding[1].items():
-            self.consume_queues.get(topic, queue_id).begin_at(offset)
+            self.consume_queues.begin_at(topic, queue_id, offset)
         self._rebuilding = None
 
     def _recover_index(self) -> None:
@@ -311,8 +369,11 @@ class MessageStore:
             self._apply(run)
 
     def _apply(self, run: rows.RowRun) -> None:
-        if self._at_complete is None and run.positions[0] >= self._complete:
+        if self._at_complete is None and run.positions[-1] >= self._complete:
             self._at_complete = dict(self.state.next_offsets)
+            before = int(run.positions.searchsorted(self._complete))
+            if before:
+                self._at_complete[run.topic, run.queue_id] = run.first_offset + before
         if run.topic == INTERNAL_TOPIC:
             written = run.batch.column("properties").to_pylist()
             bodies = run.batch.column("body").to_pylist()
@@ -378,6 +439,8 @@ class MessageStore:
         Callers: one thread.
         """
         dispatched = self._dispatch.run(confirmed)
+        if self._exact:
+            self.log.marks.queued_end = dispatched
         if self._rebuilding is not None:
             self._end_rebuilding()
         return dispatched

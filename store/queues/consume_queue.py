@@ -110,6 +110,33 @@ class ConsumeQueue:
         if after_crash and self._writable and self._anything_behind():
             self._cut_to(self.max_offset)
 
+    def resume(self, end: int, below: int) -> None:
+        """Go on from where this queue is known to end: behind the unit of its last record below a physical offset.
+
+        What a process that was killed wrote behind it is dispatched again, to the same places.
+        Raises: Corrupt when that unit is not there.
+        """
+        first = self._queue.min_offset // fmt.UNIT_BYTES
+        self.min_offset = self._behind_blanks(first, end)
+        self._set_end(end)
+        self._dirty_from = end
+        if not self._queue.files or not first <= end or self.max_physical_offset > below:
+            raise self._not_as_dispatched(end)
+        if self.min_offset < end:
+            last = self._span(end - 1, end)
+            if last["size"][0] <= 0 or last["position"][0] < 0 or _is_blank(last)[0]:
+                raise self._not_as_dispatched(end)
+
+    def _not_as_dispatched(self, end: int) -> Corrupt:
+        return Corrupt(
+            f"queue {self.directory} does not end at offset {end}, where its last message was dispatched; restart the "
+            "store, which then builds its consume queues anew",
+            path=str(self.directory),
+            offset=end,
+            rule="a queue ends where it was dispatched to",
+            expected=end,
+        )
+
     def _doubtful(self, sound_below: int) -> list[QueueFile]:
         """The files from the last one on whose first unit, and so everything before it, is sound."""
         files = self._queue.files

@@ -218,6 +218,8 @@ class Trace:
         self.disk.notes = (*image.notes, Promise(owed, self.acked))
         self.batches = {made.queue: made for made in owed.batches}
         self.facts = dict(owed.facts)
+        # What is refused only after the crash may be found: nobody was told yet.
+        self.refused = list(owed.refused)
 
     def go_on(self) -> None:
         """Open what a crash left, and count from what is there."""
