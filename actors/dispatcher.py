@@ -20,8 +20,6 @@ DISPATCH_LINGER_S = 0.01
 DISPATCH_WAIT_MS = 100
 #: how long, where nothing of it is there yet: the first message of a queue waits for a file to be made
 FIRST_DISPATCH_WAIT_MS = 5000
-#: how often consume queues are synced; they are caches
-QUEUE_SYNC_MS = 60_000
 
 
 class Dispatcher:
@@ -44,7 +42,6 @@ class Dispatcher:
 
     def run(self) -> None:
         """Dispatch what is confirmed until told to stop. Raises: what the store raises; the shard cannot go on then."""
-        last_sync = self._clock.monotonic_ms()
         while not self._stopping:
             self._wake.wait(1.0)
             self._wake.clear()
@@ -63,10 +60,6 @@ class Dispatcher:
                     break
                 self.tell_readers()
                 self._on_dispatched()
-            now = self._clock.monotonic_ms()
-            if now - last_sync >= QUEUE_SYNC_MS and not self._stopping:
-                self._store.sync_queues()
-                last_sync = now
 
     def wake(self) -> None:
         """C has moved, or may have. Callers: any thread, behind the move."""

@@ -32,6 +32,8 @@ _ZEROS = bytes(ZERO_CHUNK_BYTES)
 #: what is only read to have it in memory ends here
 _UNREAD = memoryview(bytearray(64 << 10))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+#: of an fsync by name: no descriptor could be had, and nothing was tried
+NOT_TRIED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def only_zeros(chunk: bytes) -> bool:

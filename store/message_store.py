@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from .delay.delay_hook import DelayHook
 from .delay.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
 from .errors import RayMQError, Unavailable
 from .failpoints import fail_point
-from .files import Files
+from .files import NOT_TRIED, Files
 from .format import check_group_name
 from .index.index_builder import IndexBuilder
 from .index.index_service import IndexService
@@ -45,6 +46,7 @@ from .queues.reader import Reader
 from .records import properties, rows
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
+from .services.upkeep import Upkeep
 from .state import (
     INTERNAL_TOPIC,
     OFFSETS,
@@ -118,6 +120,8 @@ class MessageStore:
         self._held: list[tuple[int, int]] = []
         #: deletes old files; its `run_once` is called by whoever owns this store
         self.cleaner = CleanService(log, self, flags=self.flags)
+        #: writes what a start after a crash needs; its `run_once` is called by whoever owns this store
+        self.upkeep = Upkeep(self)
         #: whether recovery met a snapshot
         self._met_snapshot = False
         #: up to where the consume queues are complete by their own word, and the next queue offsets there
@@ -130,6 +134,7 @@ class MessageStore:
         self._exact = False
         #: a sync of a consume queue failed
         self._queues_doubtful = False
+        self._syncing = threading.Lock()
 
     @classmethod
     def open(
@@ -230,9 +235,15 @@ class MessageStore:
         if lost or complete < 0:
             # Durably, before anything is built anew: after another crash the old mark would vouch for the gaps.
             log.marks.forget_dispatched(log.start)
+            log.checkpoint.logics_ms = 0
+            log.checkpoint.sync()
             self.consume_queues.truncate(log.start)
             complete = log.start
             self._rebuilding = log.end, lost
+            # From an empty start on the queues grow with what the log says.
+            self._exact = not log.start and not any(
+                queue.max_offset for queue in self.consume_queues.all()
+            )
         self._dispatch.dispatched = min(max(complete, log.start), log.end)
         if self._exact:
             log.marks.queued_end = self._dispatch.dispatched
@@ -454,7 +465,12 @@ class MessageStore:
         """fdatasync every consume queue and the index, and remember how far they are complete.
 
         Raises: OSError; then Unavailable, for no second sync proves anything. The next start writes them again.
+        Callers: any thread but the one that dispatches, which should not wait so long.
         """
+        with self._syncing:
+            self._sync_queues(closing=closing)
+
+    def _sync_queues(self, *, closing: bool) -> None:
         if self._queues_doubtful:
             raise Unavailable(
                 "an fdatasync of a consume queue failed; the next start builds anew what was not synced",
@@ -466,7 +482,9 @@ class MessageStore:
             if self.config.message_index:
                 checkpoint = self.log.checkpoint
                 checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
-        except OSError:
+        except OSError as error:
+            if error.errno in NOT_TRIED:
+                raise
             self._queues_doubtful = True
             with contextlib.suppress(OSError, RayMQError):
                 self.log.meta.update({QUEUES_DOUBTFUL: True})

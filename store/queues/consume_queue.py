@@ -247,16 +247,17 @@ class ConsumeQueue:
         self.max_physical_offset = int(positions[-1] + sizes[-1])
         self.max_offset += len(units)
 
-    def begin_at(self, queue_offset: int) -> None:
-        """Make an empty queue without files go on at an offset; one that has files stays as it is."""
+    def begin_at(self, queue_offset: int) -> bool:
+        """Make an empty queue without files go on at an offset; one that has files stays as it is. Returns: which."""
         if self._queue.files:
-            return
+            return False
         first = self._queue.create_next(queue_offset * fmt.UNIT_BYTES).start // fmt.UNIT_BYTES
         blanks = np.zeros(queue_offset - first, dtype=fmt.UNIT_DTYPE)
         blanks["size"] = BLANK_SIZE
         self._dirty_from = min(self._dirty_from, first)
         self._write(first, blanks)
         self.min_offset = self.max_offset = queue_offset
+        return True
 
     def _write(self, offset: int, units: Units) -> None:
         data = memoryview(units.tobytes())
@@ -378,9 +379,15 @@ class ConsumeQueue:
         """fdatasync what was written since the last sync; `OpenFiles.sync_names` syncs names. Raises: OSError."""
         files = self._dirty_files()
         # Before the sync: what is written beside it counts for the next one.
+        before = self._dirty_from, self._cut
         self._dirty_from, self._cut = self.max_offset, False
-        for file in files:
-            file.sync()
+        try:
+            for file in files:
+                file.sync()
+        except OSError:
+            self._dirty_from = min(self._dirty_from, before[0])
+            self._cut |= before[1]
+            raise
 
     def place(self, queue_offset: int) -> tuple[Path, int]:
         """The file that holds a unit and the unit's position in it; the directory where no file does."""

@@ -118,8 +118,8 @@ class ConsumeQueues:
 
     def begin_at(self, topic: str, queue_id: int, offset: int) -> None:
         """See `ConsumeQueue.begin_at`: the log has no message that tells of this offset."""
-        self.on_differing()
-        self.get(topic, queue_id).begin_at(offset)
+        if self.get(topic, queue_id).begin_at(offset):
+            self.on_differing()
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue, if there is one. Raises: as `get`."""
@@ -131,6 +131,11 @@ class ConsumeQueues:
     def keys(self) -> list[Key]:
         """Every (topic, queue), sorted."""
         return sorted({*list(self._queues), *list(self._resting)})
+
+    @property
+    def count(self) -> int:
+        """How many queues there are."""
+        return len(self._queues) + len(self._resting)
 
     def all(self) -> list[ConsumeQueue]:
         """Every queue that is open now."""

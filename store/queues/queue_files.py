@@ -46,6 +46,13 @@ class OpenFiles:
             oldest, _ = self._open.popitem(last=False)
         oldest.let_go()
 
+    def let_all_go(self) -> None:
+        """Give every descriptor back; the next uses open others."""
+        with self._lock:
+            files, self._open = list(self._open), OrderedDict()
+        for file in files:
+            file.let_go()
+
     def closed(self, file: QueueFile) -> None:
         """This file needs no descriptor any more."""
         with self._lock:
