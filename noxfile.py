@@ -91,7 +91,7 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("name", ["put", "modes", "ray", "queue", "idle", "store"])
+@nox.parametrize("name", ["put", "modes", "ray", "queue", "queues", "idle", "store"])
 def bench(session: nox.Session, name: str) -> None:
     """Benchmarks with this machine's own limits beside them: all, or `nox -s 'bench(name="ray")'`."""
     session.install("-e", ".[dev]")

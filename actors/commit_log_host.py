@@ -156,6 +156,7 @@ class LeaderHost:
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
             sample=self.store.stats.sample,
+            upkeep=self.store.upkeep.run_once,
         )
         self.compaction = CompactionService(
             self.store.compaction,
@@ -468,6 +469,7 @@ class LeaderHost:
             "metrics": as_status(read_leader(self)),
             "flags": self.store.flags.names(),
             "clean": {**self.store.cleaner.as_status(), "error": self.housekeeper.failed},
+            "upkeep": {"error": self.store.upkeep.failed},
             "store_stats": self.store.stats.as_status(),
             "roles": self.supervisor.describe(),
         }

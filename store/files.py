@@ -38,6 +38,8 @@ _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.ERE
 #: the rule of a Corrupt for such bytes
 READABLE = "stored bytes can be read"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+#: of an fsync by name: no descriptor could be had, and nothing was tried
+NOT_TRIED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def only_zeros(chunk: bytes) -> bool:
@@ -318,9 +320,21 @@ class Files:
         """Whether a path exists."""
         return os.path.lexists(path)
 
+    def length(self, path: PathLike) -> int:
+        """Length of a file by its name, bytes. Raises: FileNotFoundError."""
+        return os.stat(path, follow_symlinks=False).st_size
+
     def is_dir(self, path: PathLike) -> bool:
         """Whether a path is a directory."""
         return os.path.isdir(path)
+
+    def make_dir(self, path: PathLike, mode: int = 0o700) -> None:
+        """Create a directory in one that is there; an existing one is no error. Durable: nothing."""
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, mode)
+        except OSError as error:
+            raise _translate(error, path) from error
 
     def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
         """Create a directory and its parents. Durable: their names.

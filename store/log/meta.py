@@ -61,10 +61,9 @@ class Meta:
     def update(self, values: dict[str, Any]) -> None:
         """Set values. Durable: at return. Callers: any thread."""
         with self._updating:
-            self._update(values)
+            self._update({**self._values, **values})
 
-    def _update(self, values: dict[str, Any]) -> None:
-        merged = {**self._values, **values}
+    def _update(self, merged: dict[str, Any]) -> None:
         text = json.dumps(merged, separators=(",", ":")).encode()
         if len(text) > SLOT_BYTES - _HEAD.size:
             raise Rejected(

@@ -28,6 +28,7 @@ from raymq.store.log.meta import read_meta
 from raymq.store.log.recovery import Decision
 from raymq.store.log.segment_paths import other_directories
 from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records.rows import tag_column
 from raymq.store.state import INTERNAL_TOPIC, PROGRESS
 
@@ -95,11 +96,7 @@ class ReadOnlyStore:
 
     def size(self, path: Path) -> int:
         """A file's length, bytes."""
-        fd = self.files.open_file(path, writable=False)
-        try:
-            return self.files.size(fd)
-        finally:
-            self.files.close(fd)
+        return self.files.length(path)
 
     @property
     def same_boot(self) -> bool:
@@ -278,8 +275,9 @@ class ReadOnlyStore:
         """Every consume queue on disk, by topic and queue id. Callers close what they get."""
         found = self.queue_directories()
         size = self.usual_size([directory for _, _, directory in found])
+        opened = OpenFiles(self.files)
         for topic, queue_id, directory in found if size else []:
-            queue = ConsumeQueue(directory, size, files=self.files, writable=False)
+            queue = ConsumeQueue(directory, size, files=self.files, writable=False, opened=opened)
             queue.load()
             queue.recover()
             # Units of deleted log files may stay until their queue's file is only about such.

@@ -542,19 +542,32 @@ class SimulatedDisk(Files):
         with self._mutex:
             return _normal(path) in self._dirs or self._look_up(path) is not None
 
+    def length(self, path: PathLike) -> int:
+        with self._mutex:
+            number = self._look_up(path)
+            if number is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            return self._nodes[number].size
+
+    def make_dir(self, path: PathLike, mode: int = 0o700) -> None:
+        with self._mutex:
+            normal = _normal(path)
+            if normal not in self._dirs:
+                try:
+                    self._enter("make_dir")
+                except OSError as error:
+                    raise _translate(error, path) from error
+                self._make_dir(normal)
+
     def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
         with self._mutex:
             normal = _normal(path)
-            parent, name = posixpath.split(normal)
             if normal in self._dirs:
                 return
+            parent = posixpath.dirname(normal)
             self.make_dirs(parent, mode)
             self._enter("make_dirs")
-            number = self._new_number()
-            self._dirs[normal] = number
-            self._names[normal] = {}
-            self._names[parent][name] = number
-            self._log(Op("mkdir", self._dirs[parent], (name, number)))
+            self._make_dir(normal)
             self.sync_dir(parent)
 
     def settle_dirs(self, path: PathLike) -> None:
@@ -564,6 +577,16 @@ class SimulatedDisk(Files):
             while place != "/":
                 place = posixpath.dirname(place)
                 self.sync_dir(place)
+
+    def _make_dir(self, normal: str) -> None:
+        parent, name = posixpath.split(normal)
+        if parent not in self._dirs:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), normal)
+        number = self._new_number()
+        self._dirs[normal] = number
+        self._names[normal] = {}
+        self._names[parent][name] = number
+        self._log(Op("mkdir", self._dirs[parent], (name, number)))
 
     def remove_tree(self, path: PathLike) -> None:
         with self._mutex:
