@@ -212,17 +212,18 @@ class SqlFilter:
         """
         from sqlglot import exp
 
-        on_columns, on_texts = {
+        kinds: dict[Any, tuple[Callable[..., Any], Callable[[str, str], bool]]] = {
             exp.Glob: (pc.match_substring, operator.contains),
             exp.ILike: (pc.starts_with, str.startswith),
             exp.RegexpLike: (pc.ends_with, str.endswith),
-        }[type(node)]
+        }
+        on_columns, on_texts = kinds[type(node)]
         left = None if isinstance(node.this, exp.Null) else self._operand(node.this)
         text = self._operand(node.expression)
         if not isinstance(text, str):
             raise self._wrong(node, "looks for something else than a text")
         if isinstance(left, str) and text:
-            return _constant(bool(on_texts(left, text)) != negated)
+            return _constant(on_texts(left, text) != negated)
         if not isinstance(left, Property):
             return _constant(False)
         if not text:
