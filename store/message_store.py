@@ -201,7 +201,7 @@ class MessageStore:
 
         self._complete = complete
         scan_start = self._scan_start(low)
-        log.recover(scan_start, visit, settle)
+        log.recover(scan_start, visit, settle, queues_end=known)
         if self.put_path.group[1] > log.end:
             self._cut_half_group(scan_start)
             self.consume_queues.truncate(log.end)

@@ -35,7 +35,7 @@ from .chain import Chain, ChainUnit, check_units
 from .checkpoint import Checkpoint
 from .log_files import open_log_files, rewrite, same_until, view_of
 from .log_pool import LogPool
-from .log_scan import Known, Visit, scan
+from .log_scan import Known, Visit, foreign_end, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead
 from .marks import Marks
@@ -482,20 +482,26 @@ class CommitLog:
         scan_from: int,
         visit: Visit | None = None,
         settle: Callable[[int], None] | None = None,
+        *,
+        queues_end: int = 0,
     ) -> Recovered:
         """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
         `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
         this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill
-        trusts all that it finds.
+        trusts all that it finds. `queues_end`: the end of the last record that a consume queue knows; it tells how far
+        a log goes that RocketMQ wrote and closed in order.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         self.restore_pool()
         size = self.config.segment_size_bytes
+        appended = self.marks.appended_end
+        if not self.own:
+            appended = foreign_end(self.queue, queues_end, crashed=self.crashed)
         found = scan(
             self.queue,
             self.chain,
-            Known(self.own, self.same_boot, self.synced, self.marks.appended_end),
+            Known(self.own, self.same_boot, self.synced, appended),
             files=self.files,
             scan_from=scan_from,
             visit=visit,
@@ -504,7 +510,7 @@ class CommitLog:
         if row.decision is Decision.CORRUPT:
             raise Corrupt(
                 f"recovery stopped at offset {end} of {self.root / 'commitlog'} ({found.fault}): {row.cause} "
-                f"(row {row.name}; synced {self.synced}, appended {self.marks.appended_end}). Nothing was "
+                f"(row {row.name}; synced {self.synced}, appended {appended}). Nothing was "
                 "changed; `raymq store verify` names the fault.",
                 path=str(self.root / "commitlog"),
                 offset=end,

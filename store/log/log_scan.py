@@ -28,6 +28,7 @@ class Known(NamedTuple):
     own: bool
     same_boot: bool
     synced: int
+    #: of a log that RocketMQ wrote: below this it may have acknowledged records
     appended: int
 
 
@@ -43,6 +44,16 @@ class Scan(NamedTuple):
     fault: str
     #: the decision about the end
     row: Row
+
+
+def foreign_end(queue: MappedFileQueue, queues_end: int, *, crashed: bool) -> int:
+    """Below this a log that RocketMQ wrote may have acknowledged records.
+
+    `queues_end`: the end of the last record that a consume queue knows. Only an orderly stop leaves all there.
+    """
+    if crashed:
+        return queue.files[-1].start + queue.file_size if queue.files else 0
+    return queues_end
 
 
 def scan(
@@ -75,9 +86,7 @@ def scan(
         at = max(0, scan_from - file.start)
         if at:
             end = begin = scan_from
-        walk = record.walk(
-            view[at:], file.start + at, stop=max(0, stop - at), check_position=known.own
-        )
+        walk = record.walk(view[at:], file.start + at, stop=max(0, stop - at))
         fault = walk.reason.value
         if walk.end == differs:
             fault = "bytes differ from their chain unit"
