@@ -5,6 +5,8 @@ In an environment that has the extras already (`python3 run.py setup`): `nox --n
 
 from __future__ import annotations
 
+import tempfile
+
 import nox
 
 nox.needs_version = ">=2024.3.2"
@@ -78,6 +80,19 @@ def interop(session: nox.Session) -> None:
         *("python", "-m", "pytest", "-m", "interop", "tests/interop", *session.posargs),
         env={"RAYMQ_INTEROP": "required"},
     )
+
+
+@nox.session
+def sql(session: nox.Session) -> None:
+    """The SQL92 filter on the oldest and the newest parser that the extra `sql` takes."""
+    for wanted in ("sqlglot==26.0.0", "sqlglot>=26,<31"):
+        with tempfile.TemporaryDirectory() as folder:
+            words = ("-q", "--no-deps", "--target", folder, wanted)
+            session.run("python", "-m", "pip", "install", *words)
+            session.run(
+                *("python", "-m", "pytest", "tests/store/test_sql_filter.py", *session.posargs),
+                env={"PYTHONPATH": folder},
+            )
 
 
 @nox.session

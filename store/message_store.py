@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -60,8 +61,12 @@ from .state import (
 from .stats import StoreStats
 from .topics import check_new_topic
 
+logger = logging.getLogger(__name__)
+
 #: an orderly stop waits this long for an index that is behind; later `abort` stays (reference 7, step 7)
 INDEX_WAIT_MS = 5_000
+#: and for compacted queues; what is not copied by then RocketMQ would never serve
+COPY_WAIT_MS = 60_000
 #: earlier looks at what can be deleted that wait for a sync
 HELD_MAX = 8
 
@@ -230,7 +235,7 @@ class MessageStore:
 
         self._complete = complete
         scan_start = self._scan_start(low)
-        log.recover(scan_start, visit, settle)
+        log.recover(scan_start, visit, settle, queues_end=known)
         if self.put_path.group[1] > log.end:
             self._cut_half_group(scan_start)
             self.consume_queues.truncate(log.end)
@@ -753,13 +758,14 @@ class MessageStore:
             until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
             while self.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
+            copied = self._copy_compacted()
             self.sync_queues(closing=True)
             config_json.write_back(self)
             self.compaction.close()
             log.checkpoint.physic_ms = self.state.store_time_ms
             log.checkpoint.logics_ms = self.state.store_time_ms
             log.checkpoint.sync()
-            complete = self.dispatched >= log.end
+            complete = copied and self.dispatched >= log.end
             if self.config.message_index:
                 complete = complete and self.index.indexed >= log.end
         finally:
@@ -767,6 +773,19 @@ class MessageStore:
             self.consume_queues.close()
             self.index.close()
             log.close(clean=complete)
+
+    def _copy_compacted(self) -> bool:
+        """Bring the compacted queues up to date. Returns: whether they are."""
+        until_ms = self.clock.monotonic_ms() + COPY_WAIT_MS
+        try:
+            while self.compaction.advance_all():
+                if self.clock.monotonic_ms() > until_ms:
+                    return False
+        except (OSError, RayMQError) as error:
+            # The next start goes on; nothing of it is deleted from the log before.
+            logger.warning("compacted queues are not complete: %s", error)
+            return False
+        return True
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: nothing is synced, `abort` stays."""

@@ -334,6 +334,8 @@ class ReplicaStream(_Stream):
                 self._received.put((bytes(chunk.app_metadata), protocol.frame_body(chunk.data)))
         except RayMQError as error:
             self._received.put(error)
+        except ValueError as error:
+            self._received.put(Unavailable(f"no frame of a replica: {error}", field="stream"))
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
         """The next frame (header, body or None); None when none came in time.

@@ -70,7 +70,13 @@ def frame_batch(body: Any) -> pa.RecordBatch:
 
 
 def frame_body(batch: pa.RecordBatch | None) -> memoryview | None:
-    """The bytes of a frame batch, without a copy; None when it has none."""
+    """The bytes of a frame batch, without a copy; None when it has none.
+
+    Raises: ValueError when it is no frame: its offsets came over the network.
+    """
     if batch is None or batch.num_rows == 0:
         return None
+    if batch.num_rows > 1 or batch.schema != FRAME_SCHEMA:
+        raise ValueError(f"a frame has one row of bytes, not {batch.num_rows} of {batch.schema}")
+    batch.validate()
     return memoryview(batch.column(0)[0].as_buffer())

@@ -52,7 +52,7 @@ from .log_reads import (
     stored_at,
     walk_piece,
 )
-from .log_scan import Known, Visit, next_record, scan
+from .log_scan import Known, Visit, foreign_end, next_record, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead
 from .marks import Marks
@@ -621,20 +621,26 @@ class CommitLog:
         scan_from: int,
         visit: Visit | None = None,
         settle: Callable[[int], None] | None = None,
+        *,
+        queues_end: int = 0,
     ) -> Recovered:
         """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
         `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
         this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill
-        trusts all that it finds.
+        trusts all that it finds. `queues_end`: the end of the last record that a consume queue knows; it tells how far
+        a log goes that RocketMQ wrote and closed in order.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         self.restore_pool()
         size = self.config.segment_size_bytes
+        appended = self.marks.appended_end
+        if not self.own:
+            appended = foreign_end(self.queue, queues_end, crashed=self.crashed)
         found = scan(
             self.queue,
             self.chain,
-            Known(self.own, self.same_boot, self.synced, self.marks.appended_end),
+            Known(self.own, self.same_boot, self.synced, appended),
             files=self.files,
             scan_from=scan_from,
             visit=visit,
@@ -643,7 +649,7 @@ class CommitLog:
         if row.decision is Decision.CORRUPT:
             raise Corrupt(
                 f"recovery stopped at offset {end} of {self.root / 'commitlog'} ({found.fault}): {row.cause} "
-                f"(row {row.name}; synced {self.synced}, appended {self.marks.appended_end}). Nothing was "
+                f"(row {row.name}; synced {self.synced}, appended {appended}). Nothing was "
                 "changed; `raymq store verify` names the fault.",
                 path=str(self.root / "commitlog"),
                 offset=end,
