@@ -198,10 +198,10 @@ class MessageStore:
         resting = not doubt and self._queues_may_rest()
         self.consume_queues.on_differing = self._look_at_queues
         if resting:
-            complete = log.marks.queued_end
+            complete = known = log.marks.queued_end
         else:
             log.marks.queued_end = 0
-            complete = self._load_queues()
+            complete = known = self._load_queues()
             if doubt:
                 complete = min(complete, log.marks.dispatched_end)
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
@@ -287,7 +287,10 @@ class MessageStore:
             # RocketMQ deleted the files that told where queues end.
             return False
         file = log.queue.find(appended)
-        return file is None or not any(file.read_view()[appended - file.start :][:8])
+        if file is None:
+            return True
+        at = appended - file.start
+        return not any(file.read(at, min(at + 8, file.size)))
 
     def _load_queues(self) -> int:
         """Look at every consume queue. Returns: the end of the last record that any of them has."""
