@@ -186,15 +186,18 @@ class PutAcks:
             # Order: bytes (written), then the word, then the bell.
             self._supervisor.publish_appended(self._log.end)
             ends = self._log.ends
-            kept = {acks: line.promise.acknowledged(ends) for acks, line in self._lines.items()}
+            kept: dict[Acks, int] = {}
             for put in made:
+                line = self._lines[put.acks]
+                if put.acks not in kept:
+                    kept[put.acks] = line.promise.acknowledged(ends)
                 if not put.appended.waits or put.appended.end_offset <= kept[put.acks]:
                     self._settle(put, self._clock.monotonic())
                 elif self._ended:
                     # The ack loop is over.
                     self._settle_unknown(put)
                 else:
-                    self._lines[put.acks].add(put)
+                    line.add(put)
                     self.waiting += 1
                     continue
                 ended.append(put.ticket)
