@@ -62,7 +62,7 @@ class Line:
         self.end = 0
         #: how many have left
         self.answered = 0
-        #: of the last put that the combiner here, and Replication, know of
+        #: the last put that the combiner here has, and the last one that Replication has
         self.combined = 0
         self.submitted = 0
 
@@ -165,7 +165,7 @@ class PutAcks:
         return [put.ticket for put in left]
 
     def publish_early(self) -> None:
-        """Let the flusher begin, where no put waits, before `hand_over`. Callers: whoever appends."""
+        """Let the flusher begin, where no put waits, before `hand_over`. Callers: the appending thread."""
         if self._awaits_sync and not self.waiting:
             try:
                 with self._submit_lock:
@@ -210,7 +210,7 @@ class PutAcks:
         return ended
 
     def _submit(self, line: Line, now_ms: int) -> None:
-        """Hand to Replication what it was not told of: once more at the next round where its ring is full."""
+        """Hand to Replication what it does not know of; where its ring is full, again at the next round."""
         if not line.replicated or line.submitted == line.number:
             return
         if self._supervisor.submit(line.number, line.end, now_ms):
@@ -246,7 +246,7 @@ class PutAcks:
     def await_sync(self, ticket: PutTicket, acks: Acks, appender: Appender) -> None:
         """While no other put waits: to wake the ack loop takes about as long as the sync itself.
 
-        Callers: who brought this put. Does nothing where the put waits for more than the sync.
+        Callers: the thread that brought this put. Does nothing where the put waits for more than the sync.
         """
         line = self._lines[acks]
         if line.promise.acknowledged_by != ("synced",) or not self._watches.due():
