@@ -26,7 +26,7 @@ from raymq.store.status import PutStatus
 from .appender import Appender, Made
 from .latency import LatencyCounter
 from .shard_api import PutTicket, tell_all
-from .supervisor import Supervisor
+from .supervisor import STALE_MS, Supervisor
 from .tries import Tries
 
 log = logging.getLogger("raymq.commit_log")
@@ -37,8 +37,8 @@ IDLE_WAIT_MS = 200
 BUSY_WAIT_MS = 10
 #: how often satellites are looked after while puts wait
 TICK_MS = 20
-#: how long Replication may be late with a late put; then it is dead, or as good as dead
-SILENT_MS = 500
+#: how long Replication may be late with a late put: as long as a satellite may be silent before it is replaced
+SILENT_MS = STALE_MS
 
 
 class Line:
