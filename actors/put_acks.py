@@ -26,7 +26,7 @@ from raymq.store.status import PutStatus
 from .appender import Appender, Made
 from .latency import LatencyCounter
 from .shard_api import PutTicket, tell_all
-from .supervisor import Supervisor
+from .supervisor import STALE_MS, Supervisor
 from .tries import Tries
 
 log = logging.getLogger("raymq.commit_log")
@@ -37,8 +37,8 @@ IDLE_WAIT_MS = 200
 BUSY_WAIT_MS = 10
 #: how often satellites are looked after while puts wait
 TICK_MS = 20
-#: how long Replication may be late with a late put; then it is dead, or as good as dead
-SILENT_MS = 500
+#: how long Replication may be late with a late put: as long as a satellite may be silent before it is replaced
+SILENT_MS = STALE_MS
 
 
 class Line:
@@ -62,7 +62,7 @@ class Line:
         self.end = 0
         #: how many have left
         self.answered = 0
-        #: of the last put that the combiner here, and Replication, know of
+        #: the last put that the combiner here has, and the last one that Replication has
         self.combined = 0
         self.submitted = 0
 
@@ -165,7 +165,7 @@ class PutAcks:
         return [put.ticket for put in left]
 
     def publish_early(self) -> None:
-        """Let the flusher begin, where no put waits, before `hand_over`. Callers: whoever appends."""
+        """Let the flusher begin, where no put waits, before `hand_over`. Callers: the appending thread."""
         if self._awaits_sync and not self.waiting:
             try:
                 with self._submit_lock:
@@ -186,15 +186,18 @@ class PutAcks:
             # Order: bytes (written), then the word, then the bell.
             self._supervisor.publish_appended(self._log.end)
             ends = self._log.ends
-            kept = {acks: line.promise.acknowledged(ends) for acks, line in self._lines.items()}
+            kept: dict[Acks, int] = {}
             for put in made:
+                line = self._lines[put.acks]
+                if put.acks not in kept:
+                    kept[put.acks] = line.promise.acknowledged(ends)
                 if not put.appended.waits or put.appended.end_offset <= kept[put.acks]:
                     self._settle(put, self._clock.monotonic())
                 elif self._ended:
                     # The ack loop is over.
                     self._settle_unknown(put)
                 else:
-                    self._lines[put.acks].add(put)
+                    line.add(put)
                     self.waiting += 1
                     continue
                 ended.append(put.ticket)
@@ -207,7 +210,7 @@ class PutAcks:
         return ended
 
     def _submit(self, line: Line, now_ms: int) -> None:
-        """Hand to Replication what it was not told of: once more at the next round where its ring is full."""
+        """Hand to Replication what it does not know of; where its ring is full, again at the next round."""
         if not line.replicated or line.submitted == line.number:
             return
         if self._supervisor.submit(line.number, line.end, now_ms):
@@ -243,7 +246,7 @@ class PutAcks:
     def await_sync(self, ticket: PutTicket, acks: Acks, appender: Appender) -> None:
         """While no other put waits: to wake the ack loop takes about as long as the sync itself.
 
-        Callers: who brought this put. Does nothing where the put waits for more than the sync.
+        Callers: the thread that brought this put. Does nothing where the put waits for more than the sync.
         """
         line = self._lines[acks]
         if line.promise.acknowledged_by != ("synced",) or not self._watches.due():

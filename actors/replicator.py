@@ -204,7 +204,7 @@ class Replicator:
             self._combine(machine, combiner)
             for event in self._link_events():
                 self._step(event, machine, combiner)
-            # After them: the follower is told what has become of its answers.
+            # After them: C goes to the follower, and its answers may have moved it.
             self._step(Progress(satellite.committed, combiner.acknowledged), machine, combiner)
             self._step(Tick(), machine, combiner)
             self._trouble.tell(machine.trouble)

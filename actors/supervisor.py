@@ -395,8 +395,7 @@ class Supervisor:
                     committed=committed,
                     appended=self._appended,
                 )
-            replicated = committed if self._rings is None else self._replicated
-            return Progress(Ends(self._appended, committed, self._flushed, replicated), late)
+            return Progress(self._ends(committed), late)
 
     def committed(self) -> int:
         """Everything below is in the log's files."""
@@ -410,10 +409,7 @@ class Supervisor:
                 "incarnation": self.incarnation,
                 "state": self._control.state.name,
                 "poisoned": self.poisoned,
-                "appended": self._appended,
-                "committed": self._committed if self._pooled else self._appended,
-                "synced": self._flushed,
-                "replicated": self._replicated,
+                **self._ends(self._committed if self._pooled else self._appended)._asdict(),
                 "roles": {
                     role: seat.describe(self._clock.monotonic_ms())
                     for role, seat in self._seats.items()
@@ -426,6 +422,11 @@ class Supervisor:
             return NO_LATENCIES if self._flusher is None else self._flusher.sync_latencies
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _ends(self, committed: int) -> Ends:
+        """As known; without Replication no end is lacking."""
+        replicated = committed if self._rings is None else self._replicated
+        return Ends(self._appended, committed, self._flushed, replicated)
 
     def _look_committed(self) -> int:
         """Needs `_offsets_lock`."""

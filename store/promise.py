@@ -1,6 +1,6 @@
 """What a receipt waits for, what readers may see, and what a missed deadline is called: said once, for every caller.
 
-Four ends tell how far a shard is (`Ends`). A promise names the ends that must have passed a put before its receipt, and
+Four ends say how far a shard is (`Ends`). A promise names the ends that must have passed a put before its receipt, and
 those that must have passed a record before readers see it. `PROMISES` is the table in README.md, which a test compares.
 
 Source: CommitLog#handleDiskFlushAndHA, RocketMQ 5.3.3. A receipt waits for two futures: the flush future of the

@@ -380,7 +380,7 @@ def test_one_that_beats_stays(make_world: Callable[[], World]):
 def test_no_put_is_taken_for_late_that_was_acknowledged_before_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, publish: int, report: int
 ):
-    """Replication publishes what is kept, then reports who is late: before, amid or after CommitLog's look."""
+    """Replication publishes what is kept, then reports what is late: before, amid or after CommitLog's look."""
     leader = Supervisor(
         tmp_path, ["replication"], clock=ManualClock(), files=Files(), witness_sync=lambda: 0
     )

@@ -8,16 +8,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
-from raymq.actors import put_acks, ring
+from raymq.actors import put_acks, ring, supervisor
 from raymq.actors.commit_log_host import LeaderHost
 from raymq.actors.shard_api import PutTicket
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown
 from raymq.store.promise import Acks, Flush
+from raymq.store.requests import PutRequest
 from tests.support.batches import request
 from tests.support.waiting import until
 
@@ -47,6 +48,23 @@ if role == "replication":
 else:
     FlushService(root, role, config).run()
 """
+
+#: a Replication that publishes the ends that it reads
+PUBLISHER = """
+import sys
+from raymq.actors.satellite import Satellite
+from raymq.store.clock import Clock
+from raymq.store.files import Files
+
+satellite = Satellite(sys.argv[1], "replication", clock=Clock(), files=Files())
+satellite.run_until_granted()
+for line in sys.stdin:
+    satellite.publish_position(int(line))
+"""
+
+
+def pause() -> None:
+    threading.Event().wait(0.005)
 
 
 class Leader:
@@ -80,24 +98,37 @@ class Leader:
             env=dict(os.environ),
             stderr=subprocess.DEVNULL,
         )
-        until(lambda: bool(self.facts(role)["granted"]), lambda: threading.Event().wait(0.005))
+        until(lambda: bool(self.facts(role)["granted"]), pause)
+
+    def start_publisher(self) -> IO[bytes]:
+        """A Replication whose words are the test's."""
+        child = subprocess.Popen(
+            [sys.executable, "-c", PUBLISHER, str(self.root)], cwd=ROOT, stdin=subprocess.PIPE
+        )
+        self.children["replication"] = child
+        until(lambda: bool(self.facts("replication")["granted"]), pause)
+        assert child.stdin is not None
+        return child.stdin
 
     def facts(self, role: str) -> dict[str, Any]:
         facts: dict[str, Any] = self.host.supervisor.describe()["roles"][role]
         return facts
 
-    def put(self, acks: Acks, producer: int = 1, *, again: bool = False) -> PutTicket:
+    def request(self, acks: Acks, producer: int = 1, *, again: bool = False) -> PutRequest:
         """Args: again: the producer's last message once more."""
         sequence = self.sequences.get(producer, 0) - again
         self.sequences[producer] = sequence + 1
-        put = request([b"x"], producer=producer, sequence=sequence)
-        return self.host.put(put._replace(acks=acks))
+        return request([b"x"], producer=producer, sequence=sequence)._replace(acks=acks)
+
+    def put(self, acks: Acks, producer: int = 1, *, again: bool = False) -> PutTicket:
+        """See `request`."""
+        return self.host.put(self.request(acks, producer, again=again))
 
     def close(self) -> None:
         self.host.close(0.0)
         for child in self.children.values():
             child.kill()
-            child.wait()
+            child.communicate()
 
 
 @pytest.fixture
@@ -154,6 +185,27 @@ def test_replication_says_of_each_put_that_it_is_late_also_when_it_is_sent_again
     assert leader.host.store.log.confirmed < leader.host.store.log.synced
 
 
+@pytest.mark.usefixtures("commit_log_is_silent")
+def test_a_quorum_put_is_acknowledged_by_replications_word_and_may_be_read_then(
+    leader: Leader,
+) -> None:
+    words = leader.start_publisher()
+    log, puts, ends = leader.host.store.log, [], []
+    for _ in range(3):
+        puts.append(leader.put("quorum"))
+        ends.append(log.end)
+    # A put of the leader's own promise: from here on everything is synced.
+    leader.put("leader", producer=2).wait(30)
+    assert not any(put.done for put in puts)
+    assert log.synced >= ends[-1]
+    for at, end in enumerate(ends):
+        words.write(b"%d\n" % end)
+        words.flush()
+        assert puts[at].wait(30).first_offset == at
+        assert log.confirmed == end
+        assert not any(put.done for put in puts[at + 1 :])
+
+
 def test_commit_log_answers_for_a_replication_that_is_dead(leader: Leader) -> None:
     assert status_of(leader.put("quorum")) == "FLUSH_SLAVE_TIMEOUT"
 
@@ -180,3 +232,20 @@ def test_puts_that_wait_are_answered_as_unknown_when_the_shard_ends(leader: Lead
     assert status_of(quorum) == "FLUSH_SLAVE_TIMEOUT"
     assert status_of(leader.put("quorum")) == "FLUSH_SLAVE_TIMEOUT"
     assert leader.host.waiting_puts == 0
+
+
+def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without a mirror: its receipt waits for the sync alone."""
+    monkeypatch.setattr(supervisor, "WATCH_US", 5_000_000)
+    answering: list[int] = []
+
+    def put() -> None:
+        request = leader.request("leader", producer=3)
+        leader.host.put(request, lambda: answering.append(threading.get_ident()), alone=True).wait(
+            30
+        )
+
+    # The flusher may be done before the watch begins; then the ack loop answers.
+    until(lambda: threading.get_ident() in answering, put)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -106,6 +107,26 @@ def test_only_memory_alone_makes_a_commit_wait_for_its_turn() -> None:
 def test_a_replica_calls_durable_what_its_flush_mode_asks() -> None:
     state = Ends(appended=4, committed=3, synced=2, replicated=0)
     assert (own_durable("sync", state), own_durable("async", state)) == (2, 3)
+
+
+def sources(*folders: str) -> Iterator[tuple[str, str]]:
+    """(path, text) of every module."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+
+
+def test_the_ack_modes_are_declared_once() -> None:
+    folders = ("store", "replication", "actors", "cluster", "spark")
+    found = [
+        path for path, text in sources(*folders) if re.search(r'Literal\["(quorum|leader)', text)
+    ]
+    assert found == ["store/promise.py"]
+
+
+def test_no_process_decides_by_the_modes_names() -> None:
+    compared = re.compile(r"""(flush|acks|"(flush|acks)"\]) (==|!=) ["']""")
+    assert [path for path, text in sources("replication", "actors") if compared.search(text)] == []
 
 
 # --- README -------------------------------------------------------------------------------------
