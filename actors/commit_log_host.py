@@ -123,6 +123,8 @@ class LeaderHost:
         self._dispatcher = Dispatcher(
             self.store, clock=self.clock, on_dispatched=self._delays.note, troubles=self.troubles
         )
+        if self._mirror and not self.store.log.same_boot:
+            self._dispatcher.hoped_end = self.store.log.end
         self.acks = PutAcks(
             self.store.log,
             self.supervisor,
