@@ -19,10 +19,11 @@ from raymq.actors.follower_host import FollowerHost
 from raymq.actors.readings import read_leader
 from raymq.store.checksum import crc32c
 from raymq.store.config import StoreConfig
-from raymq.store.errors import StorageFull, Unavailable
+from raymq.store.errors import Bug, StorageFull, Unavailable
 from raymq.store.files import Files, PathLike
 from raymq.store.log.chain import ChainUnit
 from raymq.store.requests import FetchRequest
+from raymq.store.running_flags import DISK_FULL
 from tests.support.batches import request
 from tests.support.waiting import until
 
@@ -236,6 +237,32 @@ def test_status_and_metrics_tell_of_the_append_that_was_refused_last(shard: Shar
     assert read_leader(shard.host)["raymq_writable"] == 0
     shard.put()
     assert shard.is_well()
+
+
+def test_a_full_disk_is_told_as_what_refuses(shard: Shard) -> None:
+    shard.host.store.flags.set(DISK_FULL)
+    facts = shard.host.status()
+    assert (facts["state"], facts["writable"]) == ("READ_ONLY", False)
+    assert "DISK_FULL" in facts["error"]
+    shard.host.store.flags.clear(DISK_FULL)
+    shard.put()
+    assert shard.is_well()
+
+
+def test_a_put_that_is_stored_and_not_accounted_for_ends_the_process(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.put()
+
+    def no_memory(*args: Any, **options: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.host.store.state, "apply_rows", no_memory)
+        with pytest.raises(Bug):
+            shard.host.put(request([BODY], producer=1, sequence=1)).wait(20)
+    assert "MemoryError" in shard.gave_up[0]
+    assert shard.host.status()["state"] == "READ_ONLY"
 
 
 def test_a_lack_of_descriptors_while_a_satellite_is_looked_at_passes(shard: Shard) -> None:
