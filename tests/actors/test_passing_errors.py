@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.flush_service import EXIT_BUG
 from raymq.actors.follower_host import FollowerHost
 from raymq.actors.readings import read_leader
 from raymq.store.checksum import crc32c
@@ -33,10 +34,20 @@ CONFIG = StoreConfig(
 )
 BODY = bytes(20_000)
 FLUSHER = """
-import sys
+import errno, sys
 from raymq.actors.flush_service import FlushService
 from raymq.store.config import StoreConfig
-FlushService(sys.argv[1], "group_commit", StoreConfig(segment_size_bytes=262144)).run()
+from raymq.store.files import Files
+
+class Disk(Files):
+    def open_file(self, path, **options):
+        if sys.argv[2] == "no descriptors" and "/commitlog/" in str(path):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().open_file(path, **options)
+
+FlushService(
+    sys.argv[1], "group_commit", StoreConfig(segment_size_bytes=262144), files=Disk()
+).run()
 """
 
 
@@ -114,9 +125,12 @@ class Shard:
             give_up=self.gave_up.append,
         )
 
-    def start_flusher(self) -> subprocess.Popen[bytes]:
+    def start_flusher(self, lacks: str = "nothing") -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-c", FLUSHER, str(self.root)], cwd=ROOT, env=dict(os.environ)
+            [sys.executable, "-c", FLUSHER, str(self.root), lacks],
+            cwd=ROOT,
+            env=dict(os.environ),
+            stderr=subprocess.DEVNULL,
         )
 
     def try_put(self, queue: int = 0) -> bool:
@@ -283,6 +297,25 @@ def test_a_lack_of_descriptors_while_a_satellite_is_looked_at_passes(shard: Shar
     shard.put()
     until(shard.is_well, lambda: threading.Event().wait(0.01))
     assert not shard.gave_up
+
+
+def test_a_flusher_that_cannot_open_a_file_is_replaced_and_poisons_nothing(shard: Shard) -> None:
+    shard.put()
+    shard.flusher.kill()
+    shard.flusher.wait()
+    shard.flusher = shard.start_flusher("no descriptors")
+
+    def grants() -> int:
+        return int(shard.host.status()["roles"]["roles"]["group_commit"]["grants"])
+
+    until(lambda: grants() == 2, lambda: threading.Event().wait(0.01))
+    ticket = shard.host.put(request([BODY], producer=1, sequence=1))
+    assert shard.flusher.wait(30) == EXIT_BUG
+    # Ray starts the next one, which has descriptors.
+    shard.flusher = shard.start_flusher()
+    ticket.wait(20)
+    assert shard.host.supervisor.poisoned is None
+    assert shard.is_well()
 
 
 @pytest.fixture
