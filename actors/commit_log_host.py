@@ -26,13 +26,15 @@ from raymq.store.errors import (
 )
 from raymq.store.files import Files
 from raymq.store.log.flush import PAGE_BYTES
-from raymq.store.log.scrub import Scrub
+from raymq.store.log.scrub import scrub_of_log
 from raymq.store.message_store import MessageStore
+from raymq.store.promise import awaits_commit, own_durable, promises
 from raymq.store.put.put_path import CheckedPut
 from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
 
 from .admin_calls import AdminCalls
 from .appender import Appender, Made
+from .call_arguments import check_known, check_whole
 from .control_block import COMMIT_REAL_TIME
 from .delays import Delays
 from .dispatcher import Dispatcher
@@ -89,8 +91,9 @@ class LeaderHost:
         self._ack_rounds = 0
         #: shard -> endpoint, as far as this shard was told
         self.routes: dict[str, str] = {}
-        self._sync = config.flush == "sync"
-        self._mirror = "replication" in roles
+        mirrored = "replication" in roles
+        rows = promises(config.flush, mirrored=mirrored)
+        self._readable = rows["quorum"].readable
         self._stopping = False
         files = files or Files()
         require(
@@ -104,7 +107,9 @@ class LeaderHost:
             clock=self.clock,
             files=files,
             witness_sync=self._witness_sync,
-            commit_least_bytes=config.commit_least_pages * PAGE_BYTES,
+            commit_least_bytes=0
+            if awaits_commit(config.flush, mirrored=mirrored)
+            else config.commit_least_pages * PAGE_BYTES,
         )
         self._heart = Heart(self.supervisor.control, files=files)
         try:
@@ -124,7 +129,7 @@ class LeaderHost:
         self._dispatcher = Dispatcher(
             self.store, clock=self.clock, on_dispatched=self._delays.note, troubles=self.troubles
         )
-        if self._mirror and not self.store.log.same_boot:
+        if mirrored and not self.store.log.same_boot:
             self._dispatcher.hoped_end = self.store.log.end
         self.acks = PutAcks(
             self.store.log,
@@ -132,7 +137,7 @@ class LeaderHost:
             config,
             clock=self.clock,
             counters=self.counters,
-            mirror=self._mirror,
+            promises=rows,
             on_confirmed=self._dispatcher.wake,
             fail=self._fail,
         )
@@ -140,18 +145,21 @@ class LeaderHost:
         #: the put that is appended just now is small
         self._small = False
         self.store.log.on_appended = self._on_appended
+        self.store.log.on_poisoned = self.supervisor.poison
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
-        if self._mirror:
+        if mirrored:
             # The replication process maps files, too, and nobody here sees for how long.
             self.store.log.queue.spares = None
         self._ahead = self.store.log.allocate_ahead()
-        self.scrub = self._make_scrub(files)
+        # What it finds is told; nothing stops.
+        self.scrub = scrub_of_log(self.store.log, on_fault=lambda fault: log.error("%s", fault))
         self.housekeeper = Housekeeper(
             self.store.cleaner,
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
             sample=self.store.stats.sample,
+            upkeep=self.store.upkeep.run_once,
         )
         self.compaction = CompactionService(
             self.store.compaction,
@@ -210,29 +218,13 @@ class LeaderHost:
             log_.commit_pool()
             # What recovery found may still sit in the page cache only: prove it before anybody relies on it.
             log_.sync()
-            if not self._mirror:
-                log_.note_confirmed(log_.end)
+            log_.note_confirmed(self._readable(log_.ends))
             self.supervisor.begin(log_.end, log_.synced, log_.confirmed)
             log_.pool.publish(self.supervisor.incarnation)
         except BaseException:
             store.abandon()
             raise
         return store
-
-    def _make_scrub(self, files: Files) -> Scrub:
-        """The walk that reads what is confirmed against the chain's CRCs; what it finds is told, nothing stops."""
-        log_, config = self.store.log, self.config
-        return Scrub(
-            self._root,
-            config.segment_size_bytes,
-            start=lambda: log_.start,
-            limit=lambda: min(log_.synced, log_.confirmed),
-            files=files,
-            clock=self.clock,
-            bytes_per_s=config.scrub_bytes_per_s,
-            pause_ms=config.scrub_pause_ms,
-            on_fault=lambda fault: log.error("%s", fault),
-        )
 
     # --- ShardBackend: put ----------------------------------------------------------------------------------
 
@@ -262,13 +254,13 @@ class LeaderHost:
         ticket = PutTicket(notify, began)
         # From here on it may be stored: nothing is raised, the ticket tells.
         appended = self._appender.put(ticket, checked)
-        if alone and appended and self._sync and not self._mirror:
-            self.acks.await_sync(ticket, self._appender)
+        if alone and appended:
+            self.acks.await_sync(ticket, request.acks, self._appender)
         return ticket
 
     def _on_appended(self) -> None:
         """The flusher that was told of a small put is awake: it syncs while the put is counted and handed over."""
-        if self._small and self._sync:
+        if self._small:
             self.acks.publish_early()
 
     def _append(self, checked: CheckedPut) -> Append:
@@ -384,8 +376,13 @@ class LeaderHost:
     # --- ShardBackend: the rest -----------------------------------------------------------------------------
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """See `Dispatcher.fetch`."""
+        """See `Dispatcher.fetch`. Raises: Rejected for a topic or queue that does not exist."""
         self.counters.fetches += 1
+        topics = self.store.state.topics
+        info = topics[check_known(request.topic, topics)]
+        for queue_id in request.offsets:
+            if not 0 <= queue_id < info.queues:
+                check_whole("offsets", queue_id, 0, info.queues - 1)
         return self._dispatcher.fetch(request)
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -399,7 +396,7 @@ class LeaderHost:
     def await_promise(self, appended: Append) -> None:
         """Wait until the promise of a record of our own is kept. Raises: DeliveryUnknown."""
         ticket = PutTicket()
-        tell_all(self.acks.hand_over([Made(ticket, appended, False)]))
+        tell_all(self.acks.hand_over([Made(ticket, appended, "quorum")]))
         ticket.wait(60.0)
 
     def replicate(
@@ -413,7 +410,7 @@ class LeaderHost:
     @property
     def waiting_puts(self) -> int:
         """Puts that are not answered yet."""
-        return self._appender.waiting + len(self.acks.waiting)
+        return self._appender.waiting + self.acks.waiting
 
     @property
     def writable(self) -> bool:
@@ -444,7 +441,8 @@ class LeaderHost:
         log_ = self.store.log
         if self._ahead.failed is not None:
             found["allocate"] = str(self._ahead.failed)
-        if self._mirror and log_.confirmed < (log_.synced if self._sync else log_.committed):
+        # Without a replica both ends move together; the note is of Replication alone.
+        if log_.confirmed < own_durable(self.config.flush, log_.ends):
             cause = self._replication_note.read()
             if cause is not None:
                 found["replication"] = cause
@@ -473,10 +471,12 @@ class LeaderHost:
             else {"row": log_.recovered.row, "end": log_.recovered.end},
             "counters": vars(self.counters),
             "scrub": self.scrub.status(),
+            "damage": [{"message": str(error), **error.fields} for error in self.store.damage],
             "compaction": {"error": self.compaction.failed},
             "metrics": as_status(read_leader(self)),
             "flags": self.store.flags.names(),
             "clean": {**self.store.cleaner.as_status(), "error": self.housekeeper.failed},
+            "upkeep": {"error": self.store.upkeep.failed},
             "store_stats": self.store.stats.as_status(),
             "roles": self.supervisor.describe(),
         }
@@ -507,10 +507,11 @@ class LeaderHost:
         self._heart.stop()
         self.supervisor.close()
         try:
-            if not self._mirror and self.failed is None:
-                self.store.log.commit_pool()
-                self.store.log.sync()
-                self.store.log.note_confirmed(self.store.log.end)
+            if self.failed is None:
+                log_ = self.store.log
+                log_.commit_pool()
+                log_.sync()
+                log_.note_confirmed(self._readable(log_.ends))
             self._delays.close()
             self.store.close()
         except (OSError, RayMQError) as error:

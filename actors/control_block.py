@@ -26,14 +26,14 @@ measured to show other processes torn values in 18-21 % of polls.
       +2      satellite  incarnation: "I am here"; written last, 0 while the words beside it change
       +3      satellite  heartbeat, monotonic ms
       +4      satellite  sync started: end of the sync that runs or ran last, packed with the generation
-      +5      satellite  position: flushed end (flushers), confirmed end (replication) or committed end
-                         (CommitRealTime), packed with the generation
+      +5      satellite  position: flushed end (flushers), committed end (CommitRealTime) or (replication) the end
+                         below which puts kept a promise that names replicas, packed with the generation
       +6      satellite  failure: errno of a failed sync, packed with the generation
-      +7, +8  satellite  counts: syncs, requests; each life goes on where the one before ended
+      +7      satellite  count of syncs (frames, commits); each life goes on where the one before ended
       +16     CommitLog  grant: incarnation that may work, packed with the generation granted
       +17     CommitLog  incarnation granted last; stays when the grant is taken back
       +18     CommitLog  base: end that was synced (confirmed, committed) when the grant was given
-    384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py; as +7, +8
+    384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py; as +7
 
 Words +4 to +6 outlive their writer and are cleared by CommitLog when it begins (nobody is granted then): if both die,
 they tell what the kernel will not tell again. Of CommitRealTime's position any generation counts: between two `begin`s
@@ -57,6 +57,7 @@ from typing import NamedTuple
 
 from raymq.store.errors import Rejected, broken
 from raymq.store.files import Files
+from raymq.store.promise import Flush
 
 from .latency import WORDS as LATENCY_WORDS
 from .latency import Latencies, LatencyCounter, latencies
@@ -71,6 +72,8 @@ VERSION = 1
 ARCHITECTURES = ("x86_64",)
 #: the order is the layout
 ROLES = ("group_commit", "flush_real_time", "replication", "commit_real_time")
+#: flush mode -> the role that syncs
+FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": "flush_real_time"}
 COMMIT_LOG = "commit_log"
 COMMIT_REAL_TIME = "commit_real_time"
 
@@ -87,7 +90,7 @@ _POOLED, _ANNOUNCED, _POLLING = 19, 20, 21
 _FIRST_ROLE, _ROLE_WORDS = 32, 32
 _FIRST_LATENCY = 384
 _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
-_R_POSITION, _R_FAILURE, _R_SYNCS, _R_REQUESTS = range(5, 9)
+_R_POSITION, _R_FAILURE, _R_SYNCS = range(5, 8)
 _R_GRANT, _R_LAST_GRANTED, _R_BASE = 16, 17, 18
 
 _VALUE_BITS = INCARNATION_BITS
@@ -120,7 +123,7 @@ def check_architecture(machine: str) -> None:
 
 
 def shared_file(replica_dir: str, name: str) -> str:
-    """Path of `control`, `ring-<role>` or `<role>.lock` of a replica."""
+    """Path of `control`, `ring-replication` or `<role>.lock` of a replica."""
     return f"{replica_dir}/raymq/{name}"
 
 
@@ -155,7 +158,7 @@ class Registration(NamedTuple):
 
 
 class RoleRecord:
-    """The record of one role. The satellite calls `register` to `publish_counts`, CommitLog the rest."""
+    """The record of one role. The satellite calls `register` to `publish_count`, CommitLog the rest."""
 
     def __init__(self, words: memoryview, role: str) -> None:
         base = _FIRST_ROLE + ROLES.index(role) * _ROLE_WORDS
@@ -185,17 +188,16 @@ class RoleRecord:
         self._words[_R_SYNC_STARTED] = pack_word(generation, end_offset)
 
     def publish_position(self, generation: int, end_offset: int) -> None:
-        """After each success: everything below is flushed (confirmed)."""
+        """After each success: everything below is flushed (committed, acknowledged)."""
         self._words[_R_POSITION] = pack_word(generation, end_offset)
 
     def publish_failure(self, generation: int, errno: int) -> None:
         """A sync failed."""
         self._words[_R_FAILURE] = pack_word(generation, errno)
 
-    def publish_counts(self, syncs: int, requests: int) -> None:
-        """Totals of all lives since `clear_counts`."""
+    def publish_count(self, syncs: int) -> None:
+        """The total of all lives since `clear_counts`."""
         self._words[_R_SYNCS] = syncs
-        self._words[_R_REQUESTS] = requests
 
     def clear(self, base: int) -> None:
         """Forget the last words of the dead. Callers: CommitLog, with nobody granted, when it has acted on them."""
@@ -205,7 +207,7 @@ class RoleRecord:
 
     def clear_counts(self) -> None:
         """Begin to count at 0. Callers: CommitLog, once in its process, when nobody works any more."""
-        self.publish_counts(0, 0)
+        self.publish_count(0)
         self.sync_latency.clear()
 
     def registration(self) -> Registration | None:
@@ -234,9 +236,10 @@ class RoleRecord:
         return unpack_word(self._words[_R_FAILURE])
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """(syncs, requests) since CommitLog's process took over, of all lives."""
-        return self._words[_R_SYNCS], self._words[_R_REQUESTS]
+    def count(self) -> int:
+        """Syncs since CommitLog's process took over, of all lives."""
+        value: int = self._words[_R_SYNCS]
+        return value
 
     @property
     def sync_latency(self) -> LatencyCounter:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from raymq.store.clock import Clock
-from raymq.store.errors import OffsetOutOfRange, StorageFull, Unavailable
+from raymq.store.errors import Corrupt, OffsetOutOfRange, StorageFull, Unavailable
 from raymq.store.message_store import MessageStore
 from raymq.store.requests import FetchRequest, FetchSlice
 
@@ -27,8 +27,6 @@ CONFIRMED_WAIT_MS = 10_000
 DISPATCH_RETRY_S = 0.2
 #: how often to look without a wake-up
 LOOK_S = 1.0
-#: how often consume queues are synced; they are caches
-QUEUE_SYNC_MS = 60_000
 
 Key = tuple[str, int]
 
@@ -71,9 +69,7 @@ class Dispatcher:
         """Dispatch what is confirmed until told to stop.
 
         An operation that the disk or the kernel refuses is tried again: readers wait, the log is not touched by it.
-        Raises: Unavailable, when a consume queue could not be synced: the next start makes it anew.
         """
-        last_sync = self._clock.monotonic_ms()
         wait_s = LOOK_S
         while not self._stopping:
             self._wake.wait(wait_s)
@@ -88,15 +84,6 @@ class Dispatcher:
                 wait_s = DISPATCH_RETRY_S
             else:
                 self._troubles.clear("dispatch")
-            now = self._clock.monotonic_ms()
-            if now - last_sync >= QUEUE_SYNC_MS and not self._stopping:
-                try:
-                    self._store.sync_queues()
-                except OSError as error:
-                    raise Unavailable(
-                        f"a consume queue could not be synced: {error}", field="consumequeue"
-                    ) from error
-                last_sync = now
 
     def _step(self) -> bool:
         """Dispatch a slice. Returns: whether there may be more."""
@@ -276,7 +263,7 @@ class Dispatcher:
                         break
                     # Units of a foreign store that point at nothing: the next message is behind them.
                     at = part.next_offset
-            except OffsetOutOfRange as error:
+            except (OffsetOutOfRange, Corrupt) as error:
                 low, high = self._store.queue_range(request.topic, queue_id)
                 slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
                 continue

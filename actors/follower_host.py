@@ -19,6 +19,8 @@ from raymq.store.files import Files
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.clean import CleanService
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.scrub import scrub_of_log
+from raymq.store.promise import own_durable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from raymq.store.running_flags import RunningFlags
 from raymq.store.status import PutStatus
@@ -77,6 +79,7 @@ class FollowerHost:
             self._heart.stop()
             self.supervisor.close()
             raise
+        self.log.on_poisoned = self.supervisor.poison
         self._session = FollowerSession(self, identity)
         self._housekeeper = Housekeeper(
             CleanService(
@@ -85,6 +88,8 @@ class FollowerHost:
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
         )
+        # What it finds is told; nothing stops.
+        self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
         self._threads = [
             threading.Thread(
                 target=guarded(
@@ -104,6 +109,14 @@ class FollowerHost:
                 daemon=True,
             ),
         ]
+        if config.scrub_bytes_per_s:
+            self._threads.append(
+                threading.Thread(
+                    target=lambda: self.scrub.run(lambda: self._stopping),
+                    name="raymq-scrub",
+                    daemon=True,
+                )
+            )
         for thread in self._threads:
             thread.start()
 
@@ -187,8 +200,8 @@ class FollowerHost:
         return self.log.chain.value_at(offset)
 
     def synced(self) -> int:
-        """Everything below is on this follower's disk."""
-        return self.log.synced if self.config.flush == "sync" else self.log.end
+        """Everything below is held here as durably as the flush mode asks."""
+        return own_durable(self.config.flush, self.log.ends)
 
     def confirmed(self) -> int:
         """The C this follower knows."""
@@ -275,13 +288,14 @@ class FollowerHost:
                 self.supervisor.tick()
                 if self.supervisor.poisoned is not None:
                     self.log.poison(self.supervisor.poisoned)
+                    raise Unavailable(self.supervisor.poisoned, field="store", status="poisoned")
                 if self.log.poisoned is not None:
                     # Where no sync has failed, the next start cuts off what could not be taken back.
                     raise Unavailable(self.log.poisoned, field="store", status="poisoned")
-                progress = self.supervisor.progress()
-                if progress.flushed > self.log.synced:
+                synced = self.supervisor.progress().ends.synced
+                if synced > self.log.synced:
                     with self._changed:
-                        self.log.note_synced(progress.flushed)
+                        self.log.note_synced(synced)
                         self._changed.notify_all()
                 rounds += 1
                 if rounds > 1:
@@ -337,6 +351,7 @@ class FollowerHost:
             "synced": self.log.synced,
             "confirmed": self.log.confirmed,
             "recovery": None if recovered is None else {"row": recovered.row, "end": recovered.end},
+            "scrub": self.scrub.status(),
             "roles": self.supervisor.describe(),
         }
 
@@ -344,6 +359,7 @@ class FollowerHost:
         """Orderly stop. `abort` stays: a follower's consume queues are built when somebody opens it."""
         self._stopping = True
         self._housekeeper.wake()
+        self.scrub.wake()
         with self._changed:
             self._changed.notify_all()
         for thread in self._threads:

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from raymq.store import format as fmt
+from raymq.store.promise import own_durable
 from raymq.store.state import INTERNAL_TOPIC
 
 from .latency import Latencies
@@ -29,7 +30,7 @@ def read_leader(host: LeaderHost) -> Readings:
     roles: dict[str, dict[str, Any]] = host.supervisor.describe()["roles"]
     flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
     confirmed = log.confirmed
-    durable = log.synced if host.config.flush == "sync" else log.committed
+    durable = own_durable(host.config.flush, log.ends)
     return {
         "raymq_append_batches_total": counters.puts,
         "raymq_append_messages_total": counters.rows - counters.duplicates,
@@ -43,7 +44,7 @@ def read_leader(host: LeaderHost) -> Readings:
         "raymq_fetches_total": counters.fetches,
         "raymq_role_restarts_total": sum(max(0, role["grants"] - 1) for role in roles.values()),
         "raymq_scrub_bytes_total": host.scrub.counters.bytes,
-        "raymq_scrub_faults": len(host.scrub.faults),
+        "raymq_scrub_faults": damaged_places(host),
         "raymq_start_time_seconds": host.started_ms / 1000,
         "raymq_writable": int(host.writable),
         "raymq_waiting_puts": host.waiting_puts,
@@ -60,6 +61,16 @@ def read_leader(host: LeaderHost) -> Readings:
         "raymq_disk_used_bytes": _used_bytes(host),
         "raymq_disk_free_bytes": _free_bytes(host),
     }
+
+
+def damaged_places(host: LeaderHost) -> int:
+    """What the scrub found, and what reads and deliveries came to that it has not come to yet."""
+    faults = [fault.fields for fault in host.scrub.faults]
+    known = [(int(each["offset"]), int(each.get("end", each["offset"] + 1))) for each in faults]
+    met = [each for each in list(host.store.log.damage_met) if each >= host.store.log.start]
+    return len(faults) + sum(
+        not any(start <= offset < end for start, end in known) for offset in met
+    )
 
 
 def consumer_lags(host: LeaderHost) -> ByTags:

@@ -138,12 +138,13 @@ class CommitLogActor:
     def _open(self) -> None:
         _keep_pandas_out()
         from .commit_log_host import LeaderHost
+        from .control_block import FLUSHERS
         from .follower_host import FollowerHost
         from .ray_methods import RayMethods
 
         spec = self._spec
         leader = spec["mode"] == "leader"
-        roles = ["group_commit" if spec["flush"] == "sync" else "flush_real_time"]
+        roles = [FLUSHERS[spec["flush"]]]
         if leader and spec["replication"] == "mirror":
             roles.append("replication")
         config = _config(spec)
@@ -333,10 +334,11 @@ class CommitActor(SatelliteActor):
 
     def __init__(self, spec: dict[str, Any]) -> None:
         def make() -> Any:
+            from raymq.store.promise import awaits_commit
+
             from .commit_service import CommitService
 
-            # Somebody waits for every put's commit, unless only memory is promised.
-            eager = spec["flush"] == "sync" or spec["replication"] == "mirror"
+            eager = awaits_commit(spec["flush"], mirrored=spec["replication"] == "mirror")
             return CommitService(spec["data_dir"], _config(spec), eager=eager)
 
         self._serve(spec, make)

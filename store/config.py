@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from .delay.delay_levels import DEFAULT_LEVELS, parse_levels
 from .errors import Rejected
+from .promise import FLUSHES, Flush
 
 MIB = 1024 * 1024
 #: entries are numbered by int32, and RocketMQ maps a file whole: at most 2 GiB
@@ -42,7 +42,7 @@ class StoreConfig:
     max_transfer_bytes_on_message_in_disk: int = 65_536
     max_transfer_count_on_message_in_disk: int = 8
     #: "sync": acknowledged after fdatasync (SYNC_FLUSH); "async": flushed in the background (ASYNC_FLUSH)
-    flush: Literal["sync", "async"] = "sync"
+    flush: Flush = "sync"
     #: a sync flush that takes longer answers FLUSH_DISK_TIMEOUT (syncFlushTimeout)
     sync_flush_timeout_ms: int = 5_000
     #: a replica that takes longer answers FLUSH_SLAVE_TIMEOUT (slaveTimeout)
@@ -71,10 +71,10 @@ class StoreConfig:
     prewrite_window_bytes: int = 64 * MIB
     #: a snapshot of the state is written so often within a file: recovery reads about twice as much
     snapshot_interval_bytes: int = 32 * MIB
-    #: stored bytes are read and compared with the chain's CRCs at this pace (scrub); 0: never
-    scrub_bytes_per_s: int = 8 * MIB
-    #: from the end of one such pass to the beginning of the next
-    scrub_pause_ms: int = 7 * 24 * 3600 * 1000
+    #: stored bytes are read and compared with the chain's CRCs (scrub), at most so many a second; 0: never
+    scrub_bytes_per_s: int = 64 * MIB
+    #: all of them so often, but twice within `file_reserved_hours` at least
+    scrub_interval_ms: int = 24 * 3600 * 1000
     #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for what is made of both
     compaction_file_size_bytes: int = 100 * MIB
     #: bytes of the file of its units (compactionCqMappedFileSize)
@@ -149,7 +149,7 @@ class StoreConfig:
                     field=field,
                     limit=f"{least}..{INDEX_NUMBER_MAX}",
                 )
-        if self.flush not in ("sync", "async"):
+        if self.flush not in FLUSHES:
             raise Rejected(
                 f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"
             )

@@ -30,8 +30,16 @@ Data = Any
 ZERO_CHUNK_BYTES = 128 << 10
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
 #: what is only read to have it in memory ends here
+_READ_BYTES = 1 << 20
 _UNREAD = memoryview(bytearray(64 << 10))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+#: what a disk or its file system answers for bytes that were stored and cannot be read any more
+_UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO)
+#: the rule of a Corrupt for such bytes
+READABLE = "stored bytes can be read"
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+#: of an fsync by name: no descriptor could be had, and nothing was tried
+NOT_TRIED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def only_zeros(chunk: bytes) -> bool:
@@ -78,6 +86,41 @@ class Files:
     def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
         """Read at a position; shorter at the end of the file."""
         return os.pread(fd, nbytes, offset)
+
+    def read_range(self, fd: int, start: int, stop: int, *, path: PathLike, base: int = 0) -> bytes:
+        """Bytes [start, stop) of a file. A bad sector is an error here; through a map it kills the process.
+
+        Args: `base`: the offset that byte 0 of the file has, for the error.
+        Raises: Corrupt naming the first byte that cannot be read; OSError for what is not the disk's fault.
+        """
+        parts: list[bytes] = []
+        at = start
+        while at < stop:
+            try:
+                part = self.pread(fd, stop - at, at)
+            except OSError as error:
+                if error.errno not in _UNREADABLE:
+                    raise
+                raise Corrupt(
+                    f"{path} cannot be read at {base + at}: {error.strerror}; the disk has lost these bytes",
+                    path=str(path),
+                    offset=base + at,
+                    rule=READABLE,
+                ) from error
+            if not part:
+                raise Corrupt(
+                    f"{path} ends at {base + at}; its bytes up to {base + stop} were stored",
+                    path=str(path),
+                    offset=base + at,
+                    rule=READABLE,
+                    expected=base + stop,
+                    found=base + at,
+                )
+            if at == start and len(part) == stop - start:
+                return part
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)
 
     def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
         """The ranges within [start, stop) that may hold bytes other than zero; the rest are holes.
@@ -188,6 +231,16 @@ class Files:
         self._maps[id(view)] = mapped
         return view
 
+    def map_checked(self, fd: int, size: int, path: PathLike) -> memoryview:
+        """As `map_read`, when every byte that is no hole was read a moment before. Raises: Corrupt for bad sectors.
+
+        For tools that look at all of a file anyway.
+        """
+        for start, stop in self.data_ranges(fd, 0, size):
+            for at in range(start, stop, _READ_BYTES):
+                self.read_range(fd, at, min(at + _READ_BYTES, stop), path=path)
+        return self.map_read(fd, size)
+
     def map_words(self, fd: int, size: int) -> memoryview:
         """A shared writable view; the caller casts it to "q"."""
         self._check_length(fd, size)
@@ -267,9 +320,21 @@ class Files:
         """Whether a path exists."""
         return os.path.lexists(path)
 
+    def length(self, path: PathLike) -> int:
+        """Length of a file by its name, bytes. Raises: FileNotFoundError."""
+        return os.stat(path, follow_symlinks=False).st_size
+
     def is_dir(self, path: PathLike) -> bool:
         """Whether a path is a directory."""
         return os.path.isdir(path)
+
+    def make_dir(self, path: PathLike, mode: int = 0o700) -> None:
+        """Create a directory in one that is there; an existing one is no error. Durable: nothing."""
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, mode)
+        except OSError as error:
+            raise _translate(error, path) from error
 
     def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
         """Create a directory and its parents. Durable: their names.
@@ -290,6 +355,23 @@ class Files:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         except OSError as error:
             raise _translate(error, path) from error
+
+    def settle_dirs(self, path: PathLike) -> None:
+        """Create a directory and its parents. Durable: their names, whichever process made them.
+
+        A process that was killed may have left names that are in the page cache only. Every parent is synced, up to
+        the root of the file system; what lies above a parent that may not be read was not made by `make_dirs`.
+        """
+        self.make_dirs(path)
+        place = Path(os.path.realpath(path))
+        try:
+            device = os.stat(place).st_dev
+            for parent in place.parents:
+                if os.stat(parent).st_dev != device or not os.access(parent, os.R_OK):
+                    break
+                self.sync_dir(parent)
+        except OSError as error:
+            raise _translate(error, place) from error
 
     def remove_tree(self, path: PathLike) -> None:
         """Remove a directory and all in it; a missing one is no error."""
@@ -337,11 +419,26 @@ class Files:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def boot_id(self) -> str:
-        """Changes with every boot of the machine: page cache written before it may be gone."""
+        """Changes with every boot of the machine: page cache written before it may be gone.
+
+        Raises: Unavailable where the kernel does not say; a guess would trust a page cache that is gone.
+        """
         try:
-            return self.read_file(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
-        except OSError:
-            return "unknown"
+            found = self.read_file(BOOT_ID_PATH).decode().strip()
+        except OSError as error:
+            raise Unavailable(
+                f"{BOOT_ID_PATH} cannot be read ({error.strerror}), so a reboot cannot be told from a restart; "
+                "mount /proc",
+                field="boot_id",
+                path=BOOT_ID_PATH,
+            ) from error
+        if not found:
+            raise Unavailable(
+                f"{BOOT_ID_PATH} is empty, so a reboot cannot be told from a restart; mount the kernel's /proc",
+                field="boot_id",
+                path=BOOT_ID_PATH,
+            )
+        return found
 
 
 class _PyBuffer(ctypes.Structure):

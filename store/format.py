@@ -116,6 +116,8 @@ HEADER_BYTES = HEADER_DTYPE.itemsize
 IPV6_EXTRA_BYTES = 12
 #: the shortest record: no body, a topic of one byte, no properties
 RECORD_MIN_BYTES = HEADER_BYTES + 2 + 2
+#: the smallest piece of which a disk has all or nothing
+SECTOR_BYTES = 512
 
 require(HEADER_BYTES == 88, "a record header has 88 bytes", found=HEADER_BYTES)
 require(UNIT_BYTES == 20, "a consume queue unit has 20 bytes", found=UNIT_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,8 @@ from raymq.cluster.messages.message import queue_offsets
 from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import Unavailable
+
+from .checked import checked
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -34,15 +37,19 @@ def read_range(
 ) -> Iterator[pa.Array]:
     """Raw records of offsets [first, last) in pieces; an unreachable shard is waited for.
 
-    Raises: OffsetOutOfRange; Unavailable after `timeout_s` without progress.
+    Raises: OffsetOutOfRange; Corrupt for a damaged message, after all before it; Unavailable after
+    `timeout_s` without progress.
     """
     stream: FetchStream | None = None
     give_up = time.monotonic() + timeout_s
     try:
         while first < last:
             try:
+                routes = Routes.of(cluster)
                 if stream is None:
-                    stream = Routes.of(cluster).connect(shard).fetch_stream()
+                    # The stream keeps the connection open until it is closed itself.
+                    with closing(routes.connect(shard)) as connection:
+                        stream = connection.fetch_stream()
                 found = stream.fetch(
                     topic,
                     {queue_id: first},
@@ -50,6 +57,7 @@ def read_range(
                     max_records=min(FETCH_RECORDS, last - first),
                     wait_ms=1000,
                 )
+                found = checked(found, routes, topic, shard)
             except Unavailable:
                 if stream is not None:
                     stream.close()

@@ -15,6 +15,8 @@ from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
 from raymq.store.requests import FetchSlice
 
+from .checked import checked
+
 #: how long the shard holds a request while there is nothing
 WAIT_MS = 10_000
 BACKOFF_MS = 20
@@ -147,6 +149,7 @@ class ShardReader:
             max_records=state.fetch_records,
             wait_ms=WAIT_MS,
         )
+        found = checked(found, self._routes, state.topic, self.shard)
         with state.changed:
             state.down.pop(self.shard, None)
             for part in found:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.cluster.consume.checked import checked
 from raymq.cluster.messages import codecs
 from raymq.cluster.messages.message import decode_records, encode_properties
 from raymq.cluster.transport.connection import Connection, FetchStream
@@ -102,6 +103,7 @@ class ItemReader:
                     max_records=min(FETCH_RECORDS, max(count, rows)),
                     wait_ms=1000,
                 )
+                parts = checked(parts, self._routes, self._topic, self._shard)
             except Unavailable:
                 self.close()
                 if self._clock.monotonic() > until:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from raymq.store import record
 from raymq.store.clock import Clock
-from raymq.store.errors import OffsetOutOfRange, RayMQError, Unavailable
+from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Unavailable
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.consume_queues import ConsumeQueues
@@ -75,6 +75,8 @@ class CompactionStore:
         Raises: Corrupt where files are missing or have other sizes.
         """
         root = self._log.root
+        if self._log.crashed:
+            self._settle_names()
         swap.finish_interrupted(root, files=self._files)
         self._positions = swap.read_positions(root, files=self._files)
         noted = self._read_synced()
@@ -85,6 +87,15 @@ class CompactionStore:
                     self._load(topic, int(name), noted.get((topic, int(name))))
         self._synced = noted
         self._note({key: log.end for key, log in self._logs.items()})
+
+    def _settle_names(self) -> None:
+        """What a killed process only made must be durable before the commit log's records of it go. Raises: OSError."""
+        waiting = [self._log.root / DIRECTORY]
+        while waiting:
+            place = waiting.pop()
+            if self._files.is_dir(place):
+                self._files.sync_dir(place)
+                waiting += [place / name for name in self._files.list(place)]
 
     def _load(self, topic: str, queue_id: int, synced: tuple[int, int] | None) -> None:
         swap.drop_unfinished(self._log.root, topic, queue_id, files=self._files)
@@ -181,29 +192,27 @@ class CompactionStore:
         offsets = offset + np.arange(len(units))
         solid = units["size"] != BLANK_SIZE
         units, offsets = units[solid], offsets[solid]
-        size = self._config.segment_size_bytes
-        segments = units["position"].astype(np.int64) // size
-        for part in np.split(np.arange(len(units)), np.flatnonzero(np.diff(segments)) + 1):
-            if not len(part):
-                continue
-            view, base = self._log.view(int(units["position"][part[0]]))
-            starts = units["position"][part].astype(np.int64) - base
-            sizes = units["size"][part].astype(np.int64)
-            batch = record.decode(view, starts, sizes)
-            keyed = keys_of(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
-            times = batch.column("store_time_ms").to_numpy()
-            if keyed.any():
-                with log.lock:
-                    log.append(
-                        Rows(
-                            view,
-                            starts[keyed],
-                            sizes[keyed],
-                            units["tags_code"][part][keyed].astype(np.int64),
-                            times[keyed],
-                            offsets[part][keyed],
-                        )
+        if not len(units):
+            return
+        positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
+        # What is damaged is noted and left out: it must not hold up all that comes after it.
+        found, rows = self._log.sound_records(positions, sizes)
+        batch = record.decode(*found)
+        keyed = keys_of(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
+        times = batch.column("store_time_ms").to_numpy()
+        if keyed.any():
+            kept = rows[keyed]
+            with log.lock:
+                log.append(
+                    Rows(
+                        found.data,
+                        found.starts[keyed],
+                        found.sizes[keyed],
+                        units["tags_code"][kept].astype(np.int64),
+                        times[keyed],
+                        offsets[kept],
                     )
+                )
 
     def queues(self) -> list[Key]:
         """Topic and queue id of every compacted queue."""
@@ -291,7 +300,7 @@ class CompactionStore:
             pairs = [pair for pair in log.pairs if pair.sealed]
         done = self._positions.get(f"{topic}_{queue_id}", -1)
         filled = [pair for pair in pairs if pair.count]
-        if not filled or int(filled[-1].units()["offset"][-1]) <= done:
+        if not filled or filled[-1].offset_at(-1) <= done:
             return None
         swap.drop_unfinished(root, topic, queue_id, files=files)
         names, result = write_compacted(pairs, log, self._sizes, files=files)
@@ -376,15 +385,22 @@ class CompactionService:
     def step(self, now_ms: int) -> bool:
         """Some work, of at most a slice a queue, or one compaction of all queues that is due.
 
-        Returns: whether there is more to do at once. Raises: OSError, StorageFull; the next call tries again.
+        Returns: whether there is more to do at once. Raises: OSError, StorageFull, Corrupt; the next call tries again.
         """
         if self._store.advance_all():
             return True
         self._store.sync()
         if now_ms >= self._next_ms:
             self._next_ms = now_ms + self._interval_ms
+            damage: Corrupt | None = None
             for topic, queue_id in self._store.queues():
-                self._store.compact(topic, queue_id)
+                try:
+                    self._store.compact(topic, queue_id)
+                except Corrupt as error:
+                    # It stays as it is; the others are compacted all the same.
+                    damage = error
+            if damage is not None:
+                raise damage
         return False
 
     def run(self, stopping: Callable[[], bool], clock: Clock) -> None:

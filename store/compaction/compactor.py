@@ -43,7 +43,8 @@ def slices(pair: Pair) -> Iterator[tuple[slice, pa.RecordBatch]]:
     for low in range(0, pair.count, _SLICE_UNITS):
         part = units[low : low + _SLICE_UNITS]
         starts = part["position"].astype(np.int64) - pair.start
-        batch = record.decode(pair.log.read_view(), starts, part["size"].astype(np.int64))
+        sizes = part["size"].astype(np.int64)
+        batch = record.decode(*pair.records(starts, sizes), sizes)
         yield slice(low, low + len(part)), batch
 
 
@@ -90,11 +91,12 @@ def write_compacted(
             units = pair.units()[flags]
             for low in range(0, len(units), _SLICE_UNITS):
                 part = units[low : low + _SLICE_UNITS]
+                lengths = part["size"].astype(np.int64)
+                places = part["position"].astype(np.int64) - pair.start
                 new.append(
                     Rows(
-                        pair.log.read_view(),
-                        part["position"].astype(np.int64) - pair.start,
-                        part["size"].astype(np.int64),
+                        *pair.records(places, lengths),
+                        lengths,
                         part["tags_code"].astype(np.int64),
                         part["store_time_ms"].astype(np.int64),
                         part["offset"].astype(np.int64),
@@ -109,7 +111,7 @@ def write_compacted(
             sum(pair.count for pair in pairs) - kept,
             sum(pair.log_bytes for pair in pairs),
             sum(pair.log_bytes for pair in new.pairs),
-            max(int(pair.units()["offset"][-1]) for pair in pairs if pair.count),
+            max(pair.offset_at(-1) for pair in pairs if pair.count),
         )
     finally:
         new.close()

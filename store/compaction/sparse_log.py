@@ -7,6 +7,7 @@ Source: CompactionLog.TopicPartitionLog, SparseConsumeQueue, RocketMQ 5.3.3.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,9 @@ from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
-from raymq.store.log.mapped_file import MappedFile
+from raymq.store.log.mapped_file import MappedFile, not_yet_made
+from raymq.store.log.read_together import read_together
+from raymq.store.records.record_walk import first_fault
 
 from .units import UNIT_BYTES, UNIT_DTYPE, end_unit
 
@@ -26,6 +29,9 @@ Int64s = npt.NDArray[np.int64]
 
 _PHYSICAL_OFFSET_AT = 28
 _LONG = np.arange(8)
+#: units read at a time while their end is looked for
+SCAN_UNITS = 8192
+POINTS = "no record where its unit says"
 
 
 class Pair:
@@ -42,21 +48,57 @@ class Pair:
         #: nothing is appended any more
         self.sealed = False
 
-    def units(self) -> Any:
-        """The units, UNIT_DTYPE."""
-        room = self.queue.size // UNIT_BYTES
-        return np.frombuffer(self.queue.read_view(), dtype=UNIT_DTYPE, count=room)[: self.count]
+    def units(self, low: int = 0, high: int | None = None) -> Any:
+        """Units [low, high), all by default, UNIT_DTYPE. Raises: Corrupt for what the disk does not give back."""
+        high = self.count if high is None else min(high, self.count)
+        data = self.queue.read(low * UNIT_BYTES, max(low, high) * UNIT_BYTES)
+        return np.frombuffer(data, dtype=UNIT_DTYPE)
+
+    def offset_at(self, number: int) -> int:
+        """The queue offset of a unit; a negative number counts from the end."""
+        number += self.count if number < 0 else 0
+        return int(self.units(number, number + 1)["offset"][0])
+
+    def records(self, starts: Int64s, sizes: Int64s) -> tuple[memoryview, Int64s]:
+        """A buffer with the records at these places of the log file, and where each begins in it.
+
+        Raises: Corrupt for the first that is damaged, or that the disk does not give back.
+        """
+        if not len(starts):
+            return memoryview(b""), starts
+        ends = starts + sizes
+        good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= self.log.size)
+        good[1:] &= starts[1:] >= ends[:-1]
+        row = len(good) if good.all() else int(good.argmin())
+        data, where = memoryview(b""), starts[:0]
+        if row:
+            data, where = read_together(self.log.read, starts[:row], ends[:row])
+        fault = first_fault(data, where, sizes[:row], starts[:row] + self.start)
+        if fault is None and row == len(good):
+            return data, where
+        row, rule = (row, POINTS) if fault is None else fault
+        raise Corrupt(
+            f"{self.log.path} at {int(starts[row])}: the record is damaged ({rule}); `raymq store verify` says more",
+            path=str(self.log.path),
+            offset=int(starts[row]),
+            rule=rule,
+        )
 
     def find_end(self) -> None:
         """Count the units that are valid, and from the last one the bytes of the log."""
         room = self.queue.size // UNIT_BYTES
-        units = np.frombuffer(self.queue.read_view(), dtype=UNIT_DTYPE, count=room)
-        valid = (units["position"] >= 0) & (units["size"] > 0) & (units["count"] > 0)
-        self.count = room if valid.all() else int(valid.argmin())
-        units = units[: self.count]
+        self.count = 0
+        while self.count < room:
+            low, self.count = self.count, min(room, self.count + SCAN_UNITS)
+            units = self.units(low)
+            valid = (units["position"] >= 0) & (units["size"] > 0) & (units["count"] > 0)
+            if not valid.all():
+                self.count = low + int(valid.argmin())
+                break
         self.log_bytes = 0
         if self.count:
-            self.log_bytes = int(units["position"][-1]) + int(units["size"][-1]) - self.start
+            last = self.units(self.count - 1)[0]
+            self.log_bytes = int(last["position"]) + int(last["size"]) - self.start
 
     def close(self) -> None:
         """Close both files."""
@@ -70,7 +112,7 @@ class Pair:
 
 
 class Rows(NamedTuple):
-    """Records of one commit log file that go in: columns, ascending by queue offset."""
+    """Records that go in: columns, ascending by queue offset."""
 
     view: memoryview
     #: where each record starts in `view`
@@ -111,7 +153,7 @@ class SparseLog:
         """Behind the last queue offset that is here; 0 when there is none."""
         for pair in reversed(self.pairs):
             if pair.count:
-                return int(pair.units()["offset"][-1]) + 1
+                return pair.offset_at(-1) + 1
         return 0
 
     @property
@@ -120,14 +162,22 @@ class SparseLog:
         return (self.pairs[-1].start, self.pairs[-1].log_bytes) if self.pairs else (0, 0)
 
     def load(self) -> None:
-        """Open what is there. Raises: Corrupt where a file has no partner, but for the last: its making was cut off."""
+        """Open what is there; of the last pair, if its making was cut off, nothing was used, and it goes.
+
+        Raises: Corrupt where another file has no partner.
+        """
         names = self._names(self.log_directory)
         queue_names = self._names(self.queue_directory)
-        odd = sorted(set(names) ^ set(queue_names))
-        if odd and odd == [max(names | queue_names)]:
-            for directory in (self.log_directory, self.queue_directory):
-                self._files.unlink(directory / odd[0])
-        elif odd:
+        last = max(names | queue_names, default=None)
+        if last is not None and self._is_unfinished(last, names, queue_names):
+            for directory, found in (
+                (self.log_directory, names),
+                (self.queue_directory, queue_names),
+            ):
+                self._files.unlink(directory / last)
+                found.discard(last)
+        odd = sorted(names ^ queue_names)
+        if odd:
             raise Corrupt(
                 f"{self.log_directory / odd[0]} and {self.queue_directory / odd[0]} belong together; one is missing",
                 path=str(self.log_directory / odd[0]),
@@ -138,6 +188,18 @@ class SparseLog:
         for pair in self.pairs:
             pair.find_end()
             pair.sealed = pair is not self.pairs[-1] or self._is_sealed(pair)
+
+    def _is_unfinished(self, name: str, names: set[str], queue_names: set[str]) -> bool:
+        """Whether a crash came while this pair was made: a file is missing, or has not its length and no content."""
+        if name not in names or name not in queue_names:
+            return True
+        return any(
+            not_yet_made(directory / name, size, files=self._files)
+            for directory, size in (
+                (self.log_directory, self._file_bytes),
+                (self.queue_directory, self._queue_bytes),
+            )
+        )
 
     def _names(self, directory: Path) -> set[str]:
         return {n for n in self._files.list(directory) if len(n) == 20 and n.isdigit()}
@@ -152,8 +214,9 @@ class SparseLog:
 
     def _is_sealed(self, pair: Pair) -> bool:
         at = pair.log_bytes
-        blank = pair.log.read_view()[at + 4 : at + 8]
-        return bytes(blank) == fmt.MAGIC_BLANK.to_bytes(4, "big")
+        if at + fmt.BLANK_BYTES > pair.log.size:
+            return False
+        return pair.log.read(at + 4, at + 8) == fmt.MAGIC_BLANK.to_bytes(4, "big")
 
     # --- appending ------------------------------------------------------------------------------------------
 
@@ -299,23 +362,23 @@ class SparseLog:
     def first_offset(self) -> int | None:
         """The first queue offset that is here; None when there is none."""
         with self.lock:
-            return next((int(p.units()["offset"][0]) for p in self.pairs if p.count), None)
+            return next((p.offset_at(0) for p in self.pairs if p.count), None)
 
     def read(self, offset: int, max_bytes: int, max_records: int) -> Part | None:
         """Records from the first queue offset at or above `offset` on, at least one; None when there is none."""
         with self.lock:
             for pair in self.pairs:
-                units = pair.units()
-                if not pair.count or int(units["offset"][-1]) < offset:
+                if not pair.count or pair.offset_at(-1) < offset:
                     continue
-                low = int(np.searchsorted(units["offset"], offset))
-                units = units[low : low + max_records]
+                low = bisect_left(range(pair.count), offset, key=pair.offset_at)
+                units = pair.units(low, low + max_records)
                 total = np.cumsum(units["size"].astype(np.int64))
                 fits = max(1, int(np.searchsorted(total, max_bytes, side="right")))
                 units = units[:fits]
                 starts = units["position"].astype(np.int64) - pair.start
                 sizes = units["size"].astype(np.int64)
-                records = record.select(pair.log.read_view(), starts, sizes)
+                data, where = pair.records(starts, sizes)
+                records = record.select(data, where, sizes)
                 return Part(records, units, int(units["offset"][-1]) + 1)
         return None
 

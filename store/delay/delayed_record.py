@@ -6,7 +6,6 @@ Source: ScheduleMessageService#messageTimeUp, TimerMessageStore#convertMessage, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -108,28 +107,28 @@ def _host(text: str) -> tuple[str, int]:
     return address.strip("[]"), int(port)
 
 
-def batches(log: CommitLog, positions: Int64s, sizes: Int64s) -> Iterator[pa.RecordBatch]:
-    """Decode records at ascending physical positions, a batch a segment file.
+def sound_batch(
+    log: CommitLog, positions: Int64s, sizes: Int64s, *, check_crc: bool = True
+) -> tuple[pa.RecordBatch, Int64s]:
+    """Records at ascending physical positions, decoded, and which rows they are: damaged ones are left out and noted.
 
-    Args: none below `log.start`. Raises: Corrupt where the log has no file.
+    One that rots must not hold up all that wait. Args: none below `log.start`.
     """
-    segment = log.config.segment_size_bytes
-    numbers = positions // segment
-    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(positions)]
-    for low, high in zip(cuts[:-1], cuts[1:], strict=True):
-        if low < high:
-            view, base = log.view(int(positions[low]))
-            yield record.decode(view, positions[low:high] - base, sizes[low:high])
+    found, rows = log.sound_records(positions, sizes, check_crc=check_crc)
+    return record.decode(*found), rows
+
+
+def waiting_rows(log: CommitLog, positions: Int64s, sizes: Int64s) -> tuple[list[Waiting], Int64s]:
+    """The records as objects: each is about to be delivered. As `sound_batch`."""
+    batch, rows = sound_batch(log, positions, sizes)
+    columns = [batch.column(name).to_pylist() for name in _COLUMNS]
+    columns[_PROPERTIES] = [without_stamp(text) for text in columns[_PROPERTIES]]
+    return list(map(Waiting._make, zip(*columns, strict=True))), rows
 
 
 def waiting(log: CommitLog, positions: Int64s, sizes: Int64s) -> list[Waiting]:
-    """The records as objects: each is about to be delivered."""
-    found: list[Waiting] = []
-    for batch in batches(log, positions, sizes):
-        columns = [batch.column(name).to_pylist() for name in _COLUMNS]
-        columns[_PROPERTIES] = [without_stamp(text) for text in columns[_PROPERTIES]]
-        found.extend(map(Waiting._make, zip(*columns, strict=True)))
-    return found
+    """As `waiting_rows`, the records alone."""
+    return waiting_rows(log, positions, sizes)[0]
 
 
 _COLUMNS = Waiting._fields

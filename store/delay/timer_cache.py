@@ -70,11 +70,11 @@ class TimerCache:
     def _load(self, check: TimerCheck, time_ms: int) -> bool:
         try:
             self._timer_log.load(check.log_end)
+            if not self._timer_log.holds(check.log_end):
+                return False
+            positions, units = self._timer_log.units(time_ms - ROLL_WINDOW_MS - PRECISION_MS)
         except Corrupt:
             return False
-        if not self._timer_log.holds(check.log_end):
-            return False
-        positions, units = self._timer_log.units(time_ms - ROLL_WINDOW_MS - PRECISION_MS)
         records = units["position"].astype(np.int64)
         ends = records + units["record_size"]
         magic = units["magic"]

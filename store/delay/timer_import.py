@@ -16,7 +16,7 @@ from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import decode
 
 from .delay_levels import TIMER_TOPIC
-from .delayed_record import Waiting, waiting
+from .delayed_record import Waiting, waiting_rows
 from .timer_check import TimerCheck
 from .timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress
 from .timer_topic import TimerTopic
@@ -58,11 +58,9 @@ def pending_rolls(
         rows = topic.read(offset, SLICE_ROWS)
         offset = max(rows.next_offset, offset + 1)
         is_roll = rows.due.magic & MAGIC_ROLL != 0
+        left, kept = waiting_rows(log, rows.positions, rows.sizes)
         for found, roll, slot_ms in zip(
-            waiting(log, rows.positions, rows.sizes),
-            is_roll.tolist(),
-            rows.due.slot_ms.tolist(),
-            strict=True,
+            left, is_roll[kept].tolist(), rows.due.slot_ms[kept].tolist(), strict=True
         ):
             properties = decode(found.properties)
             turn = _number(properties, ROLL_TIMES)
@@ -77,8 +75,8 @@ def pending_rolls(
                 ours.append(found)
             elif not known or key[1]:
                 rolls.append(((*key, turn + 1), found))
-    left = [*ours, *(found for after, found in rolls if after not in made)]
-    return [found.moved(TIMER_TOPIC, 0, found.properties) for found in left]
+    put = [*ours, *(found for after, found in rolls if after not in made)]
+    return [found.moved(TIMER_TOPIC, 0, found.properties) for found in put]
 
 
 def _number(properties: dict[str, str], name: str) -> int:

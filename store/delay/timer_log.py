@@ -28,6 +28,7 @@ import numpy.typing as npt
 from raymq.store import format as fmt
 from raymq.store.errors import require
 from raymq.store.files import Files
+from raymq.store.log.mapped_file import MappedFile
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 
 Int64s = npt.NDArray[np.int64]
@@ -56,6 +57,9 @@ _BLANK = struct.Struct(">iqI")
 _PREVIOUS = struct.Struct(">q")
 require(UNIT_BYTES == 52, "a timer log unit has 52 bytes", found=UNIT_BYTES)
 require(_BLANK.size == BLANK_BYTES, "a timer log blank has 16 bytes", found=_BLANK.size)
+
+#: bytes read at a time while units are followed backwards
+CHAIN_BYTES = 64 << 10
 
 
 class TimerLog:
@@ -120,7 +124,7 @@ class TimerLog:
         RocketMQ keeps them as long as the commit log has their records.
         """
         files = self._queue.files
-        while len(files) > 1 and self._first(files[1].read_view()) < until_ms:
+        while len(files) > 1 and self._first(files[1]) < until_ms:
             oldest, self._queue.files = files[0], files[1:]
             oldest.destroy()
             self._files.sync_dir(self._queue.directory)
@@ -133,15 +137,22 @@ class TimerLog:
             self._synced = self.end
 
     def chain(self, last: int) -> Units:
-        """The units of a second in their order, from the position of the last one."""
+        """The units of a second in their order, from the position of the last one.
+
+        Raises: Corrupt for what the disk does not give back; the next load makes it anew.
+        """
         found: list[bytes] = []
         low, view = 0, memoryview(b"")
         while last != NONE:
-            if not low <= last < low + len(view):
+            if not low <= last <= low + len(view) - UNIT_BYTES:
                 file = self._queue.find(last)
                 if file is None:
                     break
-                low, view = file.start, file.read_view()
+                # Each unit names one before it.
+                stop = last - file.start + UNIT_BYTES
+                low = max(0, stop - CHAIN_BYTES)
+                view = memoryview(file.read(low, stop))
+                low += file.start
             unit = view[last - low : last - low + UNIT_BYTES]
             found.append(bytes(unit))
             last = _PREVIOUS.unpack_from(unit, 4)[0]
@@ -155,18 +166,19 @@ class TimerLog:
         files = self._queue.files
         for index, file in enumerate(files):
             after = files[index + 1] if index + 1 < len(files) else None
-            if after is not None and self._first(after.read_view()) < since_ms:
+            if after is not None and self._first(after) < since_ms:
                 continue
             count = min(self._file_units, (self.end - file.start) // UNIT_BYTES)
             if count > 0:
-                found.append(np.frombuffer(file.read_view(), dtype=UNIT_DTYPE, count=count))
+                found.append(np.frombuffer(file.read(0, count * UNIT_BYTES), dtype=UNIT_DTYPE))
                 positions.append(file.start + np.arange(count, dtype=np.int64) * UNIT_BYTES)
         if not found:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=UNIT_DTYPE)
         return np.concatenate(positions), np.concatenate(found)
 
-    def _first(self, view: memoryview) -> int:
-        return int(np.frombuffer(view, dtype=UNIT_DTYPE, count=1)["enqueue_time_ms"][0])
+    def _first(self, file: MappedFile) -> int:
+        head = file.read(0, UNIT_BYTES)
+        return int(np.frombuffer(head, dtype=UNIT_DTYPE, count=1)["enqueue_time_ms"][0])
 
     def close(self) -> None:
         """Close every file."""

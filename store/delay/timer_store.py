@@ -20,7 +20,7 @@ from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.records.properties import decode
 
 from .delay_levels import TIMER_TOPIC, TIMERS_SERVICE
-from .delayed_record import Waiting, by_queue, fitting, waiting
+from .delayed_record import Waiting, by_queue, fitting, waiting, waiting_rows
 from .timer_cache import TimerCache
 from .timer_check import TimerCheck
 from .timer_import import pending_rolls, taken_over
@@ -368,8 +368,10 @@ class TimerMessageStore:
     ) -> tuple[list[InnerMessage], int]:
         """What to put for these records, and the offset of the last of them."""
         messages: list[InnerMessage] = []
-        found = waiting(self._log, positions, sizes)
-        for each, kind, enqueued in zip(found, magic.tolist(), enqueue_ms.tolist(), strict=True):
+        found, rows = waiting_rows(self._log, positions, sizes)
+        self.skipped += len(positions) - len(rows)
+        kinds, times_ms = magic[rows].tolist(), enqueue_ms[rows].tolist()
+        for each, kind, enqueued in zip(found, kinds, times_ms, strict=True):
             times = f"{ENQUEUE_MS}\x01{enqueued}\x02{DEQUEUE_MS}\x01{now_ms}\x02"
             if kind & MAGIC_ROLL:
                 messages.append(_rolled(each, times))
@@ -383,7 +385,7 @@ class TimerMessageStore:
                 self.skipped += 1
             else:
                 messages.append(message)
-        return messages, found[-1].queue_offset
+        return messages, found[-1].queue_offset if found else self._progress.at - 1
 
     def _append(self, messages: list[InnerMessage], progress: TimerProgress) -> None:
         self._store.put_inner(

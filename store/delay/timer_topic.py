@@ -7,18 +7,22 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from raymq.store import format as fmt
+from raymq.store.errors import Corrupt
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records.record_walk import gather
 
 from .delay_levels import TIMER_TOPIC
-from .delayed_record import batches
+from .delayed_record import sound_batch
 from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, Due, due
 
 Int64s = npt.NDArray[np.int64]
 
 _QUEUE_OFFSET_AT, _SYS_FLAG_AT, _BORN_HOST_AT = 20, 36, 48
+#: as far as the store time; no record is shorter
+_HEAD_BYTES = fmt.RECORD_MIN_BYTES
 
 _NOTHING = Due(
     np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
@@ -85,9 +89,11 @@ class TimerTopic:
         sizes = units["size"].astype(np.int64)
         there = (sizes != BLANK_SIZE) & (positions >= self._log.start)
         offsets, positions, sizes = offsets[there], positions[there], sizes[there]
-        parts = [due(batch) for batch in batches(self._log, positions, sizes)]
-        columns = [np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True)]
-        return Rows(offsets, positions, sizes, Due(*columns), offset + len(units))
+        following = offset + len(units)
+        # Bodies are compared when they are delivered.
+        batch, rows = sound_batch(self._log, positions, sizes, check_crc=False)
+        times = due(batch) if len(rows) else _NOTHING
+        return Rows(offsets[rows], positions[rows], sizes[rows], times, following)
 
     def first_that_may_wait(self, time_ms: int) -> int:
         """Offset of the first record that may be due in the second `time_ms` or later.
@@ -113,18 +119,20 @@ class TimerTopic:
         position = int(unit["position"])
         if int(unit["size"]) == BLANK_SIZE or position < self._log.start:
             return 0
-        view, base = self._log.view(position)
-        at = position - base
-        sys_flag = int.from_bytes(view[at + _SYS_FLAG_AT : at + _SYS_FLAG_AT + 4], "big")
-        at += _BORN_HOST_AT + (20 if sys_flag & 0x10 else 8)
-        return int.from_bytes(view[at : at + 8], "big")
+        try:
+            head = self._log.read(position, position + _HEAD_BYTES)
+        except Corrupt as error:
+            # For a bound it is as good as one that is gone.
+            self._log.note_damage(error)
+            return 0
+        sys_flag = int.from_bytes(head[_SYS_FLAG_AT : _SYS_FLAG_AT + 4], "big")
+        at = _BORN_HOST_AT + (20 if sys_flag & 0x10 else 8)
+        return int.from_bytes(head[at : at + 8], "big")
 
     def offsets_of(self, positions: Int64s) -> Int64s:
-        """The queue offsets of records at ascending positions."""
-        segment = self._log.config.segment_size_bytes
-        found: list[Int64s] = []
-        for number in np.unique(positions // segment).tolist():
-            mine = positions[positions // segment == number]
-            view, base = self._log.view(int(mine[0]))
-            found.append(gather(view, mine - base + _QUEUE_OFFSET_AT, np.dtype(">i8")))
-        return np.concatenate(found).astype(np.int64) if found else np.empty(0, dtype=np.int64)
+        """The queue offsets of records at ascending positions; -1 of one that cannot be read."""
+        sizes = np.full(len(positions), _HEAD_BYTES, dtype=np.int64)
+        found, rows = self._log.heads(positions, sizes)
+        offsets = np.full(len(positions), -1, dtype=np.int64)
+        offsets[rows] = gather(found.data, found.starts + _QUEUE_OFFSET_AT, np.dtype(">i8"))
+        return offsets

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.clock import Clock
-from raymq.store.errors import OffsetOutOfRange, StorageFull
+from raymq.store.errors import Corrupt, OffsetOutOfRange, StorageFull
 from raymq.store.log.commit_log import CommitLog
 
 from .index_keys import (
@@ -68,7 +69,7 @@ class IndexBuilder:
         self._seen = service.indexed
         self._retry_at_ms = 0
         #: why the index is behind, None when it is not because of a failure
-        self.failed: OSError | StorageFull | None = None
+        self.failed: OSError | StorageFull | Corrupt | None = None
 
     def behind(self, dispatched: int) -> bool:
         """Whether records below `dispatched` can be indexed at once."""
@@ -100,7 +101,7 @@ class IndexBuilder:
         except OffsetOutOfRange:
             # Deleted between a look at the log's start and at its bytes: the next look finds it so.
             pass
-        except (OSError, StorageFull) as error:
+        except (OSError, StorageFull, Corrupt) as error:
             self._forget_taken()
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
             if self.failed is None:
@@ -177,19 +178,16 @@ class IndexBuilder:
     def _from_log(self, upto: int) -> None:
         # What was deleted meanwhile needs no index.
         at = max(self._service.indexed, self._log.start)
-        view, base = self._log.view(at)
-        size = self._log.config.segment_size_bytes
-        walk = record.walk(
-            view[at - base :],
-            at,
-            stop=min(upto, base + size) - at,
-            check_crc=False,
-            check_position=False,
-            limit=SLICE_RECORDS,
+        view, base, walk = self._log.walk(
+            at, upto, check_crc=False, check_position=False, limit=SLICE_RECORDS
         )
-        end = walk.end
-        if walk.reason is record.WalkStop.BLANK or end >= base + size - 7:
-            end = base + size
+        end, size = walk.end, self._log.config.segment_size_bytes
+        following = at - at % size + size
+        if walk.reason is record.WalkStop.BLANK or end > following - fmt.BLANK_BYTES:
+            end = following
+        elif end == at and walk.reason is not record.WalkStop.STOPPED:
+            end = self._log.behind_damage(at, upto)
+            self._log.note_damage(self._log.damage(at, walk.reason.value))
         if len(walk.positions):
             batch = record.decode(view, walk.positions - base, walk.sizes, columns=_COLUMNS)
             if self._put_batch(batch, walk.positions, end):

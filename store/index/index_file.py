@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from raymq.store.errors import Corrupt, require
+from raymq.store.errors import Corrupt, Unavailable, require
 from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
+from raymq.store.files import ZERO_CHUNK_BYTES, Files
+from raymq.store.log.read_together import read_together
+from raymq.store.records.record_walk import gather
 
 from .index_keys import Int32s, Int64s
 
@@ -40,6 +43,9 @@ CHAIN_STEPS = 2048
 FEW_ENTRIES = 4
 #: entries looked through in one go
 SCAN_ENTRIES = 1 << 16
+#: slots and entries that are so near are read together
+ITEM_GAP_BYTES = 4096
+_SLOT = np.dtype(">i4")
 
 
 class Header(NamedTuple):
@@ -71,7 +77,6 @@ class IndexFile:
         self._fd = fd
         self._files = files
         self._slot_map: memoryview | None = None
-        self._view: memoryview | None = None
         #: a failed write may have left slots that point at entries which do not count
         self._torn = False
         #: over the life of descriptor and map
@@ -256,6 +261,9 @@ class IndexFile:
             size = HEADER.size + self._slot_count * SLOT_BYTES
             # A file of RocketMQ's may have holes here.
             self._files.allocate(self._fd, size)
+            for at in range(0, 0 if self.empty else size, ZERO_CHUNK_BYTES):
+                # What cannot be read is an error here; through the map it would end the process.
+                self._read(at, min(at + ZERO_CHUNK_BYTES, size))
             self._slot_map = self._files.map_words(self._fd, size)
         return np.frombuffer(self._slot_map, dtype=">i4", offset=HEADER.size)
 
@@ -266,13 +274,12 @@ class IndexFile:
         """
         slots, header = self._slots(), self.header
         require(1 <= count <= header.count, "an index is cut", count=count, of=header.count)
-        entries = self._entries()
         beyond = (slots >= count) | (slots < 0)
         slots[beyond] = 0
         if beyond.any():
             for low in range(1, count, SCAN_ENTRIES):
                 high = min(low + SCAN_ENTRIES, count)
-                places = entries["hash"][low:high] % np.int32(self._slot_count)
+                places = self._entries(low, high)["hash"] % np.int32(self._slot_count)
                 rows = np.flatnonzero(beyond[places])
                 slots[places[rows]] = (rows + low).astype(np.int32)
         if count < header.count:
@@ -282,7 +289,7 @@ class IndexFile:
             )
         end_offset, end_time = header.begin_offset, header.begin_time_ms
         if count > 1:
-            last = entries[count - 1]
+            last = self._entries(count - 1, count)[0]
             end_offset = int(last["physical_offset"])
             seconds = int(last["seconds"]) if count > 2 else 0
             end_time = min(header.begin_time_ms + 1000 * seconds + 999, header.end_time_ms)
@@ -304,24 +311,41 @@ class IndexFile:
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def _read_view(self) -> memoryview | None:
-        """The whole file, read-only; None when it was closed. Who got it keeps it alive with an array of it."""
+    def _read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop). Raises: Corrupt for what the disk does not give back; Unavailable when it was closed."""
         with self._living:
-            if self._view is None and self._fd >= 0:
-                size = self.size_of(self._slot_count, self._entry_count)
-                self._view = self._files.map_read(self._fd, size)
-            return None if self._view is None else self._view[:]
+            if self._fd < 0:
+                raise Unavailable(f"{self.path} was closed meanwhile", path=str(self.path))
+            return self._files.read_range(self._fd, start, stop, path=self.path)
 
-    def _entries(self) -> npt.NDArray[Any]:
-        view = self._read_view()
-        require(view is not None, "the file is open", path=str(self.path))
-        start = HEADER.size + self._slot_count * SLOT_BYTES
-        return np.frombuffer(view, dtype=ENTRY_DTYPE, offset=start)  # type: ignore[arg-type]
+    @property
+    def _entries_at(self) -> int:
+        return HEADER.size + self._slot_count * SLOT_BYTES
+
+    def _entries(self, low: int, high: int) -> npt.NDArray[Any]:
+        """Entries [low, high)."""
+        at = self._entries_at
+        data = self._read(at + low * ENTRY_BYTES, at + high * ENTRY_BYTES)
+        return np.frombuffer(data, dtype=ENTRY_DTYPE)
+
+    def _items(self, at: int, numbers: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """The items with these numbers of a table that begins at `at`."""
+        if not len(numbers):
+            return np.empty(0, dtype=dtype)
+        different, rows = np.unique(numbers, return_inverse=True)
+        starts = at + different * dtype.itemsize
+        data, where = read_together(
+            self._read, starts, starts + dtype.itemsize, gap_bytes=ITEM_GAP_BYTES
+        )
+        return gather(data, where, dtype)[rows]
 
     def number_from(self, physical_offset: int) -> int:
         """Number of the first entry of a record at or above `physical_offset`."""
-        offsets = self._entries()["physical_offset"][1 : self.header.count]
-        return 1 + int(np.searchsorted(offsets, physical_offset))
+        return 1 + bisect_left(
+            range(1, self.header.count),
+            physical_offset,
+            key=lambda number: int(self._entries(number, number + 1)["physical_offset"][0]),
+        )
 
     def find(
         self, key_hash: int, begin_ms: int, end_ms: int, some: int = CHAIN_STEPS
@@ -332,20 +356,17 @@ class IndexFile:
         here the caller compares exactly. It also reads the first entry's time as what that entry counts it from.
         """
         header = self.header
-        view = self._read_view()
-        if view is None:
-            # Deleted meanwhile: the log has none of its records any more.
-            return
-        start = HEADER.size + self._slot_count * SLOT_BYTES
+        start = self._entries_at
         place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
-        number = int.from_bytes(view[place : place + SLOT_BYTES], "big", signed=True)
+        number = int.from_bytes(self._read(place, place + SLOT_BYTES), "big", signed=True)
         begin, count, entry_count = header.begin_time_ms, header.count, self._entry_count
-        unpack = _ENTRY.unpack_from
+        unpack, read = _ENTRY.unpack, self._read
         offsets: list[int] = []
         for _ in range(CHAIN_STEPS):
             if not 0 < number < entry_count:
                 break
-            found, offset, seconds, previous = unpack(view, start + number * ENTRY_BYTES)
+            at = start + number * ENTRY_BYTES
+            found, offset, seconds, previous = unpack(read(at, at + ENTRY_BYTES))
             # What was written since the header was read is passed over.
             if number < count:
                 time_ms = begin + 1000 * seconds if number > 1 else begin
@@ -363,10 +384,9 @@ class IndexFile:
             number = previous
         if offsets:
             yield offsets
-        entries = np.frombuffer(view, dtype=ENTRY_DTYPE, offset=start)
         while number > 0:
             low = max(1, number + 1 - SCAN_ENTRIES)
-            part = entries[low : number + 1]
+            part = self._entries(low, min(number + 1, entry_count))
             rows = np.flatnonzero(part["hash"] == key_hash)[::-1]
             spans = part["seconds"][rows].astype(np.int64)
             spans[rows + low == 1] = 0
@@ -386,16 +406,11 @@ class IndexFile:
         Args: `wanted`, how many entries of each hash. Returns: rows of `key_hashes` and physical offsets of their
         entries, for each hash newest first.
         """
-        header, view = self.header, self._read_view()
-        if view is None:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        slots = np.frombuffer(view, dtype=">i4", count=self._slot_count, offset=HEADER.size)
-        entries = np.frombuffer(
-            view, dtype=ENTRY_DTYPE, offset=HEADER.size + self._slot_count * SLOT_BYTES
-        )
+        header, start = self.header, self._entries_at
         left = wanted.copy()
         rows = np.flatnonzero(left > 0)
-        numbers = slots[key_hashes[rows] % self._slot_count].astype(np.int64)
+        slots = key_hashes[rows] % self._slot_count
+        numbers = self._items(HEADER.size, slots, _SLOT).astype(np.int64)
         found_rows: list[Int64s] = []
         found_offsets: list[Int64s] = []
         for _ in range(CHAIN_STEPS):
@@ -403,7 +418,7 @@ class IndexFile:
             rows, numbers = rows[inside], numbers[inside]
             if not len(rows):
                 break
-            met = entries[numbers]
+            met = self._items(start, numbers, ENTRY_DTYPE)
             known = numbers < header.count
             spans = np.where(numbers > 1, met["seconds"].astype(np.int64), 0)
             times_ms = header.begin_time_ms + 1000 * spans
@@ -434,10 +449,9 @@ class IndexFile:
     def close(self) -> None:
         """Close the file; nothing is synced."""
         with self._living:
-            for view in (self._slot_map, self._view):
-                if view is not None:
-                    self._files.unmap(view)
-            self._slot_map = self._view = None
+            if self._slot_map is not None:
+                self._files.unmap(self._slot_map)
+                self._slot_map = None
             if self._fd >= 0:
                 self._files.close(self._fd)
                 self._fd = -1

@@ -7,6 +7,7 @@ again.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -16,7 +17,7 @@ import numpy as np
 
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, StorageFull
+from raymq.store.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
 from raymq.store.log.meta import Meta
@@ -74,7 +75,7 @@ class IndexService:
                 # What is not known to be on disk goes.
                 self._drop(lambda file: file.header.end_time_ms > time_ms or file.empty)
                 ends = [file.header.end_offset for file in self._files]
-                self.indexed = max([log_start, *ends])
+                self.indexed = max(min(max(ends, default=0), log_end), log_start)
             else:
                 self._drop(lambda file: file.empty)
                 self.indexed = log_end if self._files else log_start
@@ -258,7 +259,9 @@ class IndexService:
                 continue
             if header.end_time_ms < begin_ms:
                 break
-            yield from file.find(hashed, begin_ms, end_ms, some)
+            # Deleted meanwhile: the log has none of its records any more.
+            with contextlib.suppress(Unavailable):
+                yield from file.find(hashed, begin_ms, end_ms, some)
             if header.begin_time_ms < begin_ms:
                 break
 
@@ -275,7 +278,11 @@ class IndexService:
                 continue
             if header.end_time_ms < begin_ms or not (left > 0).any():
                 break
-            some, places = file.find_many(key_hashes, left, begin_ms, end_ms)
+            try:
+                some, places = file.find_many(key_hashes, left, begin_ms, end_ms)
+            except Unavailable:
+                # As above.
+                continue
             left -= np.bincount(some, minlength=len(left))
             rows.append(some)
             offsets.append(places)

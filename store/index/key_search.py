@@ -14,10 +14,15 @@ import pyarrow as pa
 
 from raymq.store.errors import OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.records.one_record import record_at
+from raymq.store.records.one_record import body_is_right, record_at
+from raymq.store.records.record_walk import WalkStop
 
 from .index_keys import keys_of
 from .index_service import IndexService
+
+#: bytes read for one record; a larger one is read whole
+LOOK_BYTES = 4096
+BAD_CRC = WalkStop.BAD_CRC.value
 
 
 def newest(
@@ -30,30 +35,30 @@ def newest(
     *,
     exact: bool,
 ) -> dict[int, memoryview]:
-    """The newest records of a key by physical offset, `limit` at most; they keep the files' maps alive.
+    """The newest records of a key by physical offset, `limit` at most.
 
     Args: `span`: the first and the last store time (ms); `exact`: as of `Query.by_key`.
     Entries of deleted files count for nothing, nor do those at which no record stands: RocketMQ leaves such behind
-    when it cuts a log.
+    when it cuts a log. Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
     """
     found: dict[int, memoryview] = {}
     begin_ms, end_ms = span
     low, high = log.start, log.confirmed
-    base = stop = -1
-    view = memoryview(b"")
+    size = log.config.segment_size_bytes
     for places in index.find(topic, key, begin_ms, end_ms, limit):
         for place in places:
             if not low <= place < high:
                 continue
-            if not base <= place < stop:
-                try:
-                    view, base = log.view(place)
-                except OffsetOutOfRange:
-                    # Deleted meanwhile.
-                    continue
-                stop = base + len(view)
-            at = place - base
-            parts = record_at(view, at, base)
+            file_stop = place - place % size + size
+            try:
+                view = memoryview(log.read(place, min(place + LOOK_BYTES, file_stop)))
+                whole = int.from_bytes(view[:4], "big")
+                if len(view) < whole <= min(file_stop - place, log.config.record_bytes_max):
+                    view = memoryview(log.read(place, place + whole))
+            except OffsetOutOfRange:
+                # Deleted meanwhile.
+                continue
+            parts = record_at(view, 0, place)
             if parts is None:
                 continue
             end, time_ms, topic_at, topic_end = parts
@@ -64,8 +69,10 @@ def newest(
                 and key in keys_of(bytes(view[topic_end + 2 : end]))
             ):
                 continue
+            if not body_is_right(view, 0, topic_at):
+                raise log.damage(place, BAD_CRC)
             # Twice a key in one message: twice the same offset.
-            found[place] = view[at:end]
+            found[place] = view[:end]
             if len(found) == limit:
                 return found
     return found

@@ -15,6 +15,7 @@ import pyarrow as pa
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected
+from raymq.store.files import READABLE
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
@@ -25,6 +26,10 @@ from .key_search import newest
 
 _INT, _LONG = np.dtype(">i4"), np.dtype(">i8")
 _SYS_FLAG_AT, _STORE_TIME_AT = 36, 56
+#: as far as the store time of a record with IPv6 hosts; no record is shorter
+_HEAD_BYTES = _STORE_TIME_AT + fmt.IPV6_EXTRA_BYTES + 8
+#: bytes read for one record; a larger one is read whole
+LOOK_BYTES = 8 << 10
 #: hex digits of a message id: store host and physical offset, with an IPv4 and an IPv6 host
 ID_DIGITS, ID_DIGITS_V6 = 32, 56
 TIME_MAX_MS = (1 << 63) - 1
@@ -85,7 +90,8 @@ class Query:
             )
         limit = min(max_num, self._log.config.max_msgs_num_batch)
         found = newest(self._log, self._index, topic, key, limit, (begin_ms, end_ms), exact=exact)
-        raws = [found[place] for place in sorted(found)]
+        places = sorted(found)
+        raws = [found[place] for place in places]
         sizes = np.array([len(raw) for raw in raws], dtype=np.int64)
         records = record.decode(b"".join(raws), np.cumsum(sizes) - sizes, sizes)
         return QueryResult(records, *self._index.last)
@@ -108,10 +114,9 @@ class Query:
                 max=high,
                 offset=offset,
             )
-        view, base = log.view(offset)
-        at = offset - base
-        stop = min(high - base, len(view)) - at
-        walk = record.walk(view[at:], offset, stop=stop, limit=1, check_crc=True)
+        view, base, walk = log.walk(offset, high, limit=1, nbytes=LOOK_BYTES)
+        if walk.reason is record.WalkStop.UNREADABLE:
+            raise log.damage(offset, READABLE)
         if walk.reason is record.WalkStop.BAD_CRC:
             raise Corrupt(
                 f"the body of the record at offset {offset} is damaged: its CRC differs",
@@ -218,8 +223,8 @@ class _StoreTimes:
 
 
 def _store_time(log: CommitLog, position: int) -> int:
-    view, base = log.view(position)
-    where = np.array([position - base])
+    view = log.read(position, position + _HEAD_BYTES)
+    where = np.zeros(1, dtype=np.int64)
     v6 = int(gather(view, where + _SYS_FLAG_AT, _INT)[0]) & fmt.SYS_BORN_HOST_V6
     at = where + _STORE_TIME_AT + (fmt.IPV6_EXTRA_BYTES if v6 else 0)
     return int(gather(view, at, _LONG)[0])

@@ -18,7 +18,6 @@ from raymq.store import record
 from raymq.store.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.properties import PROPERTY_SEPARATOR
-from raymq.store.records.record_walk import records_at
 
 from .index_keys import Int64s, key_hashes, keys_of
 from .index_service import IndexService
@@ -176,27 +175,21 @@ def _candidates(
 
 
 def _read(log: CommitLog, places: Int64s) -> tuple[Bools, Int64s, pa.Array]:
-    """Which of the places have a record, those records' store times, and the records, raw. Args: ascending."""
-    size = log.config.segment_size_bytes
+    """Which of the places have a record, those records' store times, and the records, raw. Args: ascending.
+
+    Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
+    """
     there = np.zeros(len(places), dtype=bool)
-    times, parts = [np.empty(0, np.int64)], []
-    stop = 0
-    while stop < len(places):
-        start = int(places[stop]) // size * size
-        rows = slice(stop, int(np.searchsorted(places, start + size)))
-        stop = rows.stop
-        try:
-            view, base = log.view(start)
-        except OffsetOutOfRange:
-            # Deleted meanwhile.
-            continue
-        where = places[rows] - base
-        found = records_at(view, where, base)
-        there[rows] = found.there
-        times.append(found.times_ms)
-        parts.append(record.select(view, where[found.there], found.sizes))
-    records = pa.chunked_array(parts, pa.binary()).combine_chunks()
-    return there, np.concatenate(times), records
+    # Deleted meanwhile.
+    first = int(np.searchsorted(places, log.start))
+    if first == len(places):
+        return there, np.empty(0, np.int64), pa.array([], pa.binary())
+    try:
+        found = log.records_at(places[first:])
+    except OffsetOutOfRange:
+        return _read(log, places)
+    there[first:] = found.there
+    return there, found.times_ms, record.select(found.data, found.starts, found.sizes)
 
 
 def _exactly(hits: KeyHits, topic: str, keys: Sequence[str], asked: Bools) -> Bools:

@@ -35,6 +35,7 @@ FREE_FILES = 8
 _SYS_FLAG, _STORE_TIME = struct.Struct(">36xi"), struct.Struct(">q")
 _STORE_TIME_AT = 56
 _IPV6_EXTRA_BYTES = 12
+_HEAD_BYTES = _STORE_TIME_AT + _IPV6_EXTRA_BYTES + 8
 
 
 class Derived(Protocol):
@@ -200,7 +201,7 @@ class CleanService:
 
 def first_store_time(file: MappedFile) -> int:
     """When the first message of a commit log file was stored, ms."""
-    view = file.read_view()
+    view = file.read(0, min(file.size, _HEAD_BYTES))
     ipv6 = _SYS_FLAG.unpack_from(view)[0] & fmt.SYS_BORN_HOST_V6
     (found,) = _STORE_TIME.unpack_from(view, _STORE_TIME_AT + (_IPV6_EXTRA_BYTES if ipv6 else 0))
     return int(found)

@@ -7,11 +7,14 @@ the order "data, chain, mark" are the same for both.
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from raymq.store import format as fmt
@@ -29,21 +32,39 @@ from raymq.store.errors import (
 )
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files, SyncFailed
+from raymq.store.promise import Ends
 
 from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from .chain import Chain, ChainUnit, check_units
 from .checkpoint import Checkpoint
-from .log_files import open_log_files, rewrite, same_until, view_of
+from .flush import FlushFailed
+from .log_files import open_log_files, read_of, rewrite, same_until
 from .log_pool import LogPool
-from .log_scan import Known, Visit, scan
+from .log_reads import (
+    WALK_BYTES,
+    Int64s,
+    Piece,
+    Records,
+    Stored,
+    damaged,
+    read_records,
+    read_some,
+    stored_at,
+    walk_piece,
+)
+from .log_scan import Known, Visit, foreign_end, next_record, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead
 from .marks import Marks
 from .meta import Meta
 from .recovery import Decision, Recovered
 
+log = logging.getLogger("raymq.store")
+
 #: in `raymq/meta`: a sync of a consume queue failed, and what is in the page cache of one may never reach the disk
 QUEUES_DOUBTFUL = "queues_doubtful"
+#: places of damage that are remembered
+DAMAGE_MAX = 100
 
 
 class CommitLog:
@@ -73,10 +94,15 @@ class CommitLog:
         #: it was a sync that failed, so that no later start may trust what is not proved to be on disk. Otherwise the
         #: next start mends the log.
         self.sync_failed = False
+        #: offset -> damage below C that reads, dispatch or deliveries came to and passed over
+        self.damage_met: dict[int, Corrupt] = {}
         #: called behind each `append`, before anybody accounts for it; must not raise
         self.on_appended: Callable[[], None] = lambda: None
+        #: called where a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged
+        #: any more. Callers: another thread
+        self.on_poisoned: Callable[[str], None] = lambda _: None
         self._closed = False
-        files.make_dirs(root)
+        files.settle_dirs(root)
         refuse_foreign_directory(root, files=files)
         self._lock = StoreLock(root, files=files)
         self._lock.acquire()
@@ -99,6 +125,10 @@ class CommitLog:
             self.root / "consumequeue",
         ):
             self.files.make_dirs(directory)
+        # A process that was killed before it synced a directory left names that only the page cache has: what is
+        # adopted and then acknowledged must not go with the power.
+        for directory in (self.root, side, side / "chain"):
+            self.files.sync_dir(directory)
         self.abort = AbortFile(self.root, files=self.files)
         self.crashed = self.abort.exists()
         self.meta = Meta.open(side / "meta", files=self.files)
@@ -148,6 +178,7 @@ class CommitLog:
             lambda: self.end,
             window_bytes=self.config.prewrite_window_bytes,
             warm=self.config.warm_mapped_file,
+            on_sync_failed=self._fail_prewrite,
         )
         self.recovered: Recovered | None = None
 
@@ -171,6 +202,12 @@ class CommitLog:
         return self.end if pool is None else pool.committed
 
     @property
+    def ends(self) -> Ends:
+        """All four; of the replicas this log knows what was confirmed."""
+        marks = self.marks
+        return Ends(self.end, self.committed, marks.synced_end, marks.confirmed_end)
+
+    @property
     def synced(self) -> int:
         """Everything below this is on disk, as far as it was proved."""
         return self.marks.synced_end
@@ -187,12 +224,100 @@ class CommitLog:
         size = self.config.segment_size_bytes
         return size - (self.end - self.start) % size - fmt.BLANK_BYTES
 
-    def view(self, offset: int) -> tuple[memoryview, int]:
-        """The read-only view of the segment that holds `offset`, and that segment's start.
+    def read(self, start: int, stop: int) -> bytes:
+        """Log bytes [start, stop), which lie in one file.
 
-        Raises: OffsetOutOfRange below the log's start.
+        Raises: OffsetOutOfRange below the log's start; Corrupt naming the first byte that the disk does not give back.
         """
-        return view_of(self.queue, offset, self.end)
+        return read_of(self.queue, start, stop, self.end)
+
+    def records(
+        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
+    ) -> Records:
+        """The records at ascending physical offsets, in any files. `whole=False`: no look at what they are.
+
+        Raises: OffsetOutOfRange below the log's start; Corrupt for the first that is damaged or cannot be read.
+        """
+        if not whole:
+            return read_some(self.queue, positions, sizes, self.end)
+        # In a store of others nobody asked so far where records say that they stand.
+        return read_records(
+            self.queue, positions, sizes, self.end, check_crc=check_crc, check_position=self.own
+        )
+
+    def records_at(self, places: Int64s) -> Stored:
+        """See `log_reads.stored_at`."""
+        return stored_at(self.queue, places, self.end)
+
+    def walk(
+        self,
+        at: int,
+        stop: int,
+        *,
+        limit: int | None = None,
+        nbytes: int = WALK_BYTES,
+        check_crc: bool = True,
+        check_position: bool = True,
+    ) -> Piece:
+        """See `log_reads.walk_piece`; a `stop` in a later file is the end of this one."""
+        size = self.config.segment_size_bytes
+        return walk_piece(
+            self.queue,
+            at,
+            min(stop, at - at % size + size),
+            self.end,
+            limit=limit,
+            nbytes=nbytes,
+            check_crc=check_crc,
+            check_position=check_position,
+        )
+
+    def damage(self, offset: int, fault: str) -> Corrupt:
+        """The error for a damaged record at a physical offset."""
+        return damaged(self.queue, offset, fault)
+
+    def note_damage(self, error: Corrupt) -> None:
+        """Remember damage that is passed over, for status; it is told once. Callers: any thread."""
+        offset = int(error.fields.get("offset", -1))
+        if offset not in self.damage_met and len(self.damage_met) < DAMAGE_MAX:
+            self.damage_met[offset] = error
+            log.error("%s", error)
+
+    def sound_records(
+        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True
+    ) -> tuple[Records, Int64s]:
+        """As `records`, without those that are damaged, which are noted. Returns: also the rows that are left."""
+
+        def read(rows: Int64s) -> Records:
+            return self.records(positions[rows], sizes[rows], check_crc=check_crc)
+
+        return self._sound(positions, read)
+
+    def heads(self, positions: Int64s, sizes: Int64s) -> tuple[Records, Int64s]:
+        """The first bytes of records, as `sound_records`; only whether they can be read is looked at."""
+
+        def read(rows: Int64s) -> Records:
+            return self.records(positions[rows], sizes[rows], whole=False)
+
+        return self._sound(positions, read)
+
+    def _sound(
+        self, positions: Int64s, read: Callable[[Int64s], Records]
+    ) -> tuple[Records, Int64s]:
+        rows = np.arange(len(positions))
+        while True:
+            try:
+                return read(rows), rows
+            except Corrupt as error:
+                self.note_damage(error)
+                at = int(error.fields["offset"])
+                bad = max(0, int(np.searchsorted(positions[rows], at, side="right")) - 1)
+                rows = np.delete(rows, bad)
+
+    def behind_damage(self, offset: int, upto: int) -> int:
+        """Where the next whole record begins behind a damaged one at `offset`; `upto` when none does below it."""
+        found = next_record(self.queue, offset + 1, upto)
+        return upto if found is None else found
 
     def _current(self) -> MappedFile:
         file = self.queue.find(self.end)
@@ -363,8 +488,8 @@ class CommitLog:
         return same_until(self.queue, self.end, units, data)
 
     def note_synced(self, offset: int) -> None:
-        """A flush service proved everything below `offset` synced."""
-        if offset > self.marks.synced_end:
+        """A flush service proved everything below `offset` synced; after a failed sync no service proves anything."""
+        if offset > self.marks.synced_end and not self.sync_failed:
             self.marks.synced_end = min(offset, self.committed)
 
     def note_confirmed(self, offset: int) -> bool:
@@ -378,8 +503,10 @@ class CommitLog:
     def sync(self) -> int:
         """fdatasync [synced, committed) through the witness descriptors. Returns: the synced end.
 
-        Raises: OSError; the replica is poisoned then and must stop.
+        Raises: OSError; the replica is poisoned then and must stop. From then on always, without touching the disk.
         """
+        if self.sync_failed:
+            raise OSError(errno.EIO, f"an earlier sync failed: {self.poisoned}")
         end = self.committed
         try:
             self.queue.sync_range(min(self.synced, end), end)
@@ -398,11 +525,17 @@ class CommitLog:
 
     def poison(self, reason: str) -> None:
         """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
-        self.sync_failed = True
-        if self.poisoned is None:
+        if not self.sync_failed:
+            self.sync_failed = True
             self.poisoned = reason
-            with contextlib.suppress(OSError):
+            self._ahead.break_off(FlushFailed(reason, offset=self.end, errno=errno.EIO))
+            with contextlib.suppress(OSError, RayMQError):
                 self.meta.update({"poisoned": reason})
+
+    def _fail_prewrite(self, reason: str) -> None:
+        """Callers: the thread of `AllocateAhead`."""
+        self.poison(reason)
+        self.on_poisoned(reason)
 
     def _check_writable(self) -> None:
         if self.poisoned is not None:
@@ -488,20 +621,26 @@ class CommitLog:
         scan_from: int,
         visit: Visit | None = None,
         settle: Callable[[int], None] | None = None,
+        *,
+        queues_end: int = 0,
     ) -> Recovered:
         """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
         `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
         this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill
-        trusts all that it finds.
+        trusts all that it finds. `queues_end`: the end of the last record that a consume queue knows; it tells how far
+        a log goes that RocketMQ wrote and closed in order.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         self.restore_pool()
         size = self.config.segment_size_bytes
+        appended = self.marks.appended_end
+        if not self.own:
+            appended = foreign_end(self.queue, queues_end, crashed=self.crashed)
         found = scan(
             self.queue,
             self.chain,
-            Known(self.own, self.same_boot, self.synced, self.marks.appended_end),
+            Known(self.own, self.same_boot, self.synced, appended),
             files=self.files,
             scan_from=scan_from,
             visit=visit,
@@ -510,7 +649,7 @@ class CommitLog:
         if row.decision is Decision.CORRUPT:
             raise Corrupt(
                 f"recovery stopped at offset {end} of {self.root / 'commitlog'} ({found.fault}): {row.cause} "
-                f"(row {row.name}; synced {self.synced}, appended {self.marks.appended_end}). Nothing was "
+                f"(row {row.name}; synced {self.synced}, appended {appended}). Nothing was "
                 "changed; `raymq store verify` names the fault.",
                 path=str(self.root / "commitlog"),
                 offset=end,
@@ -569,13 +708,12 @@ class CommitLog:
         size = self.config.segment_size_bytes
         position = self.start if self.chain.last is None else self.chain.last.end
         while position < self.end:
-            view, base = self.view(position)
-            stop = min(self.end, base + size)
+            stop = min(self.end, position - position % size + size)
             stop = min(stop, position + self.config.append_unit_bytes)
             if position < self.synced:
                 # No unit mixes what must be on disk with what a power loss may take.
                 stop = min(stop, self.synced)
-            crc = crc32c(view[position - base : stop - base])
+            crc = crc32c(self.read(position, stop))
             self.chain.append(ChainUnit(position, stop, 0, crc, self.chain.value))
             position = stop
 

@@ -19,7 +19,7 @@ from .spare_files import SpareFiles
 def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFileQueue:
     """The queue of a store's commit log files, not loaded, in all the directories that they are in.
 
-    Deletes the spares of an earlier life.
+    Durable: the names of all files, whichever process made or removed them. Deletes the spares of an earlier life.
     """
     directories = [
         Path(name).absolute()
@@ -28,13 +28,17 @@ def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFi
     note_directories(root, directories, files=files)
     write_to = directories[: len(config.commit_log_paths)]
     for path in write_to:
-        files.make_dirs(path)
+        files.settle_dirs(path)
+    others = other_directories(root, files=files)
+    for path in dict.fromkeys((root / "commitlog", *write_to, *others)):
+        if files.is_dir(path):
+            files.sync_dir(path)
     queue = MappedFileQueue(
         root / "commitlog",
         config.segment_size_bytes,
         files=files,
         write_to=write_to,
-        read_from=other_directories(root, files=files),
+        read_from=others,
     )
     spares = root / "raymq" / "spare"
     if config.recycle_commit_log_files or files.exists(spares):
@@ -52,9 +56,8 @@ def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: m
     position = base = units[0].start
     stop = min(units[-1].end, end)
     while position < stop:
-        view, start = view_of(queue, position, end)
-        upto = min(stop, start + queue.file_size)
-        mine = np.frombuffer(view[position - start : upto - start], dtype=np.uint8)
+        upto = min(stop, position - position % queue.file_size + queue.file_size)
+        mine = np.frombuffer(read_of(queue, position, upto, end), dtype=np.uint8)
         theirs = np.frombuffer(data[position - base : upto - base], dtype=np.uint8)
         different = mine != theirs
         if different.any():
@@ -63,29 +66,29 @@ def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: m
     return stop
 
 
-def view_of(queue: MappedFileQueue, offset: int, end: int) -> tuple[memoryview, int]:
-    """The read-only view of the file that holds `offset`, and that file's start.
+def read_of(queue: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
+    """Log bytes [start, stop), which lie in one file; `end` is the log's.
 
-    Raises: OffsetOutOfRange for what was deleted; Corrupt for what should be there.
+    Raises: OffsetOutOfRange for what was deleted; Corrupt for what should be there, or that the disk cannot read.
     """
-    file = queue.find(offset)
+    file = queue.find(start)
     if file is not None:
         try:
-            return file.read_view(), file.start
+            return file.read(start - file.start, stop - file.start)
         except Unavailable:
-            if offset >= queue.min_offset:
+            if start >= queue.min_offset:
                 raise
-    if 0 <= offset < queue.min_offset:
+    if 0 <= start < queue.min_offset:
         raise OffsetOutOfRange(
-            f"the log begins at {queue.min_offset}; what stood at {offset} was deleted",
+            f"the log begins at {queue.min_offset}; what stood at {start} was deleted",
             min=queue.min_offset,
             max=end,
-            offset=offset,
+            offset=start,
         )
     raise Corrupt(
-        f"no commit log file holds offset {offset}",
+        f"no commit log file holds offset {start}",
         path=str(queue.directory),
-        offset=offset,
+        offset=start,
         rule="offset has a file",
     )
 
@@ -93,9 +96,10 @@ def view_of(queue: MappedFileQueue, offset: int, end: int) -> tuple[memoryview, 
 def rewrite(queue: MappedFileQueue, position: int, end: int) -> None:
     """Write bytes [position, end) of a log again. Raises: OSError, StorageFull."""
     while position < end:
-        view, base = view_of(queue, position, end)
-        file = queue.find(position)
+        base = position - position % queue.file_size
         stop = min(end, base + queue.file_size, position + (1 << 20))
+        data = read_of(queue, position, stop, end)
+        file = queue.find(position)
         if file is not None:
-            file.pwrite(bytes(view[position - base : stop - base]), position - base)
+            file.pwrite(data, position - base)
         position = stop

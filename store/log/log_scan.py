@@ -8,17 +8,24 @@ from typing import NamedTuple
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.checksum import crc32c
+from raymq.store.errors import Corrupt
 from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
 
 from .chain import Chain
+from .log_files import read_of
+from .log_reads import walk_piece
 from .mapped_file import MappedFile
 from .mapped_file_queue import MappedFileQueue
-from .recovery import Facts, Row, decide, written_until
+from .recovery import UNREADABLE, Facts, Row, decide, written_until
 
 #: bytes searched at a time for a record's magic
 SEARCH_BYTES = 8 << 20
+#: bytes walked at a time
+SCAN_BYTES = 8 << 20
+#: what a bad sector takes with it
+PAGE_BYTES = 4096
 
-#: sees a segment's view, its start, and the valid records of it
+#: sees a piece of a segment, its physical offset, and the valid records of it
 Visit = Callable[[memoryview, int, record.Walk], None]
 
 
@@ -28,6 +35,7 @@ class Known(NamedTuple):
     own: bool
     same_boot: bool
     synced: int
+    #: of a log that RocketMQ wrote: below this it may have acknowledged records
     appended: int
 
 
@@ -45,6 +53,16 @@ class Scan(NamedTuple):
     row: Row
 
 
+def foreign_end(queue: MappedFileQueue, queues_end: int, *, crashed: bool) -> int:
+    """Below this a log that RocketMQ wrote may have acknowledged records.
+
+    `queues_end`: the end of the last record that a consume queue knows. Only an orderly stop leaves all there.
+    """
+    if crashed:
+        return queue.files[-1].start + queue.file_size if queue.files else 0
+    return queues_end
+
+
 def scan(
     queue: MappedFileQueue,
     chain: Chain | None,
@@ -58,45 +76,62 @@ def scan(
     """Walk from `scan_from`, where a record starts, to where the log ends, and decide about that.
 
     Loads the chain; units of what lies below `scan_from` are not looked at. `visit` sees the valid records of each
-    file in order. `top`: bytes from here on do not count, for a cut that was begun takes them away.
+    piece of each file in order. `top`: bytes from here on do not count, for a cut that was begun takes them away.
     """
     size = queue.file_size
     end = begin = queue.min_offset
     believed, differs = _compare_chain(queue, chain, known, scan_from)
     limit = min((offset for offset in (differs, top) if offset is not None), default=None)
-    open_end = False
+    open_end = unreadable = False
     fault = "the log ends"
     for file in queue.files:
         if file.start + size <= scan_from:
             end = begin = file.start + size
             continue
-        view = file.read_view()
         stop = size if limit is None else max(0, min(size, limit - file.start))
-        at = max(0, scan_from - file.start)
-        if at:
+        at = file.start + max(0, scan_from - file.start)
+        if at > file.start:
             end = begin = scan_from
-        walk = record.walk(
-            view[at:], file.start + at, stop=max(0, stop - at), check_position=known.own
-        )
-        fault = walk.reason.value
-        if walk.end == differs:
+        end, reason = at, record.WalkStop.STOPPED
+        fault = reason.value
+        while at < file.start + stop:
+            piece = walk_piece(
+                queue,
+                at,
+                file.start + stop,
+                end,
+                nbytes=SCAN_BYTES,
+            )
+            walk = piece.walk
+            reason = walk.reason
+            fault = reason.value
+            if known.own:
+                written = written_until(piece.view, piece.base, walk, believed)
+                if written < len(walk.positions):
+                    fault = "a record's topic or properties were never written"
+                    reason = record.WalkStop.SHORT
+                    walk = record.Walk(
+                        walk.positions[:written],
+                        walk.sizes[:written],
+                        int(walk.positions[written]),
+                        record.WalkStop.STOPPED,
+                    )
+            if visit is not None and len(walk.positions):
+                visit(piece.view, piece.base, walk)
+            end = at = walk.end
+            if reason is not record.WalkStop.STOPPED:
+                break
+        if end == differs:
             fault = "bytes differ from their chain unit"
-        if known.own:
-            written = written_until(view, file.start, walk, believed)
-            if written < len(walk.positions):
-                fault = "a record's topic or properties were never written"
-                end = int(walk.positions[written])
-                walk = record.Walk(
-                    walk.positions[:written], walk.sizes[:written], end, record.WalkStop.STOPPED
-                )
-        if visit is not None and len(walk.positions):
-            visit(view, file.start, walk)
-        end = walk.end
-        if walk.reason is record.WalkStop.BLANK:
+        if reason is record.WalkStop.UNREADABLE:
+            unreadable = True
+        if reason is record.WalkStop.BLANK:
             end = file.start + size
             continue
         open_end = True
         break
+    if unreadable:
+        return Scan(begin, end, believed, fault, UNREADABLE)
     tail = queue.find(end) if open_end else None
     dirty, later = _behind(queue, files, end, tail, top)
     facts = Facts(
@@ -140,8 +175,12 @@ def _compare_chain(
         file = queue.find(unit.start)
         if unit.start != believed or file is None:
             break
-        view = file.read_view()[unit.start - file.start : unit.end - file.start]
-        if crc32c(view) != unit.crc:
+        try:
+            same = crc32c(read_of(queue, unit.start, unit.end, unit.end)) == unit.crc
+        except Corrupt:
+            # The walk comes to what cannot be read, and tells.
+            break
+        if not same:
             # A leader's unit may span the end that was synced here before it: its synced records stay.
             spans = unit.start < known.synced < unit.end and not known.same_boot
             return believed, unit.start if known.own and not spans else None
@@ -157,11 +196,11 @@ def _behind(
     if tail is not None:
         dirty = _has_bytes(files, tail, end, top)
         # The scan found the record at the end itself bad.
-        later = dirty and _valid_record_from(tail.read_view(), tail.start, end + 1, top)
+        later = dirty and _valid_record_from(queue, tail, end + 1, top)
     for file in queue.files:
         if file.start > end and _has_bytes(files, file, file.start, top):
             dirty = True
-            later = later or _valid_record_from(file.read_view(), file.start, file.start, top)
+            later = later or _valid_record_from(queue, file, file.start, top)
     return dirty, later
 
 
@@ -176,7 +215,12 @@ def _has_bytes(files: Files, file: MappedFile, offset: int, top: int | None) -> 
     try:
         for begin, end in files.data_ranges(fd, offset - file.start, stop):
             for position in range(begin, end, ZERO_CHUNK_BYTES):
-                chunk = files.pread(fd, min(ZERO_CHUNK_BYTES, end - position), position)
+                stop_at = min(end, position + ZERO_CHUNK_BYTES)
+                try:
+                    chunk = files.read_range(fd, position, stop_at, path=file.path, base=file.start)
+                except Corrupt:
+                    # What cannot be read was once written.
+                    return True
                 if not only_zeros(chunk):
                     return True
         return False
@@ -184,23 +228,46 @@ def _has_bytes(files: Files, file: MappedFile, offset: int, top: int | None) -> 
         files.close(fd)
 
 
-def _valid_record_from(view: memoryview, base: int, offset: int, top: int | None) -> bool:
+def _valid_record_from(
+    queue: MappedFileQueue, file: MappedFile, offset: int, top: int | None
+) -> bool:
     """Whether a record with a right magic, length, position and body CRC starts at `offset` or behind it."""
-    return (
-        _first_valid(view if top is None else view[: max(0, top - base)], base, offset) is not None
-    )
+    return _first_valid(queue, file, offset, top) is not None
 
 
-def _first_valid(view: memoryview, base: int, offset: int) -> int | None:
-    """Where the first such record starts."""
-    for low in range(offset - base, len(view), SEARCH_BYTES):
+def _first_valid(
+    queue: MappedFileQueue, file: MappedFile, offset: int, top: int | None = None
+) -> int | None:
+    """Where the first such record of a file starts."""
+    end = file.start + file.size
+    stop = end if top is None else max(file.start, min(end, top))
+    low = offset
+    while low < stop:
         # The last candidate's magic may stand in the next piece.
-        piece = bytes(view[low : low + SEARCH_BYTES + fmt.BLANK_BYTES - 1])
+        high = min(stop, low + SEARCH_BYTES + fmt.BLANK_BYTES - 1)
+        piece = _what_is_readable(queue, low, high, end)
         found = [at - 4 for magic in record.MAGICS for at in _places(piece, magic) if at >= 4]
         for start in sorted(found):
-            if len(record.walk(view[low + start :], base + low + start, limit=1).positions):
-                return base + low + start
+            if len(walk_piece(queue, low + start, stop, end, limit=1).walk.positions):
+                return low + start
+        low += SEARCH_BYTES
     return None
+
+
+def _what_is_readable(queue: MappedFileQueue, low: int, high: int, end: int) -> bytes:
+    """Bytes [low, high), zeros for those that the disk does not give back."""
+    try:
+        return read_of(queue, low, high, end)
+    except Corrupt:
+        parts = []
+        while low < high:
+            stop = min(high, low - low % PAGE_BYTES + PAGE_BYTES)
+            try:
+                parts.append(read_of(queue, low, stop, end))
+            except Corrupt:
+                parts.append(bytes(stop - low))
+            low = stop
+        return b"".join(parts)
 
 
 def _places(data: bytes, wanted: bytes) -> Iterator[int]:
@@ -210,11 +277,11 @@ def _places(data: bytes, wanted: bytes) -> Iterator[int]:
         at = data.find(wanted, at + 1)
 
 
-def next_record(queue: MappedFileQueue, offset: int) -> int | None:
-    """The first record with a right magic, length, position and body CRC from `offset` on, in any file."""
+def next_record(queue: MappedFileQueue, offset: int, top: int | None = None) -> int | None:
+    """The first record with a right magic, length, position and body CRC from `offset` on and below `top`."""
     for file in queue.files:
-        if file.start + file.size > offset:
-            found = _first_valid(file.read_view(), file.start, max(offset, file.start))
+        if file.start + file.size > offset and (top is None or file.start < top):
+            found = _first_valid(queue, file, max(offset, file.start), top)
             if found is not None:
                 return found
     return None

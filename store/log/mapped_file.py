@@ -6,6 +6,7 @@ pwrite is two to three times faster and reports a full disk as an error instead 
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 from raymq.store.errors import Corrupt, Unavailable
 from raymq.store.files import ZERO_CHUNK_BYTES, Files, SyncFailed, only_zeros
+
+from .flush import FlushFailed
 
 
 class MappedFile:
@@ -38,6 +41,12 @@ class MappedFile:
         #: over the descriptor's life, so that no thread uses a number that was given to another
         #: file
         self._living = threading.Lock()
+        #: over the two below; held for no system call
+        self._counting = threading.Lock()
+        #: reads under way
+        self._reading = 0
+        #: a descriptor that was let go of under them: the last one closes it
+        self._left_fd = -1
 
     @classmethod
     def create(cls, path: Path, start: int, size: int, *, files: Files) -> MappedFile:
@@ -49,11 +58,12 @@ class MappedFile:
         try:
             files.allocate(fd, size)
             files.sync(fd)
+            # The next attempt makes the name anew: a second sync of this one would prove nothing.
+            files.sync_dir(path.parent)
         except BaseException:
             files.close(fd)
             files.unlink(path)
             raise
-        files.sync_dir(path.parent)
         return cls(path, start, size, fd, files=files)
 
     @classmethod
@@ -93,8 +103,43 @@ class MappedFile:
             with self._claiming:
                 self.prewritten = max(self.prewritten, end)
 
+    def read(self, position: int, stop: int) -> bytes:
+        """The bytes [position, stop) of the file, a copy.
+
+        Raises: Corrupt naming the first byte that the disk does not give back; Unavailable when it was deleted.
+        """
+        with self._counting:
+            fd = self._fd
+            if fd < 0:
+                raise self._gone()
+            self._reading += 1
+        try:
+            return self._files.read_range(fd, position, stop, path=self.path, base=self.start)
+        finally:
+            with self._counting:
+                self._reading -= 1
+                left = -1
+                if not self._reading:
+                    left, self._left_fd = self._left_fd, -1
+            if left >= 0:
+                self._files.close(left)
+
+    def _gone(self) -> Unavailable:
+        return Unavailable(f"{self.path} was closed or deleted meanwhile", path=str(self.path))
+
+    def _let_go(self) -> None:
+        """Close the descriptor, or leave it to the last read that is under way. Needs `_living`."""
+        with self._counting:
+            fd, self._fd = self._fd, -1
+            if self._reading:
+                self._left_fd, fd = fd, -1
+        if fd >= 0:
+            self._files.close(fd)
+
     def read_view(self) -> memoryview:
-        """The whole file, read-only; made at first use and kept.
+        """The whole file, read-only; made at first use and kept. A bad sector under it kills the process.
+
+        Callers: to keep the tail's pages in memory. Reads go by `read`.
 
         Raises: Unavailable when it was deleted.
         """
@@ -102,9 +147,7 @@ class MappedFile:
         if view is None:
             with self._living:
                 if self._fd < 0:
-                    raise Unavailable(
-                        f"{self.path} was closed or deleted meanwhile", path=str(self.path)
-                    )
+                    raise self._gone()
                 view = self._view
                 if view is None:
                     view = self._view = self._files.map_read(self._fd, self.size)
@@ -135,13 +178,15 @@ class MappedFile:
                 begin = stop
 
     def prewrite(self, position: int) -> None:
-        """Write zeros from `prewritten` up to `position` and sync them. Raises: OSError.
+        """Write zeros from `prewritten` up to `position` and sync them.
 
         Callers: one thread beside the writer.
+        Raises: FlushFailed after a failed sync: records that were appended meanwhile may be lost with it. OSError or
+        StorageFull for any other call.
 
         Invariant: only bytes at or above `prewritten` are zeroed, and the writer raises it before
-        it stores. A descriptor of its own is used: each is told of a write-back error once, and the
-        witness must hear it.
+        it stores. A descriptor of its own is used: the kernel reports a write-back error once to each open
+        descriptor, and the witness must see it too. A descriptor that is opened later sees nothing.
         """
         stop = min(position, self.size)
         with self._living:
@@ -153,7 +198,14 @@ class MappedFile:
                 if stop > self.prewritten:
                     self._files.zero(fd, self.prewritten, stop)
                     self.prewritten = stop
-            self._files.sync_data(fd)
+            try:
+                self._files.sync_data(fd)
+            except OSError as error:
+                raise FlushFailed(
+                    f"fdatasync of {self.path} after a prewrite failed: {error}; the store stops writing",
+                    offset=self.start,
+                    errno=error.errno or errno.EIO,
+                ) from error
         finally:
             self._files.close(fd)
 
@@ -165,8 +217,7 @@ class MappedFile:
             if self._view is not None:
                 self._files.unmap(self._view)
                 self._view = None
-            self._files.close(self._fd)
-            self._fd = -1
+            self._let_go()
 
     def lock_memory(self) -> None:
         """Keep the file's pages in memory. Raises: OSError where that is not permitted; Unavailable when deleted."""
@@ -185,14 +236,26 @@ class MappedFile:
         """
         with self._living:
             if self._fd >= 0:
-                self._files.close(self._fd)
-                self._fd = -1
-            if self._view is None:
-                return lambda: True
-            # Late readers that found this object still get the view: it goes with the object.
-            return self._files.forget(self._view)
+                self._let_go()
+            unmapped = None if self._view is None else self._files.forget(self._view)
+            return lambda: not self._reading and (unmapped is None or unmapped())
 
     def destroy(self) -> None:
         """Close and delete. Durable: after an fsync of the directory."""
         self.close()
         self._files.unlink(self.path)
+
+
+def not_yet_made(path: Path, file_size: int, *, files: Files) -> bool:
+    """Whether the process or the machine died while this file got its length: it is shorter and holds only zeros."""
+    fd = files.open_file(path, writable=False)
+    try:
+        size = files.size(fd)
+        if size >= file_size:
+            return False
+        return all(
+            only_zeros(files.pread(fd, ZERO_CHUNK_BYTES, position))
+            for position in range(0, size, ZERO_CHUNK_BYTES)
+        )
+    finally:
+        files.close(fd)

@@ -18,17 +18,22 @@ from typing import Any
 from raymq.store.checksum import crc32c
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, RayMQError, Rejected
-from raymq.store.files import Files
+from raymq.store.files import READABLE, Files
 from raymq.store.tools.read_only import ReadOnlyStore
 
 from .chain import ChainReader, ChainUnit
+from .commit_log import CommitLog
 from .marks import read_marks
 from .segment_paths import find_segment, list_segments, other_directories
 
-#: bytes of the log read and compared a second
-BYTES_PER_S = 8 << 20
-#: from the end of one pass to the beginning of the next
-PAUSE_MS = 7 * 24 * 3600 * 1000
+#: a pass over little is no quicker than it need be, and not slower than this, bytes a second
+LEAST_BYTES_PER_S = 8 << 20
+#: a log in which nothing is synced yet is looked at again after this
+EMPTY_WAIT_S = 10.0
+#: a pass begins and ends so often within the retention
+PASSES_IN_RETENTION = 2
+#: not more often, however short the retention is
+INTERVAL_LEAST_MS = 10 * 60 * 1000
 #: faults that are remembered; the others are counted
 FAULTS_MAX = 100
 #: the position is remembered every so many bytes: each time costs the disk a sync
@@ -37,7 +42,6 @@ _SAVED_BYTES = 1 << 30
 _WAIT_S = 5.0
 
 RULE = "bytes equal their chain unit"
-READABLE = "stored bytes can be read"
 COVERED = "the chain covers the log"
 
 
@@ -83,12 +87,17 @@ class Scrub:
         limit: Callable[[], int],
         files: Files | None = None,
         clock: Clock | None = None,
-        bytes_per_s: int = BYTES_PER_S,
-        pause_ms: int = PAUSE_MS,
+        bytes_per_s: int,
+        pause_ms: int,
+        pass_ms: int = 0,
         memory: str = "scrub",
         from_disk: bool = False,
         on_fault: Callable[[Corrupt], None] | None = None,
     ) -> None:
+        """Args: `pause_ms`, from the end of one pass to the beginning of the next; `pass_ms`, how long a pass should
+        take: as long as that is possible with at most `bytes_per_s`. 0: always at `bytes_per_s`, without a limit if
+        that is 0 too.
+        """
         self._root = root
         self._size = segment_size_bytes
         self._start = start
@@ -97,11 +106,12 @@ class Scrub:
         self._clock = clock or Clock()
         self._bytes_per_s = bytes_per_s
         self._pause_ms = pause_ms
+        self._pass_ms = pass_ms
         self._memory = root / "raymq" / memory
         self._from_disk = from_disk
         self._on_fault = on_fault or (lambda fault: None)
         self._chain = ChainReader(root / "raymq" / "chain", segment_size_bytes, files=self._files)
-        self._segment, self._fd = -1, -1
+        self._segment, self._fd, self._path = -1, -1, root
         self._state = self._remembered()
         self._saved_at = self._state.position
         #: units to come, the next one last
@@ -125,9 +135,34 @@ class Scrub:
         return {
             "position": self.position,
             "passed_ms": self._state.passed_ms,
+            "bytes_per_s": self.pace(),
+            "too_slow": self.too_slow(),
             **vars(self.counters),
             "found": [{"message": str(f), **f.fields} for f in self.faults],
         }
+
+    def pace(self) -> int:
+        """Bytes a second at which this pass reads; 0: as fast as the disk."""
+        if not self._pass_ms:
+            return self._bytes_per_s
+        needed = self._log_bytes() * 1000 // self._pass_ms
+        return min(self._bytes_per_s, max(LEAST_BYTES_PER_S, needed))
+
+    def too_slow(self) -> str | None:
+        """What to do when a pass over so large a log takes too long; None when it does not."""
+        whole = self._log_bytes()
+        if not self._pass_ms or whole * 1000 <= self._bytes_per_s * (
+            self._pass_ms + self._pause_ms
+        ):
+            return None
+        return (
+            f"a pass over {whole} bytes takes {whole // self._bytes_per_s // 3600} h at scrub_bytes_per_s "
+            f"({self._bytes_per_s}); it should take {(self._pass_ms + self._pause_ms) // 3_600_000} h: raise it, or "
+            "lengthen scrub_interval_ms"
+        )
+
+    def _log_bytes(self) -> int:
+        return max(0, self._limit() - self._start())
 
     def restart(self) -> None:
         """Begin a new pass now."""
@@ -137,7 +172,8 @@ class Scrub:
     def step(self) -> float:
         """Read and compare one append unit. Returns: seconds to wait until the next step, below 0 when it took longer.
 
-        Raises: OSError where the disk cannot be read; the position stays.
+        What the disk does not give back is a fault, and the pass goes on behind it.
+        Raises: OSError where it is not the disk that fails; the position stays.
         """
         now = self._clock.now_ms()
         due = self._state.passed_ms + self._pause_ms
@@ -145,6 +181,9 @@ class Scrub:
         if not self._state.position and self._state.passed_ms and now < due:
             return (due - now) / 1000
         if position >= self._limit():
+            if not self._state.position:
+                # Nothing to read is no pass: what is put now would wait for the next one.
+                return EMPTY_WAIT_S
             self._end_pass()
             return self._pause_ms / 1000
         began = self._clock.monotonic()
@@ -163,16 +202,17 @@ class Scrub:
         self._state.position = unit.end
         if unit.end - self._saved_at >= _SAVED_BYTES:
             self._save()
-        if not self._bytes_per_s:
+        pace = self.pace()
+        if not pace:
             return 0.0
         spent = self._clock.monotonic() - began
-        return (unit.end - unit.start) / self._bytes_per_s - spent
+        return (unit.end - unit.start) / pace - spent
 
     def one_pass(self, progress: Callable[[str, int, int], None] | None = None) -> list[Corrupt]:
         """From where the last one was interrupted to the end. Returns: the faults of the pass."""
         passes = self.counters.passes
         begin = self._start()
-        while self.counters.passes == passes:
+        while self.counters.passes == passes and (self.position or begin < self._limit()):
             wait_s = self.step()
             if self.counters.passes == passes and wait_s > 0:
                 self._clock.sleep_ms(wait_s * 1000)
@@ -213,25 +253,32 @@ class Scrub:
     # --- one unit -------------------------------------------------------------------------------------------
 
     def _compare(self, unit: ChainUnit) -> None:
-        data = self._read(unit)
-        if data is None:
-            return
         self.counters.units += 1
-        self.counters.bytes += len(data)
-        if crc32c(data) == unit.crc:
-            if self.faults:
-                self.faults = [f for f in self.faults if f.fields["offset"] != unit.start]
+        self.counters.bytes += unit.end - unit.start
+        try:
+            if self._is_whole(unit):
+                if self.faults:
+                    self.faults = [
+                        f for f in self.faults if not unit.start <= f.fields["offset"] < unit.end
+                    ]
+                return
+        except Corrupt as error:
+            self._report(int(error.fields["offset"]), error.message, READABLE, end=unit.end)
             return
         # A cut or a change of leader may have replaced unit and bytes between the two reads.
         same = self._is_still_there(unit)
-        data = self._read(unit)
-        if same and data is not None and crc32c(data) != unit.crc and unit.end <= self._limit():
+        whole = self._is_whole(unit)
+        if same and not whole and unit.end <= self._limit():
             self._report(
                 unit.start,
                 f"the bytes [{unit.start}, {unit.end}) are not those that were stored",
                 RULE,
                 end=unit.end,
             )
+
+    def _is_whole(self, unit: ChainUnit) -> bool:
+        data = self._read(unit)
+        return data is None or crc32c(data) == unit.crc
 
     def _is_still_there(self, unit: ChainUnit) -> bool:
         again = ChainReader(self._root / "raymq" / "chain", self._size, files=self._files)
@@ -241,19 +288,26 @@ class Scrub:
             again.close()
 
     def _read(self, unit: ChainUnit) -> bytes | None:
-        """The bytes of a unit; None when its file was deleted meanwhile."""
+        """The bytes of a unit; None when its file was deleted meanwhile.
+
+        Raises: Corrupt naming the first byte that the disk does not give back.
+        """
         segment = unit.start // self._size * self._size
         if segment != self._segment:
             self._close_log()
-            path = find_segment(self._root / "commitlog", segment, files=self._files)
+            self._path = find_segment(self._root / "commitlog", segment, files=self._files)
             try:
-                self._fd, self._segment = self._files.open_file(path, writable=False), segment
+                self._fd = self._files.open_file(self._path, writable=False)
+                self._segment = segment
             except FileNotFoundError:
                 return None
         length = unit.end - unit.start
         if self._from_disk:
             self._files.drop_cached(self._fd, unit.start - segment, length)
-        return self._files.pread(self._fd, length, unit.start - segment)
+        first = unit.start - segment
+        return self._files.read_range(
+            self._fd, first, first + length, path=self._path, base=segment
+        )
 
     def _without_unit(self, position: int) -> int:
         """Where to go on when no unit starts at a position."""
@@ -316,6 +370,28 @@ class Scrub:
         if self._fd >= 0:
             self._files.close(self._fd)
         self._segment, self._fd = -1, -1
+
+
+def scrub_of_log(log: CommitLog, *, on_fault: Callable[[Corrupt], None]) -> Scrub:
+    """The scrub of a log that this process has open, within the shortest time after which its files are deleted."""
+    config = log.config
+    interval_ms = min(
+        config.scrub_interval_ms, int(config.file_reserved_hours * 3_600_000) // PASSES_IN_RETENTION
+    )
+    interval_ms = max(interval_ms, min(config.scrub_interval_ms, INTERVAL_LEAST_MS))
+    return Scrub(
+        log.root,
+        config.segment_size_bytes,
+        start=lambda: log.start,
+        limit=lambda: min(log.synced, log.confirmed),
+        files=log.files,
+        clock=log.clock,
+        bytes_per_s=config.scrub_bytes_per_s,
+        # As long as it may take for reading, as long for what comes between.
+        pause_ms=interval_ms // 2,
+        pass_ms=max(1, interval_ms // 2),
+        on_fault=on_fault,
+    )
 
 
 def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scrub:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.errors import OffsetOutOfRange
+from raymq.store.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.records.producer_stamp import STAMP_BYTES, read_column
 from raymq.store.records.record_walk import Layout, gather, layout
 from raymq.store.state import UNKNOWN_OFFSET, Found, ProducerQueue
@@ -26,6 +26,8 @@ Bools = npt.NDArray[np.bool_]
 
 #: records looked at in one go: first at a new place, at least, at most
 SLICE_ROWS, SLICE_ROWS_MIN, SLICE_ROWS_MAX = 32, 4, 2048
+#: and bytes, if there is more than one
+SLICE_BYTES_MAX = 2 << 20
 #: the next slice is larger or smaller when one takes less or more; cold pages make it 100 times longer
 SLICE_MS_LOW, SLICE_MS_HIGH = 0.25, 1.0
 
@@ -58,7 +60,8 @@ class Search:
     def find(
         self, sequence: int, entry: ProducerQueue, queue: ConsumeQueue | None, dispatched: int
     ) -> int:
-        """The queue offset of the row with this sequence; UNKNOWN_OFFSET when the log has it no more.
+        """The queue offset of the row with this sequence; UNKNOWN_OFFSET when the log has it no more, or
+        damage hides it.
 
         Args: `dispatched`, read before the queue: what is not in its units stands in the log behind it.
         Raises: Unavailable when the store is closed meanwhile.
@@ -68,16 +71,20 @@ class Search:
         if high - low <= 1:
             return low if low < high else UNKNOWN_OFFSET
         found, units_end = None, 0
-        if queue is not None:
-            units_end = queue.max_offset
-            found = self._in_units(
-                queue, max(low, queue.min_offset), min(high, units_end), sequence
-            )
-        if found is None and high > units_end:
-            at = max(dispatched, self._log.start)
-            if hint is not None and hint.first_sequence <= sequence:
-                at = max(at, hint.end)
-            found = self._in_log(at, self._log.committed, sequence)
+        try:
+            if queue is not None:
+                units_end = queue.max_offset
+                found = self._in_units(
+                    queue, max(low, queue.min_offset), min(high, units_end), sequence
+                )
+            if found is None and high > units_end:
+                at = max(dispatched, self._log.start)
+                if hint is not None and hint.first_sequence <= sequence:
+                    at = max(at, hint.end)
+                found = self._in_log(at, self._log.committed, sequence)
+        except Corrupt:
+            # The row is stored; what tells its place cannot be read.
+            return UNKNOWN_OFFSET
         if found is None:
             return UNKNOWN_OFFSET
         entry.found = found
@@ -115,6 +122,8 @@ class Search:
             units = queue.read(at, min(self._rows, high - at))
             if not len(units):
                 return None
+            sizes = np.where(units["size"] == BLANK_SIZE, 0, units["size"]).astype(np.int64)
+            units = units[: max(1, int(sizes.cumsum().searchsorted(SLICE_BYTES_MAX, side="right")))]
             rows = self._own_units(at, units)
             self._end_slice()
             if len(rows.offsets):
@@ -125,49 +134,36 @@ class Search:
     def _own_units(self, first_offset: int, units: npt.NDArray[Any]) -> OwnRows:
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
-        segments = positions // self._log.config.segment_size_bytes
-        edges = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(units)]
-        parts = []
-        for start, stop in zip(edges[:-1], edges[1:], strict=True):
-            try:
-                view, base = self._log.view(int(positions[start]))
-            except OffsetOutOfRange:
-                # The log has these records no more.
-                continue
-            fits = np.flatnonzero(
-                (sizes[start:stop] >= fmt.RECORD_MIN_BYTES)
-                & (positions[start:stop] - base + sizes[start:stop] <= len(view))
-            )
-            rows = start + fits
-            where, length = positions[rows] - base, sizes[rows]
-            own, sequences, _ = self._stamps(view, where, length)
-            rows = rows[own]
-            parts.append(
-                OwnRows(first_offset + rows, sequences[own], positions[rows] + sizes[rows])
-            )
-        return _join(parts)
+        size = self._log.config.segment_size_bytes
+        # The log may have the first of these records no more, and a blank stands for none.
+        rows = np.flatnonzero(
+            (positions >= self._log.start)
+            & (sizes >= fmt.RECORD_MIN_BYTES)
+            & (positions % size + sizes <= size)
+        )
+        try:
+            found = self._log.records(positions[rows], sizes[rows], whole=False)
+        except OffsetOutOfRange:
+            return self._own_units(first_offset, units)
+        own, sequences, _ = self._stamps(found.data, found.starts, found.sizes)
+        rows = rows[own]
+        return OwnRows(first_offset + rows, sequences[own], positions[rows] + sizes[rows])
 
     def _in_log(self, position: int, end: int, sequence: int) -> Found | None:
         """Walk log[position, end), which begins at a record."""
         size = self._log.config.segment_size_bytes
         while position < end:
             self._begin_slice()
-            view, base = self._log.view(position)
-            walk = record.walk(
-                view[position - base :],
-                position,
-                stop=min(end, base + size) - position,
-                check_crc=False,
-                limit=self._rows,
-            )
+            view, base, walk = self._log.walk(position, end, check_crc=False, limit=self._rows)
             if len(walk.positions):
                 own = self._own_records(view, base, walk)
                 found = _run_at(own, sequence)
                 if found is not None or (own.sequences > sequence).any():
                     return found
             self._end_slice()
-            if walk.reason is record.WalkStop.BLANK or walk.end > base + size - fmt.BLANK_BYTES:
-                position = base + size
+            following = position - position % size + size
+            if walk.reason is record.WalkStop.BLANK or walk.end > following - fmt.BLANK_BYTES:
+                position = following
             elif walk.end > position:
                 position = walk.end
             else:
@@ -217,11 +213,3 @@ def _run_at(own: OwnRows, sequence: int) -> Found | None:
     together = (np.diff(own.offsets[row:]) == 1) & (np.diff(own.sequences[row:]) == 1)
     count = 1 + (len(together) if together.all() else int(together.argmin()))
     return Found(sequence, count, int(own.offsets[row]), int(own.ends[row + count - 1]))
-
-
-def _join(parts: list[OwnRows]) -> OwnRows:
-    if len(parts) == 1:
-        return parts[0]
-    none = np.empty(0, dtype=np.int64)
-    columns = zip(*parts, strict=True) if parts else [(none,)] * 3
-    return OwnRows(*(np.concatenate(column) for column in columns))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from raymq.store import record
+from raymq.store.log.log_reads import walk_with
 from raymq.store.log.mapped_file import MappedFile
 from raymq.store.records import properties
 from raymq.store.records.record_walk import layout
 from raymq.store.state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts, reading_internal
+
+#: bytes read at a time; a larger record is read whole
+HEAD_BYTES = 64 << 10
 
 
 def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, int]:
@@ -15,13 +18,17 @@ def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, i
     Args: `start`, another physical offset of the segment where a snapshot may begin.
     None: it was broken off, or there is none.
     """
-    view, at = file.read_view(), file.start if start is None else start
+    at = file.start if start is None else start
+
+    def read(low: int, high: int) -> bytes:
+        return file.read(low - file.start, high - file.start)
+
     parts = SnapshotParts()
     while True:
-        walk = record.walk(view[at - file.start :], at, limit=1)
+        view, base, walk = walk_with(read, at, file.start + file.size, limit=1, nbytes=HEAD_BYTES)
         if not len(walk.positions):
             return None, at
-        places, _ = layout(view, walk.positions - file.start, walk.sizes)
+        places, _ = layout(view, walk.positions - base, walk.sizes)
         body_start, body_end, topic_start, topic_end, low, high = (
             int(place[0]) for place in places
         )

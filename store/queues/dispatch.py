@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -22,6 +23,7 @@ from raymq.store.put.put_lock import PutLock
 from raymq.store.records import rows
 from raymq.store.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 
+from .consume_queue import ConsumeQueue
 from .consume_queues import ConsumeQueues, Key
 
 Int64s = npt.NDArray[np.int64]
@@ -75,6 +77,8 @@ class Dispatch:
         self.delayed = 0
         #: queues that got units since `take_touched` was called last
         self._touched: set[Key] = set()
+        #: damage below C that was come to, [start, stop)
+        self._holes: list[tuple[int, int]] = []
 
     def pend(self, unit: Pending) -> None:
         """Remember what was just appended, so that it need not be read back."""
@@ -136,9 +140,10 @@ class Dispatch:
             if unit is not None and unit.start == self.dispatched:
                 if unit.end > confirmed:
                     break
-                self._queues.get(unit.topic, unit.queue_id).append(
-                    unit.first_offset, unit.positions, unit.sizes, unit.tags_codes
-                )
+                queue = self._queues.get(unit.topic, unit.queue_id)
+                if self._holes:
+                    self._point_into_damage(queue, unit.first_offset, int(unit.positions[0]))
+                queue.append(unit.first_offset, unit.positions, unit.sizes, unit.tags_codes)
                 self._touched.add((unit.topic, unit.queue_id))
                 if unit.topic in _DELAY_TOPICS:
                     self.delayed += 1
@@ -167,13 +172,10 @@ class Dispatch:
 
     def _from_log(self, upto: int) -> bool:
         """Dispatch a slice that is read back. Returns: whether there was any."""
-        view, base = self._log.view(self.dispatched)
-        size = self._log.config.segment_size_bytes
-        stop = min(upto, base + size) - base
-        walk = record.walk(
-            view[self.dispatched - base :],
-            self.dispatched,
-            stop=stop - (self.dispatched - base),
+        at, size = self.dispatched, self._log.config.segment_size_bytes
+        view, base, walk = self._log.walk(
+            at,
+            upto,
             check_crc=False,
             # Recovery took these records for whole; in a store of others it does not ask where they say they stand.
             check_position=False,
@@ -181,7 +183,10 @@ class Dispatch:
         )
         if len(walk.positions):
             for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
-                self._queues.get(run.topic, run.queue_id).append(
+                queue = self._queues.get(run.topic, run.queue_id)
+                if self._holes:
+                    self._point_into_damage(queue, run.first_offset, int(run.positions[0]))
+                queue.append(
                     run.first_offset,
                     run.positions,
                     run.sizes,
@@ -190,9 +195,36 @@ class Dispatch:
                 self._touched.add((run.topic, run.queue_id))
                 if run.topic in _DELAY_TOPICS:
                     self.delayed += 1
-        moved = walk.end > self.dispatched
         self.dispatched = walk.end
-        if walk.reason is record.WalkStop.BLANK or (walk.end >= base + size - 7):
-            self.dispatched = base + size
-            moved = True
-        return moved
+        following = at - at % size + size
+        if walk.reason is record.WalkStop.BLANK or walk.end > following - fmt.BLANK_BYTES:
+            self.dispatched = following
+        elif walk.end == at and walk.reason is not record.WalkStop.STOPPED:
+            if walk.reason is record.WalkStop.SHORT and self._comes_later(at, upto):
+                return False
+            self._pass_over(at, upto, walk.reason.value)
+        return True
+
+    def _comes_later(self, at: int, upto: int) -> bool:
+        """Whether the record that goes on behind C may be whole when C is behind it."""
+        end = self._log.end
+        return upto < end and at + int.from_bytes(self._log.read(at, at + 4), "big") <= end
+
+    def _pass_over(self, at: int, upto: int, fault: str) -> None:
+        """Go on behind damage below C: what is whole behind it is to be read, and nothing else would come to it."""
+        self._log.note_damage(self._log.damage(at, fault))
+        self.dispatched = self._log.behind_damage(at, upto)
+        self._holes.append((at, self.dispatched))
+
+    def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:
+        """Units for the messages of a queue, below offset `upto`, that were damaged: they point into the damage.
+
+        So whoever reads these offsets is told; a gap would be passed over in silence. `position`: of the next message.
+        """
+        for start, stop in self._holes:
+            missing = upto - queue.max_offset
+            count = min(missing, (stop - start) // fmt.RECORD_MIN_BYTES)
+            if count > 0 and 0 <= queue.max_physical_offset <= start and stop <= position:
+                places = start + fmt.RECORD_MIN_BYTES * np.arange(count, dtype=np.int64)
+                sizes = np.full(count, fmt.RECORD_MIN_BYTES, dtype=np.int64)
+                queue.append(queue.max_offset, places, sizes, np.zeros(count, dtype=np.int64))

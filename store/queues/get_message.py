@@ -6,7 +6,6 @@ consumers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.log_reads import Records
 from raymq.store.state import ShardState
 
 from .consume_queue import BLANK_SIZE, Units
@@ -119,6 +119,7 @@ class GetMessage:
         """Messages of a queue from `offset` on, at most `max_nums`, below C.
 
         Never raises for an offset: the status tells, and `next_begin_offset` where to go on.
+        Raises: Corrupt for a record that is damaged, or that the disk does not give back.
         """
         while True:
             try:
@@ -240,11 +241,9 @@ class GetMessage:
         found = 0
         for at in range(0, len(rows), RECORDS_AT_ONCE):
             part = rows[at : at + RECORDS_AT_ONCE]
-            columns = [
-                record.decode(view, where, sizes, columns=("properties",)).column(0)
-                for view, where, sizes in self._by_file(units[part])
-            ]
-            kept = part[wanted.records(pa.concat_arrays(columns))]
+            looked = self._read(units[part], check_crc=False)
+            batch = record.decode(*looked, columns=("properties",))
+            kept = part[wanted.records(batch.column(0))]
             good[kept] = True
             found += len(kept)
             if found > most:
@@ -252,19 +251,12 @@ class GetMessage:
         return good
 
     def _records(self, units: Units) -> pa.ChunkedArray:
-        parts = [record.select(*part) for part in self._by_file(units)]
-        return pa.chunked_array(parts, pa.binary())
+        return pa.chunked_array([record.select(*self._read(units))], pa.binary())
 
-    def _by_file(self, units: Units) -> Iterator[tuple[memoryview, Int64s, Int64s]]:
-        """View of a commit log file, starts of records in it, their sizes."""
-        size = self._config.segment_size_bytes
+    def _read(self, units: Units, *, check_crc: bool = True) -> Records:
+        """Raises: Corrupt for a record that is damaged, or that the disk does not give back."""
         positions = units["position"].astype(np.int64)
-        sizes = units["size"].astype(np.int64)
-        numbers = positions // size
-        for number in np.unique(numbers).tolist():
-            here = numbers == number
-            view, base = self._log.view(number * size)
-            yield view, positions[here] - base, sizes[here]
+        return self._log.records(positions, units["size"].astype(np.int64), check_crc=check_crc)
 
 
 def nothing(status: GetMessageStatus, goes_on: int, low: int, high: int) -> GetMessageResult:

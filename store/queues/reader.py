@@ -46,7 +46,8 @@ class Reader:
         Returns: raw RocketMQ records as one binary column, zero-copy where they are neighbours; fewer than would
         fit where most of them are neighbours, and what follows stands elsewhere.
         Raises: OffsetOutOfRange below the queue's min, or above what the log holds of it. Corrupt for a
-        damaged consume queue.
+        damaged consume queue, and for bytes that the disk does not give back. Whether the records are whole, whoever
+        takes them out of their bytes looks: `record.first_fault`.
         """
         low, high = self.queue_range(topic, queue_id)
         if high < offset <= self._state.next_offsets.get((topic, queue_id), 0):
@@ -78,18 +79,39 @@ class Reader:
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         fits = max(1, int(sizes.cumsum().searchsorted(max_bytes, side="right")))
+        size = self._log.config.segment_size_bytes
+        base = int(positions[0]) // size * size
+        inside = positions[:fits] < base + size
+        fits = fits if inside.all() else int(np.argmin(inside))
+        fits = _neighbours(positions[:fits], sizes[:fits])
+        positions, sizes = positions[:fits], sizes[:fits]
+        self._check_units(topic, queue_id, offset, positions - base, sizes, size)
         try:
-            view, base = self._log.view(int(positions[0]))
+            found = self._log.records(positions, sizes, whole=False)
         except OffsetOutOfRange as error:
             raise _out_of_range(
                 topic, queue_id, offset, *self.queue_range(topic, queue_id)
             ) from error
-        inside = positions[:fits] < base + self._log.config.segment_size_bytes
-        fits = fits if inside.all() else int(np.argmin(inside))
-        fits = _neighbours(positions[:fits], sizes[:fits])
-        self._check_units(topic, queue_id, offset, positions[:fits] - base, sizes[:fits], len(view))
-        records = record.select(view, positions[:fits] - base, sizes[:fits])
+        except Corrupt as error:
+            # A bad sector: what stands before it is read.
+            self._log.note_damage(error)
+            bad = int(error.fields["offset"])
+            fits = int((positions + sizes).searchsorted(bad, side="right"))
+            if not fits:
+                raise
+            found = self._log.records(positions[:fits], sizes[:fits], whole=False)
+        records = record.select(found.data, found.starts, found.sizes)
         return FetchSlice(queue_id, offset, offset + fits, low, high, records, None)
+
+    def check(self, topic: str, queue_id: int, offset: int) -> None:
+        """Raises: Corrupt when the message at an offset is damaged, or the disk does not give it back."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return
+        # Or the one behind a gap: a fetch passes over it.
+        units = queue.read(offset, UNITS_FIRST)
+        units = units[units["size"] != BLANK_SIZE][:1]
+        self._log.records(units["position"].astype(np.int64), units["size"].astype(np.int64))
 
     def _check_units(
         self, topic: str, queue_id: int, offset: int, starts: Int64s, sizes: Int64s, length: int
@@ -113,7 +135,7 @@ class Reader:
 def _neighbours(positions: Int64s, sizes: Int64s) -> int:
     """How many of these records to return: the first stretch of neighbours, where it is long and most of them.
 
-    It needs no copy, which would cost more than all else of a read does.
+    It is copied once, from the file; what stands apart is copied once more, which costs more than all else of a read.
     """
     ends = positions + sizes
     apart = positions[1:] != ends[:-1]

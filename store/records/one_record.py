@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 
 from raymq.store import format as fmt
+from raymq.store.checksum import body_crc
 from raymq.store.errors import require
 
 #: size, magic, physical_offset, sys_flag, store_time_ms and body_length of fmt.HEADER_DTYPE
 _HEADER = struct.Struct(">iI20xqi16xq20xi")
 _LONG, _INT, _SHORT = struct.Struct(">q"), struct.Struct(">i"), struct.Struct(">h")
 _STORE_TIME_AT, _BODY_LENGTH_AT, _HEADER_BYTES = 56, 84, _HEADER.size
+_CRC_AT = 8
 _V1, _V2 = fmt.MAGIC_V1, fmt.MAGIC_V2
 _V6 = fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6
 _BYTE_MAX = 127
@@ -59,3 +61,16 @@ def record_at(view: memoryview, at: int, base: int) -> tuple[int, int, int, int]
     ):
         return None
     return end, time_ms, topic_at, topic_end
+
+
+def body_is_right(view: memoryview, at: int, topic_at: int) -> bool:
+    """Whether the body of a record that `record_at` found has the record's CRC.
+
+    Source: RocketMQ compares only when there is a body.
+    """
+    _, magic, _, flags, _, _ = _HEADER.unpack_from(view, at)
+    start, stop = at + _HEADER_BYTES, topic_at - (1 if magic == _V1 else 2)
+    if flags & _V6:
+        start += fmt.IPV6_EXTRA_BYTES if flags & fmt.SYS_BORN_HOST_V6 else 0
+        start += fmt.IPV6_EXTRA_BYTES if flags & fmt.SYS_STORE_HOST_V6 else 0
+    return start >= stop or body_crc(view[start:stop]) == _INT.unpack_from(view, at + _CRC_AT)[0]

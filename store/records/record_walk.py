@@ -49,6 +49,8 @@ class WalkStop(Enum):
     WRONG_POSITION = "wrong physical offset"
     #: the record goes on behind `stop`
     SHORT = "cut off"
+    #: the disk does not give back the bytes
+    UNREADABLE = "it cannot be read"
 
 
 class Walk(NamedTuple):
@@ -284,6 +286,64 @@ def _check(
     return count, fault
 
 
+class Fault(NamedTuple):
+    """What is wrong with a record that was to be whole."""
+
+    row: int
+    rule: str
+
+
+def first_fault(
+    view: Any,
+    starts: Int64s,
+    sizes: Int64s,
+    positions: Int64s | None = None,
+    *,
+    check_crc: bool = True,
+) -> Fault | None:
+    """The first of some records that is not the whole record it was stored as; None when all are.
+
+    Args: every [start, start + size) lies inside `view`; `positions`: the physical offsets that they must have.
+    Header, topic and properties have no CRC: what sizes and lengths can tell is told.
+    """
+    short = sizes < fmt.RECORD_MIN_BYTES
+    if short.any():
+        row = int(short.argmax())
+        fault = first_fault(
+            view,
+            starts[:row],
+            sizes[:row],
+            None if positions is None else positions[:row],
+            check_crc=check_crc,
+        )
+        return fault or Fault(row, WalkStop.BAD_LENGTH.value)
+    if not len(starts):
+        return None
+    headers = gather(view, starts, fmt.HEADER_DTYPE)
+    right = (headers["magic"] == fmt.MAGIC_V1) | (headers["magic"] == fmt.MAGIC_V2)
+    right &= headers["size"] == sizes
+    count, fault = len(starts), None
+    if not right.all():
+        count = int(right.argmin())
+        fault = Fault(count, WalkStop.BAD_MAGIC.value + " or size")
+    parts, good = _layout(view, headers, starts, sizes)
+    if not good[:count].all():
+        count = int(good.argmin())
+        fault = Fault(count, WalkStop.BAD_LENGTH.value)
+    if positions is not None:
+        wrong = headers["physical_offset"][:count] != positions[:count]
+        if wrong.any():
+            count = int(wrong.argmax())
+            fault = Fault(count, WalkStop.WRONG_POSITION.value)
+    if check_crc and count:
+        body_start, body_end = parts.body_start[:count], parts.body_end[:count]
+        wrong = stretch_crcs(memoryview(view), body_start, body_end) != headers["body_crc"][:count]
+        wrong &= body_end > body_start
+        if wrong.any():
+            fault = Fault(int(wrong.argmax()), WalkStop.BAD_CRC.value)
+    return fault
+
+
 class Found(NamedTuple):
     """What stands at some places of a file."""
 
@@ -294,8 +354,8 @@ class Found(NamedTuple):
     times_ms: Int64s
 
 
-def records_at(view: Any, starts: Int64s, base: int) -> Found:
-    """The records at `starts` (0 or more) of a file that begins at physical offset `base`.
+def records_at(view: Any, starts: Int64s, positions: Int64s) -> Found:
+    """The records at `starts` (0 or more) of a buffer, which have these physical offsets.
 
     Bodies are not looked at. `one_record.record_at` does the same for one of them.
     """
@@ -304,7 +364,7 @@ def records_at(view: Any, starts: Int64s, base: int) -> Found:
     headers = gather(view, where, fmt.HEADER_DTYPE)
     sizes = headers["size"].astype(np.int64)
     good = (headers["magic"] == fmt.MAGIC_V1) | (headers["magic"] == fmt.MAGIC_V2)
-    good &= headers["physical_offset"] == where + base
+    good &= headers["physical_offset"] == positions[there]
     good &= (sizes >= fmt.RECORD_MIN_BYTES) & (where + sizes <= len(view))
     good[good] = layout(view, where[good], sizes[good])[1]
     there[there] = good

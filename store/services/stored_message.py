@@ -67,9 +67,9 @@ def read(
 ) -> tuple[list[StoredMessage], int]:
     """Messages of one queue from `offset` on, and the offset behind them; the queue's end ends it.
 
-    Raises: OffsetOutOfRange below the queue's first message.
+    Raises: OffsetOutOfRange below the queue's first message; Corrupt where the first of them is damaged.
     """
-    found = store.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+    found = store.fetch_whole(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
     raws: list[bytes] = [] if found.records is None else found.records.to_pylist()
     messages: list[StoredMessage] = []
     if raws:

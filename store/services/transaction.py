@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.store.compaction.units import check_key
-from raymq.store.errors import Rejected, Unavailable
+from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.put.inner_message import InnerMessage, PreparedInner, Progress
 from raymq.store.requests import Append
 from raymq.store.state import UNKNOWN_OFFSET
@@ -234,7 +234,11 @@ class TransactionService:
         asked = 0
         end = self._store.queue_range(HALF_TOPIC, 0)[1]
         for offset in list(self._resolutions().open_ones(end)):
-            half = read_one(self._store, HALF_TOPIC, 0, offset)
+            try:
+                half = read_one(self._store, HALF_TOPIC, 0, offset)
+            except Corrupt:
+                # Noted for status. It must not hold up the others.
+                continue
             if half is None:
                 continue
             age_ms = began - half.born_time_ms
@@ -308,7 +312,10 @@ class TransactionService:
             first, end = self._store.queue_range(OP_TOPIC, 0)
             at = max(first, self._store.state.offsets.get((GROUP, OP_TOPIC), {}).get(0, 0))
             while at < end:
-                ops, at = read(self._store, OP_TOPIC, 0, at, max_records=_OPS_READ)
+                try:
+                    ops, at = read(self._store, OP_TOPIC, 0, at, max_records=_OPS_READ)
+                except Corrupt:
+                    ops, at = [], at + 1
                 for op in ops:
                     for text in op.body.decode("ascii", "replace").split(_OP_SEPARATOR):
                         if text.isdigit() and resolutions.of(int(text)) is Resolution.OPEN:

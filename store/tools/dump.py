@@ -46,8 +46,9 @@ def _messages(store: ReadOnlyStore) -> Iterator[dict[str, Any]]:
         units[topic, queue_id] = (low, queue.read(low, high - low).copy())
         queue.close()
     parts: dict[tuple[str, int], list[rows.RowRun]] = {}
-    for stretch in store.records:
-        for run in rows.runs(*stretch):
+    for part in store.slices():
+        # They follow each other without a gap.
+        for run in rows.runs(part.read().data, int(part.positions[0]), part.positions, part.sizes):
             parts.setdefault((run.topic, run.queue_id), []).append(run)
     for (topic, queue_id), runs in sorted(parts.items()):
         low, found = units.get((topic, queue_id), (0, None))

@@ -6,6 +6,7 @@ Sizes are taken from the files, nothing is locked or changed: a store of RocketM
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,23 +17,26 @@ import pyarrow.compute as pc
 from raymq.store import record
 from raymq.store.checksum import crc32c
 from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected
+from raymq.store.errors import Corrupt, Rejected
 from raymq.store.files import Files
 from raymq.store.log.chain import Chain, ChainUnit
-from raymq.store.log.log_scan import Known, Scan, next_record, scan
-from raymq.store.log.mapped_file import MappedFile
+from raymq.store.log.log_files import read_of
+from raymq.store.log.log_reads import walk_piece
+from raymq.store.log.log_scan import Known, Scan, foreign_end, next_record, scan
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 from raymq.store.log.marks import read_marks
 from raymq.store.log.meta import read_meta
 from raymq.store.log.recovery import Decision
 from raymq.store.log.segment_paths import other_directories
 from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records.rows import tag_column
 from raymq.store.state import INTERNAL_TOPIC, PROGRESS
 
 from .faults import Faults, Progress, Verdict
 from .slices import Stretch
 
+_BLANK = record.WalkStop.BLANK
 META = "a store with marks has a meta"
 LOG_FILES = "files of the commit log are there"
 
@@ -93,11 +97,7 @@ class ReadOnlyStore:
 
     def size(self, path: Path) -> int:
         """A file's length, bytes."""
-        fd = self.files.open_file(path, writable=False)
-        try:
-            return self.files.size(fd)
-        finally:
-            self.files.close(fd)
+        return self.files.length(path)
 
     @property
     def same_boot(self) -> bool:
@@ -180,9 +180,12 @@ class ReadOnlyStore:
         cut = self.meta.get("cut")
 
         def visit(view: memoryview, base: int, walk: record.Walk) -> None:
-            self.records.append(Stretch(view, base, walk.positions, walk.sizes))
+            self.records.append(Stretch(log, walk.positions, walk.sizes))
             self.progress("commit log", walk.end - log.min_offset, total)
 
+        appended = marks.appended_end
+        if not self.own:
+            appended = foreign_end(log, self._known_end(), crashed=self.crashed)
         return scan(
             log,
             chain,
@@ -190,13 +193,25 @@ class ReadOnlyStore:
                 self.own,
                 self.same_boot,
                 marks.synced_end if cut is None else min(cut, marks.synced_end),
-                marks.appended_end if cut is None else min(cut, marks.appended_end),
+                appended if cut is None else min(cut, appended),
             ),
             files=self.files,
             scan_from=self.start,
             visit=visit,
             top=cut,
         )
+
+    def _known_end(self) -> int:
+        """End of the last record that any consume queue knows, -1 without one."""
+        end = -1
+        try:
+            for _, _, queue in self.queues():
+                end = max(end, queue.max_physical_offset)
+                queue.close()
+        except Corrupt:
+            # `check_derived` names it. Until it is mended the queues tell nothing.
+            return sys.maxsize
+        return end
 
     def chain(self) -> Chain | None:
         """The chain, not loaded yet; None where the store has none."""
@@ -233,23 +248,22 @@ class ReadOnlyStore:
             if start is None:
                 return
             # A hole is damage; that records end at a blank and go on in the next file is not.
-            if self._hole(log, at, start):
+            if _hole(log, at, start):
                 self.damaged.append((at, start))
                 if not first and not any(low <= at < high for low, high in known_bad):
                     self._fault_at(at, "records follow each other", f"none is whole up to {start}")
             file = log.find(start)
             if file is None:
                 return
-            view = file.read_view()
-            walk = record.walk(view[start - file.start :], start)
-            self.behind.append(Stretch(view, file.start, walk.positions, walk.sizes))
-            at, first = walk.end, False
-
-    def _hole(self, log: MappedFileQueue, at: int, start: int) -> bool:
-        file = log.find(at)
-        if file is None or at >= start:
-            return False
-        return not (start == file.start + file.size and _is_blank(file, at))
+            at = start
+            while at < file.start + file.size:
+                walk = walk_piece(log, at, file.start + file.size, file.start + file.size).walk
+                if len(walk.positions):
+                    self.behind.append(Stretch(log, walk.positions, walk.sizes))
+                at = walk.end
+                if walk.reason is not record.WalkStop.STOPPED:
+                    break
+            first = False
 
     @staticmethod
     def _differing(log: MappedFileQueue, units: list[ChainUnit]) -> list[ChainUnit]:
@@ -258,8 +272,11 @@ class ReadOnlyStore:
             file = log.find(unit.start)
             if file is None or unit.end > file.start + file.size:
                 continue
-            view = file.read_view()[unit.start - file.start : unit.end - file.start]
-            if crc32c(view) != unit.crc:
+            try:
+                same = crc32c(read_of(log, unit.start, unit.end, unit.end)) == unit.crc
+            except Corrupt:
+                same = False
+            if not same:
                 found.append(unit)
         return found
 
@@ -274,8 +291,9 @@ class ReadOnlyStore:
         """Every consume queue on disk, by topic and queue id. Callers close what they get."""
         found = self.queue_directories()
         size = self.usual_size([directory for _, _, directory in found])
+        opened = OpenFiles(self.files)
         for topic, queue_id, directory in found if size else []:
-            queue = ConsumeQueue(directory, size, files=self.files, writable=False)
+            queue = ConsumeQueue(directory, size, files=self.files, writable=False, opened=opened)
             queue.load()
             queue.recover()
             # Units of deleted log files may stay until their queue's file is only about such.
@@ -305,10 +323,13 @@ class ReadOnlyStore:
             self.log.close()
 
 
-def _is_blank(file: MappedFile, offset: int) -> bool:
-    """Whether a blank record stands at a physical offset."""
-    walk = record.walk(file.read_view()[offset - file.start :], offset, limit=1)
-    return not len(walk.positions) and walk.reason is record.WalkStop.BLANK
+def _hole(log: MappedFileQueue, at: int, start: int) -> bool:
+    """Whether something is missing between `at` and the record at `start`."""
+    file = log.find(at)
+    if file is None or at >= start:
+        return False
+    end = file.start + file.size
+    return not (start == end and walk_piece(log, at, end, end, limit=1).walk.reason is _BLANK)
 
 
 def joined(stretches: list[Stretch]) -> tuple[np.ndarray, np.ndarray]:

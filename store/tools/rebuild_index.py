@@ -158,7 +158,7 @@ def _sizes(store: ReadOnlyStore) -> tuple[int, int]:
         try:
             slots = None
             if files.size(fd) == size:
-                view = files.map_read(fd, size)
+                view = files.map_checked(fd, size, target / name)
                 slots = slots_of(view)
                 files.unmap(view)
         finally:

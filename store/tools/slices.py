@@ -12,6 +12,8 @@ import pyarrow as pa
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
+from raymq.store.log.log_reads import Records, read_records
+from raymq.store.log.mapped_file_queue import MappedFileQueue
 from raymq.store.records import rows
 
 Int64s = npt.NDArray[np.int64]
@@ -22,12 +24,9 @@ _NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: in no consume queue
 
 
 class Stretch(NamedTuple):
-    """Whole records of one commit log file."""
+    """Whole records of a commit log, in order."""
 
-    #: the file's bytes
-    view: memoryview
-    #: physical offset of the file's first byte
-    base: int
+    log: MappedFileQueue
     #: physical offset and bytes of each record
     positions: Int64s
     sizes: Int64s
@@ -43,9 +42,17 @@ class Stretch(NamedTuple):
             yield self._replace(positions=self.positions[low:high], sizes=self.sizes[low:high])
             low = high
 
+    def read(self) -> Records:
+        """The records. Callers: on a slice.
+
+        Raises: Corrupt for a record that was damaged since the walk, or that the disk does not give back.
+        """
+        end = int(self.positions[-1] + self.sizes[-1]) if len(self.positions) else 0
+        return read_records(self.log, self.positions, self.sizes, end, check_position=False)
+
     def decode(self) -> pa.RecordBatch:
-        """Every record as a row of RECORD_SCHEMA. Callers: on a slice."""
-        return record.decode(self.view, self.positions - self.base, self.sizes)
+        """Every record as a row of RECORD_SCHEMA. As `read`."""
+        return record.decode(*self.read())
 
 
 class QueueRows(NamedTuple):

@@ -155,8 +155,8 @@ def _check_timer_log(store: ReadOnlyStore, queue: MappedFileQueue) -> int:
     starts, _ = joined(store.records)
     end = queue.min_offset
     for file in queue.files:
-        view = file.read_view()
         room = file.size // TIMER_UNIT_DTYPE.itemsize
+        view = memoryview(file.read(0, file.size))
         units = np.frombuffer(view, dtype=TIMER_UNIT_DTYPE, count=room)
         whole = units["size"] == TIMER_UNIT_DTYPE.itemsize
         count = room if whole.all() else int(whole.argmin())

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from raymq.store import format as fmt
 from raymq.store.errors import Corrupt
+from raymq.store.files import ZERO_CHUNK_BYTES, only_zeros
 from raymq.store.log.meta import read_meta
 from raymq.store.records.record_walk import gather
 
@@ -158,24 +159,35 @@ def keys_of(store: ReadOnlyStore) -> Keys:
 
 
 def slots_of(view: memoryview) -> int | None:
-    """How many slots an index file has: its length says that only for the usual ratio, else its first entry does."""
+    """How many slots an index file has: its length says that only for the usual ratio, else an entry does."""
     room = len(view) - HEADER_STRUCT.size
     usual, odd = divmod(room, PER_SLOT_BYTES)
-    first = int(HEADER_STRUCT.unpack_from(view)[2])
+    _, _, first, last, _, count = HEADER_STRUCT.unpack_from(view)
+    # Entry 0 is not used. The first record of a log may be at 0, as are bytes that were never written.
+    number, position = (1, first) if first else (count - 1, last)
 
-    def leads_to_first(counts: Int64s) -> npt.NDArray[np.bool_]:
-        # Entry 0 is not used; the position is the second field of entry 1.
-        at = HEADER_STRUCT.size + 4 * counts + ENTRY_DTYPE.itemsize + 4
-        return np.asarray(gather(view, at, np.dtype(">i8")) == first)
+    def leads_to_it(counts: Int64s) -> npt.NDArray[np.bool_]:
+        # The position is the second field of an entry.
+        at = HEADER_STRUCT.size + 4 * counts + number * ENTRY_DTYPE.itemsize + 4
+        inside = at + 8 <= len(view)
+        inside[inside] = gather(view, at[inside], np.dtype(">i8")) == position
+        return np.asarray(inside)
 
-    if not odd and (first == 0 or bool(leads_to_first(np.array([usual]))[0])):
+    if not odd and (first == 0 or bool(leads_to_it(np.array([usual]))[0])):
         return usual
     # 4 bytes a slot and 20 an entry, two entries at least.
     counts = np.arange(room // 4 % 5 or 5, (room - 2 * ENTRY_DTYPE.itemsize) // 4 + 1, 5)
-    found = counts[leads_to_first(counts)] if first and room % 4 == 0 else counts[:0]
+    found = counts[leads_to_it(counts)] if position and number > 0 and room % 4 == 0 else counts[:0]
     if len(found):
         return int(found[0])
     return None if odd else usual
+
+
+def _only_zeros(view: memoryview) -> bool:
+    return all(
+        only_zeros(bytes(view[at : at + ZERO_CHUNK_BYTES]))
+        for at in range(0, len(view), ZERO_CHUNK_BYTES)
+    )
 
 
 class IndexCheck:
@@ -258,10 +270,18 @@ class IndexCheck:
             files.close(fd)
             self._add(path, size, LENGTH, f"{size} bytes")
             return None
-        view = files.map_read(fd, size)
+        try:
+            view = files.map_checked(fd, size, path)
+        except Corrupt as error:
+            files.close(fd)
+            self._store.faults.error(error)
+            return None
         held.append((fd, view))
         begin_ms, end_ms, begin, end, used, entry_count = HEADER_STRUCT.unpack_from(view)
         count = slots_of(view)
+        if count is None and entry_count <= 1 and _only_zeros(view[HEADER_STRUCT.size :]):
+            # A new file: without an entry nothing tells how many slots it has, nor needs to.
+            return None
         if count is None:
             self._add(path, size, LENGTH, f"{size} bytes")
             return None

@@ -180,8 +180,7 @@ def test_a_follower_deletes_below_what_it_knows_to_be_confirmed(tmp_path: Path) 
     )
     try:
         for unit in source.log.chain.units(0, source.log.end):
-            view, base = source.log.view(unit.start)
-            follower.append_units([unit], view[unit.start - base : unit.end - base])
+            follower.append_units([unit], memoryview(source.log.read(unit.start, unit.end)))
         follower.log.sync()
         follower.advance_confirmed(2 * SIZE + 30_000)
         clean = follower._housekeeper._cleaner

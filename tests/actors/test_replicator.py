@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from raymq.actors.flush_service import EXIT_FENCED, EXIT_STOPPED
@@ -58,16 +61,16 @@ def test_a_put_without_a_follower_times_out_stored_and_not_visible(pair):
     pair.wait_confirmed(end)
     pair.stop_follower()
     later = pair.leader.write(100)
-    sequence = pair.leader.submit()
+    number = pair.leader.submit()
     pair.leader.sync()
-    statuses = []
+    late = []
 
     def answered():
-        statuses.extend(pair.leader.rings.take_statuses())
-        return statuses
+        late.extend(pair.leader.rings.take_late())
+        return late
 
     wait_until(answered, "the replica's timeout")
-    assert statuses == [(sequence, PutStatus.FLUSH_SLAVE_TIMEOUT.code)]
+    assert late == [(number, later, PutStatus.FLUSH_SLAVE_TIMEOUT.code)]
     assert pair.leader.confirmed == end
     pair.start_follower()
     pair.wait_matched(later)
@@ -75,14 +78,14 @@ def test_a_put_without_a_follower_times_out_stored_and_not_visible(pair):
     pair.wait_confirmed(later)
 
 
-def test_a_put_that_is_kept_gets_no_status(pair):
+def test_a_put_that_is_kept_is_not_late(pair):
     end = pair.leader.write(100)
     pair.leader.submit()
     pair.leader.sync()
     pair.wait_matched(end)
     pair.follower.sync()
     pair.wait_confirmed(end)
-    assert pair.leader.rings.take_statuses() == []
+    assert pair.leader.rings.take_late() == []
 
 
 def test_a_new_replication_relearns_the_match_and_keeps_c(pair):
@@ -125,17 +128,65 @@ def test_a_full_follower_refuses_and_is_tried_again(pair):
     assert pair.replicator.status()["trouble"] is None
 
 
-def test_damaged_bytes_are_refused_and_never_stored(pair):
+def trouble(pair) -> str:
+    return pair.replicator.status()["trouble"] or ""
+
+
+def test_what_rotted_on_the_leader_is_not_sent_and_the_trouble_names_file_and_offset(pair):
     first = pair.leader.write(100)
     pair.wait_matched(first)
-    # The leader's bytes change behind its chain, as on a rotten disk.
     pair.stop_follower()
     end = pair.leader.write(100)
-    pair.leader.queue.files[-1].pwrite(b"\xff", first + 50)
+    file = pair.leader.queue.files[-1]
+    file.pwrite(b"\xff", first + 50)
     pair.start_follower()
-    wait_until(lambda: "damaged" in (pair.replicator.status()["trouble"] or ""), "a refusal")
+    wait_until(lambda: f"{file.path} at {first}: the bytes are not" in trouble(pair), "it is told")
     assert pair.follower.log.end == first
-    pair.leader.queue.files[-1].pwrite(b"\x01", first + 50)
+    assert not pair.exit_codes
+    file.pwrite(b"\x01", first + 50)
+    pair.wait_matched(end)
+    assert pair.follower.bytes(end) == pair.leader.bytes(end)
+
+
+def test_a_bad_sector_of_the_leader_ends_no_life_of_replication(pair):
+    first = pair.leader.write(5000)
+    pair.wait_matched(first)
+    pair.stop_follower()
+    end = pair.leader.write(5000)
+    file, files = pair.leader.queue.files[-1], pair.replicator._files
+    pread = files.pread
+
+    def lost(fd, nbytes, offset):
+        if offset < 2 * 4096 < offset + nbytes:
+            return pread(fd, 2 * 4096 - offset, offset)
+        if offset == 2 * 4096:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(fd, nbytes, offset)
+
+    files.pread = lost
+    pair.start_follower()
+    wait_until(lambda: f"{file.path} cannot be read at 8192" in trouble(pair), "it is told")
+    assert pair.follower.log.end == first
+    assert not pair.exit_codes
+    files.pread = pread
+    pair.wait_matched(end)
+
+
+def test_bytes_that_change_on_the_way_are_refused_and_never_stored(pair):
+    first = pair.leader.write(100)
+    pair.wait_matched(first)
+    pair.stop_follower()
+    end = pair.leader.write(100)
+    reader = pair.replicator._log
+    read = reader.read
+    reader.read = lambda start, stop, message: (
+        (data := read(start, stop, message))
+        and bytes(byte ^ (place == 50) for place, byte in enumerate(data))
+    )
+    pair.start_follower()
+    wait_until(lambda: "damaged" in trouble(pair), "a refusal")
+    assert pair.follower.log.end == first
+    reader.read = read
     pair.wait_matched(end)
 
 

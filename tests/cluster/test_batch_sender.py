@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
@@ -275,7 +277,7 @@ def test_flush_waits_and_tells_when_the_time_is_up(
     sender = make_sender()
     backend.hold()
     future = sender.send("t", 0, batch([b"x"]))
-    with pytest.raises(DeliveryUnknown):
+    with pytest.raises(TimeoutError, match="still under way"):
         sender.flush(0.05)
     backend.release()
     sender.flush(10)
@@ -298,7 +300,7 @@ def test_closing_fails_what_is_open_truthfully(
     backend.release()
     with pytest.raises(DeliveryUnknown, match="closed"):
         late.result(10)
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(Rejected, match="closed"):
         sender.send("t", 0, batch([b"z"]))
 
 
@@ -347,3 +349,23 @@ def test_what_was_refused_at_the_door_leaves_no_gap(
     routes._token = TOKEN
     assert sender.send("t", 0, batch(numbered(2, 1))).result(10).first_offset == 0
     assert [put.first_sequence for put in backend.puts] == [0]
+
+
+def test_a_sender_keeps_to_its_share_of_the_shards_memory(
+    make_sender: MakeSender, cluster: FakeCluster, backend: FakeBackend
+) -> None:
+    memory = cluster.servers[0]._memory
+    with contextlib.ExitStack() as others:
+        connection = others.enter_context(closing(cluster.routes().connect(0)))
+        for _ in range(31):
+            stream = others.enter_context(closing(connection.put_stream()))
+            stream.opened()
+        sender = make_sender()
+        sender.send("t", 0, batch([b"first"])).result(10)
+        assert memory.share == 2 << 20
+        backend.hold()
+        futures = [sender.send("t", 0, batch([b"x" * (1 << 20)])) for _ in range(10)]
+        backend.wait_for(lambda: len(backend.puts) == 2)
+        assert sender.stalled("t", 0)
+        backend.release()
+        assert [future.result(10).first_offset for future in futures] == list(range(1, 11))

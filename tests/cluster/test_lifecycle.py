@@ -504,7 +504,9 @@ class Shards(Cluster):
     answers: dict[tuple[int, str], Any]
     asked: list[tuple[int, str]]
 
-    def _call_once(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    def _call_once(
+        self, shard: int, op: str, args: dict[str, Any], timeout_s: float = 30.0
+    ) -> dict[str, Any]:
         self.asked.append((shard, op))
         answer = self.answers.get((shard, op), Unavailable(f"shard {shard} is down"))
         if isinstance(answer, list):

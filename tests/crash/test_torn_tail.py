@@ -24,7 +24,7 @@ from raymq.store.requests import Append, PutRequest
 from raymq.store.tools.inspect import check
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
-from tests.support.confirming import confirm
+from tests.support.confirming import confirm, file_bytes
 from tests.support.crash_states import disk_of, kill_states, power_loss_states
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -161,7 +161,7 @@ def assert_serves(tail: Tail, store: MessageStore) -> None:
     left = raw_records(store, tail.topic)
     assert left == tail.every[: len(left)]
     assert left[: len(tail.before)] == tail.before
-    assert not any(bytes(store.log.view(0)[0][store.log.end :]))
+    assert not any(file_bytes(store.log, 0)[store.log.end :])
     made = store.put(request([b"next"], topic=tail.topic))
     assert made.first_offset == len(left)
     confirm(store)

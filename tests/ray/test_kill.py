@@ -28,6 +28,7 @@ from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, from_wire
 from raymq.store.files import Files
+from raymq.store.promise import ACKS
 from raymq.store.tools.inspect import verify
 from tests.support.batches import batch
 from tests.support.history import History, Load, Read, faults
@@ -171,7 +172,9 @@ def mirror() -> Iterator[Mirror]:
 
 @pytest.fixture(scope="module")
 def load(mirror: Mirror) -> Iterator[Load]:
-    with Load(mirror.cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES) as running:
+    with Load(
+        mirror.cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES, acks=ACKS
+    ) as running:
         until(lambda: len(running.history.acked()) == PRODUCERS * QUEUES, running.pause)
         yield running
 
@@ -198,6 +201,10 @@ def wait_for_seat(mirror: Mirror, load: Load, replica: int, role: str, *, but: i
 def check(mirror: Mirror, history: History) -> int:
     """Every acknowledged message is there once and in order. Returns: how many are there."""
     acked = history.acked()
+    # What the leader alone acknowledged is seen when the follower has it.
+    end = mirror.status(LEADER)["appended"]
+    wait = threading.Event()
+    until(lambda: mirror.status(LEADER)["confirmed"] >= end, lambda: wait.wait(Load.PACE_S))
     reads = list(mirror.read(TOPIC))
     found = faults(acked, reads, history.sent())
     assert not found, f"{len(found)} faults, such as {found[:5]}"

@@ -163,7 +163,7 @@ def test_codecs_are_the_clients_affair_and_nothing_is_unpickled(cluster: raymq.C
         def decode(self, body: bytes) -> Any:
             return pickle.loads(body)
 
-    own = raymq.Queue("codecs", cluster=cluster, codec=Pickle())
+    own = raymq.Queue("codecs", cluster=cluster, codec=Pickle(), accept=["json"])
     plain = raymq.Queue("codecs", cluster=cluster, codec="json")
     own.put({1, 2})
     assert own.get() == {1, 2}

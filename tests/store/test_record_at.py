@@ -54,7 +54,7 @@ def written(
 def seen(data: bytes | bytearray) -> tuple[int, int, int, int] | None:
     """What stands at AT, told by both."""
     one = record_at(memoryview(data), AT, BASE)
-    many = records_at(memoryview(data), np.array([AT]), BASE)
+    many = records_at(memoryview(data), np.array([AT]), np.array([BASE + AT]))
     assert many.there.tolist() == [one is not None]
     if one is not None:
         assert (many.sizes.tolist(), many.times_ms.tolist()) == ([one[0] - AT], [one[1]])

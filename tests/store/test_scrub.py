@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt
+from raymq.store.files import READABLE, Files
 from raymq.store.log.chain import ChainUnit, unpack_units
-from raymq.store.log.scrub import RULE, Scrub
+from raymq.store.log.scrub import RULE, Scrub, scrub_of_log
+from tests.support.bad_sectors import SECTOR, BadSectors
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import FIRST_LOG, SEGMENT, copy, flip
 
@@ -219,6 +223,74 @@ def test_a_file_that_is_deleted_while_it_is_read_is_no_damage(
         scrub._files.exists = lambda path: True  # type: ignore[method-assign]
     assert scrub.one_pass() == []
     assert scrub.counters.faults == 0
+
+
+HOUR_MS = 3_600_000
+GIB = 1 << 30
+
+
+def scrub_of_size(root: Path, clock: ManualClock, log_bytes: int, **options: Any) -> Scrub:
+    """As a host makes it, for a log that is said to be so large."""
+    config = StoreConfig(segment_size_bytes=SEGMENT, **options)
+    log = SimpleNamespace(root=root, config=config, files=Files(), clock=clock)
+    log.start, log.synced, log.confirmed = 0, log_bytes, log_bytes
+    return scrub_of_log(log, on_fault=lambda fault: None)  # type: ignore[arg-type]
+
+
+def test_the_first_pass_of_a_new_shard_does_not_wait_for_the_second(
+    own: Path, tmp_path: Path
+) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    end = 0
+    scrub = scrub_of(root, clock)
+    scrub._limit = lambda: end
+    # Nothing is stored yet: that is no pass.
+    assert scrub.step() <= 60
+    assert scrub.counters.passes == 0
+    end = units_of(root)[-1].end
+    scrub.step()
+    assert scrub.position == units_of(root)[0].end
+
+
+@pytest.mark.parametrize("log_gib", [0.001, 1, 300, 2600])
+@pytest.mark.parametrize("reserved_hours", [72, 10])
+def test_by_default_all_is_read_twice_within_the_retention(
+    tmp_path: Path, log_gib: float, reserved_hours: int
+) -> None:
+    clock, size = ManualClock(), int(log_gib * GIB)
+    scrub = scrub_of_size(tmp_path, clock, size, file_reserved_hours=reserved_hours)
+    cycle_ms = size * 1000 / scrub.pace() + scrub._pause_ms
+    fits = size <= 64 * (1 << 20) * min(24, reserved_hours / 2) * 3600
+    assert (scrub.too_slow() is None) == fits
+    assert scrub.pace() <= 64 << 20
+    if fits:
+        assert cycle_ms <= min(24, reserved_hours / 2) * HOUR_MS * 1.5
+        assert cycle_ms <= reserved_hours * HOUR_MS
+    if size / (8 << 20) <= scrub._pass_ms / 1000:
+        # A small log: no quicker than need be, and then it waits.
+        assert scrub.pace() == 8 << 20
+
+
+def test_a_log_that_is_too_large_for_a_pass_is_told_of(tmp_path: Path) -> None:
+    scrub = scrub_of_size(tmp_path, ManualClock(), 20_000 * GIB)
+    assert scrub.pace() == 64 << 20
+    told = scrub.status()["too_slow"]
+    assert "takes 88 h at scrub_bytes_per_s (67108864); it should take 24 h" in told
+
+
+def test_a_bad_sector_is_a_fault_and_the_pass_goes_on_behind_it(own: Path, tmp_path: Path) -> None:
+    root, clock, files = copy(own, tmp_path / "s"), ManualClock(), BadSectors()
+    sector = files.lose(root / FIRST_LOG, units_of(root)[9].start)
+    hit = [u for u in units_of(root) if u.start < sector + SECTOR and u.end > sector]
+    scrub = scrub_of(root, clock, files=files)
+    faults = scrub.one_pass()
+    assert [(f.fields["offset"], f.fields["rule"]) for f in faults] == [
+        (max(unit.start, sector), READABLE) for unit in hit
+    ]
+    assert scrub.counters.passes == 1
+    files.bad.clear()
+    clock.advance(PAUSE_MS)
+    assert scrub.one_pass() == []
 
 
 def test_a_run_ends_when_it_is_told_to(own: Path, tmp_path: Path) -> None:

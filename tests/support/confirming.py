@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raymq.store.log.commit_log import CommitLog
 from raymq.store.message_store import MessageStore
 
 
@@ -31,3 +32,10 @@ def confirm_with_index(store: MessageStore) -> None:
         before = store.index.indexed
         store.dispatch(store.log.confirmed)
         assert store.index.indexed > before
+
+
+def file_bytes(log: CommitLog, offset: int) -> bytes:
+    """All bytes of the commit log file that holds an offset."""
+    size = log.config.segment_size_bytes
+    start = offset - offset % size
+    return log.read(start, start + size)

@@ -251,6 +251,8 @@ class FakeBackend:
             }
         if op == "routes":
             return dict(self.routes)
+        if op == "status":
+            return {**self.identity(), "state": "RUNNING"}
         if op == "describe":
             return {**self.identity(), "name": "fake", "shards": 1}
         if op == "queue_ranges":

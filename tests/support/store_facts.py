@@ -17,7 +17,7 @@ from raymq.store.files import Files
 from raymq.store.index.query import Boundary
 from raymq.store.message_store import MessageStore
 from raymq.store.records.properties import decode as decode_properties
-from tests.support.confirming import confirm_with_index
+from tests.support.confirming import confirm_with_index, file_bytes
 from tests.support.oracle import copied
 
 Line = dict[str, Any]
@@ -92,7 +92,7 @@ def records(store: MessageStore, segment: int) -> Iterable[Line]:
     """Every record of the log, by physical offset."""
     log = store.log
     for base in range(log.start - log.start % segment, log.end, segment):
-        view, _ = log.view(base)
+        view = file_bytes(log, base)
         stop = min(log.end - base, segment)
         walk = record.walk(view, base, stop=stop)
         rows = record.decode(view, walk.positions - base, walk.sizes).to_pylist()

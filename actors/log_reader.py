@@ -1,0 +1,69 @@
+"""The leader's log as the Replication role reads it: by pread, and compared with the chain before it is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raymq.replication.wire import Append, Message
+from raymq.store.errors import Corrupt, require
+from raymq.store.files import Files
+from raymq.store.log.chain import check_units
+from raymq.store.log.segment_paths import find_segment, list_segments, other_directories
+
+#: segments kept open
+_OPEN_MAX = 2
+
+
+class LogReader:
+    """Callers: one thread."""
+
+    def __init__(self, directory: Path, segment_size_bytes: int, *, files: Files) -> None:
+        self._directory = directory
+        self._size = segment_size_bytes
+        self._files = files
+        #: start of a segment -> its path and descriptor
+        self._open: dict[int, tuple[Path, int]] = {}
+
+    def start(self) -> int:
+        """The first offset stored; 0 in an empty log."""
+        others = other_directories(self._directory.parent, files=self._files)
+        found = list_segments([self._directory, *others], files=self._files)
+        return int(found[0].name) if found else 0
+
+    def read(self, start: int, stop: int, message: Message) -> memoryview | None:
+        """The body of a frame: log bytes [start, stop), which lie in one segment; None for none.
+
+        Raises: Corrupt where these are not the bytes of the message's units, or the disk does not give them back.
+        """
+        if start == stop:
+            return None
+        segment = start // self._size * self._size
+        require(stop <= segment + self._size, "a body lies in one segment", start=start, stop=stop)
+        path, fd = self._descriptor(segment)
+        data = memoryview(
+            self._files.read_range(fd, start - segment, stop - segment, path=path, base=segment)
+        )
+        if isinstance(message, Append):
+            try:
+                check_units(list(message.units), data)
+            except Corrupt as error:
+                raise Corrupt(
+                    f"{path} at {error.offset}: the bytes are not those that were stored (the CRC of their chain "
+                    "unit differs); they and what follows are not replicated. `raymq store verify` says more.",
+                    **{**error.fields, "path": str(path)},
+                ) from error
+        return data
+
+    def close(self) -> None:
+        """Close every segment."""
+        while self._open:
+            self._files.close(self._open.popitem()[1][1])
+
+    def _descriptor(self, segment: int) -> tuple[Path, int]:
+        found = self._open.get(segment)
+        if found is None:
+            path = find_segment(self._directory, segment, files=self._files)
+            found = self._open[segment] = path, self._files.open_file(path, writable=False)
+            while len(self._open) > _OPEN_MAX:
+                self._files.close(self._open.pop(next(iter(self._open)))[1])
+        return found

@@ -1,0 +1,261 @@
+"""Records read from a log: by pread, so that a bad sector is an error at an offset, and checked before their use.
+
+Damage is told by `Corrupt` with the file and the offset of the record. What a follower is sent is checked by its chain
+units instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store import format as fmt
+from raymq.store import record
+from raymq.store.errors import Corrupt
+from raymq.store.files import READABLE
+from raymq.store.records.record_walk import first_fault, gather, records_at
+
+from .log_files import read_of
+from .mapped_file_queue import MappedFileQueue
+from .read_together import read_together
+
+Int64s = npt.NDArray[np.int64]
+_INT = np.dtype(">i4")
+
+#: bytes read where perhaps a record begins; a larger one is read whole
+HEAD_BYTES = 4096
+#: bytes read at a time on a walk; a larger record is read whole
+WALK_BYTES = 1 << 20
+POINTS = "a unit points at its record"
+#: most bytes of a record besides its body
+_REST_MAX = fmt.HEADER_BYTES + 2 * fmt.IPV6_EXTRA_BYTES + 4 + 2 * 0x7FFF
+
+
+class Records(NamedTuple):
+    """Records of a log in one buffer, with whatever stands between them."""
+
+    data: memoryview
+    #: where each begins in `data`, and its bytes
+    starts: Int64s
+    sizes: Int64s
+
+
+class Piece(NamedTuple):
+    """A stretch of a log file, and the records that a walk over it found."""
+
+    view: memoryview
+    #: physical offset of the first byte of `view`
+    base: int
+    walk: record.Walk
+
+
+def damaged(queue: MappedFileQueue, offset: int, fault: str) -> Corrupt:
+    """The error for a record at a physical offset."""
+    file = queue.find(offset)
+    path = queue.directory if file is None else file.path
+    return Corrupt(
+        f"{path}: the record at offset {offset} is damaged ({fault}); `raymq store verify` says more",
+        path=str(path),
+        offset=offset,
+        rule=fault,
+    )
+
+
+def read_records(
+    queue: MappedFileQueue,
+    positions: Int64s,
+    sizes: Int64s,
+    end: int,
+    *,
+    check_crc: bool = True,
+    check_position: bool = True,
+) -> Records:
+    """The records at ascending physical offsets, in any files of the log, which ends at `end`.
+
+    Raises: OffsetOutOfRange below the log's start; Corrupt for the first that is damaged, that cannot be read, or that
+    is none.
+    """
+    found = read_some(queue, positions, sizes, end)
+    fault = first_fault(
+        found.data,
+        found.starts,
+        sizes,
+        positions if check_position else None,
+        check_crc=check_crc,
+    )
+    if fault is not None:
+        raise damaged(queue, int(positions[fault.row]), fault.rule)
+    return found
+
+
+def read_some(
+    queue: MappedFileQueue,
+    positions: Int64s,
+    sizes: Int64s,
+    end: int,
+    *,
+    overlapping: bool = False,
+) -> Records:
+    """As `read_records`, with no look at what the records are; each lies inside its file all the same."""
+    if not len(positions):
+        return Records(memoryview(b""), positions, sizes)
+    size = queue.file_size
+    ends = positions + sizes
+    good = (sizes >= fmt.RECORD_MIN_BYTES) & (positions >= 0) & (positions % size + sizes <= size)
+    if overlapping:
+        ends = np.maximum.accumulate(ends)
+    else:
+        good[1:] &= positions[1:] >= ends[:-1]
+    if not good.all():
+        row = int(good.argmin())
+        raise Corrupt(
+            f"a record of {int(sizes[row])} bytes was said to be at offset {int(positions[row])}: there is none",
+            path=str(queue.directory),
+            offset=int(positions[row]),
+            rule=POINTS,
+        )
+    data, starts = read_together(
+        lambda begin, stop: read_of(queue, begin, stop, end),
+        positions,
+        ends,
+        apart=positions[1:] // size > positions[:-1] // size,
+    )
+    return Records(data, starts, sizes)
+
+
+class Stored(NamedTuple):
+    """What stands at some places of a log."""
+
+    #: at which of them a whole record begins
+    there: npt.NDArray[np.bool_]
+    #: those records, and their store times (ms)
+    data: memoryview
+    starts: Int64s
+    sizes: Int64s
+    times_ms: Int64s
+
+
+def stored_at(queue: MappedFileQueue, places: Int64s, end: int) -> Stored:
+    """The records at ascending physical offsets of which it is not certain that a record begins there.
+
+    Raises: OffsetOutOfRange below the log's start; Corrupt for a body that is damaged, or that the disk does not give
+    back.
+    """
+    room = queue.file_size - places % queue.file_size
+    whole = room >= fmt.RECORD_MIN_BYTES
+    lengths = np.minimum(room[whole], HEAD_BYTES)
+    heads = read_some(queue, places[whole], lengths, end, overlapping=True)
+    sizes = np.zeros(len(places), dtype=np.int64)
+    sizes[whole] = gather(heads.data, heads.starts, _INT)
+    right = (sizes >= fmt.RECORD_MIN_BYTES) & (sizes <= room)
+    data, starts = heads.data, heads.starts[right[whole]]
+    whole &= right
+    if (sizes[whole] > HEAD_BYTES).any():
+        # One of these may be no record, and its size reach over the next one.
+        data, starts, _ = read_some(queue, places[whole], sizes[whole], end, overlapping=True)
+    found = records_at(data, starts, places[whole])
+    there = whole.copy()
+    there[whole] = found.there
+    starts = starts[found.there]
+    fault = first_fault(data, starts, found.sizes)
+    if fault is not None:
+        raise damaged(queue, int(places[there][fault.row]), fault.rule)
+    return Stored(there, data, starts, found.sizes, found.times_ms)
+
+
+def walk_piece(
+    queue: MappedFileQueue,
+    at: int,
+    stop: int,
+    end: int,
+    *,
+    limit: int | None = None,
+    nbytes: int = WALK_BYTES,
+    check_crc: bool = True,
+    check_position: bool = True,
+) -> Piece:
+    """Read and walk records from `at` on, which is in the same file as `stop`, where the walk ends.
+
+    See `walk_with`. Raises: OffsetOutOfRange below the log's start.
+    """
+    return walk_with(
+        lambda start, upto: read_of(queue, start, upto, end),
+        at,
+        stop,
+        limit=limit,
+        nbytes=nbytes,
+        check_crc=check_crc,
+        check_position=check_position,
+    )
+
+
+def walk_with(
+    read: Callable[[int, int], bytes],
+    at: int,
+    stop: int,
+    *,
+    limit: int | None = None,
+    nbytes: int = WALK_BYTES,
+    check_crc: bool = True,
+    check_position: bool = True,
+) -> Piece:
+    """As `walk_piece`; `read(start, stop)` gives log bytes.
+
+    A piece ends where so many bytes were read: as STOPPED, behind at least one record where one is whole. What the disk
+    does not give back ends the walk as UNREADABLE.
+    """
+    # Sectors of the file are sectors of the piece.
+    base = at - at % fmt.SECTOR_BYTES
+    upto = min(stop, at + nbytes)
+    while True:
+        data, readable = _readable(read, base, upto)
+        walk = record.walk(
+            memoryview(data)[at - base :],
+            at,
+            limit=limit,
+            check_crc=check_crc,
+            check_position=check_position,
+        )
+        if readable < upto:
+            if walk.reason is record.WalkStop.SHORT or walk.end >= readable or readable <= at:
+                walk = walk._replace(reason=record.WalkStop.UNREADABLE)
+        elif walk.reason is record.WalkStop.SHORT and upto < stop:
+            if upto - at < fmt.HEADER_BYTES + 2 * fmt.IPV6_EXTRA_BYTES and not len(walk.positions):
+                upto = min(stop, at + WALK_BYTES)
+                continue
+            if len(walk.positions):
+                walk = walk._replace(reason=record.WalkStop.STOPPED)
+            else:
+                # A record that is larger than the piece, if it is one.
+                size = _size_of(data[at - base :][: fmt.HEADER_BYTES + 2 * fmt.IPV6_EXTRA_BYTES])
+                if size is None:
+                    walk = walk._replace(reason=record.WalkStop.BAD_LENGTH)
+                elif at + size <= stop:
+                    upto = at + size
+                    continue
+        return Piece(memoryview(data), base, walk)
+
+
+def _size_of(head: bytes) -> int | None:
+    """The size that the head of a record gives, where its body's length makes that possible."""
+    size, flags = int.from_bytes(head[:4], "big"), int.from_bytes(head[36:40], "big")
+    at = fmt.HEADER_BYTES - 4
+    for flag in (fmt.SYS_BORN_HOST_V6, fmt.SYS_STORE_HOST_V6):
+        at += fmt.IPV6_EXTRA_BYTES if flags & flag else 0
+    rest = size - int.from_bytes(head[at : at + 4], "big")
+    return size if fmt.RECORD_MIN_BYTES <= rest <= _REST_MAX else None
+
+
+def _readable(read: Callable[[int, int], bytes], start: int, stop: int) -> tuple[bytes, int]:
+    """Bytes from `start` on, and where those end that the disk gives back."""
+    try:
+        return read(start, stop), stop
+    except Corrupt as error:
+        if error.fields.get("rule") != READABLE:
+            raise
+        bad = int(error.fields["offset"])
+    # The caller begins behind `start`; what cannot be read may lie there as well.
+    return (read(start, bad) if bad > start else b""), bad

@@ -1,0 +1,35 @@
+"""Raw records as a fetch answers them: one binary column, which its reader looks through before it uses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from raymq.store.requests import FetchSlice
+
+from .record_walk import Fault, first_fault
+
+_QUEUE_OFFSET = slice(20, 28)
+
+
+def fault_of(part: FetchSlice) -> Fault | None:
+    """The first record of an answer that is not what was stored there; None when all are, or there is none."""
+    records: Any = part.records
+    if records is None or not len(records):
+        return None
+    count = len(records)
+    edges: Any = np.frombuffer(records.buffers()[1], dtype=np.int32)
+    edges = edges[records.offset : records.offset + count + 1].astype(np.int64)
+    return first_fault(records.buffers()[2], edges[:-1], edges[1:] - edges[:-1])
+
+
+def before(part: FetchSlice, row: int) -> FetchSlice:
+    """The answer up to a row, which is not the first."""
+    records: Any = part.records
+    whole = records.slice(0, row)
+    following = part.first_offset + row
+    if part.next_offset - part.first_offset != len(records):
+        # Of a compacted topic there are gaps.
+        following = int.from_bytes(whole[row - 1].as_py()[_QUEUE_OFFSET], "big") + 1
+    return part._replace(records=whole, next_offset=following)

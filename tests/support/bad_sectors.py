@@ -1,0 +1,55 @@
+"""A disk that has lost some of the bytes it took: reading them is EIO, whatever else is read goes well."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from raymq.store.files import Files, PathLike
+
+SECTOR = 4096
+
+
+class BadSectors(Files):
+    """The real files with bad sectors. A map of a file that has one would be a SIGBUS: it is refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: path -> start of each bad sector
+        self.bad: dict[str, list[int]] = {}
+        self._paths: dict[int, str] = {}
+
+    def lose(self, path: Path, offset: int) -> int:
+        """The sector of a file that holds `offset` is gone. Returns: where it begins."""
+        start = offset - offset % SECTOR
+        self.bad.setdefault(os.path.abspath(path), []).append(start)
+        return start
+
+    def open_file(self, path: PathLike, *, create: bool = False, writable: bool = True) -> int:
+        """As the real one."""
+        fd = super().open_file(path, create=create, writable=writable)
+        self._paths[fd] = os.path.abspath(path)
+        return fd
+
+    def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+        """Up to the bad sector; EIO where it begins in it, as a kernel does it."""
+        for start in sorted(self.bad.get(self._paths[fd], ())):
+            if start <= offset < start + SECTOR and nbytes:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if offset < start < offset + nbytes:
+                return super().pread(fd, start - offset, offset)
+        return super().pread(fd, nbytes, offset)
+
+    def map_read(self, fd: int, size: int) -> memoryview:
+        """As the real one, but no file with a bad sector."""
+        self._refuse(fd)
+        return super().map_read(fd, size)
+
+    def map_words(self, fd: int, size: int) -> memoryview:
+        """As the real one, but no file with a bad sector."""
+        self._refuse(fd)
+        return super().map_words(fd, size)
+
+    def _refuse(self, fd: int) -> None:
+        assert self._paths[fd] not in self.bad, "a map of a file with a bad sector is a SIGBUS"
