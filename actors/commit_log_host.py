@@ -124,10 +124,13 @@ class LeaderHost:
             clock=self.clock,
             check_serving=self.check_serving,
             await_promise=self.await_promise,
+            troubles=self.troubles,
         )
         self._dispatcher = Dispatcher(
             self.store, clock=self.clock, on_dispatched=self._delays.note, troubles=self.troubles
         )
+        if mirrored and not self.store.log.same_boot:
+            self._dispatcher.hoped_end = self.store.log.end
         self.acks = PutAcks(
             self.store.log,
             self.supervisor,
@@ -262,6 +265,7 @@ class LeaderHost:
 
     def _append(self, checked: CheckedPut) -> Append:
         self._small = checked.prepared.count <= ANNOUNCED_ROWS_MAX
+        end = self.store.log.end
         try:
             appended = self._put_path.append(checked)
         except DeliveryUnknown as error:
@@ -278,8 +282,9 @@ class LeaderHost:
             self._note_append_failure(error)
             raise Unavailable(f"the log could not be written: {error}", field="store") from error
         except Exception as error:
-            # Nobody knows how far it came: what is accounted for and what is stored may differ now.
-            self._fail(Unavailable(f"append: {error!r}", field="store"))
+            if self.store.log.end != end:
+                # What is accounted for and what is stored may differ now: only a recovery makes them equal.
+                self._fail(Unavailable(f"append: {error!r}", field="store"))
             raise
         if self._append_failed:
             self._append_failed = False
@@ -434,6 +439,8 @@ class LeaderHost:
     def _all_troubles(self) -> dict[str, str]:
         found = self.troubles.as_status()
         log_ = self.store.log
+        if self._ahead.failed is not None:
+            found["allocate"] = str(self._ahead.failed)
         # Without a replica both ends move together; the note is of Replication alone.
         if log_.confirmed < own_durable(self.config.flush, log_.ends):
             cause = self._replication_note.read()

@@ -58,6 +58,8 @@ class Dispatcher:
         #: tells of each dispatch, while `_awaiting` callers wait for a certain end
         self._dispatched = threading.Condition()
         self._awaiting = 0
+        #: what was acknowledged may reach up to here, although less is confirmed at present
+        self.hoped_end = 0
         self._wake = threading.Event()
         #: a caller waits for what is confirmed already
         self._now = threading.Event()
@@ -191,10 +193,14 @@ class Dispatcher:
     def await_confirmed(self) -> None:
         """Wait until readers see all that is confirmed now.
 
-        Raises: Unavailable, when the dispatch takes longer than CONFIRMED_WAIT_MS: nobody is told less than there is.
+        After a power loss the confirmed end of a mirror is not known before its follower is there: it is waited for
+        once, as long.
+        Raises: Unavailable, when the dispatch takes longer than CONFIRMED_WAIT_MS: no caller is told less than there
+        is.
         """
         upto = self._store.log.confirmed
-        if self._store.dispatched >= upto:
+        hoped = max(upto, self.hoped_end)
+        if self._store.dispatched >= hoped:
             return
         with self._dispatched:
             self._awaiting += 1
@@ -202,11 +208,12 @@ class Dispatcher:
             self._wake.set()
             try:
                 self._dispatched.wait_for(
-                    lambda: self._store.dispatched >= upto or self._stopping,
+                    lambda: self._store.dispatched >= hoped or self._stopping,
                     CONFIRMED_WAIT_MS / 1000,
                 )
             finally:
                 self._awaiting -= 1
+        self.hoped_end = 0
         behind = upto - self._store.dispatched
         if behind > 0:
             cause = f" ({self._troubles})" if "dispatch" in self._troubles else ""

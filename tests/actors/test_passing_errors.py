@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 
 from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.flush_service import EXIT_BUG
 from raymq.actors.follower_host import FollowerHost
 from raymq.actors.readings import read_leader
 from raymq.store.checksum import crc32c
 from raymq.store.config import StoreConfig
-from raymq.store.errors import StorageFull, Unavailable
+from raymq.store.errors import Bug, StorageFull, Unavailable
 from raymq.store.files import Files, PathLike
 from raymq.store.log.chain import ChainUnit
 from raymq.store.requests import FetchRequest
+from raymq.store.running_flags import DISK_FULL
 from tests.support.batches import request
 from tests.support.waiting import until
 
@@ -32,10 +34,20 @@ CONFIG = StoreConfig(
 )
 BODY = bytes(20_000)
 FLUSHER = """
-import sys
+import errno, sys
 from raymq.actors.flush_service import FlushService
 from raymq.store.config import StoreConfig
-FlushService(sys.argv[1], "group_commit", StoreConfig(segment_size_bytes=262144)).run()
+from raymq.store.files import Files
+
+class Disk(Files):
+    def open_file(self, path, **options):
+        if sys.argv[2] == "no descriptors" and "/commitlog/" in str(path):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().open_file(path, **options)
+
+FlushService(
+    sys.argv[1], "group_commit", StoreConfig(segment_size_bytes=262144), files=Disk()
+).run()
 """
 
 
@@ -82,9 +94,13 @@ class Disk(Files):
         self._enter("allocate", self._paths.get(fd, ""))
         super().allocate(fd, size)
 
-    def map_read(self, fd: int, size: int) -> memoryview:
-        self._enter("map_read", self._paths.get(fd, ""))
-        return super().map_read(fd, size)
+    def truncate(self, fd: int, size: int) -> None:
+        self._enter("truncate", self._paths.get(fd, ""))
+        super().truncate(fd, size)
+
+    def make_dir(self, path: PathLike, mode: int = 0o700) -> None:
+        self._enter("make_dir", str(path))
+        super().make_dir(path, mode)
 
     @property
     def all_met(self) -> bool:
@@ -113,9 +129,12 @@ class Shard:
             give_up=self.gave_up.append,
         )
 
-    def start_flusher(self) -> subprocess.Popen[bytes]:
+    def start_flusher(self, lacks: str = "nothing") -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-c", FLUSHER, str(self.root)], cwd=ROOT, env=dict(os.environ)
+            [sys.executable, "-c", FLUSHER, str(self.root), lacks],
+            cwd=ROOT,
+            env=dict(os.environ),
+            stderr=subprocess.DEVNULL,
         )
 
     def try_put(self, queue: int = 0) -> bool:
@@ -177,17 +196,15 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
 KINDS = [
     *(("pwrite", word) for word in ("commitlog", "chain", "consumequeue")),
     *(("open_file", word) for word in ("commitlog", "chain", "consumequeue")),
-    *(("allocate", word) for word in ("commitlog", "consumequeue")),
-    *(("map_read", word) for word in ("commitlog", "consumequeue")),
+    ("allocate", "commitlog"),
+    ("truncate", "consumequeue"),
+    ("make_dir", "consumequeue"),
 ]
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ENOSPC])
 def test_no_single_refusal_stops_a_leader(shard: Shard, code: int) -> None:
     for queue, (call, word) in enumerate(KINDS):
-        if (call, code) == ("map_read", errno.ENOSPC):
-            # A map takes no room.
-            continue
         shard.disk.refuse(call, word, code)
 
         def work(queue: int = queue) -> None:
@@ -238,6 +255,32 @@ def test_status_and_metrics_tell_of_the_append_that_was_refused_last(shard: Shar
     assert shard.is_well()
 
 
+def test_a_full_disk_is_told_as_what_refuses(shard: Shard) -> None:
+    shard.host.store.flags.set(DISK_FULL)
+    facts = shard.host.status()
+    assert (facts["state"], facts["writable"]) == ("READ_ONLY", False)
+    assert "DISK_FULL" in facts["error"]
+    shard.host.store.flags.clear(DISK_FULL)
+    shard.put()
+    assert shard.is_well()
+
+
+def test_a_put_that_is_stored_and_not_accounted_for_ends_the_process(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.put()
+
+    def no_memory(*args: Any, **options: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.host.store.state, "apply_rows", no_memory)
+        with pytest.raises(Bug):
+            shard.host.put(request([BODY], producer=1, sequence=1)).wait(20)
+    assert "MemoryError" in shard.gave_up[0]
+    assert shard.host.status()["state"] == "READ_ONLY"
+
+
 def test_a_lack_of_descriptors_while_a_satellite_is_looked_at_passes(shard: Shard) -> None:
     shard.put()
     shard.flusher.kill()
@@ -256,6 +299,25 @@ def test_a_lack_of_descriptors_while_a_satellite_is_looked_at_passes(shard: Shar
     shard.put()
     until(shard.is_well, lambda: threading.Event().wait(0.01))
     assert not shard.gave_up
+
+
+def test_a_flusher_that_cannot_open_a_file_is_replaced_and_poisons_nothing(shard: Shard) -> None:
+    shard.put()
+    shard.flusher.kill()
+    shard.flusher.wait()
+    shard.flusher = shard.start_flusher("no descriptors")
+
+    def grants() -> int:
+        return int(shard.host.status()["roles"]["roles"]["group_commit"]["grants"])
+
+    until(lambda: grants() == 2, lambda: threading.Event().wait(0.01))
+    ticket = shard.host.put(request([BODY], producer=1, sequence=1))
+    assert shard.flusher.wait(30) == EXIT_BUG
+    # Ray starts the next one, which has descriptors.
+    shard.flusher = shard.start_flusher()
+    ticket.wait(20)
+    assert shard.host.supervisor.poisoned is None
+    assert shard.is_well()
 
 
 @pytest.fixture

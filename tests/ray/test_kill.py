@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -139,6 +140,10 @@ class Target:
         self.send(signal.SIGCONT)
         os.close(self._descriptor)
 
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return bool(select.select([self._descriptor], [], [], 0)[0])
+
     def send(self, number: signal.Signals) -> None:
         """A signal; one that has ended needs none."""
         with contextlib.suppress(ProcessLookupError):
@@ -242,6 +247,7 @@ def test_writes_come_back_after_a_commit_log_hung(mirror: Mirror, load: Load, re
     with Target(old) as target:
         target.send(signal.SIGSTOP)
         # Only a satellite ends that: it kills the process, and Ray starts the next one.
+        until(target.ended, load.pause)
         wait_for_seat(mirror, load, replica, "commit_log", but=old)
     wait_for_writes(load)
 
