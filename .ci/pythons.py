@@ -72,9 +72,10 @@ def find_python(version: tuple[int, int], uv: str) -> str | None:
     on_path = shutil.which(f"python{name}")
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     of_pyenv = sorted(pyenv.glob(f"{name}.*/bin/python{name}")) if pyenv.is_dir() else []
-    for python in [*([on_path] if on_path else []), *reversed(of_pyenv), sys.executable]:
+    candidates = [*([on_path] if on_path else []), *map(str, reversed(of_pyenv)), sys.executable]
+    for python in candidates:
         if works(python, version):
-            return str(python)
+            return python
     for words in (["find"], ["install"], ["find"]):
         asked = subprocess.run(
             [uv, "python", *words, name], capture_output=True, text=True, check=False
@@ -186,8 +187,8 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[0] == "extras":
         # Side by side: most of the time one waits for the network and the disk.
         with ThreadPoolExecutor(len(pythons)) as pool:
-            for found in pool.map(lambda each: check_extras(*each, uv), there):
-                faults += found
+            for found in [pool.submit(check_extras, *each, uv) for each in there]:
+                faults += found.result()
     else:
         rows = int(arguments[1]) if arguments[1:] else 5000
         for python, version in there:
