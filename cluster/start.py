@@ -32,7 +32,7 @@ from .cluster_record import (
     resume_record,
     save_record,
 )
-from .deploy import actor_set, owned_ray, placement, ray_client, ray_host
+from .deploy import actor_set, owned_ray, placement, ray_client, ray_host, run_sweep
 from .deploy.placement import NODE_HOST
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
@@ -154,6 +154,7 @@ def start(
         _check_pool_room(paths, record, options, files)
         token = load_or_make_token(paths, files)
         ca = _trusted(paths, record, files)
+        run_sweep.sweep(files, clock)
         target = ray_host.find_ray(paths, address, files)
         answers_s: float | None = left_s()
         if target is not None and target.owned is not None:
@@ -326,6 +327,10 @@ def _stop_locked(
         ray_outcome = "stopped" if runs else "not running"
     elif recorded is not None:
         files.unlink(paths.ray)
+    replicas = [
+        paths.replica(shard, r) for shard in range(record.shards) for r in range(record.replicas)
+    ]
+    run_sweep.sweep(files, clock, replicas)
     clean = all(outcome in ("closed", "not running") for outcome in outcomes.values())
     return StopReport(clean=clean, actors=outcomes, ray=ray_outcome)
 
