@@ -38,7 +38,7 @@ USES = {
     "dev": "import pytest, hypothesis, ray.serve, ray.util.client.worker, sqlglot, nox, build",
 }
 #: a demo that takes longer hangs
-DEMO_TIMEOUT_S = 900
+DEMO_TIMEOUT_S = 600
 
 
 def text_of(version: tuple[int, int]) -> str:

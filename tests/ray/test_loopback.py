@@ -42,6 +42,7 @@ def start(data_dir: Path, **options: object) -> raymq.Cluster:
     return raymq.start(
         data_dir,
         ephemeral=True,
+        timeout_s=200,
         segment_size_bytes=4 * 1024 * 1024,
         **options,  # type: ignore[arg-type]
     )
@@ -59,7 +60,7 @@ def is_local(address: str) -> bool:
     return (mapped or found).is_loopback
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_nothing_of_a_cluster_listens_beyond_this_machine_and_every_driver_still_reaches_it(
     place: Path,
 ) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.leftovers import claim
+
 ROOT = Path(__file__).resolve().parents[2]
 #: the second half of `run.py demo`, in this environment
 DEMO = """
@@ -90,6 +92,7 @@ def _maps(process: Path) -> str:
 def demo() -> Iterator[Demo]:
     # Not under /tmp, where a cluster that is meant to last would be refused.
     with tempfile.TemporaryDirectory(prefix=".raymq-test-", dir=Path.home()) as place:
+        claim(Path(place))
         demo = Demo(Path(place))
         yield demo
         if demo.process.poll() is None:
