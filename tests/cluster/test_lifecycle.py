@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.doorbell import Doorbell, doorbell_directory
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.cluster_record import Wanted, new_record
@@ -42,7 +43,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
     fake = FakeRay({ray_host.HOST_LABEL: "here"})
 
     @contextlib.contextmanager
-    def session(target: RayTarget) -> Iterator[Any]:
+    def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
         yield fake
 
     def no_own_ray(*args: Any, **options: Any) -> Any:
@@ -393,6 +394,15 @@ def test_stop_leaves_another_cluster_of_its_name_in_a_new_ray_alone(
     assert ray.actors == actors
     other.stop()
     assert ray.actors == {}
+
+
+def test_stop_removes_the_directory_of_a_replicas_doorbells(ray: FakeRay, tmp_path: Path) -> None:
+    begin(tmp_path)
+    replica = str(ClusterPaths(tmp_path / "data").replica(0, 0))
+    Doorbell(replica, "commit_log", files=Files()).close()
+    assert Path(doorbell_directory(replica)).exists()
+    lifecycle.stop(tmp_path / "data")
+    assert not Path(doorbell_directory(replica)).exists()
 
 
 def test_stopping_twice_is_no_fault(ray: FakeRay, tmp_path: Path) -> None:
