@@ -107,6 +107,7 @@ class Queue:
         check_text("name", name)
         check_number("maxsize", maxsize, 0)
         check_number("linger_ms", linger_ms, 0, whole=False)
+        own = cluster is None
         if cluster is None:
             from raymq.cluster.start import connect
 
@@ -119,6 +120,9 @@ class Queue:
         self._actor_options = dict(actor_options or {})
         self._begin()
         self._shard = make_topics(cluster, name)
+        if own:
+            # Nothing else is asked of the handle here.
+            cluster.close()
         # Started now: its process takes a second.
         _ = self.actor
 
@@ -373,7 +377,7 @@ class Queue:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything put by this handle, with `linger_ms`, is stored; seconds.
 
-        Raises: the first failure that nobody was told yet; DeliveryUnknown when the time is up.
+        Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
         if self._link_made is not None:
             self._link().producer.flush(timeout)
