@@ -581,6 +581,9 @@ class ShardSender:
                 done.append((out, error))
                 if not out.uncertain:
                     absent.add(out.lane)
+                    if not (out.lane.own_id or out.lane.resends):
+                        # Rows that moved down would have other numbers when all is sent again with this id.
+                        out.lane.dead = out.lane.dead or error
                 if out.lane.broken is None:
                     out.lane.holes.append((out.sequence, out.batch.num_rows))
         for out in self._waiting:
