@@ -11,6 +11,7 @@ from raymq.store.state import CLEANUP_POLICY, COMPACTION
 
 from .paths import actor_name
 from .transport.tls import parse_url
+from .unclosed import warn_unclosed
 
 if TYPE_CHECKING:
     from .consume.async_consumer import AsyncConsumer
@@ -314,6 +315,11 @@ class Cluster:
             connections, self._connections = self._connections, {}
         for connection in connections.values():
             connection.close()
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_connections"):
+            advice = "use it in a with block, or call close()"
+            warn_unclosed(self, f"Cluster {self.name!r}", advice)
 
     def __enter__(self) -> Cluster:
         return self

@@ -79,6 +79,8 @@ class Consumer:
         if not wanted:
             raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
         shards = sorted({self._route.shard_of(queue) for queue in wanted})
+        # A shard takes no other whole numbers, such as numpy's.
+        wanted = list(map(int, wanted))
         #: queue -> offset of the next message that `poll` returns
         self._positions = self._begin(wanted, shards, start)
         self._state = ReadState(topic, fetch_bytes=fetch_bytes, fetch_records=fetch_records)
@@ -121,7 +123,7 @@ class Consumer:
             return found | dict.fromkeys(missing, start)
         if isinstance(start, Mapping) and all(queue in start for queue in missing):
             check_offsets({queue: start[queue] for queue in missing})
-            return found | {queue: start[queue] for queue in missing}
+            return found | {queue: int(start[queue]) for queue in missing}
         who = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
         raise Rejected(
             f"{who} for the queues {missing} of {self.topic}, and start is {start!r}: "
@@ -267,6 +269,7 @@ class Consumer:
             check_choice("offset", offset, ("earliest", "latest"))
             offset = self._ranges([shard])[queue_id][offset == "latest"]
         check_offsets({queue_id: offset})
+        offset = int(offset)
         state = self._state
         with state.changed:
             self._check_open()
@@ -296,7 +299,7 @@ class Consumer:
         check_offsets(wanted)
         for shard in self._readers:
             own = {
-                str(queue): offset
+                str(queue): int(offset)
                 for queue, offset in wanted.items()
                 if self._route.shard_of(self._own(queue)) == shard
             }

@@ -244,7 +244,7 @@ class BatchSender:
 
     def check_process(self) -> None:
         """Raises: Rejected in a forked child, where the connections and threads do not exist."""
-        if os.getpid() != self._process:
+        if not self.in_own_process:
             raise Rejected(
                 "this producer was made before a fork; make one in the child process",
                 field="fork",
@@ -261,13 +261,18 @@ class BatchSender:
             raise still_under_way(len(late), timeout)
 
     @property
+    def in_own_process(self) -> bool:
+        """Whether this is not a forked child."""
+        return os.getpid() == self._process
+
+    @property
     def in_use(self) -> bool:
-        """Whether there is anything to close in this process."""
-        return bool(self._senders) and not self._closed.is_set() and os.getpid() == self._process
+        """Whether there is anything to close."""
+        return bool(self._senders) and not self._closed.is_set()
 
     def close(self) -> None:
         """End at once: what is not answered fails. Call `flush` before."""
-        if os.getpid() != self._process:
+        if not self.in_own_process:
             return
         self._ending.set()
         self._closed.set()

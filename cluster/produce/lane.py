@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -63,6 +64,14 @@ class AnswerFuture(Future[BatchReceipt]):
 
     #: set when the producer gave up without an answer: what `resend` takes
     unknown: UnknownBatch | None = None
+
+    def result(self, timeout: float | None = None) -> BatchReceipt:
+        """Wait up to `timeout` seconds. Raises: what the batch failed with; TimeoutError: the send goes on."""
+        try:
+            return super().result(timeout)
+        except FutureTimeoutError:
+            # In Python 3.10 that is another class.
+            raise TimeoutError("no receipt yet; the send goes on, ask again") from None
 
 
 def closed_error() -> Rejected:

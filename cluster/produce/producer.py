@@ -684,7 +684,7 @@ class Producer:
 
     def __del__(self) -> None:
         # Only of an idle one: what is open or under way refers to it.
-        if self.__dict__.get("_closed", True):
+        if self.__dict__.get("_closed", True) or not self._sender.in_own_process:
             return
         in_use = self._sender.in_use
         if not sys.is_finalizing():

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any
 
@@ -37,7 +36,7 @@ class PendingFuture(AnswerFuture):
     again: Pending | None = None
 
     def result(self, timeout: float | None = None) -> BatchReceipt:
-        """As Future.result; a failure that it raises counts as seen."""
+        """As of an AnswerFuture; a failure that it raises counts as seen."""
         try:
             return super().result(timeout)
         except RayMQError:
@@ -133,14 +132,7 @@ class SendFuture:
             pending.hurry(pending)
         sent = pending.sent
         left = timeout if sent is None else sent.help(timeout)
-        try:
-            receipt = pending.future.result(left)
-        except FutureTimeoutError:
-            # In Python 3.10 this is another class.
-            raise TimeoutError(
-                f"no receipt within {timeout:g} s; the send goes on, ask again"
-            ) from None
-        return self._receipt(receipt)
+        return self._receipt(pending.future.result(left))
 
     def _receipt(self, batch: BatchReceipt) -> Receipt:
         row = self._row

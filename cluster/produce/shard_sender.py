@@ -8,6 +8,7 @@ the order is restored and writing goes on. That is rare, so it may be slow.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import deque
@@ -34,6 +35,8 @@ from raymq.store.record import Row
 
 from .lane import AnswerFuture, BatchReceipt, Lane, UnknownBatch, closed_error
 
+log = logging.getLogger("raymq.producer")
+
 #: batches unanswered at most; their bytes are limited too
 IN_FLIGHT_BATCHES_MAX = 1024
 #: a receiving thread that is not needed looks this often whether it is, ever less often while others read (each look
@@ -51,6 +54,8 @@ BACKOFF_MS = 20
 BACKOFF_MS_MAX = 1000
 #: a shard may find room by itself for so long; then what it refuses as StorageFull fails
 STORAGE_FULL_MS = 2_000
+#: a sender warns of answers that its caller does not see at most once in so long
+WARN_PAUSE_MS = 60_000
 
 #: why a server is another one than expected: its port was reused, the shard is elsewhere
 _MOVED = ("cluster_id", "shard")
@@ -158,6 +163,7 @@ class ShardSender:
         self._last_error: RayMQError = Unavailable("not connected yet")
         #: since when the shard has refused everything for want of room
         self._full_since_ms: int | None = None
+        self._quiet_until_ms = 0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"raymq-sender-{shard}", daemon=True)
         self._thread.start()
@@ -451,6 +457,7 @@ class ShardSender:
                 self._moved = self._moved or isinstance(error, Unavailable)
             if isinstance(error, DeliveryUnknown):
                 out.uncertain, out.unknown = True, error
+                self._warn(out, error)
             elif isinstance(error, StorageFull):
                 out.full = error
                 if self._full_since_ms is None:
@@ -471,6 +478,21 @@ class ShardSender:
             lane.holes.append((out.sequence, out.batch.num_rows))
         lane.disturbed = True
         self._touched.add(lane)
+
+    def _warn(self, out: Outgoing, error: DeliveryUnknown) -> None:
+        """A caller that waits for a receipt sees nothing of it yet. Needs the lock."""
+        now = self._clock.monotonic_ms()
+        if now < self._quiet_until_ms:
+            return
+        self._quiet_until_ms = now + WARN_PAUSE_MS
+        log.warning(
+            "shard %d answered %s for queue %d of %s: the batch is sent again, with the same sequence, for up to %d ms",
+            self._shard,
+            error.status,
+            out.lane.queue_id,
+            out.lane.topic,
+            self._delivery_timeout_ms,
+        )
 
     def _after_drain(self) -> bool:
         """All answers are in: restore order and go on. False: on a new connection."""
@@ -565,6 +587,9 @@ class ShardSender:
                 done.append((out, error))
                 if not out.uncertain:
                     absent.add(out.lane)
+                    if not (out.lane.own_id or out.lane.resends):
+                        # Rows that moved down would have other numbers when all is sent again with this id.
+                        out.lane.dead = out.lane.dead or error
                 if out.lane.broken is None:
                     out.lane.holes.append((out.sequence, out.batch.num_rows))
         for out in self._waiting:

@@ -112,6 +112,7 @@ class Queue:
         accept = tuple(accept)
         for each in accept:
             codecs.codec(each)
+        own = cluster is None
         if cluster is None:
             from raymq.cluster.start import connect
 
@@ -125,6 +126,9 @@ class Queue:
         self._actor_options = dict(actor_options or {})
         self._begin()
         self._shard = make_topics(cluster, name)
+        if own:
+            # Nothing else is asked of the handle here.
+            cluster.close()
         # Started now: its process takes a second.
         _ = self.actor
 
@@ -380,7 +384,7 @@ class Queue:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything put by this handle, with `linger_ms`, is stored; seconds.
 
-        Raises: the first failure that nobody was told yet; DeliveryUnknown when the time is up.
+        Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
         if self._link_made is not None:
             self._link().producer.flush(timeout)

@@ -10,6 +10,7 @@ from contextlib import closing
 
 import pytest
 
+from raymq.cluster.produce import shard_sender
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import (
@@ -369,3 +370,29 @@ def test_a_sender_keeps_to_its_share_of_the_shards_memory(
         assert sender.stalled("t", 0)
         backend.release()
         assert [future.result(10).first_offset for future in futures] == list(range(1, 11))
+
+
+def test_with_a_given_producer_id_nothing_is_stored_after_what_had_no_room(
+    make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_sender, "STORAGE_FULL_MS", 0)
+    sender = make_sender(producer_id=1)
+    backend.hold()
+    futures = [sender.send("t", 0, batch(numbered(0, 2)))]
+    backend.wait_for(lambda: len(backend.puts) == 1)
+    backend.refusals = [StorageFull("full"), Unavailable("busy")]
+    futures += [sender.send("t", 0, batch(numbered(n, 2))) for n in (2, 4)]
+    backend.wait_for(lambda: len(backend.puts) == 3)
+    backend.release()
+    assert futures[0].result(20).first_offset == 0
+    for future in futures[1:]:
+        with pytest.raises(StorageFull):
+            future.result(20)
+    with pytest.raises(StorageFull):
+        sender.send("t", 0, batch(numbered(6, 2)))
+    # Who starts again with the same id and rows has each of them once: none took the number of another.
+    again = make_sender(producer_id=1)
+    for start in (0, 2, 4):
+        again.send("t", 0, batch(numbered(start, 2)))
+    again.flush(20)
+    assert backend.bodies("t") == numbered(0, 6)

@@ -54,6 +54,13 @@ def stored(shard: ServedShard, queue: int) -> int:
     return shard.host.store.state.next_offsets.get(("t", queue), 0)
 
 
+def sync_all(shard: ServedShard) -> None:
+    """Start GroupCommit, and wait until it has synced what is in the log."""
+    shard.start_flusher()
+    log = shard.host.store.log
+    until(lambda: log.synced == log.end, pause)
+
+
 def comes_up_late(shard: ServedShard) -> list[bool]:
     """The leader restarts: it is back when a client has looked for it in vain. Returns: whether it is."""
     shard.down()
@@ -73,16 +80,19 @@ def comes_up_late(shard: ServedShard) -> list[bool]:
 
 
 def test_without_its_follower_a_quorum_send_fails_with_the_last_status_of_the_shard(
-    widowed: ServedShard,
+    widowed: ServedShard, caplog: pytest.LogCaptureFixture
 ) -> None:
+    with widowed.cluster.producer(acks="leader") as producer:
+        assert producer.send("t", b"alone", queue_id=0).result(30).offset == 0
     with widowed.cluster.producer(delivery_timeout_ms=1_500) as producer:
-        assert producer.send("t", b"alone", queue_id=0, acks="leader").result(30).offset == 0
         sent = producer.send("t", b"x", queue_id=1)
         with pytest.raises(DeliveryUnknown) as unknown:
             sent.result(60)
     assert unknown.value.status == "FLUSH_SLAVE_TIMEOUT"
     assert unknown.value.append["first_offset"] == 0
     assert (unknown.value.topic, unknown.value.queue_id, unknown.value.shard) == ("t", 1, 0)
+    (said,) = [record for record in caplog.messages if "FLUSH_SLAVE_TIMEOUT" in record]
+    assert "is sent again" in said
 
 
 def test_a_full_disk_reaches_the_sender_in_seconds(
@@ -116,13 +126,13 @@ def test_a_wait_that_is_over_says_nothing_of_the_message(unsynced: ServedShard) 
 
 def test_a_message_that_was_given_up_is_sent_again_and_stored_once(unsynced: ServedShard) -> None:
     cluster = unsynced.cluster
-    with cluster.producer(delivery_timeout_ms=600, linger_ms=1000) as producer:
+    with cluster.producer(delivery_timeout_ms=1_500, linger_ms=1000) as producer:
         lost = [producer.send("t", b"%d" % n, queue_id=1) for n in range(3)]
         for sent in lost:
             with pytest.raises(DeliveryUnknown) as unknown:
                 sent.result(30)
         assert unknown.value.status == "FLUSH_DISK_TIMEOUT"
-        unsynced.start_flusher()
+        sync_all(unsynced)
         again = [producer.resend(sent) for sent in lost]
         receipts = [sent.result(30) for sent in again]
         assert [receipt.offset for receipt in receipts] == [0, 1, 2]
@@ -151,20 +161,22 @@ def test_another_producer_sends_again_what_a_closed_one_left(unsynced: ServedSha
 
 def test_columns_and_awaited_messages_are_sent_again_as_well(unsynced: ServedShard) -> None:
     async def main() -> None:
-        async with unsynced.cluster.async_producer(delivery_timeout_ms=600) as producer:
-            sent = producer.send("t", b"x", queue_id=0)
+        async with unsynced.cluster.async_producer(delivery_timeout_ms=600) as hasty:
+            sent = hasty.send("t", b"x", queue_id=0)
             with pytest.raises(DeliveryUnknown):
                 await sent
-            unsynced.start_flusher()
-            assert (await producer.resend(sent)).offset == 0
+        sync_all(unsynced)
+        async with unsynced.cluster.async_producer() as patient:
+            assert (await patient.resend(sent)).offset == 0
 
     columns: Any = {"body": [b"a", b"b"]}
-    with unsynced.cluster.producer(delivery_timeout_ms=600) as producer:
-        (batch,) = producer.send_batch("t", pa.record_batch(columns), queue_id=1)
+    with unsynced.cluster.producer(delivery_timeout_ms=600) as hasty:
+        (batch,) = hasty.send_batch("t", pa.record_batch(columns), queue_id=1)
         with pytest.raises(DeliveryUnknown):
             batch.result(30)
-        asyncio.run(main())
-        assert producer.resend_batch(batch).result(30).last_offset == 1
+    asyncio.run(main())
+    with unsynced.cluster.producer() as patient:
+        assert patient.resend_batch(batch).result(30).last_offset == 1
     assert (stored(unsynced, 0), stored(unsynced, 1)) == (1, 2)
 
 
@@ -286,8 +298,7 @@ def test_a_topic_is_durable_when_it_is_created_also_the_second_time(tmp_path: Pa
             with pytest.raises(DeliveryUnknown) as unknown:
                 shard.cluster.create_topic("t")
             assert unknown.value.status == "FLUSH_DISK_TIMEOUT"
-        shard.start_flusher()
-        until(lambda: shard.host.store.log.synced == shard.host.store.log.end, pause)
+        sync_all(shard)
         assert shard.cluster.create_topic("t") is False
 
 

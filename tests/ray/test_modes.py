@@ -336,7 +336,7 @@ def change_mode(home: Home) -> None:
             )
             assert "transient_pool=False" in said
             home.command("stop", paths.data_dir)
-    with raymq.connect(paths.data_dir) as cluster:
-        shard = Shard(home, paths)
+    shard = Shard(home, paths)
+    with shard.cluster:
         assert [read.body for read in shard.read("t")] == bodies
     home.command("stop", paths.data_dir)
