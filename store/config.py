@@ -123,6 +123,11 @@ class StoreConfig:
     read_only_commit_log_paths: tuple[str, ...] = ()
     #: pause between two deletions (deleteCommitLogFilesInterval, deleteConsumeQueueFilesInterval)
     delete_files_interval_ms: int = 100
+    #: (producer, topic, queue) entries, and producers, of which sequences and epochs are remembered: about 120 bytes of
+    #: memory each. A new one above it is refused
+    producer_entries_max: int = 1_000_000
+    #: at that limit entries make room that were not written for so long
+    producer_expiry_hours: float = 168
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 

@@ -82,7 +82,10 @@ class MessageStore:
         self.config = log.config
         self.files = log.files
         self.clock = log.clock
-        self.state = ShardState()
+        self.state = ShardState(
+            producer_entries_max=log.config.producer_entries_max,
+            producer_expiry_ms=int(log.config.producer_expiry_hours * 3_600_000),
+        )
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)
         self.compaction = CompactionStore(log, self.consume_queues, self.state)
@@ -740,8 +743,11 @@ class MessageStore:
         return self.put_internal(OFFSETS, _json(value))
 
     def init_producer(self, producer: int) -> tuple[int, Append]:
-        """The next epoch of a producer id, stored in the log, and what to wait for."""
-        epoch = self.state.producer_epochs.get(producer, -1) + 1
+        """The next epoch of a producer id, stored in the log, and what to wait for.
+
+        Raises: Rejected where the shard remembers as many producers as it may.
+        """
+        epoch = self.state.next_epoch(producer)
         return epoch, self.put_internal(PRODUCER, _json({"producer": producer, "epoch": epoch}))
 
     # --- shutdown -------------------------------------------------------------------------------------------
