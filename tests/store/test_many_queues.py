@@ -161,6 +161,8 @@ def test_a_start_after_a_kill_opens_no_consume_queue_before_somebody_asks_for_it
     assert files.calls == Counter({"sync_dir": 0, "list": 0})
     assert len(again.queues()) == QUEUES + 1
     assert again.queue_range("t0", 5) == (0, 2)
+    assert files.calls["open"] == 0
+    assert again.fetch("t0", 5, 0, max_bytes=1, max_records=1).next_offset == 1
     assert files.calls["open"] == 1
     check_all(again)
     put_to_all(again)
@@ -243,7 +245,7 @@ def test_a_queue_that_does_not_end_where_it_was_dispatched_to_is_built_anew_by_t
     again = small_store(disk)
     assert again.queue_range("b", 0) == (0, 5)
     with pytest.raises(Corrupt, match="does not end at offset 5"):
-        again.queue_range("a", 0)
+        again.fetch("a", 0, 0, max_bytes=1, max_records=1)
     again.abandon()
     third = small_store(disk)
     confirm(third)
