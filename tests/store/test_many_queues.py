@@ -15,6 +15,7 @@ from raymq.store import format as fmt
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, StorageFull
 from raymq.store.files import Data, Files, PathLike
+from raymq.store.log.marks import Marks
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.queues.consume_queue import ConsumeQueue
@@ -408,3 +409,15 @@ def test_a_file_that_cannot_get_its_length_leaves_nothing_behind(disk: Simulated
     assert disk.list("/s/consumequeue/t/0") == []
     assert opened.count == 0
     assert queue.create_next().path.name == f"{0:020d}"
+
+
+def test_a_cut_below_where_consume_queues_reach_makes_the_next_start_look_at_them(
+    tmp_path: Path,
+) -> None:
+    marks = Marks.open(tmp_path / "marks", files=Files())
+    marks.queued_end = 500
+    marks.lower(600)
+    assert marks.queued_end == 500
+    marks.lower(499)
+    assert marks.queued_end == 0
+    marks.close()
