@@ -117,6 +117,9 @@ class Marks:
 
     def lower(self, offset: int) -> None:
         """Before a cut: no mark stays above it. Durable at return."""
+        if self._words[_QUEUED] > offset:
+            # Consume queues reach beyond it: the next start has to look at them.
+            self._words[_QUEUED] = 0
         for index in range(_WORDS):
             if self._words[index] > offset:
                 self._words[index] = offset

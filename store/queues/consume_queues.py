@@ -128,6 +128,15 @@ class ConsumeQueues:
             return self.get(topic, queue_id)
         return queue
 
+    def range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The half-open range of readable offsets of a queue; (0, 0) without one. Raises: as `get`."""
+        end = self._resting.get((topic, queue_id))
+        if end is not None and not self._min_physical:
+            # Nothing was ever deleted: there is nothing to look at.
+            return 0, end
+        queue = self.find(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+
     def keys(self) -> list[Key]:
         """Every (topic, queue), sorted."""
         return sorted({*list(self._queues), *list(self._resting)})

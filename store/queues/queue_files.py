@@ -38,9 +38,15 @@ class OpenFiles:
 
     def used(self, file: QueueFile) -> None:
         """Keep this file open. Over the limit the file that was not used for longest is closed."""
+        try:
+            # One step of the interpreter: needs no lock.
+            self._open.move_to_end(file)
+        except KeyError:
+            pass
+        else:
+            return
         with self._lock:
             self._open[file] = None
-            self._open.move_to_end(file)
             if len(self._open) <= self._limit:
                 return
             oldest, _ = self._open.popitem(last=False)

@@ -15,6 +15,7 @@ from raymq.store import format as fmt
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, StorageFull
 from raymq.store.files import Data, Files, PathLike
+from raymq.store.log.marks import Marks
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.queues.consume_queue import ConsumeQueue
@@ -161,6 +162,8 @@ def test_a_start_after_a_kill_opens_no_consume_queue_before_somebody_asks_for_it
     assert files.calls == Counter({"sync_dir": 0, "list": 0})
     assert len(again.queues()) == QUEUES + 1
     assert again.queue_range("t0", 5) == (0, 2)
+    assert files.calls["open"] == 0
+    assert again.fetch("t0", 5, 0, max_bytes=1, max_records=1).next_offset == 1
     assert files.calls["open"] == 1
     check_all(again)
     put_to_all(again)
@@ -243,7 +246,7 @@ def test_a_queue_that_does_not_end_where_it_was_dispatched_to_is_built_anew_by_t
     again = small_store(disk)
     assert again.queue_range("b", 0) == (0, 5)
     with pytest.raises(Corrupt, match="does not end at offset 5"):
-        again.queue_range("a", 0)
+        again.fetch("a", 0, 0, max_bytes=1, max_records=1)
     again.abandon()
     third = small_store(disk)
     confirm(third)
@@ -406,3 +409,15 @@ def test_a_file_that_cannot_get_its_length_leaves_nothing_behind(disk: Simulated
     assert disk.list("/s/consumequeue/t/0") == []
     assert opened.count == 0
     assert queue.create_next().path.name == f"{0:020d}"
+
+
+def test_a_cut_below_where_consume_queues_reach_makes_the_next_start_look_at_them(
+    tmp_path: Path,
+) -> None:
+    marks = Marks.open(tmp_path / "marks", files=Files())
+    marks.queued_end = 500
+    marks.lower(600)
+    assert marks.queued_end == 500
+    marks.lower(499)
+    assert marks.queued_end == 0
+    marks.close()

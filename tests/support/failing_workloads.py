@@ -35,6 +35,7 @@ FAULTS: dict[str, tuple[int, ...]] = {
     "sync": (errno.EIO, errno.ENOSPC),
     "sync_data": (errno.EIO, errno.ENOSPC),
     "sync_dir": (errno.EIO,),
+    "make_dir": (errno.EIO, errno.ENOSPC),
     "make_dirs": (errno.EIO, errno.ENOSPC),
     "rename": (errno.EIO,),
     "unlink": (errno.EIO,),
