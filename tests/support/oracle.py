@@ -203,6 +203,21 @@ class RocketMQ:
             copy(running, store)
         return answers
 
+    def broker(self, store: Path, *, pull: list[Line], push: list[Line]) -> list[Line]:
+        """What clients of a real broker on a store consume; the broker starts, serves and stops in order.
+
+        It is a process of its own, with its own name server, on free ports of 127.0.0.1. Args: `pull`: {"topic",
+        "count"}, from the first message on; `push`: also "group", from where the group is.
+        """
+        home = self._scratch / "home-broker"
+        home.mkdir(exist_ok=True)
+        process = Oracle(self._program, home)
+        command = {"do": "broker", "dir": str(store), "home": str(home), "pull": pull, "push": push}
+        try:
+            return process.ask({**command, **self._sizes})
+        finally:
+            process.close()
+
     def config(self, store: Path, **tables: Any) -> list[Line]:
         """Read a store's configuration files with the broker's managers, or write them from tables."""
         return self._oracle.ask({"do": "config", "dir": str(store), **tables, **self._sizes})
