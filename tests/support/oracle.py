@@ -218,6 +218,13 @@ class RocketMQ:
         finally:
             process.close()
 
+    def wanted(
+        self, expressions: list[str], rows: list[dict[str, str]]
+    ) -> dict[str, list[int] | None]:
+        """The rows of properties that each SQL92 filter wants; None for one that RocketMQ refuses."""
+        lines = self._oracle.ask({"do": "filter", "expressions": expressions, "rows": rows})
+        return {line["expression"]: line["wanted"] for line in lines}
+
     def config(self, store: Path, **tables: Any) -> list[Line]:
         """Read a store's configuration files with the broker's managers, or write them from tables."""
         return self._oracle.ask({"do": "config", "dir": str(store), **tables, **self._sizes})

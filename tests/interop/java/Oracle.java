@@ -45,6 +45,9 @@ public final class Oracle {
             case "broker":
                 new RealBroker(command).run();
                 break;
+            case "filter":
+                new Filters(command).run();
+                break;
             case "config":
                 new ConfigFiles(command).run();
                 break;
