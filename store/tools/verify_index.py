@@ -224,7 +224,9 @@ class IndexCheck:
                     keys = keys_of(store)
                 found.append((file, self._check_entries(file, keys)))
             if keys is not None:
-                self._check_complete(found, keys)
+                # The keys of one record may begin in one file and end in the next.
+                goes_on = bool(found) and found[-1][0].path.name != names[-1]
+                self._check_complete(found, keys, goes_on=goes_on)
         finally:
             for fd, view in held:
                 store.files.unmap(view)
@@ -375,8 +377,13 @@ class IndexCheck:
             self._add(file.path, self._entry_at(file, row), TIME, detail)
         return codes
 
-    def _check_complete(self, found: list[tuple[_File, Int64s]], keys: Keys) -> None:
-        """In the range of a file each key has an entry: in it, or at its ends in a neighbour."""
+    def _check_complete(
+        self, found: list[tuple[_File, Int64s]], keys: Keys, *, goes_on: bool
+    ) -> None:
+        """In the range of a file each key has an entry: in it, or at its ends in a neighbour.
+
+        `goes_on`: there is a later file that was not looked at, which may have the rest of the last record's.
+        """
         if not found:
             return
         have = np.concatenate([codes for _, codes in found])
@@ -386,6 +393,8 @@ class IndexCheck:
             if not len(file.entries):
                 continue
             last = int(file.entries["position"][-1]) if file.cut else file.end_offset
+            if goes_on and file is found[-1][0]:
+                last -= 1
             within = (positions >= file.begin_offset) & (positions <= last)
             for position in positions[within].tolist():
                 self._add(

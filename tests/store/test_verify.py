@@ -324,6 +324,26 @@ def test_a_new_index_file_without_an_entry_is_no_fault(
     assert {fault.file for fault in verify(tmp_path)} == {f"index/{new.name}"}
 
 
+def test_keys_of_one_record_in_two_index_files_of_which_a_start_drops_the_second(
+    tmp_path: Path,
+) -> None:
+    config = StoreConfig(**{**vars(CONFIG), "max_hash_slot_num": 5, "max_index_num": 12})
+    store = EmbeddedStore(tmp_path, config=config)
+    store.create_topic("t", 1)
+    keyed = batch([b"body"] * 6, properties=properties.encode({"KEYS": "a b c"}))
+    store.put(PutRequest("t", 0, keyed, None, 0, 0, "quorum"))
+    store.close()
+    # As RocketMQ leaves it in a crash: 11 of 18 entries are in the first file, the second is not known to be synced.
+    shutil.rmtree(tmp_path / "raymq")
+    (tmp_path / "abort").touch()
+    first, second = sorted((tmp_path / "index").iterdir())
+    end_ms = HEADER.unpack(second.read_bytes()[: HEADER.size])[1]
+    patch(first, 8, struct.pack(">q", end_ms - 10))
+    patch(tmp_path / "checkpoint", 16, struct.pack(">q", end_ms - 5))
+    report = check(tmp_path)
+    assert (report.faults, report.anew) == ([], [f"index/{second.name}"])
+
+
 @pytest.mark.parametrize(
     ("text", "offset"),
     [
