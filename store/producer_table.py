@@ -259,7 +259,8 @@ def _hashes(
     mixed = producers ^ queues.astype(np.uint64) * first
     mixed = (mixed ^ mixed >> np.uint64(30)) * second
     mixed = (mixed ^ mixed >> np.uint64(27)) * third
-    return mixed ^ mixed >> np.uint64(31)
+    hashed: npt.NDArray[np.uint64] = mixed ^ mixed >> np.uint64(31)
+    return hashed
 
 
 class ProducerTable:
