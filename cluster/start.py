@@ -497,7 +497,7 @@ def _ray_that_answers(
     clock: Clock,
     tell: Progress,
 ) -> RayTarget | None:
-    """The directory's own Ray when it takes drivers; None: it was dying and is ended, start another.
+    """The directory's own Ray when it takes drivers; None: it is dying, start another in its place.
 
     Raises: Unavailable when it is silent although its processes are well: others may work in it, so `stop` must end it.
     """
@@ -520,9 +520,7 @@ def _ray_that_answers(
             )
     if fault is None:
         return target
-    tell(f"Ray at {target.address} is dying and it is replaced: {fault}")
     ray_host.leave(owned)
-    owned_ray.stop_owned(paths, files=files, clock=clock)
     return None
 
 
