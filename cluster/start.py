@@ -79,7 +79,7 @@ def start(
     host: str | None = None,
     insecure: bool = False,
     nodes: Sequence[str] | None = None,
-    timeout_s: float = 120.0,
+    timeout_s: float = 180.0,
     progress: Progress | None = None,
 ) -> Cluster:
     """Creates the cluster of `data_dir`, or resumes the one there; returns when it serves.

@@ -234,6 +234,7 @@ def _wait_started(
     paths: ClusterPaths, owned: OwnedRay, deadline: int, *, files: Files, clock: Clock
 ) -> str:
     """Waits for Ray's own word that it is up; returns the address of its node."""
+    began = clock.monotonic_ms()
     while True:
         log = files.read_file(paths.ray_log).decode("utf-8", "replace")
         if "Ray runtime started." in log:
@@ -245,7 +246,8 @@ def _wait_started(
             tail = "\n".join(log.splitlines()[-15:])
             raise Unavailable(f"Ray ended while it started ({paths.ray_log}):\n{tail}")
         if clock.monotonic_ms() > deadline:
-            raise Unavailable(f"Ray did not start in the time given; see {paths.ray_log}")
+            waited_s = (clock.monotonic_ms() - began) / 1000
+            raise Unavailable(f"Ray did not start: waited {waited_s:.0f} s; see {paths.ray_log}")
         clock.sleep_ms(100)
 
 
