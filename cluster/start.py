@@ -80,7 +80,7 @@ def start(
     host: str | None = None,
     insecure: bool = False,
     nodes: Sequence[str] | None = None,
-    timeout_s: float = 120.0,
+    timeout_s: float = 180.0,
     progress: Progress | None = None,
 ) -> Cluster:
     """Creates the cluster of `data_dir`, or resumes the one there; returns when it serves.
@@ -501,7 +501,7 @@ def _ray_that_answers(
     clock: Clock,
     tell: Progress,
 ) -> RayTarget | None:
-    """The directory's own Ray when it takes drivers; None: it was dying and is ended, start another.
+    """The directory's own Ray when it takes drivers; None: it is dying, start another in its place.
 
     Raises: Unavailable when it is silent although its processes are well: others may work in it, so `stop` must end it.
     """
@@ -524,9 +524,7 @@ def _ray_that_answers(
             )
     if fault is None:
         return target
-    tell(f"Ray at {target.address} is dying and it is replaced: {fault}")
     ray_host.leave(owned)
-    owned_ray.stop_owned(paths, files=files, clock=clock)
     return None
 
 

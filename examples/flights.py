@@ -442,7 +442,12 @@ def main() -> int:
     os.environ[MARK] = str(os.getpid())
     with console.status("starting Ray and 2 mirrored shards, sync flush"):
         cluster = raymq.start(
-            data_dir, name="flights", shards=SHARDS, replication="mirror", flush="sync"
+            data_dir,
+            name="flights",
+            shards=SHARDS,
+            replication="mirror",
+            flush="sync",
+            timeout_s=300,
         )
     good = False
     try:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -235,3 +238,46 @@ def test_a_machine_that_cannot_run_it_exits_with_3_and_changes_nothing(monkeypat
 
 def test_the_ci_script_is_sound_bash():
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"]).returncode == 0
+
+
+SUPERVISED = """
+import os, sys
+import run
+run.listen_to_signals()
+try:
+    sys.exit(run.run_marked([sys.executable, "-c", sys.argv[1]], os.environ))
+except run.Interrupted as interrupted:
+    sys.exit(128 + interrupted.number)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_program_with_all_that_it_detached(number, tmp_path):
+    started = tmp_path / "started"
+    detached = (
+        "import os, subprocess, sys, time\n"
+        "inner = 'import subprocess, sys, time; '"
+        '\'child = subprocess.Popen(["sleep", "60"], env={}); \''
+        "'open(sys.argv[1], \"w\").write(str(child.pid)); time.sleep(60)'\n"
+        f"subprocess.Popen([sys.executable, '-c', inner, {str(started)!r}], start_new_session=True)\n"
+        "time.sleep(60)\n"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISED, detached],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    while not (started.exists() and started.read_text()):
+        assert program.poll() is None
+        time.sleep(0.02)
+    # A worker of Ray hides its environment like this `sleep` has none; its session gives it away.
+    hidden = int(started.read_text())
+    os.killpg(program.pid, number)
+    said, _ = program.communicate(timeout=60)
+    assert program.returncode == 128 + number
+    assert [line.split()[0] for line in said.strip().splitlines()] == ["Interrupted"]
+    state = Path(f"/proc/{hidden}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"

@@ -162,7 +162,7 @@ def _lifecycle(words: Any, json_option: argparse.ArgumentParser) -> None:
         action="store_true",
         help="allow a host that other machines reach, unencrypted",
     )
-    start.add_argument("--timeout-s", type=_count(1), default=120, metavar="N")
+    start.add_argument("--timeout-s", type=_count(1), default=180, metavar="N")
     start.set_defaults(run=commands.start)
 
     stop = words.add_parser(

@@ -42,6 +42,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 #: what ends an owned Ray when it is lost; the names as the kernel has them
 SERVERS = ("gcs_server", "raylet")
 _START_TIMEOUT_S = 60.0
+_ATTEMPTS = 4
 _STOP_GRACE_MS = 20_000
 #: of one that lost a server: it cannot end in order
 _DYING_GRACE_MS = 1_500
@@ -71,14 +72,18 @@ def start_owned(
     Raises: Unavailable with the end of its log when it does not come up within `timeout_s`.
     """
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
-    forget_owned(paths, files=files, clock=clock)
+    lost = load_owned(paths, files)
+    if lost is not None:
+        # It did not end by `stop`: a crash, a reboot, or it is dying.
+        progress(f"Ray at {lost.address} is lost, it is replaced: {ailment(lost, files)}")
+        stop_owned(paths, files=files, clock=clock)
     progress("starting Ray")
-    for attempt in (1, 2):
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
             owned = _start_once(paths, loopback, deadline, files=files, clock=clock)
         except Unavailable as error:
-            # A free port may have been taken between our look and Ray's bind.
-            if attempt == 2 or clock.monotonic_ms() >= deadline:
+            # A free port may have been taken between our look and Ray's bind; on a busy machine Ray gives up early.
+            if attempt == _ATTEMPTS or clock.monotonic_ms() >= deadline:
                 raise
             progress(f"starting Ray again: {error}")
             continue
@@ -122,12 +127,6 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
     _remove_session(owned, files)
     files.unlink(paths.ray)
     return killed
-
-
-def forget_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> None:
-    """Clears what an owned Ray left that did not end by `stop` (a crash, a reboot)."""
-    if load_owned(paths, files) is not None:
-        stop_owned(paths, files=files, clock=clock)
 
 
 def _remove_session(owned: OwnedRay, files: Files) -> None:
@@ -235,6 +234,7 @@ def _wait_started(
     paths: ClusterPaths, owned: OwnedRay, deadline: int, *, files: Files, clock: Clock
 ) -> str:
     """Waits for Ray's own word that it is up; returns the address of its node."""
+    began = clock.monotonic_ms()
     while True:
         log = files.read_file(paths.ray_log).decode("utf-8", "replace")
         if "Ray runtime started." in log:
@@ -246,7 +246,8 @@ def _wait_started(
             tail = "\n".join(log.splitlines()[-15:])
             raise Unavailable(f"Ray ended while it started ({paths.ray_log}):\n{tail}")
         if clock.monotonic_ms() > deadline:
-            raise Unavailable(f"Ray did not start in the time given; see {paths.ray_log}")
+            waited_s = (clock.monotonic_ms() - began) / 1000
+            raise Unavailable(f"Ray did not start: waited {waited_s:.0f} s; see {paths.ray_log}")
         clock.sleep_ms(100)
 
 
