@@ -1,4 +1,4 @@
-"""What calls bring over the wire, checked before anything is done: anybody with the token may send anything."""
+"""Checks of arguments that came over the wire, made before anything is done: a client may send anything."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_shards(shards: Any, count: int) -> list[int]:
 
 
 def check_attributes(attributes: Any) -> dict[str, str] | None:
-    """The attributes of a new topic. Raises: Rejected for what is no mapping of text to text."""
+    """The attributes of a new topic. Raises: Rejected for what is not a mapping of text to text."""
     if attributes is not None and (
         type(attributes) is not dict
         or not all(type(word) is str for pair in attributes.items() for word in pair)
@@ -118,7 +118,7 @@ def fetch_request(
 ) -> FetchRequest:
     """A fetch as it came over the wire; larger wishes than the limits are cut. Raises: Rejected.
 
-    An offset may be any number: whether the queue holds it is the queue's to say.
+    An offset may be any number: the fetch answers OffsetOutOfRange for one that the queue does not hold.
     """
     return FetchRequest(
         check_name("topic", topic),

@@ -531,8 +531,8 @@ class Producer:
     def _take_due(self, busy: bool) -> tuple[set[ShardSender], float | None]:
         """Seal what has waited long enough, unless it would only stand in line. Needs the lock.
 
-        Returns: whom to pump; if there is none, how long to wait, None: until something comes. While messages come
-        (`busy`) that is the linger time, so that none of them has to wake the thread.
+        Returns: the senders to pump; if there is none, how long to wait in seconds, None: until a message comes.
+        While messages come (`busy`) that is the linger time, so that none of them has to wake the thread.
         """
         senders = self._to_pump.copy()
         self._to_pump.clear()

@@ -390,7 +390,7 @@ def test_with_a_given_producer_id_nothing_is_stored_after_what_had_no_room(
             future.result(20)
     with pytest.raises(StorageFull):
         sender.send("t", 0, batch(numbered(6, 2)))
-    # Who starts again with the same id and rows has each of them once: none took the number of another.
+    # A sender that starts again with the same id and rows stores each once: none has taken the number of another.
     again = make_sender(producer_id=1)
     for start in (0, 2, 4):
         again.send("t", 0, batch(numbered(start, 2)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import pickle
 import threading
 import warnings
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.consume.async_consumer import AsyncConsumer
 from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.produce.async_producer import AsyncProducer
@@ -56,7 +58,23 @@ def use_async_consumer(cluster: Any, close: bool) -> None:
     asyncio.run(main())
 
 
-USES = {
+def use_cluster(fake: FakeCluster, close: bool) -> None:
+    cluster = Cluster(
+        name="fake",
+        cluster_id=fake.cluster_id,
+        shards=1,
+        token=fake.token,
+        endpoints=dict(fake.endpoints),
+    )
+    assert "t" in cluster.topics()
+    # A copy has no connections.
+    pickle.loads(pickle.dumps(cluster))
+    if close:
+        cluster.close()
+
+
+USES: dict[str, Callable[[Any, bool], None]] = {
+    "Cluster 'fake'": use_cluster,
     "Producer": use_producer,
     "Consumer": use_consumer,
     "AsyncProducer": use_async_producer,
