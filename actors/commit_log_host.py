@@ -20,6 +20,7 @@ from raymq.store.errors import (
     DeliveryUnknown,
     RayMQError,
     Rejected,
+    StorageFull,
     Unavailable,
     require,
 )
@@ -27,19 +28,24 @@ from raymq.store.files import Files
 from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.log.scrub import scrub_of_log
 from raymq.store.message_store import MessageStore
+from raymq.store.promise import awaits_commit, own_durable, promises
 from raymq.store.put.put_path import CheckedPut
 from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
 
 from .admin_calls import AdminCalls
 from .appender import Appender, Made
+from .call_arguments import check_known, check_whole
 from .control_block import COMMIT_REAL_TIME
 from .delays import Delays
 from .dispatcher import Dispatcher
+from .heart import Heart
 from .housekeeper import Housekeeper
+from .loops import guarded, may_pass
 from .put_acks import Counters, PutAcks
 from .readings import as_status, read_leader
 from .shard_api import PutTicket, tell_all
 from .supervisor import Supervisor
+from .troubles import TroubleNote, Troubles
 
 log = logging.getLogger("raymq.commit_log")
 
@@ -64,18 +70,30 @@ class LeaderHost:
         roles: tuple[str, ...],
         files: Files | None = None,
         clock: Clock | None = None,
+        give_up: Callable[[str], None] | None = None,
     ) -> None:
+        """Args: give_up: end this process soon, for this reason; its successor recovers. None: stay, read only."""
         self.identity_facts = identity
         self._root = root
         self.config = config
         self.clock = clock or Clock()
         self.counters = Counters()
         self.started_ms = self.clock.now_ms()
+        #: why the shard has stopped writing; None: it has not
         self.failed: RayMQError | None = None
+        #: what does not work at present and is tried again
+        self.troubles = Troubles()
+        self._give_up = give_up
+        self._replication_note = TroubleNote(root, files=files or Files(), clock=Clock())
+        #: the last append was refused by the disk or the kernel
+        self._append_failed = False
+        #: rounds of the ack loop since it was begun last
+        self._ack_rounds = 0
         #: shard -> endpoint, as far as this shard was told
         self.routes: dict[str, str] = {}
-        self._sync = config.flush == "sync"
-        self._mirror = "replication" in roles
+        mirrored = "replication" in roles
+        rows = promises(config.flush, mirrored=mirrored)
+        self._readable = rows["quorum"].readable
         self._stopping = False
         files = files or Files()
         require(
@@ -89,11 +107,15 @@ class LeaderHost:
             clock=self.clock,
             files=files,
             witness_sync=self._witness_sync,
-            commit_least_bytes=config.commit_least_pages * PAGE_BYTES,
+            commit_least_bytes=0
+            if awaits_commit(config.flush, mirrored=mirrored)
+            else config.commit_least_pages * PAGE_BYTES,
         )
+        self._heart = Heart(self.supervisor.control, files=files)
         try:
             self.store = self._open_store(identity, files)
         except BaseException:
+            self._heart.stop()
             self.supervisor.close()
             raise
         self._put_path = self.store.put_path
@@ -102,15 +124,20 @@ class LeaderHost:
             clock=self.clock,
             check_serving=self.check_serving,
             await_promise=self.await_promise,
+            troubles=self.troubles,
         )
-        self._dispatcher = Dispatcher(self.store, clock=self.clock, on_dispatched=self._delays.note)
+        self._dispatcher = Dispatcher(
+            self.store, clock=self.clock, on_dispatched=self._delays.note, troubles=self.troubles
+        )
+        if mirrored and not self.store.log.same_boot:
+            self._dispatcher.hoped_end = self.store.log.end
         self.acks = PutAcks(
             self.store.log,
             self.supervisor,
             config,
             clock=self.clock,
             counters=self.counters,
-            mirror=self._mirror,
+            promises=rows,
             on_confirmed=self._dispatcher.wake,
             fail=self._fail,
         )
@@ -118,9 +145,10 @@ class LeaderHost:
         #: the put that is appended just now is small
         self._small = False
         self.store.log.on_appended = self._on_appended
+        self.store.log.on_poisoned = self.supervisor.poison
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
-        if self._mirror:
+        if mirrored:
             # The replication process maps files, too, and nobody here sees for how long.
             self.store.log.queue.spares = None
         self._ahead = self.store.log.allocate_ahead()
@@ -131,6 +159,7 @@ class LeaderHost:
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
             sample=self.store.stats.sample,
+            upkeep=self.store.upkeep.run_once,
         )
         self.compaction = CompactionService(
             self.store.compaction,
@@ -148,13 +177,16 @@ class LeaderHost:
 
         bodies: dict[str, Callable[[], None]] = {
             "append": lambda: self._appender.run(stopping),
-            "acks": lambda: self.acks.run(stopping),
+            "acks": self._run_acks,
             "dispatch": self._dispatcher.run,
             "delays": self._delays.run,
             "allocate": lambda: self._ahead.run(stopping),
             "house": lambda: self.housekeeper.run(stopping),
         }
-        bodies = {name: self._guard(name, body) for name, body in bodies.items()}
+        bodies = {
+            name: guarded(name, body, stopping=stopping, troubles=self.troubles, fail=self._fail)
+            for name, body in bodies.items()
+        }
         # Not guarded: a shard serves on without these.
         bodies["compaction"] = lambda: self.compaction.run(stopping, self.clock)
         if self.config.scrub_bytes_per_s:
@@ -186,8 +218,7 @@ class LeaderHost:
             log_.commit_pool()
             # What recovery found may still sit in the page cache only: prove it before anybody relies on it.
             log_.sync()
-            if not self._mirror:
-                log_.note_confirmed(log_.end)
+            log_.note_confirmed(self._readable(log_.ends))
             self.supervisor.begin(log_.end, log_.synced, log_.confirmed)
             log_.pool.publish(self.supervisor.incarnation)
         except BaseException:
@@ -223,36 +254,54 @@ class LeaderHost:
         ticket = PutTicket(notify, began)
         # From here on it may be stored: nothing is raised, the ticket tells.
         appended = self._appender.put(ticket, checked)
-        if alone and appended and self._sync and not self._mirror:
-            self.acks.await_sync(ticket, self._appender)
+        if alone and appended:
+            self.acks.await_sync(ticket, request.acks, self._appender)
         return ticket
 
     def _on_appended(self) -> None:
         """The flusher that was told of a small put is awake: it syncs while the put is counted and handed over."""
-        if self._small and self._sync:
+        if self._small:
             self.acks.publish_early()
 
     def _append(self, checked: CheckedPut) -> Append:
         self._small = checked.prepared.count <= ANNOUNCED_ROWS_MAX
+        end = self.store.log.end
         try:
             appended = self._put_path.append(checked)
-        except DeliveryUnknown:
+        except DeliveryUnknown as error:
             self.counters.unknown += 1
+            self._note_append_failure(error)
             raise
-        except RayMQError:
+        except RayMQError as error:
             self.counters.rejected += 1
+            if isinstance(error, (StorageFull, Unavailable)):
+                self._note_append_failure(error)
             raise
         except OSError as error:
             self.counters.rejected += 1
+            self._note_append_failure(error)
             raise Unavailable(f"the log could not be written: {error}", field="store") from error
+        except Exception as error:
+            if self.store.log.end != end:
+                # What is accounted for and what is stored may differ now: only a recovery makes them equal.
+                self._fail(Unavailable(f"append: {error!r}", field="store"))
+            raise
+        if self._append_failed:
+            self._append_failed = False
+            self.troubles.clear("append")
         self.counters.puts += 1
         self.counters.rows += appended.count
         self.counters.bytes += checked.prepared.bytes_from(appended.duplicates)
         self.counters.duplicates += appended.duplicates
         return appended
 
+    def _note_append_failure(self, error: Exception) -> None:
+        self._append_failed = True
+        self.troubles.note("append", error)
+
     def _fence_old(self) -> None:
         self._fenced = self.supervisor.fence_old()
+        self._heart.start()
         if self._fenced.failed_sync_errno:
             # The process before this one died before it could say so.
             raise Corrupt(
@@ -267,33 +316,44 @@ class LeaderHost:
         self.acks.await_room()
 
     def _witness_sync(self) -> int:
-        return self.store.log.sync()
+        with self._heart.long_call():
+            return self.store.log.sync()
 
     # --- service loops ----------------------------------------------------------------------------------------
 
-    def _guard(self, name: str, body: Callable[[], None]) -> Callable[[], None]:
-        """A service loop that dies takes the process's service with it: nothing limps on half alive."""
+    def _run_acks(self) -> None:
+        self._ack_rounds = 0
+        try:
+            self.acks.run(self._begin_ack_round)
+        finally:
+            self._heart.rest()
 
-        def run() -> None:
-            try:
-                body()
-            except RayMQError as error:
-                self._fail(error)
-            except OSError as error:
-                self._fail(Unavailable(f"{name}: {error}", field="store"))
-            except Exception as error:
-                log.exception("service loop died")
-                self._fail(Unavailable(f"{name}: {error!r}", field="store"))
-
-        return run
+    def _begin_ack_round(self) -> bool:
+        """Returns: whether the loop is to end. Raises: Unavailable, when the log takes nothing more."""
+        self._heart.come_round()
+        self._ack_rounds += 1
+        if self._ack_rounds > 1 and self.troubles:
+            self.troubles.clear("acks")
+        poisoned = self.store.log.poisoned
+        if poisoned is not None and self.failed is None and not self._stopping:
+            # Of a failed append that could not be taken back, for example: the next start cuts it off.
+            raise Unavailable(poisoned, field="store", status="poisoned")
+        return self._stopping
 
     def _fail(self, error: RayMQError) -> None:
-        if self._stopping:
+        """A part of the process is dead: nothing limps on half alive.
+
+        The shard stops writing; where a restart may mend it the process ends, and Ray starts the next one.
+        """
+        if self._stopping or self.failed is not None:
             return
         log.error("the shard stops writing: %s", error)
         self.failed = error
         self._settle_left()
         self._dispatcher.tell_readers()
+        sync_failed = self.store.log.sync_failed or self.supervisor.poisoned is not None
+        if self._give_up is not None and may_pass(error, sync_failed=sync_failed):
+            self._give_up(str(error))
 
     def _settle_left(self) -> None:
         """Answer what nobody will answer any more: not stored, or not known."""
@@ -316,8 +376,13 @@ class LeaderHost:
     # --- ShardBackend: the rest -----------------------------------------------------------------------------
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """See `Dispatcher.fetch`."""
+        """See `Dispatcher.fetch`. Raises: Rejected for a topic or queue that does not exist."""
         self.counters.fetches += 1
+        topics = self.store.state.topics
+        info = topics[check_known(request.topic, topics)]
+        for queue_id in request.offsets:
+            if not 0 <= queue_id < info.queues:
+                check_whole("offsets", queue_id, 0, info.queues - 1)
         return self._dispatcher.fetch(request)
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -325,13 +390,13 @@ class LeaderHost:
         return self._admin.call(op, args)
 
     def await_dispatch(self) -> None:
-        """Wait until readers see what is confirmed now; not for long."""
+        """Wait until readers see what is confirmed now. Raises: Unavailable, when that takes too long."""
         self._dispatcher.await_confirmed()
 
     def await_promise(self, appended: Append) -> None:
         """Wait until the promise of a record of our own is kept. Raises: DeliveryUnknown."""
         ticket = PutTicket()
-        tell_all(self.acks.hand_over([Made(ticket, appended, False)]))
+        tell_all(self.acks.hand_over([Made(ticket, appended, "quorum")]))
         ticket.wait(60.0)
 
     def replicate(
@@ -345,7 +410,43 @@ class LeaderHost:
     @property
     def waiting_puts(self) -> int:
         """Puts that are not answered yet."""
-        return self._appender.waiting + len(self.acks.waiting)
+        return self._appender.waiting + self.acks.waiting
+
+    @property
+    def writable(self) -> bool:
+        """Whether puts are taken now, as far as the last one tells."""
+        return self.state == "RUNNING" and not self._append_failed
+
+    @property
+    def state(self) -> str:
+        """RUNNING, or READ_ONLY while every put is refused."""
+        refusing = self.failed or self.store.log.poisoned or not self.store.flags.writable
+        return "READ_ONLY" if refusing else "RUNNING"
+
+    @property
+    def cause(self) -> str | None:
+        """Why the shard does not write, or what does not work at present; None: all is well."""
+        if self.failed is not None:
+            return str(self.failed)
+        flags = self.store.flags
+        reasons = [
+            self.store.log.poisoned or "",
+            *(f"{part}: {cause}" for part, cause in self._all_troubles().items()),
+            "" if flags.writable else f"puts are refused: {', '.join(flags.names())}",
+        ]
+        return "; ".join(filter(None, reasons)) or None
+
+    def _all_troubles(self) -> dict[str, str]:
+        found = self.troubles.as_status()
+        log_ = self.store.log
+        if self._ahead.failed is not None:
+            found["allocate"] = str(self._ahead.failed)
+        # Without a replica both ends move together; the note is of Replication alone.
+        if log_.confirmed < own_durable(self.config.flush, log_.ends):
+            cause = self._replication_note.read()
+            if cause is not None:
+                found["replication"] = cause
+        return found
 
     def status(self) -> dict[str, Any]:
         """Positions, counters, metrics and satellites, for people and benchmarks."""
@@ -353,8 +454,10 @@ class LeaderHost:
         return {
             **self.identity_facts,
             "mode": "leader",
-            "state": "RUNNING" if self.failed is None else "READ_ONLY",
-            "error": None if self.failed is None else str(self.failed),
+            "state": self.state,
+            "writable": self.writable,
+            "error": self.cause,
+            "troubles": self._all_troubles(),
             "min_offset": log_.start,
             "transient_pool": self.config.transient_pool,
             "appended": log_.end,
@@ -373,6 +476,7 @@ class LeaderHost:
             "metrics": as_status(read_leader(self)),
             "flags": self.store.flags.names(),
             "clean": {**self.store.cleaner.as_status(), "error": self.housekeeper.failed},
+            "upkeep": {"error": self.store.upkeep.failed},
             "store_stats": self.store.stats.as_status(),
             "roles": self.supervisor.describe(),
         }
@@ -400,12 +504,14 @@ class LeaderHost:
         for thread in self._threads:
             thread.join(2.0)
         self._settle_left()
+        self._heart.stop()
         self.supervisor.close()
         try:
-            if not self._mirror and self.failed is None:
-                self.store.log.commit_pool()
-                self.store.log.sync()
-                self.store.log.note_confirmed(self.store.log.end)
+            if self.failed is None:
+                log_ = self.store.log
+                log_.commit_pool()
+                log_.sync()
+                log_.note_confirmed(self._readable(log_.ends))
             self._delays.close()
             self.store.close()
         except (OSError, RayMQError) as error:

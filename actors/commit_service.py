@@ -136,5 +136,5 @@ class CommitService:
             log.error("what is in the transient pool waits for room on the disk: %s", error)
             satellite.pause(FULL_WAIT_MS)
             return False
-        satellite.publish_counts(commit.commits, 0)
+        satellite.publish_count(commit.commits)
         return committed > before

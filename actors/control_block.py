@@ -13,6 +13,8 @@ measured to show other processes torn values in 18-21 % of polls.
     5      CommitLog  log generation: bumped by every `begin`, so also around a truncation
     6, 7   CommitLog  pid, start time
     8      CommitLog  heartbeat, monotonic ms
+    9      CommitLog  1: it beats, also in a recovery and beside a slow disk: satellites kill it when it is silent, see
+                      heart.py
     16     CommitLog  appended end, packed with the log generation
     17     CommitLog  1: an append has begun whose end is not in word 16 yet; a hint only
     18     CommitLog  1: CommitLog looks at the positions itself just now; GroupCommit leaves out its bell
@@ -24,14 +26,14 @@ measured to show other processes torn values in 18-21 % of polls.
       +2      satellite  incarnation: "I am here"; written last, 0 while the words beside it change
       +3      satellite  heartbeat, monotonic ms
       +4      satellite  sync started: end of the sync that runs or ran last, packed with the generation
-      +5      satellite  position: flushed end (flushers), confirmed end (replication) or committed end
-                         (CommitRealTime), packed with the generation
+      +5      satellite  position: flushed end (flushers), committed end (CommitRealTime) or (replication) the end
+                         below which puts kept a promise that names replicas, packed with the generation
       +6      satellite  failure: errno of a failed sync, packed with the generation
-      +7, +8  satellite  counts: syncs, requests; each life goes on where the one before ended
+      +7      satellite  count of syncs (frames, commits); each life goes on where the one before ended
       +16     CommitLog  grant: incarnation that may work, packed with the generation granted
       +17     CommitLog  incarnation granted last; stays when the grant is taken back
       +18     CommitLog  base: end that was synced (confirmed, committed) when the grant was given
-    384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py; as +7, +8
+    384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py; as +7
 
 Words +4 to +6 outlive their writer and are cleared by CommitLog when it begins (nobody is granted then): if both die,
 they tell what the kernel will not tell again. Of CommitRealTime's position any generation counts: between two `begin`s
@@ -42,16 +44,20 @@ that life, whichever processes worked for it.
 A packed word is (generation & 0x7FFF) << 48 | value: generation and value change in one move, and a reader that
 expects another generation reads 0. Generation 0 is never granted, so a zeroed page says nothing.
 
-Invariant: data, then word, then bell. x86 keeps stores in order; on ARM the bell's system call orders them.
+Invariant: data, then word, then bell. x86_64 shows stores to other processes in their order. Where no bell is rung
+nothing else orders them: Python has no barrier between processes. So other architectures are refused, see
+docs/decisions/0010-x86-64-only.md.
 """
 
 from __future__ import annotations
 
+import os
 from enum import IntEnum
 from typing import NamedTuple
 
-from raymq.store.errors import broken
+from raymq.store.errors import Rejected, broken
 from raymq.store.files import Files
+from raymq.store.promise import Flush
 
 from .latency import WORDS as LATENCY_WORDS
 from .latency import Latencies, LatencyCounter, latencies
@@ -62,8 +68,12 @@ FILE_BYTES = 4096
 MAGIC = int.from_bytes(b"RayMQctl", "big")
 VERSION = 1
 
+#: architectures on which the invariant above holds
+ARCHITECTURES = ("x86_64",)
 #: the order is the layout
 ROLES = ("group_commit", "flush_real_time", "replication", "commit_real_time")
+#: flush mode -> the role that syncs
+FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": "flush_real_time"}
 COMMIT_LOG = "commit_log"
 COMMIT_REAL_TIME = "commit_real_time"
 
@@ -75,12 +85,12 @@ ANNOUNCED_US = 500
 POLL_US = 1_500
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
-_PID, _START_TIME, _HEARTBEAT, _APPENDED, _APPENDING, _WATCHING = 6, 7, 8, 16, 17, 18
+_PID, _START_TIME, _HEARTBEAT, _BEATING, _APPENDED, _APPENDING, _WATCHING = 6, 7, 8, 9, 16, 17, 18
 _POOLED, _ANNOUNCED, _POLLING = 19, 20, 21
 _FIRST_ROLE, _ROLE_WORDS = 32, 32
 _FIRST_LATENCY = 384
 _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
-_R_POSITION, _R_FAILURE, _R_SYNCS, _R_REQUESTS = range(5, 9)
+_R_POSITION, _R_FAILURE, _R_SYNCS = range(5, 8)
 _R_GRANT, _R_LAST_GRANTED, _R_BASE = 16, 17, 18
 
 _VALUE_BITS = INCARNATION_BITS
@@ -100,8 +110,20 @@ class State(IntEnum):
     POISONED = 3
 
 
+def check_architecture(machine: str) -> None:
+    """Raises: Rejected where words may be seen before the data that they tell of. Args: machine: of `os.uname()`."""
+    if machine not in ARCHITECTURES:
+        raise Rejected(
+            f"the processes of a replica share memory in an order that {machine} does not keep; run the shards on "
+            f"{', '.join(ARCHITECTURES)} (clients may be elsewhere)",
+            field="machine",
+            limit=", ".join(ARCHITECTURES),
+            found=machine,
+        )
+
+
 def shared_file(replica_dir: str, name: str) -> str:
-    """Path of `control`, `ring-<role>` or `<role>.lock` of a replica."""
+    """Path of `control`, `ring-replication` or `<role>.lock` of a replica."""
     return f"{replica_dir}/raymq/{name}"
 
 
@@ -136,7 +158,7 @@ class Registration(NamedTuple):
 
 
 class RoleRecord:
-    """The record of one role. The satellite calls `register` to `publish_counts`, CommitLog the rest."""
+    """The record of one role. The satellite calls `register` to `publish_count`, CommitLog the rest."""
 
     def __init__(self, words: memoryview, role: str) -> None:
         base = _FIRST_ROLE + ROLES.index(role) * _ROLE_WORDS
@@ -166,17 +188,16 @@ class RoleRecord:
         self._words[_R_SYNC_STARTED] = pack_word(generation, end_offset)
 
     def publish_position(self, generation: int, end_offset: int) -> None:
-        """After each success: everything below is flushed (confirmed)."""
+        """After each success: everything below is flushed (committed, acknowledged)."""
         self._words[_R_POSITION] = pack_word(generation, end_offset)
 
     def publish_failure(self, generation: int, errno: int) -> None:
         """A sync failed."""
         self._words[_R_FAILURE] = pack_word(generation, errno)
 
-    def publish_counts(self, syncs: int, requests: int) -> None:
-        """Totals of all lives since `clear_counts`."""
+    def publish_count(self, syncs: int) -> None:
+        """The total of all lives since `clear_counts`."""
         self._words[_R_SYNCS] = syncs
-        self._words[_R_REQUESTS] = requests
 
     def clear(self, base: int) -> None:
         """Forget the last words of the dead. Callers: CommitLog, with nobody granted, when it has acted on them."""
@@ -186,7 +207,7 @@ class RoleRecord:
 
     def clear_counts(self) -> None:
         """Begin to count at 0. Callers: CommitLog, once in its process, when nobody works any more."""
-        self.publish_counts(0, 0)
+        self.publish_count(0)
         self.sync_latency.clear()
 
     def registration(self) -> Registration | None:
@@ -215,9 +236,10 @@ class RoleRecord:
         return unpack_word(self._words[_R_FAILURE])
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """(syncs, requests) since CommitLog's process took over, of all lives."""
-        return self._words[_R_SYNCS], self._words[_R_REQUESTS]
+    def count(self) -> int:
+        """Syncs since CommitLog's process took over, of all lives."""
+        value: int = self._words[_R_SYNCS]
+        return value
 
     @property
     def sync_latency(self) -> LatencyCounter:
@@ -291,7 +313,11 @@ class ControlBlock:
 
     @classmethod
     def open(cls, path: str, *, files: Files) -> ControlBlock:
-        """Map the page, made zeroed if it is not there (a satellite may come before CommitLog)."""
+        """Map the page, made zeroed if it is not there (a satellite may come before CommitLog).
+
+        Raises: Rejected on another architecture.
+        """
+        check_architecture(os.uname().machine)
         return cls(map_shared(path, FILE_BYTES, files=files), files=files)
 
     def valid(self, boot: int) -> bool:
@@ -375,6 +401,23 @@ class ControlBlock:
     def beat(self, now_ms: int) -> None:
         """CommitLog says "I live"."""
         self._words[_HEARTBEAT] = now_ms
+
+    def begin_beating(self, process: ProcessIdentity, now_ms: int) -> None:
+        """From now on a silent CommitLog is to be killed. Callers: CommitLog, with the store's lock."""
+        words = self._words
+        words[_BEATING] = 0
+        words[_PID], words[_START_TIME] = process
+        words[_HEARTBEAT] = now_ms
+        words[_BEATING] = 1
+
+    def end_beating(self) -> None:
+        """CommitLog stops: its silence means nothing any more."""
+        self._words[_BEATING] = 0
+
+    @property
+    def beating(self) -> bool:
+        """Whether CommitLog's silence means that it hangs."""
+        return bool(self._words[_BEATING])
 
     @property
     def appended(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
@@ -12,7 +11,7 @@ from raymq.store.errors import Bug, RayMQError
 from raymq.store.message_store import MessageStore
 from raymq.store.requests import Append
 
-log = logging.getLogger("raymq.commit_log")
+from .troubles import Troubles
 
 #: messages delivered before their promise is waited for: a slow disk slows deliveries down, as it does producers
 RUN_MESSAGES = 2048
@@ -20,6 +19,8 @@ RUN_MESSAGES = 2048
 LOOK_S = 1.0
 #: after a failure (ScheduleMessageService.DELAY_FOR_A_PERIOD)
 RETRY_S = 10.0
+#: the name of this trouble
+PART = "what is to be delivered later"
 
 
 class Delays:
@@ -32,6 +33,7 @@ class Delays:
         clock: Clock,
         check_serving: Callable[[], None],
         await_promise: Callable[[Append], None],
+        troubles: Troubles | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -42,7 +44,7 @@ class Delays:
         self._seen = -1
         self._stopping = False
         self._running = threading.Lock()
-        self._told = ""
+        self._troubles = Troubles() if troubles is None else troubles
 
     def note(self) -> None:
         """Something was dispatched: look, if it is to be delivered later. Callers: the dispatching thread."""
@@ -58,13 +60,12 @@ class Delays:
             self._wake.clear()
             try:
                 wait_s = self._step()
-                self._told = ""
+                self._troubles.clear(PART)
             except Bug:
                 raise
             except (RayMQError, OSError) as error:
-                if not self._stopping and str(error) != self._told:
-                    log.warning("what is to be delivered later waits: %s", error)
-                    self._told = str(error)
+                if not self._stopping:
+                    self._troubles.note(PART, error)
                 wait_s = RETRY_S
 
     def _step(self) -> float | None:

@@ -18,9 +18,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.files import Files
 from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
-from raymq.store.status import PutStatus
 
-from .ring import FLAG_ANSWER, Request
 from .satellite import HEART_PERIOD_MS, IDLE_WAIT_MS, Satellite, Standing
 
 #: a wait right after work: a lost bell delays by this (RocketMQ's waitForRunning(10))
@@ -61,9 +59,6 @@ class FlushService:
         self._clock = clock or Clock()
         self._satellite = Satellite(replica_dir, role, clock=self._clock, files=files)
         self._syncer = SegmentSyncer(f"{replica_dir}/commitlog", config.segment_size_bytes, files)
-        self._requests = 0
-        #: puts that came before their bytes
-        self._early: list[Request] = []
 
     def run(self) -> None:
         """Serve, and end the process with the life, whatever else runs in it. Returns: only after `stop`."""
@@ -95,8 +90,6 @@ class FlushService:
         timer = satellite.sync_timer()
         commit = GroupCommit(
             self._syncer,
-            self._clock,
-            timeout_ms=self._config.sync_flush_timeout_ms,
             flushed=satellite.base,
             on_sync_started=timer.sync_started,
             on_flushed=timer.flushed,
@@ -138,35 +131,22 @@ class FlushService:
             satellite.wait(min(flusher.wait_ms(), HEART_PERIOD_MS))
             with satellite.long_call:
                 flusher.flush_if_due(satellite.committed)
-            satellite.publish_counts(self._syncer.syncs, 0)
+            satellite.publish_count(self._syncer.syncs)
         if standing is not Standing.FENCED:
             with satellite.long_call:
                 flusher.shutdown(satellite.committed)
-            satellite.publish_counts(self._syncer.syncs, 0)
+            satellite.publish_count(self._syncer.syncs)
         return standing
 
     def _commit_once(self, commit: GroupCommit) -> bool:
-        """Take what waits, sync once for all of it. Returns: whether there was anything to do."""
+        """Sync once for every put whose bytes are in the files. Returns: whether there was anything to do."""
         satellite = self._satellite
-        waiting = self._early + satellite.take_requests()
         committed = satellite.committed
-        if waiting:
-            # The bytes of a put may still be in the transient pool; CommitRealTime rings when they are not.
-            self._early = [request for request in waiting if request.end_offset > committed]
-            if self._early:
-                waiting = [request for request in waiting if request.end_offset <= committed]
-        if not waiting and committed <= commit.flushed:
+        if committed <= commit.flushed:
             return False
-        for request in waiting:
-            commit.request(request.end_offset, request.deadline_ms)
-        commit.swap()
         with satellite.long_call:
-            _, statuses = commit.do_commit(committed)
-        for request, status in zip(waiting, statuses, strict=True):
-            if status is not PutStatus.PUT_OK and request.flags & FLAG_ANSWER:
-                satellite.answer(request.sequence, status.code)
-        self._requests += len(waiting)
-        satellite.publish_counts(self._syncer.syncs, self._requests)
+            commit.commit(committed)
+        satellite.publish_count(self._syncer.syncs)
         return True
 
 

@@ -14,22 +14,26 @@ from typing import Any
 
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable
+from raymq.store.errors import Corrupt, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.clean import CleanService
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.scrub import scrub_of_log
+from raymq.store.promise import own_durable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from raymq.store.running_flags import RunningFlags
 from raymq.store.status import PutStatus
 
 from .follower import FollowerSession
+from .heart import Heart
 from .housekeeper import Housekeeper
+from .loops import guarded, may_pass
 from .shard_api import PutTicket
 from .supervisor import Supervisor
+from .troubles import Troubles
 
-log = logging.getLogger("raymq.follower")
+logger = logging.getLogger("raymq.commit_log")
 
 #: a follower does not know what waits to be delivered, which a leader keeps: it is at most two days old, as a rule
 RESERVED_HOURS_MIN = 72
@@ -50,23 +54,32 @@ class FollowerHost:
         roles: tuple[str, ...],
         files: Files | None = None,
         clock: Clock | None = None,
+        give_up: Callable[[str], None] | None = None,
     ) -> None:
+        """Args: give_up: as of `LeaderHost`."""
         files = files or Files()
         self.identity_facts = identity
         self.config = config
         self.clock = clock or Clock()
+        #: why this follower has stopped writing; None: it has not
         self.failed: RayMQError | None = None
+        #: what does not work at present and is tried again
+        self.troubles = Troubles()
+        self._give_up = give_up
         self._stopping = False
         self._writer = threading.RLock()
         self._changed = threading.Condition()
         self.supervisor = Supervisor(
             root, roles, clock=self.clock, files=files, witness_sync=self._witness_sync
         )
+        self._heart = Heart(self.supervisor.control, files=files)
         try:
             self.log = self._open_log(root, identity, files)
         except BaseException:
+            self._heart.stop()
             self.supervisor.close()
             raise
+        self.log.on_poisoned = self.supervisor.poison
         self._session = FollowerSession(self, identity)
         self._housekeeper = Housekeeper(
             CleanService(
@@ -76,9 +89,19 @@ class FollowerHost:
             interval_ms=config.clean_resource_interval_ms,
         )
         # What it finds is told; nothing stops.
-        self.scrub = scrub_of_log(self.log, on_fault=lambda fault: log.error("%s", fault))
+        self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
         self._threads = [
-            threading.Thread(target=self._run_acks, name="raymq-acks", daemon=True),
+            threading.Thread(
+                target=guarded(
+                    "acks",
+                    self._run_acks,
+                    stopping=lambda: self._stopping,
+                    troubles=self.troubles,
+                    fail=self._fail,
+                ),
+                name="raymq-acks",
+                daemon=True,
+            ),
             threading.Thread(target=self._run_allocate, name="raymq-allocate", daemon=True),
             threading.Thread(
                 target=lambda: self._housekeeper.run(lambda: self._stopping),
@@ -112,6 +135,7 @@ class FollowerHost:
         )
         try:
             fenced = self.supervisor.fence_old()
+            self._heart.start()
             if fenced.failed_sync_errno:
                 raise Corrupt(
                     f"a sync of {root} failed (errno {fenced.failed_sync_errno}) before the restart; "
@@ -136,7 +160,7 @@ class FollowerHost:
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Append units verbatim and ring the flush service."""
         self._check_serving()
-        with self._writer:
+        with self._writer, self._writing():
             self.log.append_units(units, data)
             self.supervisor.publish_appended(self.log.end)
             self.supervisor.ring()
@@ -144,7 +168,7 @@ class FollowerHost:
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Take the leader's units over for bytes that are the same."""
         self._check_serving()
-        with self._writer:
+        with self._writer, self._writing():
             self.log.adopt_units(units, data)
             self.supervisor.publish_appended(self.log.end)
             self.supervisor.ring()
@@ -156,7 +180,7 @@ class FollowerHost:
     def truncate(self, offset: int) -> None:
         """R9's cut, as a handshake: the flush service is stopped first and granted anew after."""
         self._check_serving()
-        with self._writer:
+        with self._writer, self._writing(), self._heart.long_call():
             for role in self.supervisor.roles:
                 self.supervisor.revoke(role)
             self.log.truncate(offset)
@@ -176,8 +200,8 @@ class FollowerHost:
         return self.log.chain.value_at(offset)
 
     def synced(self) -> int:
-        """Everything below is on this follower's disk."""
-        return self.log.synced if self.config.flush == "sync" else self.log.end
+        """Everything below is held here as durably as the flush mode asks."""
+        return own_durable(self.config.flush, self.log.ends)
 
     def confirmed(self) -> int:
         """The C this follower knows."""
@@ -245,27 +269,56 @@ class FollowerHost:
 
     # --- loops ----------------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Around a change of the log: status says what refused the last one."""
+        try:
+            yield
+        except (OSError, StorageFull) as error:
+            self.troubles.note("append", error)
+            raise
+        self.troubles.clear("append")
+
     def _run_acks(self) -> None:
+        rounds = 0
         try:
             while not self._stopping:
+                self._heart.come_round()
                 self.supervisor.wait(10 if self.log.synced < self.log.end else 200)
                 self.supervisor.tick()
                 if self.supervisor.poisoned is not None:
                     self.log.poison(self.supervisor.poisoned)
                     raise Unavailable(self.supervisor.poisoned, field="store", status="poisoned")
-                progress = self.supervisor.progress()
-                if progress.flushed > self.log.synced:
+                if self.log.poisoned is not None:
+                    # Where no sync has failed, the next start cuts off what could not be taken back.
+                    raise Unavailable(self.log.poisoned, field="store", status="poisoned")
+                synced = self.supervisor.progress().ends.synced
+                if synced > self.log.synced:
                     with self._changed:
-                        self.log.note_synced(progress.flushed)
+                        self.log.note_synced(synced)
                         self._changed.notify_all()
-        except (OSError, RayMQError) as error:
-            self.failed = error if isinstance(error, RayMQError) else Unavailable(str(error))
+                rounds += 1
+                if rounds > 1:
+                    self.troubles.clear("acks")
+        finally:
+            self._heart.rest()
+
+    def _fail(self, error: RayMQError) -> None:
+        """As `LeaderHost._fail`."""
+        if self._stopping or self.failed is not None:
+            return
+        self.failed = error
+        logger.error("the follower stops writing: %s", error)
+        sync_failed = self.log.sync_failed or self.supervisor.poisoned is not None
+        if self._give_up is not None and may_pass(error, sync_failed=sync_failed):
+            self._give_up(str(error))
 
     def _run_allocate(self) -> None:
         self.log.allocate_ahead().run(lambda: self._stopping)
 
     def _witness_sync(self) -> int:
-        return self.log.sync()
+        with self._heart.long_call():
+            return self.log.sync()
 
     def _check_serving(self) -> None:
         if self.failed is not None or self._stopping:
@@ -273,14 +326,27 @@ class FollowerHost:
                 f"the follower stopped writing: {self.failed or 'stopping'}", field="shard"
             )
 
+    @property
+    def state(self) -> str:
+        """RUNNING, or READ_ONLY when nothing of the leader is taken any more."""
+        return "RUNNING" if self.failed is None and self.log.poisoned is None else "READ_ONLY"
+
+    @property
+    def cause(self) -> str | None:
+        """Why nothing is taken, or what does not work at present; None: all is well."""
+        if self.failed is not None:
+            return str(self.failed)
+        return "; ".join(filter(None, (self.log.poisoned or "", str(self.troubles)))) or None
+
     def status(self) -> dict[str, Any]:
         """Positions and satellites."""
         recovered = self.log.recovered
         return {
             **self.identity_facts,
             "mode": "follower",
-            "state": "RUNNING" if self.failed is None else "READ_ONLY",
-            "error": None if self.failed is None else str(self.failed),
+            "state": self.state,
+            "error": self.cause,
+            "troubles": self.troubles.as_status(),
             "appended": self.log.end,
             "synced": self.log.synced,
             "confirmed": self.log.confirmed,
@@ -298,6 +364,7 @@ class FollowerHost:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(2.0)
+        self._heart.stop()
         self.supervisor.close()
         with contextlib.suppress(OSError, Corrupt), self._writer:
             self.log.close(clean=False)

@@ -1,4 +1,4 @@
-"""The slow loop of a replica: samples for the rates every second, deletion of old files every few seconds.
+"""The slow loop of a replica: samples and upkeep every second, deletion of old files every few seconds.
 
 Source: StoreStatsService#run and DefaultMessageStore#cleanFilesPeriodically, RocketMQ 5.3.3.
 """
@@ -29,12 +29,14 @@ class Housekeeper:
         clock: Clock,
         interval_ms: int,
         sample: Callable[[int], None] | None = None,
+        upkeep: Callable[[], None] | None = None,
     ) -> None:
-        """Args: sample gets the monotonic time, ms."""
+        """Args: sample gets the monotonic time, ms; what upkeep raises ends `run`."""
         self._cleaner = cleaner
         self._clock = clock
         self._interval_ms = interval_ms
         self._sample = sample
+        self._upkeep = upkeep
         self._next_pass_ms = clock.monotonic_ms() + FIRST_PASS_MS
         self._wake = threading.Event()
         #: why the last pass stopped, for status; None after the next one that did not
@@ -45,6 +47,8 @@ class Housekeeper:
         now_ms = self._clock.monotonic_ms()
         if self._sample is not None:
             self._sample(now_ms)
+        if self._upkeep is not None:
+            self._upkeep()
         if now_ms < self._next_pass_ms:
             return
         self._next_pass_ms = now_ms + self._interval_ms

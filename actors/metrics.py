@@ -73,7 +73,7 @@ METRICS = (
         "raymq_scrub_faults", "gauge", "Places of the log that do not read as they were stored."
     ),
     Metric("raymq_start_time_seconds", "gauge", "When the shard began to serve, since 1970."),
-    Metric("raymq_writable", "gauge", "1 while the shard takes messages, 0 after it had to stop."),
+    Metric("raymq_writable", "gauge", "1 while the shard takes messages, 0 while it refuses them."),
     Metric("raymq_waiting_puts", "gauge", "Batches that wait for sync or replica."),
     Metric("raymq_log_start_bytes", "gauge", "Where the commit log begins."),
     Metric("raymq_log_appended_bytes", "gauge", "Where it ends."),

@@ -1,6 +1,9 @@
 """Puts that wait for their promise: handed to the satellites, answered as these get on, or as unknown in time.
 
-Success is told by watermark (committed, synced, confirmed), exceptions by entry.
+What a put waits for is its row of store/promise.py. `PutCombiner` makes the outcome: success by watermark, exceptions
+by entry. Puts of each ack mode wait in a line of their own, so that none waits for the promise of another. A promise
+that names replicas is combined in Replication: its watermark comes as the replicated end, its late puts as entries.
+For such puts the combiner here speaks only when Replication has kept silent for SILENT_MS beyond their deadline.
 """
 
 from __future__ import annotations
@@ -10,19 +13,20 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
+from raymq.replication.combiner import Late, PutCombiner
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown, RayMQError, Unavailable
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.promise import Acks, Ends, Promise
 from raymq.store.requests import Append, PutOutcome
 from raymq.store.status import PutStatus
 
 from .appender import Appender, Made
 from .latency import LatencyCounter
 from .shard_api import PutTicket, tell_all
-from .supervisor import Supervisor
+from .supervisor import STALE_MS, Supervisor
 from .tries import Tries
 
 log = logging.getLogger("raymq.commit_log")
@@ -33,17 +37,45 @@ IDLE_WAIT_MS = 200
 BUSY_WAIT_MS = 10
 #: how often satellites are looked after while puts wait
 TICK_MS = 20
+#: how long Replication may be late with a late put: as long as a satellite may be silent before it is replaced
+SILENT_MS = STALE_MS
 
 
-@dataclass
-class Waiting:
-    """A put that waits for its promise."""
+class Line:
+    """The puts of one ack mode that wait, numbered as the combiner asks. Guarded by `PutAcks._submit_lock`."""
 
-    ticket: PutTicket
-    append: Append
-    leader_only: bool
-    deadline_ms: int
-    sequence: int
+    def __init__(self, promise: Promise, config: StoreConfig, acknowledged: int) -> None:
+        self.promise = promise
+        #: Replication combines these
+        self.replicated = "replicated" in promise.acknowledged_by
+        silent_ms = SILENT_MS if self.replicated else 0
+        self.combiner = PutCombiner(
+            promise,
+            flush_timeout_ms=config.sync_flush_timeout_ms + silent_ms,
+            replica_timeout_ms=config.slave_timeout_ms + silent_ms,
+            acknowledged=acknowledged,
+        )
+        #: in the order of the log
+        self.puts: deque[Made] = deque()
+        #: of the last put that began to wait, and the highest end of all
+        self.number = 0
+        self.end = 0
+        #: how many have left
+        self.answered = 0
+        #: the last put that the combiner here has, and the last one that Replication has
+        self.combined = 0
+        self.submitted = 0
+
+    def add(self, put: Made) -> None:
+        """The put waits."""
+        self.puts.append(put)
+        self.number += 1
+        self.end = max(self.end, put.appended.end_offset)
+
+    def take(self) -> Made:
+        """The first put waits no longer."""
+        self.answered += 1
+        return self.puts.popleft()
 
 
 @dataclass
@@ -74,21 +106,35 @@ class PutAcks:
         *,
         clock: Clock,
         counters: Counters,
-        mirror: bool,
+        promises: dict[Acks, Promise],
         on_confirmed: Callable[[], None],
         fail: Callable[[RayMQError], None],
     ) -> None:
-        """Args: on_confirmed: C has moved; fail: the shard must stop writing, and `end` be called."""
+        """Args: on_confirmed: C has moved; fail: the shard must stop writing, and `end` be called.
+
+        promises: of this shard, by ack mode.
+        """
         self._log = store_log
         self._supervisor = supervisor
         self._config = config
         self._clock = clock
-        self._mirror = mirror
         self._on_confirmed = on_confirmed
         self._fail = fail
-        self._sync = config.flush == "sync"
-        #: in the order of the log
-        self.waiting: deque[Waiting] = deque()
+        self._lines = {
+            acks: Line(promise, config, promise.acknowledged(store_log.ends))
+            for acks, promise in promises.items()
+        }
+        #: the confirmed end is the same for all ack modes
+        self._readable = promises["quorum"].readable
+        nothing, memory = Ends(0, 0, 0, 0), Ends(1, 1, 0, 0)
+        #: readers see what is appended, without a satellite
+        self._readable_at_once = self._readable(memory) > self._readable(nothing)
+        #: receipts wait for the sync that the next append begins
+        self._awaits_sync = any(
+            "synced" in line.promise.acknowledged_by for line in self._lines.values()
+        )
+        #: how many puts wait, in all lines
+        self.waiting = 0
         self._counters = counters
         #: of puts whose promise was kept; guarded by `_submit_lock`
         self.latency = LatencyCounter()
@@ -99,7 +145,6 @@ class PutAcks:
         self._watches = Tries()
         #: of what the satellites tell; order: this one, then `_submit_lock`
         self._progress_lock = threading.Lock()
-        self._sequence = 0
         self._ended = False
 
     # --- handing over ---------------------------------------------------------------------------------------
@@ -116,12 +161,12 @@ class PutAcks:
         # Stored, but nobody waits for their syncs any more.
         left = [put for put in made if not put.ticket.done]
         for put in left:
-            self._settle_unknown(Waiting(put.ticket, put.appended, put.leader_only, 0, 0))
+            self._settle_unknown(put)
         return [put.ticket for put in left]
 
     def publish_early(self) -> None:
-        """Let the flusher begin, where nobody else waits, before `hand_over`. Callers: whoever appends."""
-        if not self.waiting:
+        """Let the flusher begin, where no put waits, before `hand_over`. Callers: the appending thread."""
+        if self._awaits_sync and not self.waiting:
             try:
                 with self._submit_lock:
                     self._supervisor.publish_appended(self._log.end)
@@ -131,43 +176,45 @@ class PutAcks:
 
     def _await(self, made: list[Made]) -> list[PutTicket]:
         ended: list[PutTicket] = []
-        if not self._sync and not self._mirror:
+        if self._readable_at_once:
             # What is acknowledged at once is readable at once.
             with self._progress_lock:
-                self._note_confirmed(0)
+                self._log.note_confirmed(self._readable(self._log.ends))
             self._on_confirmed()
         now_ms = self._clock.monotonic_ms()
         with self._submit_lock:
             # Order: bytes (written), then the word, then the bell.
             self._supervisor.publish_appended(self._log.end)
-            for ticket, appended, leader_only in made:
-                if not appended.waits or self._kept(appended.end_offset, leader_only=leader_only):
-                    self._count_latency(ticket, self._clock.monotonic())
-                    ticket.settle(_outcome(appended))
-                    ended.append(ticket)
-                    continue
-                self._sequence += 1
-                limit_ms = self._config.sync_flush_timeout_ms
-                if self._mirror and not leader_only:
-                    limit_ms = max(limit_ms, self._config.slave_timeout_ms)
-                deadline_ms = now_ms + limit_ms
-                waiting = Waiting(ticket, appended, leader_only, deadline_ms, self._sequence)
-                if self._ended:
+            ends = self._log.ends
+            kept: dict[Acks, int] = {}
+            for put in made:
+                line = self._lines[put.acks]
+                if put.acks not in kept:
+                    kept[put.acks] = line.promise.acknowledged(ends)
+                if not put.appended.waits or put.appended.end_offset <= kept[put.acks]:
+                    self._settle(put, self._clock.monotonic())
+                elif self._ended:
                     # The ack loop is over.
-                    self._settle_unknown(waiting)
-                    ended.append(ticket)
+                    self._settle_unknown(put)
+                else:
+                    line.add(put)
+                    self.waiting += 1
                     continue
-                self.waiting.append(waiting)
-                acks: Literal["quorum", "leader"] = "leader" if leader_only else "quorum"
-                self._supervisor.submit(self._sequence, appended.end_offset, acks, deadline_ms)
+                ended.append(put.ticket)
+            for line in self._lines.values():
+                if line.combined < line.number:
+                    line.combined = line.number
+                    line.combiner.add(line.number, line.end, now_ms)
+                    self._submit(line, now_ms)
         self._supervisor.ring()
         return ended
 
-    def _kept(self, end_offset: int, *, leader_only: bool) -> bool:
-        if leader_only and self._mirror:
-            return not self._sync or self._log.synced >= end_offset
-        # By C, which moves behind the sync: what is acknowledged may be read.
-        return self._log.confirmed >= end_offset or not (self._mirror or self._sync)
+    def _submit(self, line: Line, now_ms: int) -> None:
+        """Hand to Replication what it does not know of; where its ring is full, again at the next round."""
+        if not line.replicated or line.submitted == line.number:
+            return
+        if self._supervisor.submit(line.number, line.end, now_ms):
+            line.submitted = line.number
 
     def await_room(self) -> None:
         """The transient pool is full. Callers: whoever appends; the puts of its group are not published yet."""
@@ -196,22 +243,23 @@ class PutAcks:
                 raise Unavailable(self._supervisor.poisoned, field="store", status="poisoned")
             self._advance()
 
-    def await_sync(self, ticket: PutTicket, appender: Appender) -> None:
-        """While nobody else waits: to wake the ack loop takes about as long as the sync itself.
+    def await_sync(self, ticket: PutTicket, acks: Acks, appender: Appender) -> None:
+        """While no other put waits: to wake the ack loop takes about as long as the sync itself.
 
-        Callers: who brought this put, in the sync mode without a mirror.
+        Callers: the thread that brought this put. Does nothing where the put waits for more than the sync.
         """
-        if not self._watches.due():
+        line = self._lines[acks]
+        if line.promise.acknowledged_by != ("synced",) or not self._watches.due():
             return
         try:
-            last = self.waiting[0]
+            first = line.puts[0]
         except IndexError:
             return
-        if last.ticket is not ticket or not self._watch_lock.acquire(blocking=False):
+        if first.ticket is not ticket or not self._watch_lock.acquire(blocking=False):
             return
         try:
             flushed = self._supervisor.await_flushed(
-                last.append.end_offset, lambda: len(self.waiting) == 1 and not appender.waiting
+                first.appended.end_offset, lambda: self.waiting == 1 and not appender.waiting
             )
             self._watches.note(worked=flushed)
             self._advance()
@@ -225,76 +273,61 @@ class PutAcks:
         """Answer what the satellites have done. Callers: the ack loop, and who waits for its own put."""
         log_ = self._log
         with self._progress_lock:
-            progress = self._supervisor.progress()
-            log_.note_committed(progress.committed)
-            log_.note_synced(progress.flushed)
-            moved = self._note_confirmed(progress.confirmed)
+            ends, late = self._supervisor.progress()
+            log_.note_committed(ends.committed)
+            log_.note_synced(ends.synced)
+            moved = log_.note_confirmed(self._readable(ends))
         try:
-            self._complete()
+            # Also when none seems to wait: a put may be on its way into its line, and have seen the ends of before.
+            self._complete(ends, late)
         finally:
             if moved:
-                # Behind the acks: both need the interpreter.
+                # After the acks: both need the interpreter.
                 self._on_confirmed()
-        if progress.statuses:
-            self._except(dict(progress.statuses))
 
-    def _note_confirmed(self, replicated: int) -> bool:
-        """C, once more: what the replicas have, else what the disk, else what the log has. Needs `_progress_lock`.
-
-        Returns: whether it has moved.
-        """
-        log_ = self._log
-        if self._mirror:
-            return log_.note_confirmed(replicated)
-        return log_.note_confirmed(log_.synced if self._sync else log_.committed)
-
-    def _complete(self) -> None:
-        now, now_s = self._clock.monotonic_ms(), self._clock.monotonic()
+    def _complete(self, ends: Ends, reported: list[Late]) -> None:
+        now_ms, now_s = self._clock.monotonic_ms(), self._clock.monotonic()
         ended: list[PutTicket] = []
         with self._submit_lock:
-            while self.waiting:
-                head = self.waiting[0]
-                if self._kept(head.append.end_offset, leader_only=head.leader_only):
-                    self._count_latency(head.ticket, now_s)
-                    head.ticket.settle(_outcome(head.append))
-                elif now >= head.deadline_ms:
-                    self._settle_unknown(head)
-                else:
-                    break
-                self.waiting.popleft()
-                if head.ticket.notify is not None:
-                    ended.append(head.ticket)
+            for line in self._lines.values():
+                puts = line.puts
+                if not puts:
+                    continue
+                late = line.combiner.combine(ends, now_ms)
+                acknowledged = line.combiner.acknowledged
+                while puts and puts[0].appended.end_offset <= acknowledged:
+                    put = line.take()
+                    self._settle(put, now_s)
+                    ended.append(put.ticket)
+                for number, end, status in [*reported, *late] if line.replicated else late:
+                    while puts and line.answered < number and puts[0].appended.end_offset <= end:
+                        put = line.take()
+                        self._settle_unknown(put, status)
+                        ended.append(put.ticket)
+                self._submit(line, now_ms)
+            self.waiting -= len(ended)
         if ended:
             tell_all(ended)
 
-    def _count_latency(self, ticket: PutTicket, now_s: float) -> None:
-        """Needs `_submit_lock`."""
+    def _settle(self, put: Made, now_s: float) -> None:
+        """The promise was kept. Needs `_submit_lock`."""
+        ticket = put.ticket
         if ticket.began:
             self.latency.add(now_s - ticket.began)
+        ticket.settle(_outcome(put.appended))
 
-    def _except(self, codes: dict[int, int]) -> None:
-        """Exceptions come by entry: the satellite's word on puts that missed their time."""
-        with self._submit_lock:
-            late = [w for w in self.waiting if w.sequence in codes]
-            for waiting in late:
-                self.waiting.remove(waiting)
-        for waiting in late:
-            self._settle_unknown(waiting, PutStatus.of_code(codes[waiting.sequence]))
-        tell_all(waiting.ticket for waiting in late)
-
-    def _settle_unknown(self, waiting: Waiting, status: PutStatus | None = None) -> None:
+    def _settle_unknown(self, put: Made, status: PutStatus | None = None) -> None:
+        """Stored, and not known whether the promise will be kept. Args: status: None where the shard has ended."""
         if status is None:
-            flushed = self._log.synced >= waiting.append.end_offset or not self._sync
-            # The replica's status wins over the flush's, as in handleDiskFlushAndHA.
-            late_replica = self._mirror and not waiting.leader_only and flushed
-            status = PutStatus.FLUSH_SLAVE_TIMEOUT if late_replica else PutStatus.FLUSH_DISK_TIMEOUT
+            promise = self._lines[put.acks].promise
+            status = promise.late(self._log.ends, put.appended.end_offset)
         self._counters.unknown += 1
-        waiting.ticket.settle(
+        put.ticket.settle(
             DeliveryUnknown(
                 f"stored at the leader, but {status.value}: it may or may not stay; a retry with the same sequence "
                 "is safe",
                 status=status.value,
-                append=waiting.append._asdict(),
+                append=put.appended._asdict(),
             )
         )
 
@@ -302,11 +335,11 @@ class PutAcks:
         """The shard has stopped writing: nobody knows of what waits, nor of what may still come."""
         with self._submit_lock:
             self._ended = True
-            waiting = list(self.waiting)
-            self.waiting.clear()
-        for entry in waiting:
-            self._settle_unknown(entry)
-        tell_all(entry.ticket for entry in waiting)
+            left = [line.take() for line in self._lines.values() for _ in range(len(line.puts))]
+            self.waiting = 0
+        for put in left:
+            self._settle_unknown(put)
+        tell_all(put.ticket for put in left)
 
 
 def _outcome(appended: Append) -> PutOutcome:

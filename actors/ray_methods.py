@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.record import PUT_SCHEMA, Row
-from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome
+from raymq.store.requests import FetchSlice, PutOutcome
 
+from .call_arguments import fetch_request
 from .row_message import pack_row, unpack_row
 from .shard_api import PutTicket, ShardBackend, put_request
 from .shells import GROUPS
@@ -36,9 +37,9 @@ STREAMS_MAX = 4096
 FETCH_BYTES_MAX = 64 << 20
 #: one call of a reader waits so long at most: a reader that has left holds its thread no longer
 READ_WAIT_MS_MAX = 2_000
-#: while so many read, each waits shortly, so that all get their turn
-CROWD = GROUPS["read"] // 2
-CROWDED_WAIT_MS = 100
+#: while so many read, each waits shortly, so that all get their turn: a call costs about a millisecond of CPU
+CROWD = GROUPS["read"] * 3 // 4
+CROWDED_WAIT_MS = 250
 
 #: batches of a call up to this size travel inside of it; Ray's own limit is 100 KB an argument
 INLINE_BYTES = 64 << 10
@@ -177,12 +178,14 @@ class RayMethods:
             crowded = self._reading > CROWD
         try:
             limit_ms = CROWDED_WAIT_MS if crowded else READ_WAIT_MS_MAX
-            request = FetchRequest(
+            request = fetch_request(
                 topic,
                 offsets,
-                min(max_bytes, FETCH_BYTES_MAX),
-                max_records,
-                min(wait_ms, limit_ms),
+                max_bytes=max_bytes,
+                max_records=max_records,
+                wait_ms=wait_ms,
+                bytes_limit=FETCH_BYTES_MAX,
+                wait_limit_ms=limit_ms,
             )
             return [_slice(part) for part in self._backend.fetch(request)]
         except (TypeError, ValueError, KeyError) as error:

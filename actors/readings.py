@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from raymq.store import format as fmt
+from raymq.store.promise import own_durable
 from raymq.store.state import INTERNAL_TOPIC
 
 from .latency import Latencies
@@ -29,7 +30,7 @@ def read_leader(host: LeaderHost) -> Readings:
     roles: dict[str, dict[str, Any]] = host.supervisor.describe()["roles"]
     flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
     confirmed = log.confirmed
-    durable = log.synced if host.config.flush == "sync" else log.committed
+    durable = own_durable(host.config.flush, log.ends)
     return {
         "raymq_append_batches_total": counters.puts,
         "raymq_append_messages_total": counters.rows - counters.duplicates,
@@ -45,7 +46,7 @@ def read_leader(host: LeaderHost) -> Readings:
         "raymq_scrub_bytes_total": host.scrub.counters.bytes,
         "raymq_scrub_faults": damaged_places(host),
         "raymq_start_time_seconds": host.started_ms / 1000,
-        "raymq_writable": int(host.failed is None),
+        "raymq_writable": int(host.writable),
         "raymq_waiting_puts": host.waiting_puts,
         "raymq_log_start_bytes": log.start,
         "raymq_log_appended_bytes": log.end,

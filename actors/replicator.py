@@ -1,9 +1,12 @@
 """The Replication role on the leader's side: moves bytes, tracks the match, combines futures
 (design D4, D5).
 
-A satellite like the flushers: it works under CommitLog's grant and publishes C as its position. It
-tails the chain and reads the log; what is replicated is decided by `MirrorLeader`, who is
-answered by `PutCombiner`. It holds nothing that must survive: a new life relearns the match.
+A satellite like the flushers: it works under CommitLog's grant. It tails the chain and reads the
+log. `MirrorLeader` says how far the follower is; `PutCombiner` makes of that and of the leader's
+own ends the outcomes of the puts that wait for replicas. Its watermark is the position that is
+published, by which CommitLog acknowledges these puts and shows records to readers: the table of
+promises has one row for both. Late puts go back as entries. It holds nothing that must survive: a
+new life relearns the match, and CommitLog answers for puts that a dead one left.
 """
 
 from __future__ import annotations
@@ -13,24 +16,22 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raymq.replication.combiner import Answer, PutCombiner
+from raymq.replication.combiner import PutCombiner
 from raymq.replication.mirror import (
     Connect,
     Connected,
     Damaged,
     Disconnect,
     Disconnected,
-    Effect,
     Event,
     Halt,
     MirrorLeader,
     MirrorLimits,
     Progress,
-    Publish,
     Received,
     Replicated,
     Send,
@@ -42,8 +43,9 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, Rejected
 from raymq.store.files import Files
 from raymq.store.log.chain import ChainReader
-from raymq.store.status import PutStatus
+from raymq.store.promise import PROMISES, Ends
 
+from .control_block import FLUSHERS
 from .flush_service import (
     BUSY_WAIT_MS,
     EXIT_BUG,
@@ -53,8 +55,9 @@ from .flush_service import (
 )
 from .log_reader import LogReader
 from .replica_link import Down, Frame, ReplicaLink, Transport, Up
-from .ring import FLAG_FLUSH, FLAG_REPLICA
+from .ring import LatePuts
 from .satellite import IDLE_WAIT_MS, Satellite, Standing
+from .troubles import TroubleNote
 
 log = logging.getLogger("raymq.replication")
 
@@ -83,7 +86,7 @@ class Replicator:
         self._shard = shard
         self._replica = replica
         self._follower = follower
-        self._flush_role = "group_commit" if config.flush == "sync" else None
+        self._flusher = FLUSHERS[config.flush]
         self._config = config
         self._limits = limits
         self._clock = clock or Clock()
@@ -96,8 +99,9 @@ class Replicator:
         self._chain = ChainReader(
             self._root / "raymq" / "chain", config.segment_size_bytes, files=self._files
         )
+        self._trouble = TroubleNote(self._root, files=self._files, clock=self._clock)
         self._machine: MirrorLeader | None = None
-        self._requests = 0
+        self._synced = 0
         self._frames = 0
 
     @classmethod
@@ -188,56 +192,45 @@ class Replicator:
             confirmed=satellite.base,
             limits=self._limits,
         )
-        combiner = PutCombiner(flushed=self._durable(), replicated=satellite.base)
+        combiner = PutCombiner(
+            PROMISES[self._config.flush, True, "quorum"],
+            flush_timeout_ms=self._config.sync_flush_timeout_ms,
+            replica_timeout_ms=self._config.slave_timeout_ms,
+            acknowledged=satellite.base,
+        )
         while (standing := satellite.standing()) is Standing.GRANTED:
-            self._take_requests(combiner)
-            progress = Progress(satellite.committed, self._durable())
-            self._answer(combiner.on_flushed(progress.durable))
-            for event in (progress, *self._link_events(), Tick()):
-                effects = machine.step(event, clock.monotonic_ms())
-                self._perform(effects, combiner, machine)
-            self._answer(combiner.on_tick(clock.monotonic_ms()))
-            limit = BUSY_WAIT_MS if len(combiner) else IDLE_WAIT_MS
+            for request in satellite.take_requests():
+                combiner.add(*request)
+            self._combine(machine, combiner)
+            for event in self._link_events():
+                self._step(event, machine, combiner)
+            # After them: C goes to the follower, and its answers may have moved it.
+            self._step(Progress(satellite.committed, combiner.acknowledged), machine, combiner)
+            self._step(Tick(), machine, combiner)
+            self._trouble.tell(machine.trouble)
+            limit = BUSY_WAIT_MS if combiner.waiting else IDLE_WAIT_MS
             satellite.wait(min(limit, machine.wait_ms(clock.monotonic_ms())))
         return standing
 
-    def _durable(self) -> int:
-        """What the leader's flush mode calls durable: synced by GroupCommit, else in the files."""
-        role = self._flush_role
-        if role is None:
-            return self._satellite.committed
-        return max(self._satellite.base_of(role), self._satellite.position_of(role))
+    def _ends(self, machine: MirrorLeader) -> Ends:
+        """Each after those that rely on it: what is replicated or synced was committed before."""
+        satellite, role = self._satellite, self._flusher
+        synced = max(satellite.base_of(role), satellite.position_of(role))
+        self._synced = max(self._synced, synced)
+        committed = satellite.committed
+        return Ends(satellite.appended, committed, self._synced, machine.replicated_end)
 
-    def _take_requests(self, combiner: PutCombiner) -> None:
-        requests = self._satellite.take_requests()
-        allowance_ms = max(self._config.sync_flush_timeout_ms, self._config.slave_timeout_ms)
-        for request in requests:
-            if not request.deadline_ms:
-                # Its promise was kept already: nobody waits.
-                continue
-            put_ms = request.deadline_ms - allowance_ms
-            answers = combiner.add(
-                request.sequence,
-                request.end_offset,
-                wants_flush=bool(request.flags & FLAG_FLUSH),
-                wants_replica=bool(request.flags & FLAG_REPLICA),
-                deadline_flush_ms=put_ms + self._config.sync_flush_timeout_ms,
-                deadline_replica_ms=put_ms + self._config.slave_timeout_ms,
-            )
-            self._answer(answers)
-        if requests:
-            self._requests += len(requests)
-            self._satellite.publish_counts(self._frames, self._requests)
-
-    def _answer(self, answers: Iterable[Answer]) -> None:
-        """Exceptions by entry; success is told by the watermark (D4)."""
-        rings = False
-        for answer in answers:
-            if answer.status is not PutStatus.PUT_OK:
-                self._satellite.answer(answer.sequence, answer.status.code)
-                rings = True
-        if rings:
-            self._satellite.ring()
+    def _combine(self, machine: MirrorLeader, combiner: PutCombiner) -> None:
+        """Publish what the puts have come to: first how far they are kept, then those that are late."""
+        satellite = self._satellite
+        acknowledged = combiner.acknowledged
+        late = combiner.combine(self._ends(machine), self._clock.monotonic_ms())
+        if combiner.acknowledged > acknowledged:
+            satellite.publish_position(combiner.acknowledged)
+        for number, end, status in late:
+            satellite.report_late(LatePuts(number, end, status.code))
+        if late:
+            satellite.ring()
 
     def _link_events(self) -> list[Event]:
         return [
@@ -245,24 +238,21 @@ class Replicator:
             for item in self._link.take_events()
         ]
 
-    def _perform(self, effects: list[Effect], combiner: PutCombiner, machine: MirrorLeader) -> None:
-        for effect in effects:
+    def _step(self, event: Event, machine: MirrorLeader, combiner: PutCombiner) -> None:
+        for effect in machine.step(event, self._clock.monotonic_ms()):
             if isinstance(effect, Send):
                 try:
                     body = self._log.read(effect.start, effect.stop, effect.message)
                 except Corrupt as error:
-                    # What rotted here is not sent, and nothing behind it.
-                    damage = Damaged(str(error))
-                    self._perform(
-                        machine.step(damage, self._clock.monotonic_ms()), combiner, machine
-                    )
+                    # Bytes that rotted here are not sent, nor any after them.
+                    self._step(Damaged(str(error)), machine, combiner)
                     return
                 self._link.send(encode(effect.header, effect.message), body)
                 self._frames += 1
-            elif isinstance(effect, Publish):
-                self._satellite.publish_position(effect.confirmed)
+                self._satellite.publish_count(self._frames)
             elif isinstance(effect, Replicated):
-                self._answer(combiner.on_replicated(effect.end))
+                # Before the frames that the same answer makes room for: puts wait for it.
+                self._combine(machine, combiner)
             elif isinstance(effect, Connect):
                 self._link.connect()
             elif isinstance(effect, Disconnect):

@@ -1,17 +1,19 @@
-"""Single-producer single-consumer rings in a shared file: the lists between CommitLog and one satellite.
+"""Single-producer single-consumer rings in a shared file: the lists between CommitLog and Replication.
 
-File `raymq/ring-<role>`, native byte order (it never leaves the machine), 8-byte words:
+File `raymq/ring-replication`, native byte order (it never leaves the machine), 8-byte words:
 
     word 0     requests: count of entries ever pushed (CommitLog writes)
-    word 8     requests: count of entries ever taken  (the satellite writes)
-    word 16    statuses: count ever pushed            (the satellite writes)
-    word 24    statuses: count ever taken             (CommitLog writes)
-    word 512   4096 requests of 4 words: sequence, end_offset, deadline_ms (monotonic), flags
-    then       4096 statuses of 2 words: sequence, status code
+    word 8     requests: count of entries ever taken  (Replication writes)
+    word 16    late puts: count ever pushed           (Replication writes)
+    word 24    late puts: count ever taken            (CommitLog writes)
+    word 512   4096 requests of 3 words: number, end_offset, since_ms (monotonic)
+    then       4096 late puts of 3 words: number, end_offset, status code
 
-An entry is written before the count that makes it visible. Both counts live in the file, so a new satellite
-goes on where the dead one stopped; requests that died with it are answered by the flushed watermark or, at
-their deadline, by CommitLog.
+Only puts whose promise names replicas pass here; what they mean is said in replication/combiner.py. Success comes as a
+word of the control block, so nothing waits for an entry but the answer to a late put.
+
+An entry is written before the count that makes it visible. Both counts live in the file, so a new Replication goes on
+where the dead one stopped; CommitLog answers the requests that died with it.
 """
 
 from __future__ import annotations
@@ -26,37 +28,28 @@ from raymq.store.files import Files
 CAPACITY = 4096
 
 _WORD = 8
-_REQUEST_WORDS = 4
-_STATUS_WORDS = 2
+_ENTRY_WORDS = 3
 _FIRST_REQUEST = 512
-_FIRST_STATUS = _FIRST_REQUEST + CAPACITY * _REQUEST_WORDS
-FILE_BYTES = (_FIRST_STATUS + CAPACITY * _STATUS_WORDS) * _WORD
-
-#: the satellite answers this request by a status entry if it does not succeed; without it another role answers
-FLAG_ANSWER = 1
-#: done only when replicated too
-FLAG_REPLICA = 2
-#: done only when flushed
-FLAG_FLUSH = 4
+_FIRST_LATE = _FIRST_REQUEST + CAPACITY * _ENTRY_WORDS
+FILE_BYTES = (_FIRST_LATE + CAPACITY * _ENTRY_WORDS) * _WORD
 
 
 class Request(NamedTuple):
-    """One put that waits, as CommitLog hands it to a satellite."""
+    """Puts that wait, as CommitLog hands them to Replication."""
 
-    #: CommitLog's number of the put; statuses name it
-    sequence: int
-    #: the put is done when the watermark reaches this physical offset
+    #: CommitLog's number of the last one; this entry is about all before it, too
+    number: int
+    #: they end at this physical offset or before
     end_offset: int
     #: monotonic milliseconds
-    deadline_ms: int
-    #: FLAG_* bits
-    flags: int
+    since_ms: int
 
 
-class Status(NamedTuple):
-    """One put that did not succeed in time, as a satellite answers it."""
+class LatePuts(NamedTuple):
+    """Puts up to `number` that end at `end_offset` or before, and have no outcome yet, missed their deadline."""
 
-    sequence: int
+    number: int
+    end_offset: int
     #: PutStatus code
     code: int
 
@@ -64,15 +57,12 @@ class Status(NamedTuple):
 class Ring:
     """One direction. Callers: one thread at a time pushes, in one process; one takes, in one process."""
 
-    def __init__(
-        self, words: memoryview, *, pushed: int, taken: int, first: int, entry_words: int
-    ) -> None:
-        """Args: word indexes of the two counts and of the first entry; words of one entry."""
+    def __init__(self, words: memoryview, *, pushed: int, taken: int, first: int) -> None:
+        """Args: word indexes of the two counts and of the first entry."""
         self._words = words
         self._pushed = pushed
         self._taken = taken
         self._first = first
-        self._entry_words = entry_words
 
     def __len__(self) -> int:
         count: int = self._words[self._pushed] - self._words[self._taken]
@@ -80,18 +70,13 @@ class Ring:
             raise broken("ring counts are impossible", count=count)
         return count
 
-    @property
-    def full(self) -> bool:
-        """Whether a push would be refused; for the producer, False stays False until it pushes."""
-        return len(self) == CAPACITY
-
     def push(self, entry: Sequence[int]) -> bool:
         """Append an entry. Returns: False if the ring is full; nothing was written then."""
-        if self.full:
+        if len(self) == CAPACITY:
             return False
         words = self._words
         count: int = words[self._pushed]
-        at = self._first + (count & (CAPACITY - 1)) * self._entry_words
+        at = self._first + (count & (CAPACITY - 1)) * _ENTRY_WORDS
         for word in entry:
             words[at] = word
             at += 1
@@ -105,61 +90,51 @@ class Ring:
             return []
         count = len(self)
         taken: int = words[self._taken]
-        step = self._entry_words
         entries = []
         for number in range(taken, taken + count):
-            at = self._first + (number & (CAPACITY - 1)) * step
-            entries.append(words[at : at + step].tolist())
+            at = self._first + (number & (CAPACITY - 1)) * _ENTRY_WORDS
+            entries.append(words[at : at + _ENTRY_WORDS].tolist())
         words[self._taken] = taken + count
         return entries
 
 
-class RoleRings:
-    """Both rings of one role."""
+class ReplicationRings:
+    """Both rings."""
 
     def __init__(self, view: memoryview, *, files: Files) -> None:
         self._view = view
         self._files = files
         self._words = view.cast("q")
-        self._requests = Ring(
-            self._words, pushed=0, taken=8, first=_FIRST_REQUEST, entry_words=_REQUEST_WORDS
-        )
-        self._statuses = Ring(
-            self._words, pushed=16, taken=24, first=_FIRST_STATUS, entry_words=_STATUS_WORDS
-        )
+        self._requests = Ring(self._words, pushed=0, taken=8, first=_FIRST_REQUEST)
+        self._late = Ring(self._words, pushed=16, taken=24, first=_FIRST_LATE)
 
     @classmethod
-    def open(cls, path: str, *, files: Files) -> RoleRings:
+    def open(cls, path: str, *, files: Files) -> ReplicationRings:
         """Map the file, made if it is not there."""
         return cls(map_shared(path, FILE_BYTES, files=files), files=files)
 
     def reset(self) -> None:
-        """Empty both. Callers: CommitLog, while no satellite of the role is granted."""
+        """Empty both. Callers: CommitLog, while no Replication is granted."""
         for word in (0, 8, 16, 24):
             self._words[word] = 0
 
-    @property
-    def full(self) -> bool:
-        """Whether `request` would be refused."""
-        return self._requests.full
-
     def request(self, request: Request) -> bool:
-        """CommitLog hands a put over. Returns: False when full (back-pressure)."""
+        """CommitLog hands puts over. Returns: False when full: a later request covers these puts, too."""
         return self._requests.push(request)
 
     def take_requests(self) -> list[Request]:
-        """The satellite takes all that wait."""
+        """Replication takes all that wait."""
         entries = self._requests.take_all()
         return [Request(*entry) for entry in entries] if entries else []
 
-    def answer(self, status: Status) -> bool:
-        """The satellite reports an exception. Returns: False when full; CommitLog's deadline then answers."""
-        return self._statuses.push(status)
+    def report(self, late: LatePuts) -> bool:
+        """Replication reports late puts. Returns: False when full; CommitLog then answers them a little later."""
+        return self._late.push(late)
 
-    def take_statuses(self) -> list[Status]:
+    def take_late(self) -> list[LatePuts]:
         """CommitLog takes all that are there."""
-        entries = self._statuses.take_all()
-        return [Status(*entry) for entry in entries] if entries else []
+        entries = self._late.take_all()
+        return [LatePuts(*entry) for entry in entries] if entries else []
 
     def close(self) -> None:
         """Unmap."""

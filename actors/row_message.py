@@ -6,12 +6,15 @@ import struct
 from typing import Any
 
 from raymq.store.errors import Rejected
+from raymq.store.promise import ACKS
 from raymq.store.record import Row
 
 #: kind, flags, queue, id, read, pid, epoch, seq, born time; bytes of topic, tag, properties
 _ROW = struct.Struct("<BBiqqQqqqHHI")
 _ROW_KIND = b"\x01"
-_HAS_PID, _HAS_TAG, _HAS_PROPERTIES, _LEADER_ONLY = 1, 2, 4, 8
+_HAS_PID, _HAS_TAG, _HAS_PROPERTIES = 1, 2, 4
+#: the ack mode stands in the flags as its place in ACKS
+_ACKS_SHIFT = 3
 
 
 def pack_row(meta: dict[str, Any], row: Row) -> bytes:
@@ -26,7 +29,7 @@ def pack_row(meta: dict[str, Any], row: Row) -> bytes:
         (_HAS_PID if meta["pid"] is not None else 0)
         | (_HAS_TAG if row.tag is not None else 0)
         | (_HAS_PROPERTIES if row.properties is not None else 0)
-        | (_LEADER_ONLY if meta["acks"] == "leader" else 0)
+        | ACKS.index(meta["acks"]) << _ACKS_SHIFT
     )
     head = _ROW.pack(
         _ROW_KIND[0],
@@ -72,7 +75,8 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
         body_at = properties_at + rest
         topic = data[_ROW.size : tag_at].decode()
         tag = data[tag_at:properties_at].decode() if flags & _HAS_TAG else None
-    except (struct.error, UnicodeDecodeError) as error:
+        acks = ACKS[flags >> _ACKS_SHIFT]
+    except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise Rejected(
             f"bad put of a row: {error}", field="metadata", limit="actors/row_message.py"
         ) from error
@@ -90,7 +94,7 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
         "pid": pid if flags & _HAS_PID else None,
         "epoch": epoch,
         "seq": sequence,
-        "acks": "leader" if flags & _LEADER_ONLY else "quorum",
+        "acks": acks,
         "read": read,
     }
     return meta, Row(data[body_at:], tag, properties, born)

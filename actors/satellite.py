@@ -8,6 +8,7 @@ a satellite to one log and one generation.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from contextlib import ExitStack
@@ -29,15 +30,18 @@ from .control_block import (
     shared_file,
 )
 from .doorbell import Doorbell
+from .heart import PERIOD_MS, HeartWatch
 from .latency import SyncTimer
 from .processes import boot_id_hash, new_incarnation, own_identity
-from .ring import Request, RoleRings, Status
+from .ring import LatePuts, ReplicationRings, Request
 from .tries import Tries
+
+log = logging.getLogger("raymq.satellite")
 
 #: how often an attached satellite looks without a bell while nothing happens
 IDLE_WAIT_MS = 400
 #: how often a long call beats
-HEART_PERIOD_MS = 500
+HEART_PERIOD_MS = PERIOD_MS
 #: how often a satellite without lock or store directory tries again
 ATTACH_RETRY_MS = 200
 
@@ -92,7 +96,7 @@ class Satellite:
         #: what was flushed (confirmed) when the grant was given
         self.base = 0
         #: what the lives before have counted
-        self._counts = (0, 0)
+        self._count = 0
         self._commit_log_incarnation = 0
         self._boot = boot_id_hash(files=files)
         self._stopping = threading.Event()
@@ -138,12 +142,14 @@ class Satellite:
             if self.role == "group_commit":
                 # The one before us may have been killed while it looked: nobody would ring for us.
                 self._control.polling = False
-            self._rings = RoleRings.open(
-                shared_file(self._replica_dir, f"ring-{self.role}"), files=self._files
-            )
+            if self.role == "replication":
+                self._rings = ReplicationRings.open(
+                    shared_file(self._replica_dir, "ring-replication"), files=self._files
+                )
+                undo.callback(self._rings.close)
             self._undo = undo.pop_all()
-        self._undo.callback(self._rings.close)
         self._record = self._control.roles[self.role]
+        self._watch = HeartWatch(self._control, files=self._files)
         registration = Registration(self.incarnation, own_identity(files=self._files))
         self._record.register(registration, self._clock.monotonic_ms())
         self._heart = threading.Thread(target=self._run_heart, name="heart", daemon=True)
@@ -162,7 +168,7 @@ class Satellite:
                 return Standing.WAITING
             self._commit_log_incarnation = self._control.incarnation
             self.base = self._record.base
-            self._counts = self._record.counts
+            self._count = self._record.count
             # Read again: had the grant gone in between, these would be of another life.
             if self._record.grant != (generation, incarnation):
                 return Standing.FENCED
@@ -246,15 +252,15 @@ class Satellite:
         return self._control.roles[role].base
 
     def take_requests(self) -> list[Request]:
-        """The puts that CommitLog handed over since the last call."""
+        """The puts that CommitLog handed over since the last call. Callers: Replication."""
         if not self.generation:
             self._require_granted()
         return self._rings.take_requests()
 
-    def answer(self, sequence: int, code: int) -> bool:
-        """Tell CommitLog that a put did not succeed. Returns: False if the ring is full (its deadline answers)."""
+    def report_late(self, late: LatePuts) -> bool:
+        """Report puts that missed their deadline. Returns: False if the ring is full. Callers: Replication."""
         self._require_granted()
-        return self._rings.answer(Status(sequence, code))
+        return self._rings.report(late)
 
     def publish_sync_started(self, end_offset: int) -> None:
         """Before each sync."""
@@ -276,10 +282,9 @@ class Satellite:
         self._record.publish_failure(self.generation, errno)
         self.ring()
 
-    def publish_counts(self, syncs: int, requests: int) -> None:
-        """Totals of this life, for metrics and status displays."""
-        syncs_before, requests_before = self._counts
-        self._record.publish_counts(syncs_before + syncs, requests_before + requests)
+    def publish_count(self, syncs: int) -> None:
+        """The total of this life, for metrics and status displays."""
+        self._record.publish_count(self._count + syncs)
 
     def sync_timer(self) -> SyncTimer:
         """`publish_sync_started` and `publish_position` for a flusher, with the time between them counted."""
@@ -291,7 +296,7 @@ class Satellite:
         )
 
     def ring(self, *, commit_log: bool = True) -> None:
-        """Ring CommitLog (after `answer`), Replication unless we are it, and after a commit GroupCommit."""
+        """Ring CommitLog (after `report_late`), Replication unless we are it, and after a commit GroupCommit."""
         if self.role == COMMIT_REAL_TIME:
             self._bell.ring("group_commit")
         if commit_log:
@@ -325,3 +330,8 @@ class Satellite:
         while not self._heart_stop.wait(HEART_PERIOD_MS / 1000):
             if self.long_call.active:
                 self.beat()
+            try:
+                self._watch.look(self._clock.monotonic_ms())
+            except OSError as error:
+                # No descriptor is free, for example: the next look tries again.
+                log.warning("CommitLog could not be looked at: %s", error)

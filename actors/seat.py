@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 from raymq.store.files import Files
 
-from .control_block import RoleRecord
+from .control_block import FLUSHERS, RoleRecord
 from .latency import Latencies
 from .processes import ProcessHandle
-from .ring import RoleRings
 
 #: the roles whose position is `flushed`
-FLUSH_ROLES = ("group_commit", "flush_real_time")
+FLUSH_ROLES = tuple(FLUSHERS.values())
 
 
 class Newcomer(NamedTuple):
@@ -23,12 +22,11 @@ class Newcomer(NamedTuple):
 
 
 class Seat:
-    """The place of one role. Callers: Supervisor, under its lock; `position` and `rings` also without."""
+    """The place of one role. Callers: Supervisor, under its lock; `position` also without."""
 
-    def __init__(self, record: RoleRecord, rings: RoleRings, *, files: Files) -> None:
+    def __init__(self, record: RoleRecord, *, files: Files) -> None:
         self.role = record.role
         self.record = record
-        self.rings = rings
         self._files = files
         #: the generation whose words count; 0: nobody's
         self.generation = 0
@@ -106,7 +104,6 @@ class Seat:
 
     def describe(self, now_ms: int) -> dict[str, Any]:
         """For status displays."""
-        syncs, requests = self.record.counts
         registration = self.record.registration()
         return {
             "granted": bool(self.generation),
@@ -114,8 +111,7 @@ class Seat:
             "pid": registration.process.pid if registration else None,
             "position": self.position,
             "heartbeat_age_ms": now_ms - self.record.heartbeat_ms if registration else None,
-            "syncs": syncs,
-            "requests": requests,
+            "syncs": self.record.count,
             "grants": self._grants,
             "last_end": self._last_end or None,
         }
@@ -128,7 +124,6 @@ class Seat:
     def close(self) -> None:
         """Let go; processes live on."""
         self._drop_handle()
-        self.rings.close()
 
     def _drop_handle(self) -> None:
         if self._handle is not None:

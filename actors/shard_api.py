@@ -10,8 +10,11 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected
+from raymq.store.promise import ACKS
 from raymq.store.record import Row
 from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
+
+from .call_arguments import check_name, check_whole, shown
 
 log = logging.getLogger("raymq.commit_log")
 
@@ -127,17 +130,26 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest
             meta["acks"],
         )
     acks = meta.get("acks", "quorum")
-    if acks not in ("quorum", "leader"):
+    if acks not in ACKS:
         raise Rejected(
-            f"acks is {acks!r}; use 'quorum' or 'leader'", field="acks", limit="quorum, leader"
+            f"acks is {shown(acks)}; use {' or '.join(map(repr, ACKS))}",
+            field="acks",
+            limit=", ".join(ACKS),
         )
+    producer_id, epoch, sequence = meta.get("pid"), meta.get("epoch", 0), meta.get("seq", 0)
+    # What must be in a range is compared with it where the batch is checked.
+    for field, value in (("queue_id", meta["queue"]), ("epoch", epoch), ("seq", sequence)):
+        if type(value) is not int:
+            check_whole(field, value)
+    if producer_id is not None and type(producer_id) is not int:
+        check_whole("pid", producer_id)
     return PutRequest(
-        str(meta["topic"]),
-        int(meta["queue"]),
+        check_name("topic", meta["topic"]),
+        meta["queue"],
         batch,
-        meta.get("pid"),
-        int(meta.get("epoch", 0)),
-        int(meta.get("seq", 0)),
+        producer_id,
+        epoch,
+        sequence,
         acks,
     )
 

@@ -6,6 +6,7 @@ the state is STARTING until a thread has retried lock and recovery with success.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -16,6 +17,7 @@ import secrets
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +30,15 @@ log = logging.getLogger("raymq")
 #: between two attempts to lock and recover a replica
 RETRY_S = 0.25
 RETRY_MAX_S = 5.0
+#: a process that cannot go on ends so long after it has said so
+END_PAUSE_S = 1.0
+EXIT_GAVE_UP = 71
 #: how long the leader waits for its follower's actor to tell where it listens
 PEER_TIMEOUT_S = 2.0
 
 #: the concurrency groups of a CommitLog and their threads: neither long polls nor operations hold up puts.
 #: A put holds one until it is answered, a read while it waits
-GROUPS = {"append": 16, "read": 32, "admin": 4}
+GROUPS = {"append": 16, "read": 64, "admin": 4}
 #: ...and a stream opens where its puts go: operations may wait for a disk or a follower
 GROUP_OF = {"open_stream": "append", "append": "append", "read": "read", "call": "admin"}
 
@@ -98,12 +103,19 @@ class CommitLogActor:
         self._methods: Any = None
         self._endpoint: str | None = None
         self._error: str | None = None
+        #: why a process of this replica gave up last, and when; None: none did
+        self._last_end: dict[str, Any] | None = None
         self._closing = threading.Event()
         self._incarnation = secrets.randbits(62)
         # The default of 5 ms makes the ack thread wait that long for a busy reader thread.
         sys.setswitchinterval(0.0005)
         _keep_freed_memory()
-        threading.Thread(target=self._start, name="raymq-start", daemon=True).start()
+        try:
+            threading.Thread(target=self._start, name="raymq-start", daemon=True).start()
+        except RuntimeError:
+            # An exception here would end the actor for good; after an exit Ray starts it again.
+            log.exception("no thread could be made")
+            os._exit(EXIT_GAVE_UP)
 
     def _start(self) -> None:
         wait_s = RETRY_S
@@ -126,12 +138,13 @@ class CommitLogActor:
     def _open(self) -> None:
         _keep_pandas_out()
         from .commit_log_host import LeaderHost
+        from .control_block import FLUSHERS
         from .follower_host import FollowerHost
         from .ray_methods import RayMethods
 
         spec = self._spec
         leader = spec["mode"] == "leader"
-        roles = ["group_commit" if spec["flush"] == "sync" else "flush_real_time"]
+        roles = [FLUSHERS[spec["flush"]]]
         if leader and spec["replication"] == "mirror":
             roles.append("replication")
         config = _config(spec)
@@ -155,7 +168,14 @@ class CommitLogActor:
         root = Path(spec["data_dir"])
         address = _load(spec["prepare"])(spec, restarted=_was_restarted())
         kind = LeaderHost if leader else FollowerHost
-        host = kind(root, config, identity=identity, roles=tuple(roles))
+        self._last_end = _last_end(root)
+        host = kind(
+            root,
+            config,
+            identity=identity,
+            roles=tuple(roles),
+            give_up=lambda reason: _end_process_soon(root, reason),
+        )
         try:
             if isinstance(host, LeaderHost):
                 host.routes = _routes(root)
@@ -195,12 +215,7 @@ class CommitLogActor:
         host = self._host
         if host is None:
             return {"state": "STARTING", "endpoint": None, "error": self._error}
-        failed = host.failed
-        return {
-            "state": "RUNNING" if failed is None else "READ_ONLY",
-            "endpoint": self.endpoint(),
-            "error": None if failed is None else str(failed),
-        }
+        return {"state": host.state, "endpoint": self.endpoint(), "error": host.cause}
 
     def endpoint(self) -> str | None:
         """host:port of the Flight server, with TLS tls://host:port; None while starting."""
@@ -218,7 +233,7 @@ class CommitLogActor:
                 "roles": {},
             }
         status: dict[str, Any] = self._host.status()
-        return {**status, "endpoint": self.endpoint()}
+        return {**status, "endpoint": self.endpoint(), "last_end": self._last_end}
 
     # --- the Ray client API: each in its group of GROUP_OF --------------------------------
 
@@ -273,10 +288,23 @@ def _serving(actor: CommitLogActor) -> Any:
 class SatelliteActor:
     """What a satellite's actor is for Ray: its service runs until `close`, or the process ends with it."""
 
-    def _serve(self, spec: dict[str, Any], service: Any) -> None:
+    def _serve(self, spec: dict[str, Any], make: Callable[[], Any]) -> None:
+        """An exception in an actor's constructor, of a lack of descriptors for example, would end it for good: so the
+        service is made in its thread.
+        """
         self._spec = spec
+        self._service: Any = None
+        self._closed = False
+        try:
+            threading.Thread(target=_run_or_exit, args=(make, self._take), daemon=True).start()
+        except RuntimeError:
+            log.exception("no thread could be made")
+            os._exit(EXIT_GAVE_UP)
+
+    def _take(self, service: Any) -> None:
         self._service = service
-        threading.Thread(target=_run_or_exit, args=(service,), daemon=True).start()
+        if self._closed:
+            service.stop()
 
     def status(self) -> dict[str, Any]:
         """Role and pid."""
@@ -284,41 +312,52 @@ class SatelliteActor:
 
     def close(self) -> None:
         """Stop the loop after what is under way."""
-        self._service.stop()
+        self._closed = True
+        if self._service is not None:
+            self._service.stop()
 
 
 class FlushActor(SatelliteActor):
     """Hosts GroupCommit or FlushRealTime; imports neither pyarrow nor Flight."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        from .flush_service import FlushService
+        def make() -> Any:
+            from .flush_service import FlushService
 
-        self._serve(spec, FlushService(spec["data_dir"], spec["role"], _config(spec)))
+            return FlushService(spec["data_dir"], spec["role"], _config(spec))
+
+        self._serve(spec, make)
 
 
 class CommitActor(SatelliteActor):
     """Hosts CommitRealTime; imports neither pyarrow nor Flight."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        from .commit_service import CommitService
+        def make() -> Any:
+            from raymq.store.promise import awaits_commit
 
-        # Somebody waits for every put's commit, unless only memory is promised.
-        eager = spec["flush"] == "sync" or spec["replication"] == "mirror"
-        self._serve(spec, CommitService(spec["data_dir"], _config(spec), eager=eager))
+            from .commit_service import CommitService
+
+            eager = awaits_commit(spec["flush"], mirrored=spec["replication"] == "mirror")
+            return CommitService(spec["data_dir"], _config(spec), eager=eager)
+
+        self._serve(spec, make)
 
 
 class ReplicationActor(SatelliteActor):
     """Hosts the Replication role of a mirrored shard's leader."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        from .replicator import Replicator
-
         self._peer: Any = None
         self._peer_last: str | None = None
-        _keep_freed_memory()
-        self._serve(
-            spec, Replicator.from_spec(spec, _config(spec), peer_endpoint=self._peer_endpoint)
-        )
+
+        def make() -> Any:
+            from .replicator import Replicator
+
+            _keep_freed_memory()
+            return Replicator.from_spec(spec, _config(spec), peer_endpoint=self._peer_endpoint)
+
+        self._serve(spec, make)
 
     def _peer_endpoint(self) -> str | None:
         """Where the follower listens now; None when nobody knows.
@@ -343,7 +382,8 @@ class ReplicationActor(SatelliteActor):
 
     def status(self) -> dict[str, Any]:
         """Role, pid and how far replication is."""
-        return {**self._service.status(), "pid": os.getpid()}
+        service = {"role": self._spec["role"]} if self._service is None else self._service.status()
+        return {**service, "pid": os.getpid()}
 
 
 def _config(spec: dict[str, Any]) -> StoreConfig:
@@ -353,9 +393,42 @@ def _config(spec: dict[str, Any]) -> StoreConfig:
     return StoreConfig(flush=spec["flush"], **spec.get("options", {}))
 
 
-def _run_or_exit(service: Any) -> None:
-    """A role whose loop dies exits its process; Ray starts a new one (D12)."""
+def _end_process_soon(root: Path, reason: str) -> None:
+    """End a CommitLog's process that cannot go on; Ray starts the next one, which recovers.
+
+    After a pause: answers that are on their way go out, and where the cause lasts the restarts do not follow each
+    other without end.
+    """
+    from raymq.store.clock import Clock
+    from raymq.store.errors import RayMQError
+    from raymq.store.files import Files
+
+    log.error("this process ends and is started again: %s", reason)
+    with contextlib.suppress(OSError, RayMQError):
+        body = {"time_ms": Clock().now_ms(), "reason": reason}
+        Files().write_file_atomic(root / "raymq" / "last-end", json.dumps(body).encode())
     try:
+        threading.Timer(END_PAUSE_S, os._exit, (EXIT_GAVE_UP,)).start()
+    except RuntimeError:
+        # No thread can be made: that may be the reason.
+        os._exit(EXIT_GAVE_UP)
+
+
+def _last_end(root: Path) -> dict[str, Any] | None:
+    from raymq.store.files import Files
+
+    try:
+        found: dict[str, Any] = json.loads(Files().read_file(root / "raymq" / "last-end"))
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
+    """A role whose loop dies, or cannot be made, exits its process; Ray starts a new one (D12)."""
+    try:
+        service = make()
+        made(service)
         service.run()
     except BaseException:
         log.exception("the service loop died")

@@ -20,11 +20,14 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from raymq.replication.combiner import Late
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable, broken, require
 from raymq.store.files import Files
+from raymq.store.promise import Ends
+from raymq.store.status import PutStatus
 
 from .control_block import (
     ANNOUNCED_US,
@@ -38,7 +41,7 @@ from .control_block import (
 from .doorbell import Doorbell
 from .latency import NO_LATENCIES, Latencies
 from .processes import ProcessHandle, boot_id_hash, new_incarnation, own_identity
-from .ring import FLAG_ANSWER, FLAG_FLUSH, FLAG_REPLICA, Request, RoleRings, Status
+from .ring import ReplicationRings, Request
 from .seat import FLUSH_ROLES, Seat
 
 #: a satellite that does not beat for so long is killed (Ray starts a new one)
@@ -65,14 +68,11 @@ class FenceReport(NamedTuple):
 class Progress(NamedTuple):
     """How far the satellites are."""
 
-    #: everything below is in the log's files: CommitRealTime's word; without it what is appended
-    committed: int
-    #: everything below is on disk
-    flushed: int
-    #: readers may see everything below: replication's word; without replication what the flush mode promises
-    confirmed: int
-    #: puts that did not succeed in time
-    statuses: list[Status]
+    #: committed is CommitRealTime's word, without it what is appended; synced the flusher's; replicated Replication's,
+    #: as far as it has combined it with the leader's own ends. Without Replication no end is lacking: it is committed.
+    ends: Ends
+    #: puts of which Replication says that they missed their deadline
+    late: list[Late]
 
 
 class Supervisor:
@@ -91,8 +91,8 @@ class Supervisor:
         """Maps the shared files and changes nothing in them: another CommitLog may still be alive.
 
         Args: roles: the satellites of this replica's mode, see control_block.ROLES; witness_sync: syncs the log
-        through the witness descriptors, returns the synced end, raises OSError; commit_least_bytes: in the async
-        mode CommitRealTime is rung for so many waiting bytes.
+        through the witness descriptors, returns the synced end, raises OSError; commit_least_bytes: CommitRealTime is
+        rung for so many waiting bytes.
         """
         for role in roles:
             if role not in ROLES:
@@ -106,14 +106,12 @@ class Supervisor:
         self.roles = tuple(roles)
         files.make_dirs(f"{replica_dir}/raymq")
         self._control = ControlBlock.open(shared_file(str(replica_dir), "control"), files=files)
-        self._seats = {
-            role: Seat(
-                self._control.roles[role],
-                RoleRings.open(shared_file(str(replica_dir), f"ring-{role}"), files=files),
-                files=files,
+        self._seats = {role: Seat(self._control.roles[role], files=files) for role in roles}
+        self._rings: ReplicationRings | None = None
+        if "replication" in roles:
+            self._rings = ReplicationRings.open(
+                shared_file(str(replica_dir), "ring-replication"), files=files
             )
-            for role in roles
-        }
         #: whose position is `flushed`
         self._flusher = next((self._seats[role] for role in FLUSH_ROLES if role in roles), None)
         #: the transient pool is on
@@ -130,8 +128,7 @@ class Supervisor:
         if self._pooled:
             self._bells = (COMMIT_REAL_TIME,)
             self._announced_to = self._announced_to and COMMIT_REAL_TIME
-            waited_for = "group_commit" in roles or "replication" in roles
-            self._ring_bytes = 0 if waited_for else commit_least_bytes
+            self._ring_bytes = commit_least_bytes
         self._boot = boot_id_hash(files=files)
         self._process = own_identity(files=files)
         #: this life of CommitLog, new at each `begin`
@@ -143,7 +140,8 @@ class Supervisor:
         self._published = 0
         self._committed = 0
         self._flushed = 0
-        self._confirmed = 0
+        #: as Replication has published; its successors begin there
+        self._replicated = 0
         self._last_tick_ms = 0
         self._watch_from_ms = 0
         #: over seats and grants; not held during a witness sync
@@ -152,6 +150,11 @@ class Supervisor:
         self._offsets_lock = threading.Lock()
 
     # -- supervising -------------------------------------------------------------------------------------------
+
+    @property
+    def control(self) -> ControlBlock:
+        """The words that CommitLog and its satellites share."""
+        return self._control
 
     def fence_old(self, timeout_ms: int = KILL_TIMEOUT_MS) -> FenceReport:
         """Take over: kill every satellite that the previous CommitLog may have let in and wait for its end.
@@ -200,8 +203,9 @@ class Supervisor:
             require(self._bell is not None, "begin before fence_old")
             for seat in self._seats.values():
                 require(seat.vacant, "begin while a satellite is granted", role=seat.role)
-                seat.rings.reset()
                 seat.held = False
+            if self._rings is not None:
+                self._rings.reset()
             bases = dict.fromkeys(FLUSH_ROLES, flushed) | {COMMIT_REAL_TIME: appended}
             for role, record in self._control.roles.items():
                 record.clear(base=bases.get(role, confirmed))
@@ -209,7 +213,7 @@ class Supervisor:
             now_ms = self._clock.monotonic_ms()
             self._last_tick_ms = self._watch_from_ms = now_ms
             with self._offsets_lock:
-                self._appended, self._flushed, self._confirmed = appended, flushed, confirmed
+                self._appended, self._flushed, self._replicated = appended, flushed, confirmed
                 self._committed = appended
                 self._control.begin(
                     self.incarnation, self._process, appended, now_ms, pooled=self._pooled
@@ -278,6 +282,8 @@ class Supervisor:
                 self._bell = None
             for seat in self._seats.values():
                 seat.close()
+            if self._rings is not None:
+                self._rings.close()
             self._control.close()
 
     # -- putting -----------------------------------------------------------------------------------------------
@@ -297,7 +303,7 @@ class Supervisor:
         """Look, without sleeping, until everything below is synced, for WATCH_US at most, while it is `wanted`.
 
         Returns: False when the time was up.
-        Callers: one thread at a time, with no Replication to wait for. It must look at `progress` afterwards.
+        Callers: one thread at a time, for a put that waits for nothing else. It must look at `progress` afterwards.
         """
         deadline = self._clock.monotonic() + WATCH_US / 1e6
         seat = self._seats["group_commit"]
@@ -327,30 +333,14 @@ class Supervisor:
         if announced:
             self._announced_end = end_offset
 
-    def submit(
-        self, sequence: int, end_offset: int, acks: Literal["quorum", "leader"], deadline_ms: int
-    ) -> bool:
-        """Hand one put to every role that takes part; `ring` when all are handed over.
+    def submit(self, number: int, end_offset: int, since_ms: int) -> bool:
+        """Hand puts that wait for replicas to Replication, after `publish_appended`; see ring.Request.
 
-        Args: deadline_ms: monotonic.
-        Returns: False if a ring is full: nobody got it, and the caller must hold puts back.
+        Returns: False if the ring is full; hand over again later: each entry covers all puts before it.
         """
-        replicated = acks == "quorum" and "replication" in self._seats
-        flushed = "group_commit" in self._seats
-        orders = []
-        if flushed:
-            # Of a replicated put, Replication combines both futures and answers alone: the replica's status wins.
-            orders.append(("group_commit", FLAG_FLUSH | (0 if replicated else FLAG_ANSWER)))
-        if replicated:
-            orders.append(
-                ("replication", FLAG_REPLICA | FLAG_ANSWER | (FLAG_FLUSH if flushed else 0))
-            )
-        # We are the only producer: a ring with room now has room below.
-        if any(self._seats[role].rings.full for role, _ in orders):
-            return False
-        for role, flags in orders:
-            self._seats[role].rings.request(Request(sequence, end_offset, deadline_ms, flags))
-        return True
+        if self._rings is None:
+            raise broken("puts that wait for replicas, without Replication")
+        return self._rings.request(Request(number, end_offset, since_ms))
 
     def ring(self) -> None:
         """Wake the roles that work at each put, after `publish_appended` and `submit`."""
@@ -385,13 +375,18 @@ class Supervisor:
 
     def progress(self) -> Progress:
         """How far they are; none of the ends ever goes back between two `begin`s."""
-        statuses = []
-        for seat in self._seats.values():
-            statuses += seat.rings.take_statuses()
+        late: list[Late] = []
         with self._offsets_lock:
+            # Each after those that rely on it: late puts are beyond what was acknowledged before their report, what is
+            # acknowledged was flushed, what is flushed was committed.
+            if self._rings is not None:
+                late = [
+                    Late(number, end, PutStatus.of_code(code))
+                    for number, end, code in self._rings.take_late()
+                ]
+                self._replicated = max(self._replicated, self._seats["replication"].position)
             if self._flusher is not None:
                 self._flushed = max(self._flushed, self._flusher.position)
-            # Behind the flushed end: what is flushed was committed before.
             committed = self._look_committed()
             if not self._flushed <= committed <= self._appended:
                 raise broken(
@@ -400,14 +395,7 @@ class Supervisor:
                     committed=committed,
                     appended=self._appended,
                 )
-            if "replication" in self._seats:
-                confirmed = self._seats["replication"].position
-            elif "flush_real_time" in self._seats:
-                confirmed = committed
-            else:
-                confirmed = self._flushed
-            self._confirmed = max(self._confirmed, confirmed)
-            return Progress(committed, self._flushed, self._confirmed, statuses)
+            return Progress(self._ends(committed), late)
 
     def committed(self) -> int:
         """Everything below is in the log's files."""
@@ -421,10 +409,7 @@ class Supervisor:
                 "incarnation": self.incarnation,
                 "state": self._control.state.name,
                 "poisoned": self.poisoned,
-                "appended": self._appended,
-                "committed": self._committed if self._pooled else self._appended,
-                "flushed": self._flushed,
-                "confirmed": self._confirmed,
+                **self._ends(self._committed if self._pooled else self._appended)._asdict(),
                 "roles": {
                     role: seat.describe(self._clock.monotonic_ms())
                     for role, seat in self._seats.items()
@@ -437,6 +422,11 @@ class Supervisor:
             return NO_LATENCIES if self._flusher is None else self._flusher.sync_latencies
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _ends(self, committed: int) -> Ends:
+        """As known; without Replication no end is lacking."""
+        replicated = committed if self._rings is None else self._replicated
+        return Ends(self._appended, committed, self._flushed, replicated)
 
     def _look_committed(self) -> int:
         """Needs `_offsets_lock`."""
@@ -484,7 +474,7 @@ class Supervisor:
                     # The one before has ended, so this is all that it has told.
                     base = self._look_committed()
                 else:
-                    base = self._confirmed
+                    base = self._replicated
             seat.grant(newcomer, base, self._clock.monotonic_ms())
             self._ring(seat.role)
 

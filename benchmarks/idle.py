@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 import ray
 
 import raymq
+from benchmarks import floors
+from benchmarks.floors import Line, at_most
 from benchmarks.put import memory_mb
 
 
@@ -85,6 +88,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each window")
     parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
+    floors.options(parser)
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     found = {
@@ -95,13 +99,16 @@ def main() -> None:
     }
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
+    lines = []
     for what, facts in found.items():
         ratio = facts["cpu_percent"] / max(facts["bare_cpu_percent"], 0.01)
-        print(
-            f"{what}: {facts['processes']} processes, {facts['memory_mb']} MB "
-            f"(bare actors {facts['bare_memory_mb']}), CPU {facts['cpu_percent']} % of a core "
-            f"= {ratio:.2f} x bare actors ({facts['bare_cpu_percent']} %), at most 2"
-        )
+        memory = f"{facts['memory_mb']} MB (bare actors {facts['bare_memory_mb']})"
+        share = f"{ratio:.2f} x bare actors ({facts['bare_cpu_percent']} %)"
+        lines += [
+            Line(f"{what}, {facts['processes']} processes", memory),
+            Line("  CPU of a core", f"{facts['cpu_percent']} %", share, at_most(2), ratio),
+        ]
+    sys.exit(floors.report(lines, check=options.check))
 
 
 if __name__ == "__main__":

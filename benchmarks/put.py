@@ -1,4 +1,4 @@
-"""How fast are durable puts? `python -m benchmarks.put [--quick] [--sustained-gb 10] [--json FILE]`
+"""How fast are durable puts? `python -m benchmarks.put [--quick] [--check] [--sustained-gb 10] [--json FILE]`
 
 Every figure is a median of three rounds, beside its own limit: raw pwrite + fdatasync of equal blocks into pre-written
 blocks, a Flight echo, a Ray round trip. A round measures a figure right behind its limit, and a ratio is the median
@@ -27,13 +27,15 @@ import numpy as np
 import pyarrow as pa
 
 import raymq
+from benchmarks import floors
+from benchmarks.floors import Line, at_least, at_most
 from raymq.actors.seat import FLUSH_ROLES
-from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.produce.batch_sender import IN_FLIGHT_BYTES, BatchSender
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.cluster.transport.routes import Routes
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
-from raymq.store.record import PUT_SCHEMA
+from raymq.store.record import PUT_SCHEMA, batch_bytes
 from raymq.store.requests import PutRequest
 
 ROUNDS = 3
@@ -196,8 +198,9 @@ class Embedded:
         self._producer = 100
 
     def rate(self, shape: tuple[int, int], count: int) -> float:
-        """Messages a second, each batch synced before its receipt, four under way."""
+        """Messages a second, each batch synced before its receipt, as many bytes under way as a producer has."""
         batch = batch_of(*shape)
+        under_way_max = max(1, IN_FLIGHT_BYTES // batch_bytes(batch))
         self._ahead.step()
         while self._ahead.step():
             pass
@@ -207,7 +210,7 @@ class Embedded:
         for index in range(count):
             request = PutRequest("t", 0, batch, self._producer, 0, index * shape[0], "quorum")
             under_way.append(self._store.append(request))
-            if len(under_way) > 4:
+            if len(under_way) >= under_way_max:
                 self._store.wait(under_way.popleft())
         for append in under_way:
             self._store.wait(append)
@@ -244,6 +247,46 @@ def flight_rate(cluster: raymq.Cluster, shape: tuple[int, int], count: int) -> f
     seconds = time.perf_counter() - begin
     sender.close()
     return count * shape[0] / seconds
+
+
+def send_batch_rate(cluster: raymq.Cluster, shape: tuple[int, int], count: int) -> float:
+    """Messages a second through `Producer.send_batch`: the same batches as `flight_rate`."""
+    data = batch_of(*shape).select(["body"])
+    await_prewritten(cluster)
+    with cluster.producer() as producer:
+        for future in [f for _ in range(32) for f in producer.send_batch("t", data, queue_id=0)]:
+            future.result(60)
+        begin = time.perf_counter()
+        futures = [f for _ in range(count) for f in producer.send_batch("t", data, queue_id=0)]
+        for future in futures:
+            future.result(120)
+        return count * shape[0] / (time.perf_counter() - begin)
+
+
+def send_rate(cluster: raymq.Cluster, count: int) -> float:
+    """Messages a second through `Producer.send` with the default options: 1 KiB, a key each, all receipts awaited."""
+    bodies = [os.urandom(1024) for _ in range(64)]
+    await_prewritten(cluster)
+    with cluster.producer() as producer:
+        begin = time.perf_counter()
+        futures = [
+            producer.send("t", bodies[index % 64], key=b"k%d" % (index % 1000))
+            for index in range(count)
+        ]
+        for future in futures:
+            future.result(120)
+        return count / (time.perf_counter() - begin)
+
+
+def send_ms(cluster: raymq.Cluster, count: int) -> tuple[float, float]:
+    """One 1 KiB message at a time through `Producer.send`, each receipt awaited: p50 and p99."""
+    body, times = os.urandom(1024), []
+    with cluster.producer() as producer:
+        for _ in range(count):
+            begin = time.perf_counter()
+            producer.send("t", body, queue_id=0).result(60)
+            times.append((time.perf_counter() - begin) * 1000)
+    return percentile(times, 0.5), percentile(times, 0.99)
 
 
 def serial_ms(cluster: raymq.Cluster, count: int) -> tuple[float, float]:
@@ -382,6 +425,8 @@ def measure_single(
         rounds.note("raw_1KiB_msg_s", raw * LARGE[0])
         rounds.note("embedded_1KiB_msg_s", embedded.rate(LARGE, count))
         rounds.note("single_1KiB_msg_s", flight_rate(cluster, LARGE, count))
+        rounds.note("send_batch_1KiB_msg_s", send_batch_rate(cluster, LARGE, count))
+        rounds.note("send_1KiB_msg_s", send_rate(cluster, count * 200))
         rounds.note("embedded_100B_msg_s", embedded.rate(SMALL, count // 2))
         rounds.note("single_100B_msg_s", flight_rate(cluster, SMALL, count // 2))
         echo = rounds.note("flight_echo_ms", flight_echo_ms(1024, serial))
@@ -391,6 +436,9 @@ def measure_single(
         p50, p99 = serial_ms(cluster, serial)
         rounds.note("serial_p50_ms", p50)
         rounds.note("serial_p99_ms", p99)
+        p50, p99 = send_ms(cluster, serial)
+        rounds.note("send_p50_ms", p50)
+        rounds.note("send_p99_ms", p99)
         for producers in (1, 4, 16, 64):
             share = grouping(cluster, producers, 40 if quick else 100)
             rounds.note(f"msgs_per_fsync_{producers}", share)
@@ -423,59 +471,105 @@ def run(directory: Path, quick: bool, gigabytes: float) -> tuple[Rounds, dict[st
     return rounds, single
 
 
-def table(rounds: Rounds, single: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """(what, figure, ratio, floor)."""
+def table(rounds: Rounds, single: dict[str, Any]) -> list[Line]:
+    """All figures, with their limits and floors."""
 
-    def rate(what: str, name: str, of: str, of_name: str, floor: str) -> tuple[str, str, str, str]:
-        share = f"{rounds.ratio(name, of):.2f} of {of_name}" if of else ""
-        return what, f"{rounds.median(name):,.0f} msg/s", share, floor
+    def rate(what: str, name: str, of: str = "", of_name: str = "", **floor: Any) -> Line:
+        ratio = rounds.ratio(name, of) if of else 0.0
+        share = f"{ratio:.2f} of {of_name}" if of else ""
+        return Line(what, f"{rounds.median(name):,.0f} msg/s", share, value=ratio, **floor)
 
-    shares = [round(rounds.median(f"msgs_per_fsync_{n}"), 1) for n in (1, 4, 16, 64)]
-    serial = f"{rounds.median('serial_p50_ms'):.2f} ms ({rounds.median('serial_p99_ms'):.2f})"
-    times = rounds.ratio("serial_p50_ms", "echo_and_fdatasync_ms")
-    rows = [
-        rate("raw pwrite + fdatasync, 1,140 KiB blocks", "raw_1KiB_msg_s", "", "", "limit"),
-        rate("embedded, 1 KiB x 1,024", "embedded_1KiB_msg_s", "raw_1KiB_msg_s", "raw", ">= 0.25"),
-        rate("through Flight", "single_1KiB_msg_s", "embedded_1KiB_msg_s", "embedded", ">= 0.5"),
-        rate("mirror", "mirror_1KiB_msg_s", "single_1KiB_msg_s", "single", ">= 0.4"),
-        rate("embedded, 100 B x 8,192", "embedded_100B_msg_s", "", "", ""),
-        rate("through Flight, 100 B x 8,192", "single_100B_msg_s", "", "", ">= 1,000,000"),
-        (
+    def times(what: str, name: str, of: str, of_name: str, **floor: Any) -> Line:
+        p50, p99 = rounds.median(f"{name}_p50_ms"), rounds.median(f"{name}_p99_ms")
+        ratio = rounds.ratio(f"{name}_p50_ms", of)
+        share = f"{ratio:.2f} x {of_name}"
+        return Line(what, f"{p50:.2f} ms ({p99:.2f})", share, value=ratio, **floor)
+
+    shares = [rounds.median(f"msgs_per_fsync_{n}") for n in (1, 4, 16, 64)]
+    memory = single["single_memory_mb"]
+    small = rounds.median("single_100B_msg_s")
+    flight = Line("through Flight, 100 B x 8,192", f"{small:,.0f} msg/s")
+    lines = [
+        rate("raw pwrite + fdatasync, 1,140 KiB blocks", "raw_1KiB_msg_s", remark="limit"),
+        rate(
+            *("embedded, 1 KiB x 1,024", "embedded_1KiB_msg_s", "raw_1KiB_msg_s", "raw"),
+            floor=at_least(0.25),
+        ),
+        rate(
+            *("through Flight", "single_1KiB_msg_s", "embedded_1KiB_msg_s", "embedded"),
+            floor=at_least(0.5),
+        ),
+        rate(
+            *("  by Producer.send_batch", "send_batch_1KiB_msg_s", "single_1KiB_msg_s"),
+            "the internal road",
+            floor=at_least(0.8),
+        ),
+        rate("  by Producer.send, one object a message", "send_1KiB_msg_s"),
+        rate(
+            *("mirror", "mirror_1KiB_msg_s", "single_1KiB_msg_s", "single"),
+            floor=at_least(0.4),
+        ),
+        rate("embedded, 100 B x 8,192", "embedded_100B_msg_s"),
+        flight._replace(floor=at_least(1_000_000), value=small),
+        Line(
             "Flight echo + fdatasync of 1 KiB",
             f"{rounds.median('echo_and_fdatasync_ms'):.2f} ms",
-            "",
-            "limit",
+            remark="limit",
         ),
-        ("one message at a time, p50 (p99)", serial, f"{times:.2f} x", "<= 3"),
-        ("Ray round trip, p50", f"{single['ray_round_trip_ms']:.2f} ms", "", "limit"),
-        ("messages per fsync, 1/4/16/64 producers", str(shares), "", "grows"),
-        ("memory without file pages, MB", str(single["single_memory_mb"]), "", "<= 150 / 75"),
+        times(
+            *("one message at a time, p50 (p99)", "serial", "echo_and_fdatasync_ms", "that"),
+            floor=at_most(3),
+        ),
+        times(
+            *("  by Producer.send", "send", "serial_p50_ms", "the internal road"),
+            floor=at_most(1.5),
+        ),
+        Line("Ray round trip, p50", f"{single['ray_round_trip_ms']:.2f} ms", remark="limit"),
+        Line(
+            "messages per fsync, 1/4/16/64 producers",
+            str([round(share, 1) for share in shares]),
+            "64 beside 1",
+            at_least(1.5),
+            shares[-1] / max(shares[0], 0.01),
+        ),
+        Line(
+            "memory without file pages, MB",
+            str(memory),
+            "CommitLog",
+            at_most(150),
+            memory["commit_log"],
+        ),
+        Line(
+            "",
+            "",
+            "the largest of the others",
+            at_most(75),
+            max(size for role, size in memory.items() if role != "commit_log"),
+        ),
     ]
     if "sustained" in single:
         facts = single["sustained"]
         burst = rounds.median("single_1KiB_msg_s")
-        rows += [
-            (
-                "raw into fresh blocks, as many",
-                f"{facts['fresh_msg_s']:,} msg/s",
-                "",
-                "limit",
+        grown = facts["memory_mb_after"]["commit_log"] / facts["memory_mb_before"]["commit_log"]
+        lines += [
+            Line(
+                "raw into fresh blocks, as many", f"{facts['fresh_msg_s']:,} msg/s", remark="limit"
             ),
-            (
+            Line(
                 f"sustained {facts['gigabytes']:g} GB, median (slowest tenth)",
                 f"{facts['median_msg_s']:,} ({facts['slowest_tenth_msg_s']:,}) msg/s",
                 f"{facts['median_msg_s'] / burst:.2f} of the burst, "
                 f"{facts['median_msg_s'] / facts['fresh_msg_s']:.2f} of fresh",
-                "",
             ),
-            (
+            Line(
                 "memory after it, MB",
                 str(facts["memory_mb_after"]),
                 f"before {facts['memory_mb_before']}",
-                "flat",
+                at_most(1.2),
+                grown,
             ),
         ]
-    return rows
+    return lines
 
 
 def main() -> None:
@@ -487,15 +581,13 @@ def main() -> None:
     )
     parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
+    floors.options(parser)
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     rounds, single = run(options.directory, options.quick, options.sustained_gb)
     if options.json:
         options.json.write_text(json.dumps({**single, "rounds": rounds.all()}, indent=1))
-    rows = table(rounds, single)
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+    sys.exit(floors.report(table(rounds, single), check=options.check))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""How fast is the durable Queue beside `ray.util.queue.Queue`? `python -m benchmarks.queue [--quick] [--json FILE]`
+"""How fast is the durable Queue beside `ray.util.queue.Queue`?
+
+`python -m benchmarks.queue [--quick] [--check] [--json FILE]`
 
 Both run in the same Ray, one behind the other in each of three rounds; a ratio is the median of the rounds' ratios.
 Items are bytes of 1 KiB. Ours are synced to disk: each before its `put` returns, or with `linger_ms=5` by the end of
@@ -30,35 +32,48 @@ import ray
 from ray.util.queue import Queue as RayQueue
 
 import raymq
+from benchmarks import floors
+from benchmarks.floors import Floor, Line, at_least
 from benchmarks.put import ROUNDS, Rounds, await_prewritten
 
 ITEM = b"x" * 1024
 #: different objects: of equal ones pickle would send one
 ITEMS = [os.urandom(1024) for _ in range(5000)]
 SIZES = (100, 1_000, len(ITEMS))
-#: of each size
-LINGER_FLOOR = {100: ">= 2", 1_000: ">= 2", len(ITEMS): "beyond the limit below"}
+#: of each size; larger batches are beyond the limit of this machine's disk
+LINGER_FLOOR = {100: at_least(2), 1_000: at_least(2)}
 TASKS = 4
 THREADS = 16
 
-#: (what, figure, of which figure of ray.util.queue, floor)
-ROWS = [
-    ("put, one at a time", "put", "ray_put", ""),
-    ("put with linger", "put_linger", "ray_put", ">= 5"),
-    (f"put, {THREADS} threads", "put_threads", "ray_put_threads", ""),
-    (f"put, {TASKS} tasks", "put_tasks", "ray_put_tasks", ""),
-    ("get, one at a time", "get", "ray_get", ">= 0.6"),
-    ("get beside its limit", "get", "put", "that it was given is one synced record"),
+#: (what, figure, of which figure, floor)
+ROWS: list[tuple[str, str, str, Floor | None]] = [
+    ("put, one at a time", "put", "ray_put", None),
+    ("put with linger", "put_linger", "ray_put", at_least(5)),
+    (f"put, {THREADS} threads", "put_threads", "ray_put_threads", None),
+    (f"put, {TASKS} tasks", "put_tasks", "ray_put_tasks", None),
+    ("get, one at a time", "get", "ray_get", at_least(0.6)),
+    # The limit of a get: that the item was given to a worker is one synced record.
+    ("get beside a put", "get", "put", None),
     *(
         (f"{what} of {size:,}", f"{name}_{size}", f"ray_{of}_{size}", floor)
         for size in SIZES
         for what, name, of, floor in (
-            ("put_nowait_batch", "put_batch", "put_batch", ""),
-            ("put_nowait_batch with linger", "put_batch_linger", "put_batch", LINGER_FLOOR[size]),
-            ("as Arrow, by a Producer", "arrow", "put_batch", ""),
-            ("get_nowait_batch", "get_batch", "get_batch", ">= 0.7"),
-            ("each put, then got", "both", "both", ""),
-            ("all put with linger, then got", "both_linger", "both", ""),
+            ("put_nowait_batch", "put_batch", "put_batch", None),
+            (
+                "put_nowait_batch with linger",
+                "put_batch_linger",
+                "put_batch",
+                LINGER_FLOOR.get(size),
+            ),
+            ("as Arrow, by a Producer", "arrow", "put_batch", None),
+            (
+                "get_nowait_batch",
+                "get_batch",
+                "get_batch",
+                at_least(0.7) if size < len(ITEMS) else None,
+            ),
+            ("each put, then got", "both", "both", None),
+            ("all put with linger, then got", "both_linger", "both", None),
         )
     ),
 ]
@@ -228,18 +243,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="shorter rounds")
     parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
+    floors.options(parser)
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     rounds = run(options.directory / "queue", options.quick)
     if options.json:
         figures = {"cores": os.cpu_count(), "rounds": rounds.all()}
         options.json.write_text(json.dumps(figures, indent=1))
+    lines = []
     for what, name, of, floor in ROWS:
         whose = "ray.util.queue" if of.startswith("ray_") else f"our {of}"
-        print(
-            f"{what:40} {rounds.median(name):>10,.0f} items/s  {rounds.ratio(name, of):6.2f} of "
-            f"{rounds.median(of):>9,.0f} of {whose}  {floor}"
-        )
+        ratio = rounds.ratio(name, of)
+        share = f"{ratio:.2f} of {rounds.median(of):,.0f} of {whose}"
+        lines.append(Line(what, f"{rounds.median(name):,.0f} items/s", share, floor, ratio))
+    sys.exit(floors.report(lines, check=options.check))
 
 
 if __name__ == "__main__":

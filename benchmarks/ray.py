@@ -1,4 +1,4 @@
-"""How fast is the Ray client API? `python -m benchmarks.ray [--quick] [--json FILE]`
+"""How fast is the Ray client API? `python -m benchmarks.ray [--quick] [--check] [--json FILE]`
 
 One message at a time through actor methods, beside the sum of a Ray round trip and an fdatasync, measured apart. (An
 actor that does no more than write and sync what it is given is shown too: it takes longer than the sum, for a disk that
@@ -23,6 +23,8 @@ from typing import Any
 import ray
 
 import raymq
+from benchmarks import floors
+from benchmarks.floors import Line, at_least, at_most
 from benchmarks.put import (
     LARGE,
     Rounds,
@@ -182,43 +184,37 @@ def run(directory: Path, quick: bool) -> Rounds:
     return rounds
 
 
-def table(rounds: Rounds) -> list[tuple[str, str, str, str]]:
-    """(what, figure, ratio, floor)."""
-    serial = f"{rounds.median('serial_p50_ms'):.2f} ms ({rounds.median('serial_p99_ms'):.2f})"
-    times = rounds.ratio("serial_p50_ms", "round_trip_and_fdatasync_ms")
-    bare = rounds.ratio("bare_sync_ms", "round_trip_and_fdatasync_ms")
-    outside = rounds.ratio("client_serial_p50_ms", "client_round_trip_and_fdatasync_ms")
-    share = rounds.ratio("methods_msg_s", "flight_msg_s")
-    of_put = rounds.ratio("client_mib_s", "client_put_mib_s")
+def table(rounds: Rounds) -> list[Line]:
+    """All figures, with their limits and floors."""
 
-    def ms(name: str) -> str:
-        return f"{rounds.median(name):.2f} ms"
+    def ms(what: str, name: str, of: str = "", **floor: Any) -> Line:
+        ratio = rounds.ratio(name, of) if of else 0.0
+        share = f"{ratio:.2f} x" if of else ""
+        return Line(what, f"{rounds.median(name):.2f} ms", share, value=ratio, **floor)
 
+    def rate(what: str, name: str, unit: str, of: str = "", of_name: str = "", **more: Any) -> Line:
+        ratio = rounds.ratio(name, of) if of else 0.0
+        share = f"{ratio:.2f} of {of_name}" if of else ""
+        return Line(what, f"{rounds.median(name):,.0f} {unit}", share, value=ratio, **more)
+
+    trip, outside = "round_trip_and_fdatasync_ms", "client_round_trip_and_fdatasync_ms"
+    serial = f"one message at a time by methods, p50 (p99 {rounds.median('serial_p99_ms'):.2f})"
     return [
-        ("Ray round trip + fdatasync, p50", ms("round_trip_and_fdatasync_ms"), "", "limit"),
-        ("one message at a time by methods, p50 (p99)", serial, f"{times:.2f} x", "<= 1.5"),
-        ("an actor that only writes and syncs, p50", ms("bare_sync_ms"), f"{bare:.2f} x", ""),
-        ("the same through Flight, p50", ms("flight_serial_p50_ms"), "", ""),
-        (
-            "1 MiB batches through Flight",
-            f"{rounds.median('flight_msg_s'):,.0f} msg/s",
-            "",
-            "limit",
+        ms("Ray round trip + fdatasync, p50", trip, remark="limit"),
+        ms(serial, "serial_p50_ms", trip, floor=at_most(1.5)),
+        ms("an actor that only writes and syncs, p50", "bare_sync_ms", trip),
+        ms("the same through Flight, p50", "flight_serial_p50_ms"),
+        rate("1 MiB batches through Flight", "flight_msg_s", "msg/s", remark="limit"),
+        rate(
+            *("1 MiB batches by methods", "methods_msg_s", "msg/s", "flight_msg_s", "Flight"),
+            floor=at_least(0.5),
         ),
-        (
-            "1 MiB batches by methods",
-            f"{rounds.median('methods_msg_s'):,.0f} msg/s",
-            f"{share:.2f} of Flight",
-            ">= 0.5",
-        ),
-        ("ray:// round trip + fdatasync", ms("client_round_trip_and_fdatasync_ms"), "", "limit"),
-        ("one message at a time, p50", ms("client_serial_p50_ms"), f"{outside:.2f} x", "<= 1.5"),
-        ("ray:// put of 1 MiB", f"{rounds.median('client_put_mib_s'):.0f} MiB/s", "", "limit"),
-        (
-            "1 MiB batches",
-            f"{rounds.median('client_mib_s'):.0f} MiB/s",
-            f"{of_put:.2f} of ray.put",
-            ">= 0.5",
+        ms("ray:// round trip + fdatasync", outside, remark="limit"),
+        ms("one message at a time, p50", "client_serial_p50_ms", outside, floor=at_most(1.5)),
+        rate("ray:// put of 1 MiB", "client_put_mib_s", "MiB/s", remark="limit"),
+        rate(
+            *("1 MiB batches", "client_mib_s", "MiB/s", "client_put_mib_s", "ray.put"),
+            floor=at_least(0.5),
         ),
     ]
 
@@ -230,6 +226,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--outside", nargs=3, help=argparse.SUPPRESS)
+    floors.options(parser)
     options = parser.parse_args()
     if options.outside:
         url, serial, count = options.outside
@@ -241,10 +238,7 @@ def main() -> None:
         options.json.write_text(
             json.dumps({"cores": os.cpu_count(), "rounds": rounds.all()}, indent=1)
         )
-    rows = table(rounds)
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+    sys.exit(floors.report(table(rounds), check=options.check))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 from raymq.store.errors import Rejected
 
 _ANY = float("inf")
+OFFSET_MAX = 2**63 - 1
 
 
 def check_number(
@@ -46,4 +47,4 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 def check_offsets(offsets: Mapping[int, int]) -> None:
     """queue -> offset. Raises: Rejected for what is no offset."""
     for queue, offset in offsets.items():
-        check_number(f"the offset of queue {queue}", offset, 0)
+        check_number(f"the offset of queue {queue}", offset, 0, OFFSET_MAX)

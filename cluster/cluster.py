@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from raymq.store.errors import RayMQError, Rejected, Unavailable
+from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.state import CLEANUP_POLICY, COMPACTION
 
 from .paths import actor_name
 from .transport.tls import parse_url
+from .unclosed import warn_unclosed
 
 if TYPE_CHECKING:
     from .consume.async_consumer import AsyncConsumer
@@ -21,8 +22,15 @@ if TYPE_CHECKING:
     from .transport.connection import Connection, Transport
 
 _CALL_TIMEOUT_S = 30.0
+#: a lookup must not hold up the caller for long
+LOOKUP_TIMEOUT_S = 5.0
+#: a shard that says nothing for so long is shown as UNREACHABLE
+STATUS_TIMEOUT_S = 2.0
 #: the name under which RayMQ keeps its own records; not shown among topics
 _INTERNAL_PREFIX = "rmq_sys_"
+
+#: states of a shard that does not answer
+_ABSENT = {"DOWN", "UNREACHABLE"}
 
 #: what a shard names when it was taken for another one
 _IDENTITY = ("cluster_id", "shard")
@@ -149,19 +157,26 @@ class Cluster:
     def status(self) -> dict[str, Any]:
         """Every shard's state, positions, counters and roles, or why it does not answer.
 
-        `state` is "RUNNING" when every shard is, "DOWN" when none answers, else "DEGRADED".
+        The shards are asked at the same time. A shard that refuses the connection is "DOWN"; one that is silent for
+        2 s, such as a stopped process, is "UNREACHABLE". The cluster's `state` is "RUNNING" when every shard is, "DOWN"
+        when none answers, else "DEGRADED". Never raises for a shard that does not answer.
         """
-        shards = []
-        for shard in range(self.shards):
-            try:
-                facts = self.call(shard, "status", {})
-            except RayMQError as error:
-                facts = {"shard": shard, "state": "DOWN", "error": str(error)}
-            shards.append({**facts, "endpoint": self.endpoints.get(shard)})
+        from .transport.ask import ask
+
+        found: dict[int, dict[str, Any]] = {}
+        for shard, answer in ask(range(self.shards), self._status_of, timeout_s=STATUS_TIMEOUT_S):
+            if isinstance(answer, RayMQError):
+                silent = isinstance(answer, DeliveryUnknown)
+                state = "UNREACHABLE" if silent else "DOWN"
+                answer = {"shard": shard, "state": state, "error": str(answer)}
+            found[shard] = answer
+        shards = [
+            {**found[shard], "endpoint": self.endpoints.get(shard)} for shard in range(self.shards)
+        ]
         if self.placement is not None:
             self._tell_nodes(shards, self.placement)
         states = {facts.get("state") for facts in shards}
-        state = "RUNNING" if states == {"RUNNING"} else "DOWN" if states == {"DOWN"} else "DEGRADED"
+        state = "RUNNING" if states == {"RUNNING"} else "DOWN" if states <= _ABSENT else "DEGRADED"
         return {
             "name": self.name,
             "cluster_id": self.cluster_id,
@@ -171,11 +186,14 @@ class Cluster:
             "ray_address": self.ray_address,
         }
 
+    def _status_of(self, shard: int) -> dict[str, Any]:
+        return self.call(shard, "status", {}, timeout_s=STATUS_TIMEOUT_S)
+
     def _tell_nodes(
         self, shards: list[dict[str, Any]], placement: tuple[tuple[str, ...], ...]
     ) -> None:
         """Adds `nodes` to each shard, and to one that is not well which of them are `away`."""
-        troubled = [facts for facts in shards if facts["state"] == "DOWN" or _behind(facts)]
+        troubled = [facts for facts in shards if facts["state"] in _ABSENT or _behind(facts)]
         missing: list[str] = []
         if troubled and self.ray_address is not None:
             from .deploy.placement import away, describe_away
@@ -298,6 +316,11 @@ class Cluster:
         for connection in connections.values():
             connection.close()
 
+    def __del__(self) -> None:
+        if self.__dict__.get("_connections"):
+            advice = "use it in a with block, or call close()"
+            warn_unclosed(self, f"Cluster {self.name!r}", advice)
+
     def __enter__(self) -> Cluster:
         return self
 
@@ -307,31 +330,38 @@ class Cluster:
         else:
             self.close()
 
-    def call(self, shard: int | None, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """One administrative operation on one shard (None: any that answers).
+    def call(
+        self,
+        shard: int | None,
+        op: str,
+        args: dict[str, Any],
+        *,
+        timeout_s: float = _CALL_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """One administrative operation on one shard (None: all are asked, the first answer counts).
 
-        A connection that fails is made anew once, at the endpoint that is known then: all
-        operations may be repeated. Raises: what the shard answers; Unavailable when it does not.
+        A connection that fails is opened again once, at the endpoint that is known then: all operations may be
+        repeated. Raises: what the shard answers; Unavailable when nothing listens there; DeliveryUnknown when no answer
+        comes within `timeout_s`.
         """
-        if shard is not None:
-            try:
-                return self._call_once(shard, op, args)
-            except RayMQError as error:
-                if not _moved(error):
-                    raise
-                self._drop(shard)
-                self.refresh()
-                return self._call_once(shard, op, args)
-        last = Unavailable(f"no shard of {self.name!r} is known", cluster=self.name)
-        for each in range(self.shards):
-            try:
-                return self.call(each, op, args)
-            except Unavailable as error:
-                last = error
-        raise last
+        if shard is None:
+            from .transport.ask import first
+
+            def call(each: int) -> dict[str, Any]:
+                return self.call(each, op, args, timeout_s=timeout_s)
+
+            return first(range(self.shards), call, timeout_s=timeout_s)[1]
+        try:
+            return self._call_once(shard, op, args, timeout_s)
+        except RayMQError as error:
+            if not _moved(error):
+                raise
+            self._drop(shard)
+            self.refresh()
+            return self._call_once(shard, op, args, timeout_s)
 
     def refresh(self) -> dict[int, str]:
-        """Looks up where the shards listen now: the resolver, else any shard that answers.
+        """Looks up where the shards listen now: the resolver, else the first shard that answers.
 
         Returns: shard -> host:port. Never raises for a shard that does not answer: its last place
         stays.
@@ -342,22 +372,30 @@ class Cluster:
         if self.resolver is not None:
             self.endpoints.update(self.resolver())
             return dict(self.endpoints)
-        for shard in sorted(self.endpoints):
+        from .transport.ask import first
+
+        def routes(shard: int) -> dict[str, Any]:
             try:
-                routes = self._call_once(shard, "routes", {})
+                return self._call_once(shard, "routes", {}, LOOKUP_TIMEOUT_S)
             except RayMQError:
                 self._drop(shard)
-                continue
-            self.endpoints.update({int(key): str(place) for key, place in routes.items()})
-            break
+                raise
+
+        try:
+            _, found = first(sorted(self.endpoints), routes, timeout_s=LOOKUP_TIMEOUT_S)
+        except RayMQError:
+            return dict(self.endpoints)
+        self.endpoints.update({int(key): str(place) for key, place in found.items()})
         return dict(self.endpoints)
 
-    def _call_once(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    def _call_once(
+        self, shard: int, op: str, args: dict[str, Any], timeout_s: float = _CALL_TIMEOUT_S
+    ) -> dict[str, Any]:
         with self._lock:
             connection = self._connections.get(shard)
             if connection is None:
                 connection = self._connections[shard] = self.connection(shard)
-        return connection.call(op, args, timeout=_CALL_TIMEOUT_S)
+        return connection.call(op, args, timeout=timeout_s)
 
     def connection(self, shard: int) -> Connection:
         """A new connection to a shard where it is known to be; the caller closes it. Raises: Unavailable."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from raymq.actors.control_block import check_architecture
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import RayMQError, Rejected, Unavailable
@@ -32,7 +33,7 @@ from .cluster_record import (
     resume_record,
     save_record,
 )
-from .deploy import actor_set, owned_ray, placement, ray_client, ray_host
+from .deploy import actor_set, owned_ray, placement, ray_client, ray_host, run_sweep
 from .deploy.placement import NODE_HOST
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
@@ -108,14 +109,23 @@ def start(
         nodes: values of the label `raymq-node`, by which the shards are spread over Ray's nodes,
             followers on other nodes than their leaders; `data_dir` is then a path on each of them.
             None: all on this machine.
-        timeout_s: how long shards may take to recover and serve.
+        timeout_s: how long the whole start may take: Ray's answer, a Ray that has to be started or replaced, and the
+            shards' recovery. `progress` says what is waited for, and the error what was waited for.
         progress: called with one line at a time.
     Raises: Rejected (an option is wrong; nothing was started), Unavailable (with each shard's state and
         error; what was started goes on trying, `stop` ends it), Corrupt (a store is damaged),
         StorageFull (no room for the transient pools; nothing was started).
     Durable: the cluster's identity, before the first actor starts.
     """
+    if nodes is None:
+        # With nodes each replica looks at its own machine.
+        check_architecture(os.uname().machine)
     files, clock, tell = Files(), Clock(), progress or _LOGGER.info
+    deadline = clock.monotonic_ms() + int(timeout_s * 1000)
+
+    def left_s() -> float:
+        return max(0.0, (deadline - clock.monotonic_ms()) / 1000)
+
     warn = progress or _LOGGER.warning
     wanted = Wanted(
         name=name,
@@ -148,10 +158,20 @@ def start(
         _check_pool_room(paths, record, options, files)
         token = load_or_make_token(paths, files)
         ca = _trusted(paths, record, files)
+        run_sweep.sweep(files, clock)
         target = ray_host.find_ray(paths, address, files)
+        answers_s: float | None = left_s()
+        if target is not None and target.owned is not None:
+            target = _ray_that_answers(paths, target, timeout_s, files, clock, tell)
+            answers_s = None
+        elif target is not None:
+            tell(f"waiting for Ray at {target.address} to answer")
         if target is None:
-            target = _own_ray(paths, record, files, clock, tell, first=stored is None)
-        with ray_host.session(target) as ray:
+            target = _own_ray(
+                paths, record, files, clock, tell, first=stored is None, timeout_s=left_s()
+            )
+            answers_s = None
+        with ray_host.session(target, answers_s) as ray:
             tell(f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}")
             # "auto" and the like would mean something else in another shell.
             address = ray.get_runtime_context().gcs_address
@@ -159,11 +179,13 @@ def start(
                 warn(line)
             if stored is None:
                 save_record(paths, record, files)
-            actors, ours = actor_set.create(ray, record, paths, token, options, ca)
+            actors, ours = actor_set.create(
+                ray, record, paths, token, options, ca, timeout_s=left_s()
+            )
             save_record(paths, record, files)
             ray_host.save_target(paths, replace(target, address=address), files)
             endpoints = actor_set.wait_running(
-                ray, actors, clock=clock, timeout_s=timeout_s, progress=tell, warn=warn
+                ray, actors, clock=clock, timeout_s=left_s(), progress=tell, warn=warn
             )
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
@@ -283,7 +305,11 @@ def _stop_locked(
     runs = running is not None
     if running is not None:
         try:
-            with ray_host.session(running) as ray:
+            if running.owned is not None:
+                ailment = owned_ray.ailment(running.owned, files)
+                if ailment is not None:
+                    raise Unavailable(ailment, address=running.address)
+            with ray_host.session(running, timeout_s) as ray:
                 if actor_set.is_another(ray, record, clock=clock):
                     # The Ray it ran in is gone, and this one at its address serves somebody else.
                     tell(f"another cluster named {record.name!r} runs in Ray at {running.address}")
@@ -305,6 +331,10 @@ def _stop_locked(
         ray_outcome = "stopped" if runs else "not running"
     elif recorded is not None:
         files.unlink(paths.ray)
+    replicas = [
+        paths.replica(shard, r) for shard in range(record.shards) for r in range(record.replicas)
+    ]
+    run_sweep.sweep(files, clock, replicas)
     clean = all(outcome in ("closed", "not running") for outcome in outcomes.values())
     return StopReport(clean=clean, actors=outcomes, ray=ray_outcome)
 
@@ -430,6 +460,7 @@ def _own_ray(
     tell: Progress,
     *,
     first: bool,
+    timeout_s: float,
 ) -> RayTarget:
     """A Ray that lives until `stop`, which finds it whenever this process ends.
 
@@ -445,13 +476,58 @@ def _own_ray(
     if first:
         save_record(paths, record, files)
     try:
-        owned = owned_ray.start_owned(paths, files=files, clock=clock, progress=tell)
+        owned = owned_ray.start_owned(
+            paths,
+            files=files,
+            clock=clock,
+            progress=tell,
+            # With TLS Ray is known by the address in its certificate, and takes only drivers that have one too.
+            loopback=tls.is_loopback(record.host) and not tls.wanted(os.environ),
+            timeout_s=timeout_s,
+        )
     except RayMQError:
         # One that could not be ended either is there: `stop` needs the record to try again.
         if first and ray_host.load_owned(paths, files) is None:
             files.unlink(paths.cluster)
         raise
     return RayTarget(address=owned.address, owned=owned)
+
+
+def _ray_that_answers(
+    paths: ClusterPaths,
+    target: RayTarget,
+    timeout_s: float,
+    files: Files,
+    clock: Clock,
+    tell: Progress,
+) -> RayTarget | None:
+    """The directory's own Ray when it takes drivers; None: it was dying and is ended, start another.
+
+    Raises: Unavailable when it is silent although its processes are well: others may work in it, so `stop` must end it.
+    """
+    owned = target.owned
+    if owned is None:
+        return target
+    fault = owned_ray.ailment(owned, files)
+    if fault is None and ray_host.connected_address() is None:
+        tell(f"waiting for Ray at {target.address} to answer")
+        fault = ray_host.wait_for_answer(
+            target,
+            timeout_s=timeout_s,
+            clock=clock,
+            ailment=lambda: owned_ray.ailment(owned, files),
+        )
+        if fault is not None and owned_ray.ailment(owned, files) is None:
+            raise Unavailable(
+                f"Ray at {target.address} does not answer: {fault}. End it with `raymq stop {paths.data_dir}`",
+                address=target.address,
+            )
+    if fault is None:
+        return target
+    tell(f"Ray at {target.address} is dying and it is replaced: {fault}")
+    ray_host.leave(owned)
+    owned_ray.stop_owned(paths, files=files, clock=clock)
+    return None
 
 
 def _check_pool_room(

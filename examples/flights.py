@@ -387,19 +387,34 @@ def report(
     console.print(figures)
 
 
+def size_of(data_dir: Path) -> str:
+    """The room that the directory takes on its disk."""
+    files = [path.lstat() for path in data_dir.rglob("*") if not path.is_dir()]
+    return f"{sum(file.st_blocks for file in files) * 512 / 2**30:.1f} GiB"
+
+
+def end_and_delete(data_dir: Path) -> str:
+    """End the cluster that an earlier run left there, if it did, and delete its data. Returns: its size."""
+    if not data_dir.exists():
+        return "0.0 GiB"
+    if (data_dir / "cluster.json").exists():
+        raymq.connect(data_dir).stop()
+    elif any(data_dir.iterdir()) and not (data_dir / "token").exists():
+        sys.exit(f"{data_dir} holds something else than a demo's data: choose another --data-dir")
+    size = size_of(data_dir)
+    shutil.rmtree(data_dir)
+    return size
+
+
 def look_inside(data_dir: Path, kept: bool) -> None:
-    """What to type next."""
-    console.print("\nLook inside:")
+    """What is left, and what to type next."""
+    console.print(f"\n{size_of(data_dir)} of data stay in {data_dir}. Look inside:", soft_wrap=True)
     if kept:
         console.print(f"  raymq status {data_dir}")
         console.print(f"  raymq consume {TOPIC} --cluster {data_dir} --from earliest --max 3")
         console.print(f"  raymq stop {data_dir}")
     console.print(f"  raymq store verify {data_dir}/shard-0/replica-0")
     console.print(f"  raymq store dump {data_dir}/shard-0/replica-0 | head")
-    console.print(
-        "One machine and one disk were used: this shows that killed processes lose nothing; it says nothing about a "
-        "lost machine or disk."
-    )
 
 
 def main() -> int:
@@ -408,15 +423,21 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=int, default=FLIGHTS, help="rows to send; repeats the year when more"
     )
-    parser.add_argument("--keep", action="store_true", help="leave the cluster up")
+    parser.add_argument("--keep", action="store_true", help="leave the cluster up, and its data")
+    parser.add_argument(
+        "--clean", action="store_true", help="only end and delete what an earlier run left"
+    )
     parser.add_argument("--data-dir", type=Path, default=Path.home() / ".raymq" / "flights-demo")
     options = parser.parse_args()
     if options.rows < 1:
         parser.error("--rows must be at least 1")
     data_dir: Path = options.data_dir
-    if (data_dir / "cluster.json").exists():
-        raymq.start(data_dir).stop()
-        shutil.rmtree(data_dir)
+    left = end_and_delete(data_dir)
+    if options.clean:
+        console.print(
+            f"Stopped: nothing runs, and {left} in {data_dir} were deleted.", soft_wrap=True
+        )
+        return 0
     use_java()
     os.environ[MARK] = str(os.getpid())
     with console.status("starting Ray and 2 mirrored shards, sync flush"):
@@ -426,6 +447,11 @@ def main() -> int:
     good = False
     try:
         good = with_spark(cluster, options.rows, data_dir)
+    except Exception:
+        console.print(
+            f"[bold red]failed[/]; {size_of(data_dir)} stay in {data_dir}", soft_wrap=True
+        )
+        raise
     finally:
         if not options.keep:
             cluster.stop()
@@ -439,7 +465,18 @@ def main() -> int:
             console.print(f"[bold red]{fault}[/]")
         good = good and not faults
     console.print("[bold green]all rows came back[/]" if good else "[bold red]MISMATCH[/]")
-    look_inside(data_dir, options.keep)
+    if good and not options.keep:
+        left = end_and_delete(data_dir)
+        console.print(
+            f"{left} in {data_dir} were deleted; --keep leaves them, and the cluster up.",
+            soft_wrap=True,
+        )
+    else:
+        look_inside(data_dir, options.keep)
+    console.print(
+        "One machine and one disk were used: this shows that killed processes lose nothing; it says nothing about a "
+        "lost machine or disk."
+    )
     return 0 if good else 1
 
 

@@ -1,7 +1,18 @@
-"""Combines the flush future and the replica future of each put, as the broker does.
+"""Turns the flush future and the replica future of each put into its outcome, as the broker does.
 
-Source: CommitLog#handleDiskFlushAndHA and GroupTransferService, RocketMQ 5.3.3: the answer comes
-when both are done; PUT_OK if both are; otherwise the flush's failure, overwritten by the replica's.
+Source: CommitLog#handleDiskFlushAndHA and GroupTransferService, RocketMQ 5.3.3: the answer comes when both futures are
+done; PUT_OK if both are kept; otherwise the flush's failure, overwritten by the replica's.
+
+Puts of one promise are numbered from 1 in the order in which they began to wait. Success is one watermark,
+`acknowledged`: each put is kept whose end it has passed. An exception is an entry, `Late`: it names puts by number and
+end, and their status. Puts that begin to wait together are one entry here, so nothing is done for each put.
+
+A future times out so long after its put began to wait. A put whose futures are both kept or timed out has its outcome.
+One thing differs from RocketMQ: a future that is kept after its timeout, while the put still waits for the other one,
+counts as kept. The put is answered only then, and PUT_OK is the truth.
+
+Hosts: the Replication actor for promises that name replicas; CommitLog for all others, whose replica future is complete
+from the start.
 """
 
 from __future__ import annotations
@@ -10,130 +21,111 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from raymq.store.promise import Ends, Promise
 from raymq.store.status import PutStatus
 
+#: puts that begin to wait within so long of each other share the deadline of the last one: it bounds how many deadlines
+#: there are, and is little beside a timeout of seconds
+DEADLINE_STEP_MS = 10
 
-class Answer(NamedTuple):
-    """How a put ended."""
 
-    sequence: int
+class Late(NamedTuple):
+    """Puts up to `number` that end at `end` or before, and have no outcome yet, have waited long enough."""
+
+    number: int
+    end: int
     status: PutStatus
 
 
 @dataclass(slots=True)
-class _Put:
-    sequence: int
-    end_offset: int
-    flush_deadline_ms: int
-    replica_deadline_ms: int
-    #: None: not done yet
-    flush: PutStatus | None
-    replica: PutStatus | None
+class _Group:
+    """Puts that began to wait together, up to these."""
+
+    number: int
+    end: int
+    first_ms: int
+    since_ms: int
 
 
 class PutCombiner:
-    """The puts that wait. Invariant: nobody is answered twice."""
+    """The outcomes of all puts of one promise."""
 
-    def __init__(self, *, flushed: int = 0, replicated: int = 0) -> None:
-        """Args: the ends that are flushed and replicated already."""
-        self._flushed = flushed
-        self._replicated = replicated
-        self._waiting: deque[_Put] = deque()
-        #: earliest deadline that may be due; later than every wait when nothing waits
-        self._next_deadline_ms: int | None = None
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(
+    def __init__(
         self,
-        sequence: int,
-        end_offset: int,
+        promise: Promise,
         *,
-        wants_flush: bool,
-        wants_replica: bool,
-        deadline_flush_ms: int,
-        deadline_replica_ms: int,
-    ) -> list[Answer]:
-        """A put that waits until both of what it wants hold for `end_offset`.
+        flush_timeout_ms: int,
+        replica_timeout_ms: int,
+        acknowledged: int = 0,
+    ) -> None:
+        """Args: acknowledged: what was acknowledged before."""
+        self._promise = promise
+        self._flush_timeout_ms = flush_timeout_ms
+        self._replica_timeout_ms = replica_timeout_ms
+        self._least_timeout_ms = min(flush_timeout_ms, replica_timeout_ms)
+        #: puts that end here or before have kept their promise; it never falls
+        self.acknowledged = acknowledged
+        #: in the order of both numbers and ends
+        self._groups: deque[_Group] = deque()
+        self._reported: list[Late] = []
 
-        Deadlines are monotonic.
-        """
-        put = _Put(
-            sequence,
-            end_offset,
-            deadline_flush_ms,
-            deadline_replica_ms,
-            None if wants_flush and end_offset > self._flushed else PutStatus.PUT_OK,
-            None if wants_replica and end_offset > self._replicated else PutStatus.PUT_OK,
-        )
-        if put.flush is not None and put.replica is not None:
-            return [Answer(sequence, PutStatus.PUT_OK)]
-        self._waiting.append(put)
-        first = min(
-            deadline
-            for deadline, done in (
-                (deadline_flush_ms, put.flush),
-                (deadline_replica_ms, put.replica),
-            )
-            if done is None
-        )
-        if self._next_deadline_ms is None or first < self._next_deadline_ms:
-            self._next_deadline_ms = first
-        return []
+    @property
+    def waiting(self) -> bool:
+        """Whether a put may be without outcome."""
+        return bool(self._groups)
 
-    def on_flushed(self, offset: int) -> list[Answer]:
-        """The leader's log is flushed up to here."""
-        if offset <= self._flushed:
+    def add(self, number: int, end: int, since_ms: int) -> None:
+        """Puts up to `number`, which end at `end` or before, wait since `since_ms` (monotonic)."""
+        groups = self._groups
+        if groups:
+            last = groups[-1]
+            # A put that was sent again ends where the first one does.
+            end = max(end, last.end)
+            if since_ms - last.first_ms < DEADLINE_STEP_MS:
+                last.number, last.end, last.since_ms = number, end, since_ms
+                return
+        if end > self.acknowledged:
+            groups.append(_Group(number, end, since_ms, since_ms))
+
+    def combine(self, ends: Ends, now_ms: int) -> list[Late]:
+        """Take how far the shard is. Returns: what has become late; `acknowledged` says what is kept."""
+        self.acknowledged = max(self.acknowledged, self._promise.acknowledged(ends))
+        groups = self._groups
+        while groups and groups[0].end <= self.acknowledged:
+            groups.popleft()
+        if not groups or now_ms - groups[0].since_ms < self._least_timeout_ms:
             return []
-        self._flushed = offset
-        return self._settle()
-
-    def on_replicated(self, offset: int) -> list[Answer]:
-        """Enough replicas hold the log up to here."""
-        if offset <= self._replicated:
+        late = self._find_late(ends, now_ms)
+        while groups and any(
+            groups[0].number <= entry.number and groups[0].end <= entry.end for entry in late
+        ):
+            groups.popleft()
+        if late == self._reported:
             return []
-        self._replicated = offset
-        return self._settle()
+        self._reported = late
+        return late
 
-    def on_tick(self, now_ms: int) -> list[Answer]:
-        """Deadlines. A put of which one future timed out is answered when the other is done too."""
-        if self._next_deadline_ms is None or now_ms < self._next_deadline_ms:
-            return []
-        for put in self._waiting:
-            if put.flush is None and now_ms >= put.flush_deadline_ms:
-                put.flush = PutStatus.FLUSH_DISK_TIMEOUT
-            if put.replica is None and now_ms >= put.replica_deadline_ms:
-                put.replica = PutStatus.FLUSH_SLAVE_TIMEOUT
-        answers = self._settle()
-        self._next_deadline_ms = min(
-            (
-                deadline
-                for put in self._waiting
-                for deadline, done in (
-                    (put.flush_deadline_ms, put.flush),
-                    (put.replica_deadline_ms, put.replica),
-                )
-                if done is None
-            ),
-            default=None,
-        )
-        return answers
-
-    def _settle(self) -> list[Answer]:
-        answers: list[Answer] = []
-        waiting: deque[_Put] = deque()
-        for put in self._waiting:
-            if put.flush is None and put.end_offset <= self._flushed:
-                put.flush = PutStatus.PUT_OK
-            if put.replica is None and put.end_offset <= self._replicated:
-                put.replica = PutStatus.PUT_OK
-            if put.flush is None or put.replica is None:
-                waiting.append(put)
-            else:
-                status = put.flush if put.replica is PutStatus.PUT_OK else put.replica
-                answers.append(Answer(put.sequence, status))
-        self._waiting = waiting
-        if not waiting:
-            self._next_deadline_ms = None
-        return answers
+    def _find_late(self, ends: Ends, now_ms: int) -> list[Late]:
+        """Both futures are watermarks, and deadlines come in the order of the puts: so what is late is two ranges."""
+        flush_late = replica_late = None
+        for group in self._groups:
+            waited_ms = now_ms - group.since_ms
+            if waited_ms >= self._flush_timeout_ms:
+                flush_late = group
+            if waited_ms >= self._replica_timeout_ms:
+                replica_late = group
+            if waited_ms < self._least_timeout_ms:
+                break
+        flushed, copied = self._promise.flushed(ends), self._promise.copied(ends)
+        late = []
+        # Up to the further one of the two, puts wait for the other one only.
+        if one := flush_late if flushed < copied else replica_late:
+            late.append((one.number, min(one.end, max(flushed, copied))))
+        if flush_late and replica_late:
+            both = min(flush_late, replica_late, key=lambda group: group.number)
+            late.append((both.number, both.end))
+        return [
+            Late(number, end, self._promise.late(ends, end))
+            for number, end in late
+            if end > self.acknowledged
+        ]

@@ -1,5 +1,4 @@
-"""The leader's side of mirror mode (RF=2, static): one follower, C = the smaller of both durable
-ends, no failover.
+"""The leader's side of mirror mode (RF=2, static): one follower, no failover.
 
 A pure machine: `step(event, now_ms)` returns effects; it reads nothing but the immutable chain that
 it is given. R1-R12 of the replication protocol, with the election left out. What the follower has
@@ -9,8 +8,9 @@ is relearned in every session, so neither side needs to remember anything of the
       ^                |                    |                  |
       +---- disconnect, silence, conflict (at once) or refusal, halt (after halt_retry_ms) ----+
 
-Invariant: C never falls and is never above the leader's durable end or what the follower has told
-to be durable *and* the same as the leader's log.
+It says how far the follower is (`Replicated`): what is durable there *and* the same as the leader's
+log. What readers may see then, C, is decided by the promise (store/promise.py) and comes back in
+`Progress`, for the follower to know.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class MirrorLimits:
 
 
 class Progress(NamedTuple):
-    """The leader's own log: appended, and durable (synced, or appended if the flush is async)."""
+    """The leader's own log: how much may be sent, and C."""
 
     appended: int
-    durable: int
+    confirmed: int
 
 
 class Connected(NamedTuple):
@@ -130,19 +130,13 @@ class Replicated(NamedTuple):
     end: int
 
 
-class Publish(NamedTuple):
-    """C is now `confirmed`."""
-
-    confirmed: int
-
-
 class Halt(NamedTuple):
     """Replication cannot go on without a human; it tries again later all the same."""
 
     reason: str
 
 
-Effect: TypeAlias = Connect | Disconnect | Send | Replicated | Publish | Halt
+Effect: TypeAlias = Connect | Disconnect | Send | Replicated | Halt
 
 
 class Phase(Enum):
@@ -185,7 +179,6 @@ class MirrorLeader:
         self._session = 0
         self._search: MatchSearch | None = None
         self._appended = 0
-        self._durable = 0
         self._sent_end = 0
         self._sent_value = 0
         self._sent_at_ms = 0
@@ -210,7 +203,7 @@ class MirrorLeader:
         effects: list[Effect] = []
         if isinstance(event, Progress):
             self._appended = max(self._appended, event.appended)
-            self._durable = max(self._durable, event.durable)
+            self.confirmed = max(self.confirmed, event.confirmed)
         elif isinstance(event, Received):
             self._receive(event, now_ms, effects)
         elif isinstance(event, Connected):
@@ -222,7 +215,6 @@ class MirrorLeader:
         elif isinstance(event, Damaged):
             self._halt(event.reason, now_ms, effects)
         self._watch(now_ms, effects)
-        self._raise_confirmed(effects)
         if self.phase is Phase.STREAMING:
             self._stream(now_ms, effects)
         return effects
@@ -378,12 +370,6 @@ class MirrorLeader:
             self._drop(now_ms, self._limits.retry_ms, "the follower is silent")
 
     # --- the stream -------------------------------------------------------------------------------
-
-    def _raise_confirmed(self, effects: list[Effect]) -> None:
-        confirmed = min(self._durable, self.replicated_end)
-        if confirmed > self.confirmed:
-            self.confirmed = confirmed
-            effects.append(Publish(confirmed))
 
     def _stream(self, now_ms: int, effects: list[Effect]) -> None:
         limits = self._limits

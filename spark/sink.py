@@ -11,7 +11,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from raymq.cluster.messages.partitioner import queues_of
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import Bug, Rejected
+from raymq.store.promise import Acks
 from raymq.store.record import PUT_SCHEMA
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def write(
     topic: str,
     write_id: str | None = None,
     sort_by: Sequence[str] | None = None,
-    acks: Literal["quorum", "leader"] = "quorum",
+    acks: Acks = "quorum",
 ) -> WriteResult:
     """Write `df` (column value, and optionally key, tag, partition) to `topic`.
 
@@ -202,7 +203,7 @@ def _task(
     write_id: str,
     run: int,
     facts: dict[str, Any],
-    acks: Literal["quorum", "leader"],
+    acks: Acks,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     queues, shards = int(facts["queues"]), list(facts["shards"])
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from .delay.delay_levels import DEFAULT_LEVELS, parse_levels
 from .errors import Rejected
+from .promise import FLUSHES, Flush
 
 MIB = 1024 * 1024
 #: entries are numbered by int32, and RocketMQ maps a file whole: at most 2 GiB
@@ -42,7 +42,7 @@ class StoreConfig:
     max_transfer_bytes_on_message_in_disk: int = 65_536
     max_transfer_count_on_message_in_disk: int = 8
     #: "sync": acknowledged after fdatasync (SYNC_FLUSH); "async": flushed in the background (ASYNC_FLUSH)
-    flush: Literal["sync", "async"] = "sync"
+    flush: Flush = "sync"
     #: a sync flush that takes longer answers FLUSH_DISK_TIMEOUT (syncFlushTimeout)
     sync_flush_timeout_ms: int = 5_000
     #: a replica that takes longer answers FLUSH_SLAVE_TIMEOUT (slaveTimeout)
@@ -123,6 +123,11 @@ class StoreConfig:
     read_only_commit_log_paths: tuple[str, ...] = ()
     #: pause between two deletions (deleteCommitLogFilesInterval, deleteConsumeQueueFilesInterval)
     delete_files_interval_ms: int = 100
+    #: (producer, topic, queue) entries, and producers, of which sequences and epochs are remembered: about 120 bytes of
+    #: memory each. A new one above it is refused
+    producer_entries_max: int = 1_000_000
+    #: at that limit entries make room that were not written for so long
+    producer_expiry_hours: float = 168
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 
@@ -149,7 +154,7 @@ class StoreConfig:
                     field=field,
                     limit=f"{least}..{INDEX_NUMBER_MAX}",
                 )
-        if self.flush not in ("sync", "async"):
+        if self.flush not in FLUSHES:
             raise Rejected(
                 f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import fastjson
 from . import format as fmt
@@ -47,6 +47,29 @@ _QUEUE_TYPE, _BATCH_QUEUE = "queue.type", "BatchCQ"
 Table = dict[Any, Any]
 
 
+class Tables(NamedTuple):
+    """What the files are to say, as it was at one moment."""
+
+    topics: Mapping[str, TopicInfo]
+    #: (group, topic) -> queue -> next offset
+    offsets: Mapping[tuple[str, str], Mapping[int, int]]
+    #: delay level -> next offset of its queue
+    levels: Mapping[str, Any]
+    #: topic and id of each consume queue
+    queues: list[tuple[str, int]]
+
+
+def tables_of(store: MessageStore) -> Tables:
+    """What is known now. Callers: any thread; each table is copied in one step of the interpreter."""
+    state = store.state
+    return Tables(
+        dict(state.topics),
+        {key: dict(table) for key, table in list(state.offsets.items())},
+        dict(state.progress.get(LEVELS_SERVICE, {})),
+        store.queues(),
+    )
+
+
 def import_changed(store: MessageStore) -> list[str]:
     """Take over each file that we do not know yet. Returns: their names. Durable: nothing; the next sync does it.
 
@@ -73,20 +96,32 @@ def import_changed(store: MessageStore) -> list[str]:
     return changed
 
 
-def write_back(store: MessageStore) -> list[str]:
-    """Make the files say what the state says. Returns: the names of those that were written. Durable: at return.
+def write_back(
+    store: MessageStore,
+    tables: Tables | None = None,
+    *,
+    known: dict[str, tuple[Table, int]] | None = None,
+) -> list[str]:
+    """Make the files say what the state says, or `tables`. Returns: the names of those that were written.
 
-    Callers: one at a time, when nobody puts. Raises: Corrupt as `import_changed`; StorageFull, OSError.
+    Args: known: what the files held after the last call, which is kept there; nobody else writes an open store's.
+    Durable: at return. Callers: one at a time. Raises: Corrupt as `import_changed`; StorageFull, OSError.
     """
+    tables = tables or tables_of(store)
+    known = {} if known is None else known
     written = []
     for name in NAMES:
-        found = _read(store, name)
-        table = {} if found is None else found[0]
+        # A write that fails leaves nothing known.
+        found = known.pop(name, None) or _read(store, name)
+        table, crc = (None, None) if found is None else found
+        table = table or {}
         before = json.dumps(table, sort_keys=True)
-        _EXPORTS[name](store, table)
+        _EXPORTS[name](tables, table)
         if json.dumps(table, sort_keys=True) != before:
-            _write(store, name, table, None if found is None else found[1])
+            crc = _write(store, name, table, crc)
             written.append(name)
+        if crc is not None:
+            known[name] = table, crc
     return written
 
 
@@ -118,8 +153,8 @@ def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
     )
 
 
-def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) -> None:
-    """Write a file; its old content goes to `.bak`, where RocketMQ looks when the file is damaged."""
+def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) -> int:
+    """Write a file; its old content goes to `.bak`, where RocketMQ looks when the file is damaged. Returns: its CRC."""
     files, directory = store.files, store.log.root / "config"
     data = encode(table, store.clock.now_ms())
     crc = crc32c(data)
@@ -131,6 +166,7 @@ def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) ->
         files.write_file_atomic(directory / f"{name}.bak", files.read_file(path))
         fail_point("config.backed_up")
     files.write_file_atomic(path, data)
+    return crc
 
 
 def encode(table: Table, now_ms: int) -> bytes:
@@ -176,16 +212,16 @@ def _import_topics(store: MessageStore, table: Table, new: bool) -> None:
             store.put_internal(TOPIC, json.dumps(value, separators=(",", ":")).encode())
 
 
-def _export_topics(store: MessageStore, table: Table) -> None:
-    queues = {info.name: info.queues for info in store.state.topics.values()}
+def _export_topics(tables: Tables, table: Table) -> None:
+    queues = {info.name: info.queues for info in tables.topics.values()}
     # A queue that has messages must be readable even if nobody created its topic here (retry and dead letters).
-    for topic, queue_id in store.queues():
+    for topic, queue_id in tables.queues:
         if not _is_brokers_own(topic):
             queues[topic] = max(queues.get(topic, 0), queue_id + 1)
     if not queues:
         return
     queues[INTERNAL_TOPIC] = 1
-    add_topics(table, queues, store.state.topics)
+    add_topics(table, queues, tables.topics)
 
 
 def add_topics(table: Table, queues: Mapping[str, int], known: Mapping[str, TopicInfo]) -> None:
@@ -237,9 +273,9 @@ def _to_take(found: Table, have: Table, new: bool) -> list[Any]:
     return [key for key in found if (found[key] != have.get(key) if new else key not in have)]
 
 
-def _export_offsets(store: MessageStore, table: Table) -> None:
-    if store.state.offsets:
-        add_offsets(table, store.state.offsets)
+def _export_offsets(tables: Tables, table: Table) -> None:
+    if tables.offsets:
+        add_offsets(table, tables.offsets)
 
 
 def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
@@ -256,8 +292,8 @@ def _import_groups(store: MessageStore, table: Table, new: bool) -> None:
     """Groups are who commits offsets; their settings stay in the file."""
 
 
-def _export_groups(store: MessageStore, table: Table) -> None:
-    groups = {group for group, _ in store.state.offsets}
+def _export_groups(tables: Tables, table: Table) -> None:
+    groups = {group for group, _ in tables.offsets}
     if groups:
         known = table.setdefault("subscriptionGroupTable", {})
         table.setdefault("forbiddenTable", {})
@@ -295,11 +331,11 @@ def _import_levels(store: MessageStore, table: Table, new: bool) -> None:
         store.put_inner([], progress=Progress(LEVELS_SERVICE, values))
 
 
-def _export_levels(store: MessageStore, table: Table) -> None:
-    ours = store.state.progress.get(LEVELS_SERVICE, {})
-    if ours:
+def _export_levels(tables: Tables, table: Table) -> None:
+    if tables.levels:
         levels = {int(level): at for level, at in table.get("offsetTable", {}).items()}
-        table["offsetTable"] = levels | {int(level): int(at) for level, at in ours.items()}
+        ours = {int(level): int(at) for level, at in tables.levels.items()}
+        table["offsetTable"] = levels | ours
 
 
 def _rows(table: Table, name: str, file: str) -> list[tuple[str, Table]]:
@@ -324,7 +360,7 @@ _IMPORTS: dict[str, Callable[[MessageStore, Table, bool], None]] = {
     GROUPS: _import_groups,
     LEVELS: _import_levels,
 }
-_EXPORTS: dict[str, Callable[[MessageStore, Table], None]] = {
+_EXPORTS: dict[str, Callable[[Tables, Table], None]] = {
     TOPICS: _export_topics,
     CONSUMER_OFFSETS: _export_offsets,
     GROUPS: _export_groups,

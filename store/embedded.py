@@ -17,12 +17,15 @@ from .errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavaila
 from .log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from .log.read_ahead import ReadAhead
 from .message_store import MessageStore
+from .promise import PROMISES, Ends
 from .put.async_put import AsyncPut
 from .put.inner_message import InnerMessage
 from .put.put_message import MessagePut, PutResult
 from .requests import Append, FetchSlice, PutRequest
 from .services.transaction import Half, TransactionService
-from .status import PutStatus
+
+#: after a file that could not be opened for a sync
+FLUSH_RETRY_S = 0.05
 
 
 class EmbeddedStore:
@@ -39,17 +42,31 @@ class EmbeddedStore:
                 field="transient_pool",
                 limit=False,
             )
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        #: a failed constructor has fewer
+        self._threads: list[threading.Thread] = []
         self.store = MessageStore.open(root, **options)
+        try:
+            self._begin()
+        except BaseException:
+            self._end_threads()
+            if self._threads:
+                self._syncer.close()
+            self.store.abandon()
+            raise
+
+    def _begin(self) -> None:
         log = self.store.log
         config = self.store.config
         log.sync()
         log.note_confirmed(log.end)
         self._delays = DelayService(self.store)
         self._syncer = SegmentSyncer(log.queue.directory, config.segment_size_bytes, log.files)
-        self._sync = config.flush == "sync"
-        self._commit = GroupCommit(
-            self._syncer, log.clock, timeout_ms=config.sync_flush_timeout_ms, flushed=log.synced
-        )
+        self._promise = PROMISES[config.flush, False, "quorum"]
+        #: no receipt waits for the flush thread
+        self._acknowledged_at_once = self._promise.acknowledged_by == ("appended",)
+        self._commit = GroupCommit(self._syncer, flushed=log.synced)
         self._real_time = FlushRealTime(
             self._syncer,
             log.clock,
@@ -60,26 +77,27 @@ class EmbeddedStore:
         )
         self._changed = threading.Condition()
         self._dispatching = threading.Lock()
-        self._wake = threading.Event()
-        self._ended = threading.Event()
-        #: guarded by `_changed`, as `_failed`: the log's own mark goes with the store, and somebody may wait still
-        self._synced = self.store.log.synced
+        #: guarded by `_changed`, as `_failed`: the log's own marks go with the store, and a caller may wait still
+        self._ends = self.store.log.ends
         self._failed: str | None = None
+        #: the exception that it was, and whether a call has raised it
+        self._cause: BaseException | None = None
+        self._raised = False
         #: see TransactionService; its `check` is for the owner of the store to call
         self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
-        self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
-        self._ahead = threading.Thread(target=self._go_ahead, name="raymq-ahead", daemon=True)
-        self._thread.start()
-        self._ahead.start()
+        log.on_poisoned = self._fail
+        for run, name in ((self._run, "raymq-flush"), (self._go_ahead, "raymq-ahead")):
+            thread = threading.Thread(target=run, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
         self._advance()
 
     # --- writing --------------------------------------------------------------------------------------------
 
     def append(self, request: PutRequest) -> Append:
         """Append without waiting."""
-        if self._failed is not None:
-            raise Unavailable(f"the store stopped writing: {self._failed}", field="store")
+        self._check_working()
         appended = self.store.put(request)
         self._wake.set()
         return appended
@@ -93,18 +111,19 @@ class EmbeddedStore:
         # running flag tells, and whoever reads.
         with contextlib.suppress(OSError, StorageFull):
             self._dispatch()
-        if not self._sync or not appended.waits:
+        if not appended.waits or self._acknowledged_at_once:
             return appended
+        promise, end = self._promise, appended.end_offset
         limit = self.store.config.sync_flush_timeout_ms / 1000
         with self._changed:
             self._changed.wait_for(
-                lambda: self._synced >= appended.end_offset or self._failed is not None, limit
+                lambda: promise.acknowledged(self._ends) >= end or self._failed is not None, limit
             )
-            synced, failed = self._synced, self._failed
-        if synced < appended.end_offset:
+            ends, failed = self._ends, self._failed
+        if promise.acknowledged(ends) < end:
             raise DeliveryUnknown(
                 f"the flush did not finish: {failed or f'{limit} s passed'}",
-                status=PutStatus.FLUSH_DISK_TIMEOUT.value,
+                status=promise.late(ends, end).value,
                 append=appended._asdict(),
             )
         return appended
@@ -119,10 +138,12 @@ class EmbeddedStore:
 
     def put_message(self, message: InnerMessage) -> PutResult:
         """See `MessagePut.put_message`."""
+        self._check_working()
         return self._messages.put_message(message)
 
     def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
         """See `MessagePut.put_messages`."""
+        self._check_working()
         return self._messages.put_messages(messages)
 
     def _await(self, appended: Append) -> Append:
@@ -131,6 +152,7 @@ class EmbeddedStore:
 
     def prepare(self, message: InnerMessage) -> Half:
         """Store a half message; see `TransactionService.prepare`."""
+        self._check_working()
         half = self.transactions.prepare(message)
         self._await(half.append)
         self._advance()
@@ -138,14 +160,17 @@ class EmbeddedStore:
 
     def commit(self, offset: int) -> Append:
         """Deliver a half message; see `TransactionService.commit`."""
+        self._check_working()
         return self._await(self.transactions.commit(offset))
 
     def rollback(self, offset: int) -> Append:
         """Drop a half message; see `TransactionService.rollback`."""
+        self._check_working()
         return self._await(self.transactions.rollback(offset))
 
     def create_topic(self, name: str, queues: int) -> None:
         """Create a topic and wait for it."""
+        self._check_working()
         appended = self.store.create_topic(name, queues, [0])
         self._wake.set()
         if appended is not None:
@@ -162,7 +187,11 @@ class EmbeddedStore:
         max_bytes: int = 1 << 20,
         max_records: int = 10_000,
     ) -> FetchSlice:
-        """Dispatch what is confirmed, then read. Raises: Corrupt where the message at `offset` is damaged."""
+        """Dispatch what is confirmed, then read. A store that stopped writing is read on.
+
+        Raises: Corrupt where the message at `offset` is damaged.
+        """
+        self._check_threads()
         self._advance()
         return self.store.fetch_whole(
             topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records
@@ -173,6 +202,7 @@ class EmbeddedStore:
 
         Returns: when to call again, ms since 1970, for what is put meanwhile earlier; None: nothing waits.
         """
+        self._check_working()
         log = self.store.log
         while True:
             self._advance()
@@ -189,7 +219,7 @@ class EmbeddedStore:
         log = self.store.log
         with self._dispatching:
             # Inside: a mark that two threads move must not go back.
-            log.note_confirmed(log.synced if self._sync else log.end)
+            log.note_confirmed(self._promise.readable(log.ends))
             while self.store.dispatched < log.confirmed:
                 before = self.store.dispatched
                 if self.store.dispatch(log.confirmed) == before:
@@ -215,9 +245,10 @@ class EmbeddedStore:
 
     def _run(self) -> None:
         log = self.store.log
+        group_commit = self.store.config.flush == "sync"
         try:
             while True:
-                timeout_ms = 200 if self._sync else self._real_time.wait_ms()
+                timeout_ms = 200 if group_commit else self._real_time.wait_ms()
                 idle = not self._wake.wait(timeout_ms / 1000)
                 self._wake.clear()
                 if self._ended.is_set():
@@ -226,21 +257,54 @@ class EmbeddedStore:
                     # What was put last waits for nobody to put more. Whoever reads hears of a failure himself.
                     with contextlib.suppress(OSError, RayMQError):
                         self._advance()
-                if self._sync:
-                    self._commit.swap()
-                    flushed, _ = self._commit.do_commit(log.end)
-                else:
-                    flushed = self._real_time.flush_if_due(log.end)
+                try:
+                    if group_commit:
+                        flushed = self._commit.commit(log.end)
+                    else:
+                        flushed = self._real_time.flush_if_due(log.end)
+                except FlushFailed:
+                    raise
+                except (OSError, Unavailable):
+                    # A file could not be opened (descriptors, memory): no sync has failed.
+                    self._ended.wait(FLUSH_RETRY_S)
+                    self._wake.set()
+                    continue
                 if flushed > log.synced:
                     log.note_synced(flushed)
                     self._tell_synced()
         except FlushFailed as error:
-            with self._changed:
-                self._failed = str(error)
-                log.poison(str(error))
-                self._changed.notify_all()
+            log.poison(str(error))
+            self._fail(str(error))
+        except BaseException as error:
+            self._fail(f"the flush thread ended: {error!r}", error)
+
+    def _fail(self, reason: str, cause: BaseException | None = None) -> None:
+        """No further put; every waiting call and the next one raise it. Callers: any thread."""
+        with self._changed:
+            if self._failed is None:
+                self._failed, self._cause = reason, cause
+            self._changed.notify_all()
+
+    def _check_working(self) -> None:
+        """Raises: Unavailable when a thread of the store ended or a sync failed; nothing was stored."""
+        if self._failed is not None:
+            self._raised = True
+            raise Unavailable(
+                f"the store stopped writing: {self._failed}", field="store"
+            ) from self._cause
+
+    def _check_threads(self) -> None:
+        """Raises: Unavailable, once, when a thread of the store ended; a failed sync harms no reader."""
+        if self._cause is not None and not self._raised:
+            self._check_working()
 
     def _go_ahead(self) -> None:
+        try:
+            self._work_ahead()
+        except BaseException as error:
+            self._fail(f"the thread that has pages ready ended: {error!r}", error)
+
+    def _work_ahead(self) -> None:
         log = self.store.log
         if self.store.config.warm_mapped_file:
             log.allocate_ahead().run(self._ended.is_set)
@@ -250,8 +314,13 @@ class EmbeddedStore:
 
     def _tell_synced(self) -> None:
         with self._changed:
-            self._synced = self.store.log.synced
+            self._ends = self.store.log.ends
             self._changed.notify_all()
+
+    @property
+    def ends(self) -> Ends:
+        """How far the store is. There is no replica: what is confirmed stands for it."""
+        return self.store.log.ends
 
     @property
     def syncs(self) -> int:
@@ -262,8 +331,8 @@ class EmbeddedStore:
         self._ended.set()
         self._wake.set()
         self.store.log.allocate_ahead().wake()
-        self._thread.join()
-        self._ahead.join()
+        for thread in self._threads:
+            thread.join()
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: from now on nothing is written or synced."""
@@ -276,7 +345,10 @@ class EmbeddedStore:
         self.store.abandon()
 
     def close(self) -> None:
-        """Flush everything and close the store."""
+        """Flush everything and close the store.
+
+        Raises: Unavailable when a thread had ended and no call said so; OSError. The store is closed anyway.
+        """
         self._end_threads()
         log = self.store.log
         if self._failed is None:
@@ -288,3 +360,4 @@ class EmbeddedStore:
             self._delays.close(log.clock.now_ms())
         finally:
             self.store.close()
+        self._check_threads()

@@ -45,7 +45,10 @@ class Unavailable(RayMQError):
 
 
 class DeliveryUnknown(RayMQError):
-    """The message may or may not be stored. Fields: status, append. Safe to retry with the same sequence."""
+    """The message may or may not be stored. Fields: status, append; of a send topic, queue_id and shard too.
+
+    `Producer.resend` sends it again with the same sequence, so that it is stored once; `send` might store it twice.
+    """
 
     retriable = True
 
@@ -55,7 +58,7 @@ class Fenced(RayMQError):
 
 
 class OffsetOutOfRange(RayMQError):
-    """The offset asked for is not in the queue. Fields: min, max (the queue holds [min, max))."""
+    """The offset to read or to commit is not in the queue. Fields: min, max (the queue holds [min, max))."""
 
 
 class StorageFull(RayMQError):

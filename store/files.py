@@ -37,11 +37,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO)
 #: the rule of a Corrupt for such bytes
 READABLE = "stored bytes can be read"
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+#: of an fsync by name: no descriptor could be had, and nothing was tried
+NOT_TRIED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def only_zeros(chunk: bytes) -> bool:
     """Whether a chunk of at most ZERO_CHUNK_BYTES has no other byte: one memcmp, eight times as fast as a count."""
     return _ZEROS.startswith(chunk)
+
+
+class SyncFailed(OSError):
+    """An fsync or fdatasync failed: what was written before may be lost, and a second sync proves nothing (D4)."""
 
 
 class Files:
@@ -196,12 +203,15 @@ class Files:
             raise _translate(error, None) from error
 
     def sync_data(self, fd: int) -> None:
-        """fdatasync. Raises: OSError; the caller must not try again (D4)."""
-        os.fdatasync(fd)
+        """fdatasync. Raises: SyncFailed; the caller must not try again (D4)."""
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            raise SyncFailed(error.errno, f"fdatasync: {error.strerror}") from error
 
     def sync(self, fd: int) -> None:
-        """fsync."""
-        os.fsync(fd)
+        """fsync. Raises: SyncFailed."""
+        _fsync(fd)
 
     def lock(self, fd: int) -> None:
         """Take RocketMQ's store lock: an exclusive POSIX lock on byte 0.
@@ -296,10 +306,10 @@ class Files:
     # --- names --------------------------------------------------------------------------------
 
     def sync_dir(self, path: PathLike) -> None:
-        """fsync a directory: makes created, renamed and removed names durable."""
+        """fsync a directory: makes created, renamed and removed names durable. Raises: SyncFailed, OSError."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            _fsync(fd)
         finally:
             os.close(fd)
 
@@ -323,9 +333,21 @@ class Files:
         """Whether a path exists."""
         return os.path.lexists(path)
 
+    def length(self, path: PathLike) -> int:
+        """Length of a file by its name, bytes. Raises: FileNotFoundError."""
+        return os.stat(path, follow_symlinks=False).st_size
+
     def is_dir(self, path: PathLike) -> bool:
         """Whether a path is a directory."""
         return os.path.isdir(path)
+
+    def make_dir(self, path: PathLike, mode: int = 0o700) -> None:
+        """Create a directory in one that is there; an existing one is no error. Durable: nothing."""
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, mode)
+        except OSError as error:
+            raise _translate(error, path) from error
 
     def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
         """Create a directory and its parents. Durable: their names.
@@ -346,6 +368,23 @@ class Files:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         except OSError as error:
             raise _translate(error, path) from error
+
+    def settle_dirs(self, path: PathLike) -> None:
+        """Create a directory and its parents. Durable: their names, whichever process made them.
+
+        A process that was killed may have left names that are in the page cache only. Every parent is synced, up to
+        the root of the file system; what lies above a parent that may not be read was not made by `make_dirs`.
+        """
+        self.make_dirs(path)
+        place = Path(os.path.realpath(path))
+        try:
+            device = os.stat(place).st_dev
+            for parent in place.parents:
+                if os.stat(parent).st_dev != device or not os.access(parent, os.R_OK):
+                    break
+                self.sync_dir(parent)
+        except OSError as error:
+            raise _translate(error, place) from error
 
     def remove_tree(self, path: PathLike) -> None:
         """Remove a directory and all in it; a missing one is no error."""
@@ -393,11 +432,26 @@ class Files:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def boot_id(self) -> str:
-        """Changes with every boot of the machine: page cache written before it may be gone."""
+        """Changes with every boot of the machine: page cache written before it may be gone.
+
+        Raises: Unavailable where the kernel does not say; a guess would trust a page cache that is gone.
+        """
         try:
-            return self.read_file(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
-        except OSError:
-            return "unknown"
+            found = self.read_file(BOOT_ID_PATH).decode().strip()
+        except OSError as error:
+            raise Unavailable(
+                f"{BOOT_ID_PATH} cannot be read ({error.strerror}), so a reboot cannot be told from a restart; "
+                "mount /proc",
+                field="boot_id",
+                path=BOOT_ID_PATH,
+            ) from error
+        if not found:
+            raise Unavailable(
+                f"{BOOT_ID_PATH} is empty, so a reboot cannot be told from a restart; mount the kernel's /proc",
+                field="boot_id",
+                path=BOOT_ID_PATH,
+            )
+        return found
 
 
 class _PyBuffer(ctypes.Structure):
@@ -416,6 +470,13 @@ class _PyBuffer(ctypes.Structure):
         ("suboffsets", ctypes.c_void_p),
         ("internal", ctypes.c_void_p),
     ]
+
+
+def _fsync(fd: int) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, f"fsync: {error.strerror}") from error
 
 
 def _lock_call(name: str, mapped: mmap.mmap, size: int) -> None:

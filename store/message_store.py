@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+import threading
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from .delay.delay_hook import DelayHook
 from .delay.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
 from .errors import Corrupt, RayMQError, Unavailable
 from .failpoints import fail_point
-from .files import Files
+from .files import NOT_TRIED, Files
 from .format import check_group_name
 from .index.index_builder import IndexBuilder
 from .index.index_service import IndexService
@@ -46,6 +48,7 @@ from .records import properties, rows
 from .records.raw_records import before, fault_of
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
+from .services.upkeep import Upkeep
 from .state import (
     INTERNAL_TOPIC,
     OFFSETS,
@@ -58,8 +61,12 @@ from .state import (
 from .stats import StoreStats
 from .topics import check_new_topic
 
+logger = logging.getLogger(__name__)
+
 #: an orderly stop waits this long for an index that is behind; later `abort` stays (reference 7, step 7)
 INDEX_WAIT_MS = 5_000
+#: and for compacted queues; what is not copied by then RocketMQ would never serve
+COPY_WAIT_MS = 60_000
 #: earlier looks at what can be deleted that wait for a sync
 HELD_MAX = 8
 
@@ -75,7 +82,10 @@ class MessageStore:
         self.config = log.config
         self.files = log.files
         self.clock = log.clock
-        self.state = ShardState()
+        self.state = ShardState(
+            producer_entries_max=log.config.producer_entries_max,
+            producer_expiry_ms=int(log.config.producer_expiry_hours * 3_600_000),
+        )
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)
         self.compaction = CompactionStore(log, self.consume_queues, self.state)
@@ -119,6 +129,8 @@ class MessageStore:
         self._held: list[tuple[int, int]] = []
         #: deletes old files; its `run_once` is called by whoever owns this store
         self.cleaner = CleanService(log, self, flags=self.flags)
+        #: writes what a start after a crash needs; its `run_once` is called by whoever owns this store
+        self.upkeep = Upkeep(self)
         #: whether recovery met a snapshot
         self._met_snapshot = False
         #: up to where the consume queues are complete by their own word, and the next queue offsets there
@@ -126,9 +138,17 @@ class MessageStore:
         self._at_complete: dict[tuple[str, int], int] | None = None
         #: up to where consume queues are being built anew, and the next offsets of those that were lost
         self._rebuilding: tuple[int, dict[tuple[str, int], int]] | None = None
+        #: where the records of topics end that were created since the store was opened, and where the log ended then
+        self._topic_ends: dict[str, int] = {}
+        self._opened_end = 0
+        #: held from the look whether a topic exists until its record's end is noted
+        self._topics_lock = threading.Lock()
         self._closed = False
+        #: the log alone says where each consume queue ends
+        self._exact = False
         #: a sync of a consume queue failed
         self._queues_doubtful = False
+        self._syncing = threading.Lock()
 
     @classmethod
     def open(
@@ -154,14 +174,19 @@ class MessageStore:
             clock=clock or Clock(),
             identity=identity,
         )
-        store = cls(log)
+        store = None
         try:
+            store = cls(log)
             if on_locked is not None:
                 on_locked()
             store._recover()
             config_json.import_changed(store)
+            store._opened_end = log.end
         except BaseException:
-            store.abandon()
+            if store is None:
+                log.abandon()
+            else:
+                store.abandon()
             raise
         return store
 
@@ -170,14 +195,18 @@ class MessageStore:
     def _recover(self) -> None:
         log = self.log
         log.restore_pool()
-        # With the page cache intact only the last units can be half written.
-        sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
-        self.consume_queues.load(after_crash=log.crashed, sound_below=sound_below)
-        known = self.consume_queues.max_physical_offset
         # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted. After a
         # failed sync too: what is in the page cache counts as clean, and nothing but a second write brings it to disk.
-        doubt = log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL))
-        complete = min(known, log.marks.dispatched_end) if doubt else known
+        doubt = bool(log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)))
+        resting = not doubt and self._queues_may_rest()
+        self.consume_queues.on_differing = self._look_at_queues
+        if resting:
+            complete = known = log.marks.queued_end
+        else:
+            log.marks.queued_end = 0
+            complete = known = self._load_queues()
+            if doubt:
+                complete = min(complete, log.marks.dispatched_end)
         low = complete if log.same_boot or not log.own else min(complete, log.synced)
 
         at_boundary = False
@@ -191,7 +220,14 @@ class MessageStore:
 
         def settle(end: int) -> None:
             nonlocal complete
-            damaged = log.start < complete <= end and not at_boundary
+            damaged = log.start < complete < end and not at_boundary
+            if resting and not damaged and complete <= end:
+                # Not synced: what a process that was killed has written.
+                self.consume_queues.rest(self._expected_ends(), complete, unsynced=log.crashed)
+                return
+            if resting:
+                log.marks.queued_end = 0
+                self._load_queues()
             if damaged:
                 # They end inside a record: all of them are built anew.
                 complete = -1
@@ -202,22 +238,34 @@ class MessageStore:
 
         self._complete = complete
         scan_start = self._scan_start(low)
-        log.recover(scan_start, visit, settle)
+        log.recover(scan_start, visit, settle, queues_end=known)
         if self.put_path.group[1] > log.end:
             self._cut_half_group(scan_start)
             self.consume_queues.truncate(log.end)
         if log.recovered is not None and log.recovered.row == "K" and not log.own:
             log.note_synced(log.end)
         self.consume_queues.correct_min_offsets(log.start)
-        self._count_on_from_queues()
         lost = self._lost_queues()
+        if lost and resting:
+            self._load_queues()
+            self.consume_queues.correct_min_offsets(log.start)
+        self._exact = not lost and complete >= 0 and self._queues_end_as_expected()
+        self._count_on_from_queues()
         if lost or complete < 0:
             # Durably, before anything is built anew: after another crash the old mark would vouch for the gaps.
             log.marks.forget_dispatched(log.start)
+            log.checkpoint.logics_ms = 0
+            log.checkpoint.sync()
             self.consume_queues.truncate(log.start)
             complete = log.start
             self._rebuilding = log.end, lost
+            # From an empty start on the queues grow with what the log says.
+            self._exact = not log.start and not any(
+                queue.max_offset for queue in self.consume_queues.all()
+            )
         self._dispatch.dispatched = min(max(complete, log.start), log.end)
+        if self._exact:
+            log.marks.queued_end = self._dispatch.dispatched
         tail = log.queue.find(log.end)
         if tail is not None:
             complete_at, parts_end = read_head(tail)
@@ -231,11 +279,51 @@ class MessageStore:
             self.put_path.begin_log()
         self.compaction.load()
 
+    def _queues_may_rest(self) -> bool:
+        """Whether all is known of the consume queues without a look at them: nobody else wrote here meanwhile."""
+        log = self.log
+        complete, appended = log.marks.queued_end, log.marks.appended_end
+        low = complete if log.same_boot else min(complete, log.synced)
+        if not log.own or not log.start < complete <= min(appended, log.end_max):
+            return False
+        if log.start and next(self._snapshot_starts(low), None) is None:
+            # RocketMQ deleted the files that told where queues end.
+            return False
+        file = log.queue.find(appended)
+        if file is None:
+            return True
+        at = appended - file.start
+        return not any(file.read(at, min(at + 8, file.size)))
+
+    def _load_queues(self) -> int:
+        """Look at every consume queue. Returns: the end of the last record that any of them has."""
+        log = self.log
+        # With the page cache intact only the last units can be half written.
+        sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
+        self.consume_queues.load(after_crash=log.crashed, sound_below=sound_below)
+        return self.consume_queues.max_physical_offset
+
     def _count_on_from_queues(self) -> None:
         """Where RocketMQ deleted all messages of a queue, only the consume queue knows how far they were numbered."""
         offsets = self.state.next_offsets
-        for key, queue in ((key, self.consume_queues.get(*key)) for key in self.queues()):
+        for key, queue in self.consume_queues.items():
             offsets[key] = max(offsets.get(key, 0), queue.max_offset)
+
+    def _queues_end_as_expected(self) -> bool:
+        """Whether the log alone says where each consume queue ends; in stores of others it may not."""
+        ends = self._expected_ends()
+        return all(
+            ends.get(key, 0) == queue.max_offset for key, queue in self.consume_queues.items()
+        )
+
+    def _look_at_queues(self) -> None:
+        """The next start shall look at every consume queue."""
+        self._exact = False
+        self.log.marks.queued_end = 0
+
+    def _expected_ends(self) -> dict[tuple[str, int], int]:
+        """Where each consume queue ends, if all of them are complete up to where they say."""
+        return self.state.next_offsets if self._at_complete is None else self._at_complete
 
     @property
     def state_is_whole(self) -> bool:
@@ -244,9 +332,11 @@ class MessageStore:
 
     def _lost_queues(self) -> dict[tuple[str, int], int]:
         """Consume queues with fewer units than were dispatched, and the offset that each had come to."""
-        expected = self.state.next_offsets if self._at_complete is None else self._at_complete
-        lost = {}
+        expected = self._expected_ends()
+        lost = {key: expected[key] for key in self.consume_queues.missing()}
         for (topic, queue_id), offset in expected.items():
+            if self.consume_queues.rests(topic, queue_id):
+                continue
             queue = self.consume_queues.find(topic, queue_id)
             if offset and (queue is None or queue.max_offset < offset):
                 lost[topic, queue_id] = offset
@@ -257,7 +347,7 @@ class MessageStore:
         if self._rebuilding is None or self.dispatched < self._rebuilding[0]:
             return
         for (topic, queue_id), offset in self._rebuilding[1].items():
-            self.consume_queues.get(topic, queue_id).begin_at(offset)
+            self.consume_queues.begin_at(topic, queue_id, offset)
         self._rebuilding = None
 
     def _recover_index(self) -> None:
@@ -315,8 +405,11 @@ class MessageStore:
             self._apply(run)
 
     def _apply(self, run: rows.RowRun) -> None:
-        if self._at_complete is None and run.positions[0] >= self._complete:
+        if self._at_complete is None and run.positions[-1] >= self._complete:
             self._at_complete = dict(self.state.next_offsets)
+            before = int(run.positions.searchsorted(self._complete))
+            if before:
+                self._at_complete[run.topic, run.queue_id] = run.first_offset + before
         if run.topic == INTERNAL_TOPIC:
             written = run.batch.column("properties").to_pylist()
             bodies = run.batch.column("body").to_pylist()
@@ -382,9 +475,19 @@ class MessageStore:
         Callers: one thread.
         """
         dispatched = self._dispatch.run(confirmed)
+        if self._exact:
+            self.log.marks.queued_end = dispatched
         if self._rebuilding is not None:
             self._end_rebuilding()
         return dispatched
+
+    def take_touched(self) -> set[tuple[str, int]]:
+        """The queues in which `dispatch` put messages since the last call. Callers: the one that dispatches."""
+        return self._dispatch.take_touched()
+
+    def dispatch_concerns(self, queues: Container[tuple[str, int]], confirmed: int) -> bool:
+        """Whether what `dispatch` would do up to `confirmed` has messages of one of `queues`, or may have."""
+        return self._dispatch.concerns(queues, confirmed)
 
     @property
     def damage(self) -> list[Corrupt]:
@@ -400,7 +503,12 @@ class MessageStore:
         """fdatasync every consume queue and the index, and remember how far they are complete.
 
         Raises: OSError; then Unavailable, for no second sync proves anything. The next start writes them again.
+        Callers: any thread but the one that dispatches, which should not wait so long.
         """
+        with self._syncing:
+            self._sync_queues(closing=closing)
+
+    def _sync_queues(self, *, closing: bool) -> None:
         if self._queues_doubtful:
             raise Unavailable(
                 "an fdatasync of a consume queue failed; the next start builds anew what was not synced",
@@ -412,7 +520,9 @@ class MessageStore:
             if self.config.message_index:
                 checkpoint = self.log.checkpoint
                 checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
-        except OSError:
+        except OSError as error:
+            if error.errno in NOT_TRIED:
+                raise
             self._queues_doubtful = True
             with contextlib.suppress(OSError, RayMQError):
                 self.log.meta.update({QUEUES_DOUBTFUL: True})
@@ -610,13 +720,21 @@ class MessageStore:
 
         Raises: Rejected for a bad name, number or attribute, or when it exists with others.
         """
-        info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
-        if info is None:
-            return None
-        value: dict[str, Any] = {"name": name, "queues": queues, "shards": list(info.shards)}
-        if info.attributes:
-            value["attributes"] = dict(info.attributes)
-        return self.put_internal(TOPIC, _json(value))
+        with self._topics_lock:
+            info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
+            if info is None:
+                return None
+            value: dict[str, Any] = {"name": name, "queues": queues, "shards": list(info.shards)}
+            if info.attributes:
+                value["attributes"] = dict(info.attributes)
+            appended = self.put_internal(TOPIC, _json(value))
+            self._topic_ends[name] = appended.end_offset
+            return appended
+
+    def topic_end(self, name: str) -> int:
+        """A physical offset: a topic that exists is as durable as the log below it."""
+        with self._topics_lock:
+            return self._topic_ends.get(name, self._opened_end)
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> Append:
         """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""
@@ -625,8 +743,11 @@ class MessageStore:
         return self.put_internal(OFFSETS, _json(value))
 
     def init_producer(self, producer: int) -> tuple[int, Append]:
-        """The next epoch of a producer id, stored in the log, and what to wait for."""
-        epoch = self.state.producer_epochs.get(producer, -1) + 1
+        """The next epoch of a producer id, stored in the log, and what to wait for.
+
+        Raises: Rejected where the shard remembers as many producers as it may.
+        """
+        epoch = self.state.next_epoch(producer)
         return epoch, self.put_internal(PRODUCER, _json({"producer": producer, "epoch": epoch}))
 
     # --- shutdown -------------------------------------------------------------------------------------------
@@ -646,13 +767,14 @@ class MessageStore:
             until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
             while self.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
+            copied = self._copy_compacted()
             self.sync_queues(closing=True)
             config_json.write_back(self)
             self.compaction.close()
             log.checkpoint.physic_ms = self.state.store_time_ms
             log.checkpoint.logics_ms = self.state.store_time_ms
             log.checkpoint.sync()
-            complete = self.dispatched >= log.end
+            complete = copied and self.dispatched >= log.end
             if self.config.message_index:
                 complete = complete and self.index.indexed >= log.end
         finally:
@@ -660,6 +782,19 @@ class MessageStore:
             self.consume_queues.close()
             self.index.close()
             log.close(clean=complete)
+
+    def _copy_compacted(self) -> bool:
+        """Bring the compacted queues up to date. Returns: whether they are."""
+        until_ms = self.clock.monotonic_ms() + COPY_WAIT_MS
+        try:
+            while self.compaction.advance_all():
+                if self.clock.monotonic_ms() > until_ms:
+                    return False
+        except (OSError, RayMQError) as error:
+            # The next start goes on; nothing of it is deleted from the log before.
+            logger.warning("compacted queues are not complete: %s", error)
+            return False
+        return True
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: nothing is synced, `abort` stays."""

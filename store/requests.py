@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from .errors import RayMQError
+from .promise import Acks
 from .records.record_row import Row
 
 
@@ -21,8 +22,7 @@ class PutRequest(NamedTuple):
     epoch: int
     #: sequence of the batch's first row, per producer and queue
     first_sequence: int
-    #: "quorum" | "leader"
-    acks: str
+    acks: Acks
 
 
 class Append(NamedTuple):

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from operator import itemgetter
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from . import snapshot_columns
 from .errors import Corrupt, Fenced, Rejected
+from .producer_table import ENTRY, EPOCH, UNKNOWN_OFFSET, ProducerTable, Run
 
 #: topic of the records this module reads and writes; queue 0
 INTERNAL_TOPIC = "rmq_sys_raymq"
@@ -30,15 +31,9 @@ PROGRESS = "PROGRESS"
 #: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
 CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
 
-#: (producer, topic, queue) entries kept; the least recently written are forgotten first
-PRODUCER_ENTRIES_MAX = 20_000
-#: runs of consecutive offsets kept a producer and queue; rows between them are searched (duplicates.py)
-RUNS_MAX = 16
-#: of these, the newest that are always kept
-RUNS_RECENT = 6
-#: dropped at once when there are too many
-RUNS_DROPPED = 5
-UNKNOWN_OFFSET = -1
+#: what a state remembers unless a store says otherwise (StoreConfig)
+PRODUCER_ENTRIES_MAX = 1_000_000
+PRODUCER_EXPIRY_MS = 7 * 24 * 3_600_000
 
 
 @dataclass(frozen=True)
@@ -61,95 +56,6 @@ class TopicInfo:
         return self.shards[queue_id % len(self.shards)]
 
 
-class Run(NamedTuple):
-    """`count` sequences from `first_sequence` stored at consecutive offsets from `first_offset`."""
-
-    first_sequence: int
-    count: int  # type: ignore[assignment]
-    first_offset: int
-
-
-class Found(NamedTuple):
-    """A run that a search found, and the physical end of its last record."""
-
-    first_sequence: int
-    count: int  # type: ignore[assignment]
-    first_offset: int
-    end: int
-
-
-@dataclass
-class ProducerQueue:
-    """What one producer stored in one queue."""
-
-    #: the sequence the next row must have
-    next_sequence: int = 0
-    #: physical end of its last record: duplicates are as durable as this
-    end_offset: int = 0
-    #: the first run, some that are old, the newest; never changed in place but at its end
-    runs: list[Run] = field(default_factory=list)
-    #: what was searched last: the next rows are asked for next. No part of the state
-    found: Found | None = field(default=None, compare=False)
-
-    def extend(self, sequence: int, count: int, offset: int, end_offset: int) -> None:
-        """Record that rows [sequence, sequence+count) were stored from queue offset `offset`."""
-        last = self.runs[-1] if self.runs else None
-        if (
-            last is not None
-            and last.first_sequence + last.count == sequence
-            and last.first_offset + last.count == offset
-        ):
-            self.runs[-1] = Run(last.first_sequence, last.count + count, last.first_offset)
-        else:
-            self.runs.append(Run(sequence, count, offset))
-            if len(self.runs) > RUNS_MAX:
-                self._thin_out()
-        self.next_sequence = sequence + count
-        self.end_offset = end_offset
-
-    def _thin_out(self) -> None:
-        """Drop the old runs that leave the fewest offsets to search; both ends of a long pause stay.
-
-        The first run stays too: an older row of the producer is one of a life that was forgotten.
-        """
-        runs = self.runs
-        old = sorted(
-            range(1, len(runs) - RUNS_RECENT),
-            key=lambda i: runs[i + 1].first_offset - runs[i - 1].first_offset - runs[i - 1].count,
-        )
-        dropped = set(old[:RUNS_DROPPED])
-        self.runs = [run for i, run in enumerate(runs) if i not in dropped]
-
-    def span_of(self, sequence: int) -> tuple[int, int]:
-        """The queue offsets [low, high) where a sequence can stand; empty when it is none of the stored.
-
-        Callers: any thread, without the put lock.
-        """
-        runs = list(self.runs)
-        after = bisect_right(runs, sequence, key=itemgetter(0))
-        if not after:
-            return 0, 0
-        run = runs[after - 1]
-        low = run.first_offset + sequence - run.first_sequence
-        if sequence < run.first_sequence + run.count:
-            return low, low + 1
-        if after == len(runs):
-            return 0, 0
-        high = runs[after].first_offset - (runs[after].first_sequence - sequence) + 1
-        found = self.found
-        if found is not None and found.first_sequence <= sequence:
-            # Offsets never grow slower than sequences.
-            low = max(low, found.first_offset + sequence - found.first_sequence)
-            if sequence < found.first_sequence + found.count:
-                return low, low + 1
-        return low, high
-
-    def offset_of(self, sequence: int) -> int:
-        """The queue offset a stored sequence got; UNKNOWN_OFFSET when it must be searched."""
-        low, high = self.span_of(sequence)
-        return low if high - low == 1 else UNKNOWN_OFFSET
-
-
 class Admission(NamedTuple):
     """How much of a batch is already stored."""
 
@@ -165,7 +71,16 @@ ALL_NEW = Admission(0, UNKNOWN_OFFSET, 0)
 class ShardState:
     """Topics, counters, sequences and offsets of one shard. Not thread-safe: the put lock guards it."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        producer_entries_max: int = PRODUCER_ENTRIES_MAX,
+        producer_expiry_ms: int = PRODUCER_EXPIRY_MS,
+    ) -> None:
+        #: what producers stored, and their epochs
+        self.producers = ProducerTable(
+            entries_max=producer_entries_max, expiry_ms=producer_expiry_ms
+        )
         self.clear()
 
     def clear(self) -> None:
@@ -173,13 +88,14 @@ class ShardState:
         self.topics: dict[str, TopicInfo] = {}
         #: next queue offset of every queue that has records, over the full local log
         self.next_offsets: dict[tuple[str, int], int] = {}
-        self.producer_epochs: OrderedDict[int, int] = OrderedDict()
-        self.producers: OrderedDict[tuple[int, str, int], ProducerQueue] = OrderedDict()
+        self.producers.clear()
         #: (group, topic) -> queue -> next offset to consume
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
         #: service -> key -> JSON value: how far delay levels, timers, transactions and the like came
         self.progress: dict[str, dict[str, Any]] = {}
         self.store_time_ms = 0
+        #: grows when topics, offsets or a service's progress change
+        self.changes = 0
         self._parts = SnapshotParts()
 
     # --- admission ------------------------------------------------------------------------------------------
@@ -190,17 +106,18 @@ class ShardState:
         """Check a batch's producer, epoch and sequence before anything is stored.
 
         Returns: how many leading rows are duplicates and where the first of them is, if that is known here.
-        Raises: Fenced for an old epoch; Rejected for a gap in the sequence.
+        Raises: Fenced for an old epoch; Rejected for a gap in the sequence, and for a new producer or queue where
+        the shard remembers as many as it may.
         Source: KIP-98 and design D7; unlike Kafka a known prefix is trimmed, not refused.
         """
-        known = self.producer_epochs.get(producer, epoch)
-        if epoch < known:
+        known = self.producers.epoch(producer)
+        if known is not None and epoch < known:
             raise Fenced(
                 f"producer {producer:#x} has epoch {known}; epoch {epoch} is fenced",
                 field="epoch",
                 limit=known,
             )
-        entry = self.producers.get((producer, topic, queue_id))
+        entry = self.producers.open((producer, topic, queue_id))
         if entry is None:
             if first_sequence:
                 raise Rejected(
@@ -209,6 +126,7 @@ class ShardState:
                     field="sequence",
                     limit=0,
                 )
+            self.producers.check_room(producer, self.store_time_ms)
             return ALL_NEW
         if first_sequence > entry.next_sequence:
             raise Rejected(
@@ -244,21 +162,22 @@ class ShardState:
             return
         self.raise_epoch(producer, epoch)
         key = (producer, topic, queue_id)
-        entry = self.producers.get(key)
-        if entry is None:
-            entry = self.producers[key] = ProducerQueue()
-            if len(self.producers) > PRODUCER_ENTRIES_MAX:
-                self.producers.popitem(last=False)
-        else:
-            self.producers.move_to_end(key)
+        producers = self.producers
+        entry = producers.open(key) or producers.make(key)
         entry.extend(first_sequence, count, first_offset, end_offset)
+        entry.time_ms = self.store_time_ms
 
     def raise_epoch(self, producer: int, epoch: int) -> None:
         """Remember the highest epoch of a producer."""
-        self.producer_epochs[producer] = max(epoch, self.producer_epochs.get(producer, 0))
-        self.producer_epochs.move_to_end(producer)
-        if len(self.producer_epochs) > PRODUCER_ENTRIES_MAX:
-            self.producer_epochs.popitem(last=False)
+        self.producers.raise_epoch(producer, epoch, self.store_time_ms)
+
+    def next_epoch(self, producer: int) -> int:
+        """The epoch after the highest one that a producer had. Raises: Rejected where it is one producer too many."""
+        known = self.producers.epoch(producer)
+        if known is None:
+            self.producers.check_room(producer, self.store_time_ms)
+            return 0
+        return known + 1
 
     def apply_internal(self, kind: str, body: bytes) -> bool:
         """Account for one internal record. Unknown kinds are a newer version's and are ignored.
@@ -272,6 +191,7 @@ class ShardState:
                 self._restore(parts)
             return parts is not None
         value = json.loads(body)
+        self.changes += 1
         if kind == TOPIC:
             self._add_topic(
                 value["name"], value["queues"], value["shards"], value.get("attributes", {})
@@ -295,36 +215,48 @@ class ShardState:
     def snapshot(self, part_bytes_max: int) -> list[bytes]:
         """The whole state as bodies of SNAPSHOT records, each at most about `part_bytes_max` bytes.
 
-        They are numbered: a reader believes them when it has met all of them, one behind the other.
+        They are numbered: a reader believes them when it has met all of them, one behind the other. A body is a line
+        of JSON; what there may be a million of follows it as columns (snapshot_columns.py).
         """
-        parts: list[list[str]] = [[]]
+        parts: list[tuple[str, bytes]] = []
+        rows: list[str] = []
         size = 0
         for text in self._rows():
-            if parts[-1] and size + len(text) > part_bytes_max:
-                parts.append([])
-                size = 0
-            parts[-1].append(text)
+            if rows and size + len(text) > part_bytes_max:
+                parts.append((",".join(rows), b""))
+                rows, size = [], 0
+            rows.append(text)
             size += len(text) + 1
-        return [
-            f'{{"part":{number},"parts":{len(parts)},"rows":[{",".join(part)}]}}'.encode()
-            for number, part in enumerate(parts)
-        ]
+        parts.append((",".join(rows), b""))
+        for header, data in self._columns(part_bytes_max):
+            parts.append((_json(header), data))
+        bodies: list[bytes] = []
+        for number, (text, data) in enumerate(parts):
+            parts[number] = "", b""
+            head = f'{{"part":{number},"parts":{len(parts)},"rows":[{text}]}}'.encode()
+            bodies.append(b"\n".join((head, data)) if data else head)
+        return bodies
 
     def _rows(self) -> Iterator[str]:
-        """The rows as JSON. Of queues and producers there are many, and puts wait: these are put together as text."""
+        """The rows as JSON. Of queues there are many, and puts wait: these are put together as text."""
         yield from map(_json, self._few())
         names = {name: _json(name) for name, _ in self.next_offsets}
         for (name, queue_id), offset in self.next_offsets.items():
             yield f'{{"t":"queue","n":{names[name]},"q":{queue_id},"o":{offset}}}'
-        for producer, epoch in self.producer_epochs.items():
-            yield f'{{"t":"epoch","p":{producer},"e":{epoch}}}'
-        names |= {name: _json(name) for _, name, _ in self.producers if name not in names}
-        for (producer, name, queue_id), entry in self.producers.items():
-            runs = ",".join(f"[{first},{count},{at}]" for first, count, at in entry.runs)
-            yield (
-                f'{{"t":"seq","p":{producer},"n":{names[name]},"q":{queue_id},'
-                f'"s":{entry.next_sequence},"e":{entry.end_offset},"r":[{runs}]}}'
-            )
+
+    def _columns(self, part_bytes_max: int) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Epochs and entries of producers."""
+        for epochs in self.producers.epoch_rows():
+            for part in snapshot_columns.cut(epochs, part_bytes_max):
+                yield snapshot_columns.pack("epochs", part)
+        queues = self.producers.queues
+        named = np.array([len(name) + 16 for name, _ in queues], dtype=np.int64)
+        for entries in self.producers.entries():
+            for part in snapshot_columns.cut(entries, part_bytes_max, named):
+                rows = part.copy()
+                used, rows["queue"] = np.unique(part["queue"], return_inverse=True)
+                header, data = snapshot_columns.pack("entries", rows)
+                yield {**header, "queues": [queues[number] for number in used.tolist()]}, data
 
     def _few(self) -> Iterator[dict[str, Any]]:
         yield {"t": "time", "v": self.store_time_ms}
@@ -346,6 +278,7 @@ class ShardState:
     def _restore(self, parts: list[list[dict[str, Any]]]) -> None:
         """Forget what was known, and know what a complete snapshot says."""
         self.clear()
+        entries, epochs = [], []
         for row in itertools.chain.from_iterable(parts):
             kind = row["t"]
             if kind == "time":
@@ -359,14 +292,27 @@ class ShardState:
                 self.offsets[_text(row["g"]), _text(row["n"])] = table
             elif kind == "progress":
                 self.progress.setdefault(_text(row["s"]), {})[_text(row["k"])] = row["v"]
+            elif kind == "entries":
+                part = snapshot_columns.unpack(row, ENTRY)
+                queues = [(_text(name), int(number)) for name, number in row["queues"]]
+                part["queue"] = self.producers.queue_numbers(queues)[part["queue"]]
+                entries.append(part)
+            elif kind == "epochs":
+                epochs.append(snapshot_columns.unpack(row, EPOCH))
             elif kind == "epoch":
-                self.producer_epochs[int(row["p"])] = int(row["e"])
+                self.raise_epoch(int(row["p"]), int(row["e"]))
             elif kind == "seq":
-                self.producers[int(row["p"]), _text(row["n"]), int(row["q"])] = ProducerQueue(
-                    int(row["s"]),
-                    int(row["e"]),
-                    [Run(int(first), int(count), int(at)) for first, count, at in row["r"]],
-                )
+                self._restore_entry(row)
+        if entries or epochs:
+            self.producers.load(entries, epochs)
+
+    def _restore_entry(self, row: dict[str, Any]) -> None:
+        """An entry as earlier versions wrote it."""
+        key = (int(row["p"]), _text(row["n"]), int(row["q"]))
+        entry = self.producers.open(key) or self.producers.make(key)
+        entry.runs = [Run(int(first), int(count), int(at)) for first, count, at in row["r"]]
+        entry.next_sequence, entry.end_offset = int(row["s"]), int(row["e"])
+        entry.time_ms = self.store_time_ms
 
     def _add_topic(self, name: Any, queues: Any, shards: Any, attributes: Any) -> None:
         ids = tuple(int(shard) for shard in shards)
@@ -417,8 +363,12 @@ class SnapshotParts:
 
     def add(self, body: bytes) -> list[list[dict[str, Any]]] | None:
         """Take the body of the next SNAPSHOT record. Returns: the rows of all parts with the last one."""
-        value = json.loads(body)
+        text, _, columns = body.partition(b"\n")
+        value = json.loads(text)
         part, parts, rows = int(value["part"]), int(value["parts"]), list(value["rows"])
+        if columns:
+            (row,) = rows
+            row["data"] = columns
         if part == 0:
             self._parts = []
         if part != len(self._parts):

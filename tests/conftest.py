@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from tests.support.leftovers import claim, sweep
 from tests.support.network_namespaces import can_make_namespaces
 from tests.support.programs import Program, run
 from tests.support.workers import Workers
@@ -82,6 +83,15 @@ def weight(item: pytest.Item) -> int:
     if item.get_closest_marker("spark"):
         return 2
     return 1 if item.get_closest_marker("ray") else 0
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A run that was stopped leaves up to 12 GB: the next one removes that."""
+    factory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+    if not session.config.option.collectonly:
+        own = factory.getbasetemp()
+        sweep([own.parent, Path.home()])
+        claim(own)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

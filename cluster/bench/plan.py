@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.store.errors import Rejected
+from raymq.store.promise import Acks
 
 Int64s = npt.NDArray[np.int64]
 Rng = np.random.Generator
@@ -134,7 +135,7 @@ class BenchPlan:
     size: Sizes = FixedSize(1024)
     keys: Keys | None = None
     api: Literal["batches", "messages"] = "batches"
-    acks: Literal["quorum", "leader"] = "quorum"
+    acks: Acks = "quorum"
     #: mode consume: messages that are sent before, unmeasured
     messages: int = 200_000
     #: number of the first worker, so that several rounds of one run stay apart

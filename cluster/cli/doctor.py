@@ -18,8 +18,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from raymq.actors.control_block import check_architecture
 from raymq.cluster.cluster_record import load_record
 from raymq.cluster.deploy.owned_ray import find_java
 from raymq.cluster.paths import ClusterPaths, file_system_of, load_token, volatile_reason
@@ -36,7 +37,6 @@ Verdict = Literal["ok", "warn", "fail"]
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 _PYTHON_MIN = (3, 10)
-_MACHINES = ("x86_64", "aarch64")
 #: Spark 3.5, the newest that RayDP takes, needs it; its Arrow breaks on 21
 _JAVA_MAJOR = 17
 _RAY = "2.60"
@@ -52,6 +52,8 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 )
 _JAVA_TIMEOUT_S = 20
 _CERTIFICATE_WARN_DAYS = 30
+#: a process that gave up is told of for so long
+_LAST_END_MS = 24 * 3_600_000
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,14 @@ def check_python(version: tuple[int, int, int]) -> Check:
 
 
 def check_machine(system: str, machine: str) -> Check:
-    """Linux calls (fallocate, pidfd) and wheels."""
+    """Linux calls (fallocate, pidfd), and an architecture that keeps the order of stores."""
     found = f"{system} {machine}"
     if system != "Linux":
         return Check("machine", "fail", found, "RayMQ's actors run on Linux only")
-    if machine not in _MACHINES:
-        return Check("machine", "warn", found, f"wheels and tests exist for {', '.join(_MACHINES)}")
+    try:
+        check_architecture(machine)
+    except Rejected as error:
+        return Check("machine", "fail", found, error.message)
     return Check("machine", "ok", found)
 
 
@@ -325,7 +329,7 @@ def check_data_dir(data_dir: str, files: Files) -> list[Check]:
         checks.append(Check("data dir", "ok", f"{place} on {kind}"))
     checks.append(_check_rights(place, files))
     if files.exists(paths.cluster):
-        checks.append(_check_cluster(paths, files))
+        checks += _check_cluster(paths, files)
     return checks
 
 
@@ -354,27 +358,64 @@ def _check_rights(place: Path, files: Files) -> Check:
     return Check("writable", "ok", str(place) if parent == place else f"{place} can be made")
 
 
-def _check_cluster(paths: ClusterPaths, files: Files) -> Check:
+def _check_cluster(paths: ClusterPaths, files: Files) -> list[Check]:
     try:
         record = load_record(paths, files)
         load_token(paths, files)
     except RayMQError as error:
-        return Check("cluster", "fail", str(error), "mend it as the message says, and look again")
+        advice = "mend it as the message says, and look again"
+        return [Check("cluster", "fail", str(error), advice)]
     name = "unknown" if record is None else record.name
     found = f"{name!r}, token readable by this user only"
     try:
         with connect(paths.data_dir) as cluster:
             cluster.describe()
+            shards = cluster.status()["shards"]
     except Rejected as error:
-        return Check(
-            "cluster",
-            "fail",
-            f"{name!r} runs and refuses this token: {error}",
-            f"put the token it was started with back into {paths.token}, or `raymq stop` and start it",
-        )
+        return [
+            Check(
+                "cluster",
+                "fail",
+                f"{name!r} runs and refuses this token: {error}",
+                f"put the token it was started with back into {paths.token}, or `raymq stop` and start it",
+            )
+        ]
     except RayMQError:
-        return Check("cluster", "ok", f"{found}; it does not run or does not answer")
-    return Check("cluster", "ok", f"{found}; it runs and takes it")
+        return [Check("cluster", "ok", f"{found}; it does not run or does not answer")]
+    now_ms = Clock().now_ms()
+    return [
+        Check("cluster", "ok", f"{found}; it runs and takes it"),
+        *(check_shard(facts, now_ms) for facts in shards),
+    ]
+
+
+def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
+    """What a running shard says of itself. Args: facts: its part of `Cluster.status()`."""
+    name, state, cause = f"shard {facts.get('shard')}", facts.get("state"), facts.get("error")
+    if state != "RUNNING":
+        found = f"{state}: {cause or 'no cause is known'}"
+        return Check(name, "fail", found, 'see docs/operating.md, "When something is wrong"')
+    if cause or facts.get("writable") is False:
+        advice = "it is tried again by itself; look at what is named, and at this machine's limits and disk"
+        return Check(name, "warn", f"RUNNING, but {cause}", advice)
+    idle = [
+        role
+        for role, seat in facts.get("roles", {}).get("roles", {}).items()
+        if not seat["granted"]
+    ]
+    if idle:
+        return Check(
+            name,
+            "warn",
+            f"RUNNING without {', '.join(idle)}",
+            "Ray restarts it; where that takes longer than seconds, look at Ray's logs of it",
+        )
+    last = facts.get("last_end")
+    if last and now_ms - last["time_ms"] < _LAST_END_MS:
+        minutes = (now_ms - last["time_ms"]) // 60_000
+        found = f"RUNNING; its process gave up {minutes} minutes ago: {last['reason']}"
+        return Check(name, "warn", found, "it was started again by itself; look at what is named")
+    return Check(name, "ok", "RUNNING")
 
 
 def _version(package: str) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from raymq import __version__
 from raymq.store.errors import RayMQError, Unavailable
+from raymq.store.promise import ACKS
 
 from . import commands, store_commands
 from .commands import EXIT_USAGE, Console, exit_code
@@ -385,7 +386,7 @@ def _bench_load(verb: argparse.ArgumentParser, mode: str) -> None:
         "--keys", metavar="DIST", help="none (default), uniform:K or zipf:K[:SKEW] of K keys"
     )
     verb.add_argument("--api", choices=("batches", "messages"), help="default: batches")
-    verb.add_argument("--acks", choices=("quorum", "leader"), help="default: quorum")
+    verb.add_argument("--acks", choices=ACKS, help="default: quorum")
     if mode == "consume":
         verb.add_argument(
             "--messages", type=_count(1), metavar="N", help="the backlog (default: 200000)"

@@ -96,12 +96,13 @@ class AsyncConsumer:
 
     async def _make(self) -> Consumer:
         consumer = await asyncio.to_thread(Consumer, self._cluster, self.topic, **self._options)
-        loop = asyncio.get_running_loop()
+        consumer.name = type(self).__name__
+        loop, changed = asyncio.get_running_loop(), self._changed
 
         def tell() -> None:
             # A loop that was closed meanwhile has nobody who waits.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._changed.set)
+                loop.call_soon_threadsafe(changed.set)
 
         consumer.on_change(tell)
         self._consumer = consumer

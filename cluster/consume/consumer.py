@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +14,7 @@ from raymq.cluster.arguments import check_choice, check_number, check_offsets
 from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch, messages
 from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
 from raymq.cluster.transport.routes import Routes
+from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.format import check_group_name
@@ -63,6 +65,8 @@ class Consumer:
             check_group_name(group)
         self.topic = topic
         self.group = group
+        #: what a program calls it
+        self.name = type(self).__name__
         self._unavailable_timeout_ms = unavailable_timeout_ms
         self._clock = clock or Clock()
         self._process = os.getpid()
@@ -75,6 +79,8 @@ class Consumer:
         if not wanted:
             raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
         shards = sorted({self._route.shard_of(queue) for queue in wanted})
+        # A shard takes no other whole numbers, such as numpy's.
+        wanted = list(map(int, wanted))
         #: queue -> offset of the next message that `poll` returns
         self._positions = self._begin(wanted, shards, start)
         self._state = ReadState(topic, fetch_bytes=fetch_bytes, fetch_records=fetch_records)
@@ -113,9 +119,11 @@ class Consumer:
             side = 0 if start == "earliest" else 1
             return found | {queue: ranges[queue][side] for queue in missing}
         if isinstance(start, int):
+            check_offsets(dict.fromkeys(missing, start))
             return found | dict.fromkeys(missing, start)
         if isinstance(start, Mapping) and all(queue in start for queue in missing):
-            return found | {queue: start[queue] for queue in missing}
+            check_offsets({queue: start[queue] for queue in missing})
+            return found | {queue: int(start[queue]) for queue in missing}
         who = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
         raise Rejected(
             f"{who} for the queues {missing} of {self.topic}, and start is {start!r}: "
@@ -192,6 +200,7 @@ class Consumer:
                 state.changed.wait_for(
                     lambda: state.pieces or state.failed or state.fatal or state.closed, timeout
                 )
+                self._check_open()
                 self._raise_failure()
             if not state.pieces:
                 return None
@@ -254,10 +263,13 @@ class Consumer:
 
     def seek(self, queue_id: int, offset: int | str) -> None:
         """Go on from `offset`, "earliest" or "latest". Whether the queue holds it, `poll` tells."""
+        self._check_open()
         shard = self._route.shard_of(self._own(queue_id))
         if isinstance(offset, str):
             check_choice("offset", offset, ("earliest", "latest"))
             offset = self._ranges([shard])[queue_id][offset == "latest"]
+        check_offsets({queue_id: offset})
+        offset = int(offset)
         state = self._state
         with state.changed:
             self._check_open()
@@ -274,18 +286,20 @@ class Consumer:
     def commit(self, offsets: Mapping[int, int] | None = None) -> None:
         """Store where the group goes on: the NEXT offsets; by default of all handed out so far.
 
-        Durable: as an acknowledged message. Raises: Rejected without a group; Unavailable.
+        Durable: as an acknowledged message. Raises: Rejected without a group; OffsetOutOfRange for an offset that
+        its queue does not hold, of which nothing is stored; Unavailable.
         """
         if self.group is None:
             raise Rejected(
                 "a consumer without group= cannot commit", field="group", limit="a group's name"
             )
         self._check_process()
+        self._check_open()
         wanted = self.positions() if offsets is None else dict(offsets)
         check_offsets(wanted)
         for shard in self._readers:
             own = {
-                str(queue): offset
+                str(queue): int(offset)
                 for queue, offset in wanted.items()
                 if self._route.shard_of(self._own(queue)) == shard
             }
@@ -307,6 +321,7 @@ class Consumer:
                 "a consumer without group= cannot send back", field="group", limit="a group's name"
             )
         self._check_process()
+        self._check_open()
         if not self._retry_topics:
             for name in (retry_topic(self.group), dlq_topic(self.group)):
                 self._cluster.create_topic(name, queues=self._cluster.shards)
@@ -327,6 +342,7 @@ class Consumer:
             raise Rejected(
                 "a consumer without group= has no offsets", field="group", limit="a group's name"
             )
+        self._check_open()
         return self._committed(list(self._readers))
 
     def _committed(self, shards: list[int]) -> dict[int, int]:
@@ -348,7 +364,9 @@ class Consumer:
 
     def _check_open(self) -> None:
         if self._state.closed:
-            raise Rejected("the consumer is closed", field="consumer", limit="open")
+            raise Rejected(
+                "the consumer is closed; make another one", field="consumer", limit="open"
+            )
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -362,13 +380,24 @@ class Consumer:
         """Stop reading; nothing is committed."""
         if os.getpid() != self._process:
             return
+        self._end_readers()
+        for reader in self._readers.values():
+            reader.join()
+
+    def _end_readers(self) -> None:
         with self._state.changed:
             self._state.closed = True
             for reader in self._readers.values():
                 reader.restart()
             self._state.changed.notify_all()
-        for reader in self._readers.values():
-            reader.join()
+
+    def __del__(self) -> None:
+        if "_readers" not in self.__dict__ or self._state.closed or os.getpid() != self._process:
+            return
+        if not sys.is_finalizing():
+            # Not waited for: the collector runs anywhere.
+            self._end_readers()
+        warn_unclosed(self, self.name, "use it in a with block, or call close()")
 
     def __enter__(self) -> Consumer:
         return self

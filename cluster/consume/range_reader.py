@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +47,9 @@ def read_range(
             try:
                 routes = Routes.of(cluster)
                 if stream is None:
-                    stream = routes.connect(shard).fetch_stream()
+                    # The stream keeps the connection open until it is closed itself.
+                    with closing(routes.connect(shard)) as connection:
+                        stream = connection.fetch_stream()
                 found = stream.fetch(
                     topic,
                     {queue_id: first},

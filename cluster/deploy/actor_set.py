@@ -116,8 +116,12 @@ def create(
     token: str,
     options: dict[str, Any],
     ca: bytes | None = None,
+    *,
+    timeout_s: float = _CALL_TIMEOUT_S,
 ) -> tuple[list[Member], bool]:
     """Creates the actors that do not run yet; those that do are kept.
+
+    Args: timeout_s is how long the first shard may take to say what it is, if it runs.
 
     Returns: all actors, and whether the cluster was started by this call (its first shard did not
     run).
@@ -144,7 +148,7 @@ def create(
         "replication": ray.remote(ReplicationActor),
     }
     satellite = ray.remote(FlushActor)
-    running = _check_running(ray, record)
+    running = _check_running(ray, record, min(timeout_s, _CALL_TIMEOUT_S))
     here = _placement(ray)
     members = []
     for spec in specs(record, paths, token, options, ca):
@@ -169,7 +173,7 @@ def create(
     return members, not running
 
 
-def _check_running(ray: Any, record: ClusterRecord) -> bool:
+def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
     """Whether the cluster runs already.
 
     Raises: Rejected when what runs is another cluster of the same name (they would share actors),
@@ -179,7 +183,7 @@ def _check_running(ray: Any, record: ClusterRecord) -> bool:
     if not members:
         return False
     try:
-        status = ray.get(members[0].handle.status.remote(), timeout=_CALL_TIMEOUT_S)
+        status = ray.get(members[0].handle.status.remote(), timeout=timeout_s)
     except ray.exceptions.RayError:
         return True
     if status.get("cluster_id") != record.cluster_id:
@@ -256,10 +260,14 @@ def wait_running(
     told: dict[str, str] = {}
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
     while True:
-        for member in logs:
-            if states.get(member.name, {}).get("state") in _UP:
-                continue
-            state = states[member.name] = _ready(ray, member)
+        # Side by side, so that silent ones take the time of one.
+        wanted = [m for m in logs if states.get(m.name, {}).get("state") not in _UP]
+        calls = [(member, _ask_ready(ray, member)) for member in wanted]
+        left_ms = max(1000, deadline - clock.monotonic_ms())
+        give_up = clock.monotonic_ms() + min(int(_CALL_TIMEOUT_S * 1000), left_ms)
+        for member, call in calls:
+            answer_s = max(0.0, (give_up - clock.monotonic_ms()) / 1000)
+            state = states[member.name] = _ready(ray, member, call, answer_s)
             line = _line(member, state)
             if told.get(member.name) != line:
                 told[member.name] = line
@@ -277,7 +285,7 @@ def wait_running(
             )
         if clock.monotonic_ms() > deadline:
             raise Unavailable(
-                f"{len(left)} of {len(logs)} replicas do not serve after {timeout_s:g} s: "
+                f"{len(left)} of {len(logs)} replicas do not serve in the {timeout_s:.0f} s that were left: "
                 + "; ".join(_line(member, states[member.name]) for member in left)
                 + ". They go on trying: see `raymq status`, end them with `raymq stop`",
                 shards={member.name: states[member.name] for member in left},
@@ -294,13 +302,20 @@ def wait_running(
     return found
 
 
-def _ready(ray: Any, member: Member) -> dict[str, Any]:
+def _ask_ready(ray: Any, member: Member) -> Any:
+    """The call; None when the member's node is away: asking its actors would only wait until it is back."""
     if member.node is not None and member.node not in placement.present(ray):
-        # Its actors wait until it is back; asking them would only wait too.
-        error = placement.describe_away(member.node)
+        return None
+    return member.handle.ready.remote()
+
+
+def _ready(ray: Any, member: Member, call: Any, timeout_s: float) -> dict[str, Any]:
+    """What the member answered to `_ask_ready`."""
+    if call is None:
+        error = placement.describe_away(str(member.node))
         return {"state": "PENDING", "endpoint": None, "error": error}
     try:
-        state: dict[str, Any] = ray.get(member.handle.ready.remote(), timeout=_CALL_TIMEOUT_S)
+        state: dict[str, Any] = ray.get(call, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         return {"state": "PENDING", "endpoint": None, "error": "Ray has not started the actor yet"}
     except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
@@ -438,7 +453,7 @@ def endpoints(ray: Any, cluster: str, shards: int) -> dict[int, str]:
     members = find(ray, cluster, [(shard, 0, "commit_log") for shard in range(shards)])
     found = {}
     for member in members:
-        state = _ready(ray, member)
+        state = _ready(ray, member, _ask_ready(ray, member), _CALL_TIMEOUT_S)
         if state.get("endpoint"):
             found[member.shard] = str(state["endpoint"])
     return found

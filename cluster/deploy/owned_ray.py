@@ -17,7 +17,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import sysconfig
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,12 +26,25 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
 from raymq.store.files import Files
 
-from .process_tree import MARK, end_family, leader_alive, start_time
-from .ray_host import HOST_LABEL, OwnedRay, Progress, RayTarget, load_owned, save_target
+from .process_tree import MARK, end_family, leader_alive, running, start_time
+from .ray_host import (
+    HOST_LABEL,
+    LOOPBACK,
+    OwnedRay,
+    Progress,
+    RayTarget,
+    importable,
+    load_owned,
+    save_target,
+)
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_START_TIMEOUT_MS = 60_000
+#: what ends an owned Ray when it is lost; the names as the kernel has them
+SERVERS = ("gcs_server", "raylet")
+_START_TIMEOUT_S = 60.0
 _STOP_GRACE_MS = 20_000
+#: of one that lost a server: it cannot end in order
+_DYING_GRACE_MS = 1_500
 _PORT_OPTIONS = (
     "--port",
     "--node-manager-port",
@@ -44,24 +56,54 @@ _PORT_OPTIONS = (
 )
 
 
-def start_owned(paths: ClusterPaths, *, files: Files, clock: Clock, progress: Progress) -> OwnedRay:
+def start_owned(
+    paths: ClusterPaths,
+    *,
+    files: Files,
+    clock: Clock,
+    progress: Progress,
+    loopback: bool = True,
+    timeout_s: float = _START_TIMEOUT_S,
+) -> OwnedRay:
     """Starts a Ray that outlives this process; returns when it takes connections.
 
-    Raises: Unavailable with the end of its log when it does not come up.
+    Args: with `loopback` it listens on 127.0.0.1 only, else on all addresses of the machine.
+    Raises: Unavailable with the end of its log when it does not come up within `timeout_s`.
     """
+    deadline = clock.monotonic_ms() + int(timeout_s * 1000)
     forget_owned(paths, files=files, clock=clock)
     progress("starting Ray")
     for attempt in (1, 2):
         try:
-            owned = _start_once(paths, files=files, clock=clock)
-        except Unavailable:
+            owned = _start_once(paths, loopback, deadline, files=files, clock=clock)
+        except Unavailable as error:
             # A free port may have been taken between our look and Ray's bind.
-            if attempt == 2:
+            if attempt == 2 or clock.monotonic_ms() >= deadline:
                 raise
+            progress(f"starting Ray again: {error}")
             continue
         progress(f"Ray runs at {owned.address}")
         return owned
     raise Unavailable("Ray did not start")
+
+
+def ailment(owned: OwnedRay, files: Files) -> str | None:
+    """Why this Ray will not serve again, which its processes show before Ray itself notices; None: they are well.
+
+    A server that was killed takes Ray about a second to notice; one that was stopped (SIGSTOP) leaves it hanging.
+    """
+    if not leader_alive(owned.family, files):
+        return f"its head process (pid {owned.pid}) has ended"
+    if not owned.address:
+        return "its start was not finished"
+    there = running(owned.family, files)
+    for name in SERVERS:
+        states = [state for command, state in there if command == name]
+        if not states:
+            return f"its {name} has ended"
+        if "T" in states:
+            return f"its {name} is stopped (SIGSTOP)"
+    return None
 
 
 def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
@@ -72,8 +114,9 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
     owned = load_owned(paths, files)
     if owned is None:
         return []
+    grace_ms = _STOP_GRACE_MS if ailment(owned, files) is None else _DYING_GRACE_MS
     try:
-        killed = end_family(owned.family, files=files, clock=clock, grace_ms=_STOP_GRACE_MS)
+        killed = end_family(owned.family, files=files, clock=clock, grace_ms=grace_ms)
     except TimeoutError as error:
         raise Unavailable(f"Ray of {paths.data_dir} could not be ended: {error}") from error
     _remove_session(owned, files)
@@ -94,12 +137,17 @@ def _remove_session(owned: OwnedRay, files: Files) -> None:
         files.remove_tree(place)
 
 
-def _start_once(paths: ClusterPaths, *, files: Files, clock: Clock) -> OwnedRay:
+def _start_once(
+    paths: ClusterPaths, loopback: bool, deadline: int, *, files: Files, clock: Clock
+) -> OwnedRay:
     mark = secrets.token_hex(8)
     # Short: Ray puts sockets below it, and a socket's path has at most 107 bytes.
     temp_dir = run_dir(files) / f"ray-{mark[:8]}"
     files.make_dirs(temp_dir, 0o700)
     environment = owned_environment(mark, files)
+    if loopback:
+        # Else `ray start` replaces 127.0.0.1 by the machine's own address: so a node on other machines could join.
+        environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ports = free_ports(len(_PORT_OPTIONS))
     arguments = [
         "start",
@@ -113,6 +161,8 @@ def _start_once(paths: ClusterPaths, *, files: Files, clock: Clock) -> OwnedRay:
         "--min-worker-port=0",
         "--max-worker-port=0",
         *(f"{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)),
+        # All of Ray's servers listen on 127.0.0.1 alone only when it is the node's own address.
+        *(["--node-ip-address=127.0.0.1"] if loopback else []),
     ]
     if importlib.util.find_spec("grpc") is not None:
         # With grpcio Ray serves Ray Client too, by default on everybody's port 10001.
@@ -138,10 +188,11 @@ def _start_once(paths: ClusterPaths, *, files: Files, clock: Clock) -> OwnedRay:
     # Recorded before it is up: a start that is interrupted now leaves something that `stop` finds.
     save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     try:
-        address = _wait_started(paths, owned, ports[0], files=files, clock=clock)
+        node = _wait_started(paths, owned, deadline, files=files, clock=clock)
     except BaseException:
         stop_owned(paths, files=files, clock=clock)
         raise
+    address = f"[{LOOPBACK}]:{ports[0]}" if loopback else f"{node}:{ports[0]}"
     owned = OwnedRay(**{**asdict(owned), "address": address})
     save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     return owned
@@ -181,24 +232,21 @@ def node_address(log: str) -> str | None:
 
 
 def _wait_started(
-    paths: ClusterPaths, owned: OwnedRay, port: int, *, files: Files, clock: Clock
+    paths: ClusterPaths, owned: OwnedRay, deadline: int, *, files: Files, clock: Clock
 ) -> str:
-    """Waits for Ray's own word that it is up; returns host:port."""
-    deadline = clock.monotonic_ms() + _START_TIMEOUT_MS
+    """Waits for Ray's own word that it is up; returns the address of its node."""
     while True:
         log = files.read_file(paths.ray_log).decode("utf-8", "replace")
         if "Ray runtime started." in log:
             node = node_address(log)
             if node is None:
                 raise Unavailable(f"Ray started but did not say where; see {paths.ray_log}")
-            return f"{node}:{port}"
+            return node
         if not leader_alive(owned.family, files):
             tail = "\n".join(log.splitlines()[-15:])
             raise Unavailable(f"Ray ended while it started ({paths.ray_log}):\n{tail}")
         if clock.monotonic_ms() > deadline:
-            raise Unavailable(
-                f"Ray did not start within {_START_TIMEOUT_MS // 1000} s; see {paths.ray_log}"
-            )
+            raise Unavailable(f"Ray did not start in the time given; see {paths.ray_log}")
         clock.sleep_ms(100)
 
 
@@ -224,12 +272,8 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
     if java is not None and shutil.which("java", path=environment.get("PATH")) is None:
         # RayDP and Ray look for a bare `java` on the PATH that Ray had at its start.
         environment["PATH"] = f"{os.path.dirname(java)}{os.pathsep}{environment.get('PATH', '')}"
-    root = package_root()
-    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        # Run from a source tree: the workers must find the same one.
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else root
-    return environment
+    # The workers must find the same raymq.
+    return importable(environment)
 
 
 def find_java(environment: dict[str, str]) -> str | None:
@@ -241,13 +285,6 @@ def find_java(environment: dict[str, str]) -> str | None:
     if home:
         return shutil.which("java", path=os.path.join(home, "bin"))
     return None
-
-
-def package_root() -> str:
-    """The directory from which `import raymq` works."""
-    import raymq
-
-    return os.path.dirname(os.path.dirname(os.path.abspath(raymq.__file__)))
 
 
 def host_label() -> str:

@@ -36,9 +36,14 @@ class Family(NamedTuple):
 
 class _Facts(NamedTuple):
     pid: int
+    command: str
+    state: str
     session: int
     start_time: int
-    zombie: bool
+
+    @property
+    def zombie(self) -> bool:
+        return self.state in "ZX"
 
 
 def start_time(pid: int, files: Files) -> int | None:
@@ -76,6 +81,12 @@ def members(family: Family, files: Files) -> list[int]:
         if _has_mark(pid, family.mark, files) or (in_session and _is_ray_worker(pid, files)):
             found.append(pid)
     return sorted(found, key=lambda pid: (pid != family.pid, pid))
+
+
+def running(family: Family, files: Files) -> list[tuple[str, str]]:
+    """The command and the state ("S", "T" for stopped, ... as in /proc/<pid>/stat) of each of its processes."""
+    found = [_facts(pid, files) for pid in members(family, files)]
+    return [(facts.command, facts.state) for facts in found if facts is not None]
 
 
 def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> list[int]:
@@ -125,12 +136,14 @@ def _facts(pid: int, files: Files) -> _Facts | None:
     if not text:
         return None
     # The command's name is in parentheses and may itself hold blanks and parentheses.
-    fields = text[text.rindex(b")") + 2 :].split()
+    end = text.rindex(b")")
+    fields = text[end + 2 :].split()
     return _Facts(
         pid=pid,
+        command=text[text.index(b"(") + 1 : end].decode("utf-8", "replace"),
+        state=fields[0].decode(),
         session=int(fields[3]),
         start_time=int(fields[19]),
-        zombie=fields[0] in (b"Z", b"X"),
     )
 
 

@@ -13,12 +13,16 @@ import json
 import logging
 import os
 import socket
+import subprocess
 import sys
+import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from raymq.cluster.paths import NAMESPACE, ClusterPaths
+from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
 
@@ -28,6 +32,9 @@ Progress = Callable[[str], None]
 
 #: the node label by which all roles of a replica stay on the machine that has its disk
 HOST_LABEL = "raymq-host"
+#: 127.0.0.1 in a form that Ray takes as it is: `ray.init` would replace 127.0.0.1 by the machine's own address
+LOOPBACK = "::ffff:127.0.0.1"
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", LOOPBACK)
 #: variable -> value that this process took over from the Ray of a cluster
 _adopted: dict[str, str] = {}
 
@@ -134,14 +141,21 @@ def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarge
 
 
 def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
+    host, port = _split(address)
     if not port.isdigit():
         return False
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
+        # The mapped form needs IPv6, which this machine may not have.
+        place = "127.0.0.1" if host == LOOPBACK else host
+        socket.create_connection((place, int(port)), timeout=2.0).close()
     except OSError:
         return False
     return True
+
+
+def _split(address: str) -> tuple[str, str]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port
 
 
 def connected_address() -> str | None:
@@ -155,17 +169,19 @@ def connected_address() -> str | None:
 
 def _same_address(wanted: str, known: str) -> bool:
     """Whether both mean one Ray: equal, or "auto", or the same port by a local name."""
-    host, _, port = wanted.rpartition(":")
-    local = host in ("localhost", "127.0.0.1") and port == known.rpartition(":")[2]
-    return wanted in (known, "auto") or local
+    if wanted in (known, "auto"):
+        return True
+    host, port = _split(wanted)
+    return host in _LOCAL_HOSTS and port == _split(known)[1]
 
 
 @contextlib.contextmanager
-def session(target: RayTarget) -> Iterator[Any]:
+def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
     """This process connected to `target`; yields the `ray` module.
 
     Disconnects at the end only what it connected.
 
+    Args: timeout_s bounds how long Ray may take to answer; None: Ray's own patience, which may be endless.
     Raises: Unavailable when Ray does not answer, Rejected when this process is connected to another
     Ray or runs with another authentication mode.
     """
@@ -181,17 +197,17 @@ def session(target: RayTarget) -> Iterator[Any]:
             )
         yield sys.modules["ray"]
         return
-    ray = attach(target)
+    ray = attach(target, timeout_s)
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def attach(target: RayTarget) -> Any:
+def attach(target: RayTarget, timeout_s: float | None = None) -> Any:
     """Connects this process, which is connected to no Ray, until it calls `ray.shutdown()`.
 
-    Returns: the `ray` module. Raises: as `session`.
+    Returns: the `ray` module. Args and raises: as `session`.
     """
     if target.owned is not None:
         _adopt_authentication(target.owned)
@@ -202,6 +218,10 @@ def attach(target: RayTarget) -> Any:
             "the address host:port of its GCS (6379 by default)?",
             address=target.address,
         )
+    if timeout_s is not None:
+        fault = wait_for_answer(target, timeout_s=timeout_s, clock=Clock())
+        if fault is not None:
+            raise _no_answer(target.address, fault)
     import ray
 
     _read_authentication_anew()
@@ -215,13 +235,72 @@ def attach(target: RayTarget) -> Any:
             configure_logging=False,
         )
     except (ConnectionError, RuntimeError, TimeoutError, ValueError, OSError) as error:
-        raise Unavailable(
-            f"Ray at {target.address} does not answer: {error}. Is it running, and "
-            "does this process "
-            "have its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?",
-            address=target.address,
-        ) from error
+        raise _no_answer(target.address, str(error)) from error
     return ray
+
+
+def wait_for_answer(
+    target: RayTarget,
+    *,
+    timeout_s: float,
+    clock: Clock,
+    ailment: Callable[[], str | None] = lambda: None,
+) -> str | None:
+    """Waits until the Ray takes a driver, which a process of its own tries (ray_probe.py).
+
+    Returns: None when it did, else why not: what `ailment` says, which is asked all the time, or Ray's own words.
+    Raises: Unavailable when Ray is silent for longer than `timeout_s`.
+    """
+    if target.owned is not None:
+        _adopt_authentication(target.owned)
+    deadline = clock.monotonic_ms() + int(timeout_s * 1000)
+    with tempfile.TemporaryFile() as said:
+        probe = subprocess.Popen(
+            [sys.executable, "-m", "raymq.cluster.deploy.ray_probe", target.address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env=importable(dict(os.environ)),
+        )
+        try:
+            while (code := probe.poll()) is None:
+                fault = ailment()
+                if fault is not None:
+                    return fault
+                if clock.monotonic_ms() > deadline:
+                    raise Unavailable(
+                        f"Ray at {target.address} does not answer within {timeout_s:g} s, although its port is "
+                        "open: its GCS or the raylet of this machine hangs or starts. End that Ray, or try again",
+                        address=target.address,
+                    )
+                clock.sleep_ms(50)
+        finally:
+            probe.kill()
+            probe.wait()
+        if code == 0:
+            return None
+        said.seek(0)
+        lines = said.read().decode("utf-8", "replace").strip().splitlines()
+    return ailment() or (lines[-1] if lines else f"a driver ended with {code}")
+
+
+def importable(environment: dict[str, str]) -> dict[str, str]:
+    """The environment with which another Python finds the same `raymq`, also of a source tree."""
+    import raymq
+
+    root = os.path.dirname(os.path.dirname(os.path.abspath(raymq.__file__)))
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else root
+    return environment
+
+
+def _no_answer(address: str, why: str) -> Unavailable:
+    return Unavailable(
+        f"Ray at {address} does not answer: {why}. Is it running, and does this process "
+        "have its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?",
+        address=address,
+    )
 
 
 def leave(owned: OwnedRay) -> None:

@@ -119,9 +119,14 @@ class ArrowIpcCodec:
         return body
 
     def decode(self, body: bytes) -> pa.Table:
-        """The rows of the stream."""
-        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-            return reader.read_all()
+        """The rows of the stream, checked as a whole: Arrow follows offsets and indices wherever they lead."""
+        try:
+            with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+                table = reader.read_all()
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            raise ValueError(f"the body is no valid Arrow IPC stream: {error}") from error
+        return table
 
 
 _CODECS: dict[str, type[Codec]] = {

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Generator
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Coroutine, Generator
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.store.clock import Clock
-from raymq.store.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable
+from raymq.store.promise import Acks
 
-from .batch_sender import Acks
-from .producer import EncodedMessage, Producer
+from .lane import closed_error
+from .producer import FAILED_EXIT_S, EncodedMessage, Producer
 from .producer_config import ProducerConfig
-from .send_future import SendFuture
+from .send_future import AsyncSendFuture, TaskSteps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
     from .lane import BatchReceipt
 
 
-class DeferredSend:
+class DeferredSend(TaskSteps):
     """The receipt of a message that waits for room in the buffer, or for its topic to be looked up."""
 
-    __slots__ = ("accepted", "observed", "out", "until")
+    __slots__ = ("_steps", "accepted", "observed", "out", "until")
 
     def __init__(self, out: EncodedMessage, until: float, loop: asyncio.AbstractEventLoop) -> None:
         self.out = out
         #: when it has waited too long for room, seconds of the loop's clock
         self.until = until
-        self.accepted: asyncio.Future[SendFuture] = loop.create_future()
-        #: somebody was told that it was not accepted
+        self.accepted: asyncio.Future[AsyncSendFuture] = loop.create_future()
+        #: a caller has seen that it was not accepted
         self.observed = False
 
     def done(self) -> bool:
@@ -64,9 +65,10 @@ class DeferredSend:
 class AsyncProducer:
     """Sends messages from one event loop. Order holds per queue, in the order of the calls.
 
-    One helper thread makes and writes batches, one a shard reads receipts: none a call. It neither
-    pickles nor survives a fork. As an asynchronous context manager it flushes at the end and raises
-    the first failure that nobody was told yet.
+    One helper thread makes and writes batches, one a shard reads receipts: none a call. It neither pickles
+    nor survives a fork. As an asynchronous context manager it flushes at the end and raises the first failure
+    that no caller has seen; after an exception in the block it waits at most FAILED_EXIT_S for receipts.
+    Errors come when they come of a Producer; `resend` takes what `send` returned.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class AsyncProducer:
     ) -> None:
         """Args: `options` are the fields of ProducerConfig."""
         self._producer = Producer(cluster, config, clock=clock, **options)
+        self._producer.future_type = AsyncSendFuture
+        self._producer.name = type(self).__name__
         self.config = self._producer.config
         self._loop: asyncio.AbstractEventLoop | None = None
         #: topics that need no look-up
@@ -111,14 +115,14 @@ class AsyncProducer:
         deliver_at_ms: int | None = None,
         queue_id: int | None = None,
         acks: Acks | None = None,
-    ) -> Awaitable[Receipt]:
-        """Send one message, as `Producer.send`; `await` what it returns for the receipt.
+    ) -> Coroutine[Any, Any, Receipt]:
+        """Send one message, as `Producer.send`; `await` what it returns for the receipt, or make a task of it.
 
         It is sent whether it is awaited or not; a wait that is cancelled cancels nothing. Awaiting
         ends the linger time, once everything that is ready in this turn of the loop has been sent:
         `await producer.send(...)` in many tasks makes common batches. With a full buffer the
         message waits its turn for `max_block_ms`, then its await raises Unavailable.
-        Raises: Rejected at once for what cannot be stored, Unavailable when the producer is closed.
+        Raises: Rejected at once for what cannot be stored, or when the producer is closed.
         """
         loop = self._bind()
         out = self._producer.encode(
@@ -133,11 +137,26 @@ class AsyncProducer:
             acks=acks,
         )
         if not self._deferred and out.topic in self._known and self._producer.take_nowait(out):
-            return self._producer.collect(out, may_block=False)[0]
+            return self._collect(out)
         deferred = DeferredSend(out, loop.time() + self.config.max_block_ms / 1000, loop)
         self._deferred.append(deferred)
         self._start_drain(loop)
         return deferred
+
+    def _collect(self, out: EncodedMessage) -> AsyncSendFuture:
+        return cast(AsyncSendFuture, self._producer.collect(out, may_block=False)[0])
+
+    async def resend(self, sent: Coroutine[Any, Any, Receipt]) -> Receipt:
+        """Send a message again that raised DeliveryUnknown, with the same sequence number: see `Producer.resend`.
+
+        Args: `sent` is what `send` returned. A cancelled wait does not take it back.
+        """
+        self._bind()
+        if isinstance(sent, DeferredSend) and sent.done():
+            sent = sent.accepted.result()
+        if not isinstance(sent, AsyncSendFuture):
+            raise Rejected("this is not what send returned", field="sent", limit="a send's result")
+        return await (await asyncio.to_thread(self._producer.resend, sent))
 
     def _start_drain(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
         """The task that sends what is deferred; None: nothing is. One that somebody cancelled is replaced."""
@@ -150,10 +169,11 @@ class AsyncProducer:
     def _bind(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
         if self._closed:
-            raise Unavailable("the producer is closed", field="producer")
+            raise closed_error()
         if self._loop is None:
             self._loop = loop
-            self._producer.on_room(lambda: _call_soon(loop, self._freed.set))
+            freed = self._freed
+            self._producer.on_room(lambda: _call_soon(loop, freed.set))
         elif self._loop is not loop:
             raise Rejected(
                 "this producer is used in another event loop; make one in each", field="loop"
@@ -178,7 +198,7 @@ class AsyncProducer:
         finally:
             self._drainer = None
 
-    async def _accept(self, deferred: DeferredSend) -> SendFuture:
+    async def _accept(self, deferred: DeferredSend) -> AsyncSendFuture:
         out = deferred.out
         if out.topic not in self._known:
             # Asks a shard, the first time.
@@ -187,9 +207,9 @@ class AsyncProducer:
         while True:
             self._freed.clear()
             if self._ending:
-                raise Unavailable("the producer is closed", field="producer")
+                raise closed_error()
             if self._producer.take_nowait(out):
-                return self._producer.collect(out, may_block=False)[0]
+                return self._collect(out)
             # What lingers must go, or nothing would ever make room.
             self._producer.ship_open_soon()
             left = deferred.until - asyncio.get_running_loop().time()
@@ -225,22 +245,24 @@ class AsyncProducer:
     async def flush(self, timeout: float | None = None) -> None:
         """Send what lingers and wait until every send so far is answered; seconds.
 
-        Raises: the first failure that nobody was told yet; DeliveryUnknown when the time is up.
+        Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
         self._bind()
-        await self._flush(timeout)
+        await self._await_answers(timeout)
+        self._raise_failure()
 
-    async def _flush(self, timeout: float | None) -> None:
+    async def _await_answers(self, timeout: float | None) -> None:
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + timeout
         if not await self._drained(loop, until):
-            raise DeliveryUnknown(
-                f"{len(self._deferred)} messages wait for room after {timeout} s; they still do",
-                status="UNKNOWN_ERROR",
+            raise TimeoutError(
+                f"{len(self._deferred)} messages wait for room after {timeout} s; they still do: flush again"
             )
         left = None if until is None else max(0.0, until - loop.time())
         await asyncio.to_thread(self._producer.await_answers, left)
-        # Told here, not in the thread: a wait that is cancelled has told nobody.
+
+    def _raise_failure(self) -> None:
+        """In the loop, not in the thread: a wait that is cancelled has shown nothing."""
         failed = [deferred for deferred in self._failed if not deferred.observed]
         self._failed.clear()
         self._producer.raise_failure()
@@ -257,29 +279,31 @@ class AsyncProducer:
         return True
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flush, then close; twice does nothing. Raises: as `flush`, but closed all the same."""
+        """Flush for up to `timeout` seconds, then close; twice does nothing. What has no receipt then fails.
+
+        Raises: the first failure that no caller has seen; it is closed all the same.
+        """
         if self._closed:
             return
         self._closed = True
         try:
-            await self._flush(timeout)
+            with contextlib.suppress(TimeoutError):
+                await self._await_answers(timeout)
         finally:
             # Waited for: what it accepts meanwhile is sent, and must not be called unsent.
             self._ending = True
+            self._producer.stop_look_ups()
             drainer = self._drainer
             if drainer is not None:
                 drainer.cancel()
                 await asyncio.wait({drainer})
             for deferred in self._deferred:
                 if not deferred.accepted.done():
-                    deferred.fail(Unavailable("the producer is closed", field="producer"))
+                    deferred.fail(closed_error())
+                    self._failed.append(deferred)
             self._deferred.clear()
-            # Whatever is left was told as the flush failed, or is told to who awaits it.
-            await asyncio.to_thread(self._close_now)
-
-    def _close_now(self) -> None:
-        with contextlib.suppress(RayMQError):
-            self._producer.close(0)
+            await asyncio.to_thread(self._producer.end, 0)
+        self._raise_failure()
 
     async def __aenter__(self) -> AsyncProducer:
         self._bind()
@@ -287,7 +311,7 @@ class AsyncProducer:
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         try:
-            await self.close()
+            await self.close(None if kind is None else FAILED_EXIT_S)
         except RayMQError:
             # A failure of the block itself must not be hidden by one that came of it.
             if kind is None:

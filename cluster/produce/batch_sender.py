@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future, wait
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -16,30 +16,38 @@ from raymq.cluster.arguments import check_choice
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
-from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
+from raymq.store.errors import RayMQError, Rejected
+from raymq.store.promise import ACKS, Acks
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 from raymq.store.records import producer_stamp
 
-from .lane import BatchReceipt, Lane, new_producer_id
+from .lane import BatchReceipt, Lane, UnknownBatch, closed_error, new_producer_id
 from .room import Room
 from .shard_sender import BatchFuture, ShardSender
 
 MIB = 1 << 20
 
-#: "quorum": stored on a majority; "leader": on one machine
-Acks = Literal["quorum", "leader"]
-
 #: what a shard is sent before it answers: below what a server takes unanswered, so that it always reads on. With 4 MiB
 #: the sync waits for batches, more than 16 only fill buffers.
 IN_FLIGHT_BYTES = 16 * MIB
+
+#: a topic whose shards do not answer is looked up again after so long
+LOOK_UP_PAUSE_S = 0.1
 
 #: bodies are limited by the server, whose limit may be any
 _ANY_SIZE = 2**31 - 1
 
 
+def still_under_way(batches: int, timeout: float | None) -> TimeoutError:
+    """What a flush raises when its time is up."""
+    return TimeoutError(
+        f"{batches} batches are not answered within {timeout} s; they are still under way: flush again"
+    )
+
+
 def check_acks(acks: str) -> None:
     """Raises: Rejected for anything that promises nothing known."""
-    check_choice("acks", acks, ("quorum", "leader"))
+    check_choice("acks", acks, ACKS)
 
 
 class BatchSender:
@@ -48,8 +56,8 @@ class BatchSender:
     Args: `producer_id` and `epoch` identify the producer for idempotence: the same id, and for
     every queue the same rows in the same order from the first on, store nothing twice. Without an
     id a random one is used. `buffer_bytes` are the unanswered bytes beyond which `send` blocks, up
-    to `max_block_ms`. A batch that is not acknowledged in `delivery_timeout_ms` fails; a server
-    that is silent for `request_timeout_ms` is left and asked again.
+    to `max_block_ms`; the first look-up of a topic waits as long. A batch that is not acknowledged in
+    `delivery_timeout_ms` fails; a server that is silent for `request_timeout_ms` is left and asked again.
     """
 
     def __init__(
@@ -81,12 +89,16 @@ class BatchSender:
             "request_timeout_ms": request_timeout_ms,
         }
         self._room = Room(buffer_bytes, max_block_ms)
+        self._max_block_ms = max_block_ms
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._lanes: dict[tuple[str, int], tuple[Lane, ShardSender]] = {}
         self._senders: dict[int, ShardSender] = {}
+        #: (topic, queue, shard, producer id, epoch) -> what is sent again of that producer
+        self._resends: dict[tuple[str, int, int, int, int], Lane] = {}
         self._unfinished: set[Future[BatchReceipt]] = set()
         self._closed = threading.Event()
+        self._ending = threading.Event()
         self._watcher: threading.Thread | None = None
 
     def __reduce__(self) -> NoReturn:
@@ -97,8 +109,27 @@ class BatchSender:
         )
 
     def topic(self, name: str) -> TopicRoute:
-        """A topic's queues. Raises: Rejected when there is none."""
-        return self._routes.topic(name)
+        """A topic's queues. The first time a shard is asked, for up to `max_block_ms` while none answers.
+
+        Raises: Rejected when there is none, or the sender is closed; Unavailable.
+        """
+        route = self._routes.known(name)
+        return self._look_up(name) if route is None else route
+
+    def _look_up(self, name: str) -> TopicRoute:
+        until_ms = self._clock.monotonic_ms() + self._max_block_ms
+        while True:
+            try:
+                return self._routes.topic(name)
+            except RayMQError as error:
+                if not error.retriable or self._clock.monotonic_ms() >= until_ms:
+                    raise
+            if self._ending.wait(LOOK_UP_PAUSE_S):
+                raise closed_error()
+
+    def stop_look_ups(self) -> None:
+        """A look-up that waits for a shard fails from now on."""
+        self._ending.set()
 
     def send(self, topic: str, queue_id: int, batch: pa.RecordBatch | Row) -> BatchFuture:
         """Send one batch of one queue, or a row of it.
@@ -143,6 +174,23 @@ class BatchSender:
         future.add_done_callback(self._unfinished.discard)
         return future, sender
 
+    def enqueue_again(self, lost: UnknownBatch) -> tuple[BatchFuture, ShardSender]:
+        """As `enqueue`, of a batch that a sender gave up: the shard recognises it, if it was stored."""
+        self.check_process()
+        key = (lost.topic, lost.queue_id, lost.shard, lost.producer_id, lost.epoch)
+        with self._lock:
+            sender = self._sender(lost.shard)
+            lane = self._resends.get(key)
+            if lane is None:
+                lane = Lane(
+                    lost.topic, lost.queue_id, lost.producer_id, lost.epoch, False, resends=True
+                )
+                self._resends[key] = lane
+        future = sender.add(lane, lost.batch, lost.size, lost.acks, lost.sequence)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
+        return future, sender
+
     def _add(
         self, topic: str, queue_id: int, batch: pa.RecordBatch | Row, size: int, acks: Acks
     ) -> tuple[BatchFuture, ShardSender]:
@@ -175,7 +223,7 @@ class BatchSender:
 
     def _sender(self, shard: int) -> ShardSender:
         if self._closed.is_set():
-            raise Unavailable("the producer is closed", field="producer")
+            raise closed_error()
         sender = self._senders.get(shard)
         if sender is None:
             limits: dict[str, Any] = self._limits
@@ -196,7 +244,7 @@ class BatchSender:
 
     def check_process(self) -> None:
         """Raises: Rejected in a forked child, where the connections and threads do not exist."""
-        if os.getpid() != self._process:
+        if not self.in_own_process:
             raise Rejected(
                 "this producer was made before a fork; make one in the child process",
                 field="fork",
@@ -205,20 +253,28 @@ class BatchSender:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is answered, one way or the other; seconds.
 
-        Raises: DeliveryUnknown when the time is up.
+        Raises: TimeoutError when the time is up; the batches are still under way.
         """
         self.check_process()
         _, late = wait(list(self._unfinished), timeout)
         if late:
-            raise DeliveryUnknown(
-                f"{len(late)} batches are not answered after {timeout} s; they are still under way",
-                status="UNKNOWN_ERROR",
-            )
+            raise still_under_way(len(late), timeout)
+
+    @property
+    def in_own_process(self) -> bool:
+        """Whether this is not a forked child."""
+        return os.getpid() == self._process
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is anything to close."""
+        return bool(self._senders) and not self._closed.is_set()
 
     def close(self) -> None:
         """End at once: what is not answered fails. Call `flush` before."""
-        if os.getpid() != self._process:
+        if not self.in_own_process:
             return
+        self._ending.set()
         self._closed.set()
         with self._lock:
             senders = list(self._senders.values())

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import secrets
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from raymq.store.errors import DeliveryUnknown, RayMQError
+import pyarrow as pa
+
+from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected
+from raymq.store.record import Row
 
 
 class BatchReceipt(NamedTuple):
@@ -39,6 +44,41 @@ class BatchReceipt(NamedTuple):
         return self.last_offset - behind if self.last_offset >= 0 and (new or not behind) else -1
 
 
+class UnknownBatch(NamedTuple):
+    """A batch whose outcome is unknown, with all that a resend with the same sequence needs."""
+
+    topic: str
+    queue_id: int
+    shard: int
+    producer_id: int
+    epoch: int
+    #: of the first row
+    sequence: int
+    batch: pa.RecordBatch | Row
+    size: int
+    acks: str
+
+
+class AnswerFuture(Future[BatchReceipt]):
+    """The receipt of a batch."""
+
+    #: set when the producer gave up without an answer: what `resend` takes
+    unknown: UnknownBatch | None = None
+
+    def result(self, timeout: float | None = None) -> BatchReceipt:
+        """Wait up to `timeout` seconds. Raises: what the batch failed with; TimeoutError: the send goes on."""
+        try:
+            return super().result(timeout)
+        except FutureTimeoutError:
+            # In Python 3.10 that is another class.
+            raise TimeoutError("no receipt yet; the send goes on, ask again") from None
+
+
+def closed_error() -> Rejected:
+    """What every call of a closed producer raises: no retry can succeed."""
+    return Rejected("the producer is closed; make another one", field="producer", limit="open")
+
+
 @dataclass(eq=False)
 class Lane:
     """The sequences of one producer in one queue."""
@@ -59,13 +99,8 @@ class Lane:
     broken: str | None = None
     #: nothing can be sent any more
     dead: RayMQError | None = None
-
-    def unknown(self, why: str) -> DeliveryUnknown:
-        """What a batch fails with that may be stored."""
-        return DeliveryUnknown(
-            f"queue {self.queue_id} of {self.topic}: the batch may or may not be stored: {why}",
-            status="UNKNOWN_ERROR",
-        )
+    #: batches that are sent again, long after others: each has its sequence already
+    resends: bool = False
 
     def rows_below(self, sequence: int) -> int:
         """Rows that were certainly not stored before a sequence."""
@@ -73,6 +108,9 @@ class Lane:
 
     def renew(self) -> None:
         """Make it ready to go on."""
+        if self.resends:
+            self.disturbed, self.broken = False, None
+            return
         self.next_sequence -= sum(rows for _, rows in self.holes)
         self.holes.clear()
         self.disturbed = False

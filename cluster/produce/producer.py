@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,19 +23,21 @@ from raymq.cluster.messages.message import Message, property_bytes
 from raymq.cluster.messages.partitioner import queue_of, queues_of
 from raymq.cluster.messages.timer_message import REAL_BYTES, timer_properties, waiting_properties
 from raymq.cluster.transport.routes import Routes
+from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.errors import RayMQError, Rejected
+from raymq.store.promise import Acks
 from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
 from raymq.store.records.binary_columns import binary_array
 
-from .batch_sender import MIB, Acks, BatchSender, check_acks
-from .lane import BatchReceipt
+from .batch_sender import MIB, BatchSender, check_acks, still_under_way
+from .lane import BatchReceipt, closed_error
 from .producer_config import ProducerConfig
 from .room import Room
-from .send_future import Pending, SendFuture
+from .send_future import Failure, Pending, PendingFuture, SendFuture
 from .send_statistics import SendStatistics
-from .shard_sender import ShardSender
+from .shard_sender import BatchFuture, ShardSender
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -44,6 +48,8 @@ MESSAGE_BYTES = 128
 STALLED_S = 0.005
 #: rows of `send_batch` go in batches of about this size
 COLUMNS_BYTES = 4 * MIB
+#: how long the end of a with block waits for receipts when the block has failed
+FAILED_EXIT_S = 2.0
 
 
 class EncodedMessage(NamedTuple):
@@ -65,8 +71,14 @@ class EncodedMessage(NamedTuple):
 class Producer:
     """Sends messages. Threads may share it; order holds per queue, in the order of the calls.
 
-    It neither pickles nor survives a fork: pickle the Cluster instead. As a context manager it
-    flushes at the end and raises the first failure that nobody was told yet.
+    It neither pickles nor survives a fork: pickle the Cluster instead. As a context manager it flushes at
+    the end and raises the first failure that no caller has seen. After an exception in the block it waits
+    at most FAILED_EXIT_S for receipts; what is not answered then may or may not be stored.
+
+    A batch without a receipt is sent again with the same sequence numbers, so that it is stored once, until
+    `delivery_timeout_ms` is over. Then its futures raise DeliveryUnknown if it may be stored, else Unavailable.
+    The `status` of DeliveryUnknown is the shard's last one (FLUSH_SLAVE_TIMEOUT: the follower is away), or
+    UNKNOWN_ERROR when the shard gave none. `resend` goes on from there. StorageFull comes within seconds.
     """
 
     def __init__(
@@ -85,10 +97,15 @@ class Producer:
             Routes.of(cluster),
             acks=self.config.acks,
             in_flight_bytes=self.config.in_flight_bytes,
+            max_block_ms=self.config.max_block_ms,
             delivery_timeout_ms=self.config.delivery_timeout_ms,
             request_timeout_ms=self.config.request_timeout_ms,
             clock=self._clock,
         )
+        #: what `collect` returns
+        self.future_type = SendFuture
+        #: what a program calls it
+        self.name = type(self).__name__
         self._room = Room(self.config.buffer_bytes, self.config.max_block_ms)
         self._linger_s = self.config.linger_ms / 1000
         #: guards everything below
@@ -101,10 +118,11 @@ class Producer:
         self._sticky: dict[str, int] = {}
         #: sealed and not answered
         self._under_way: set[Pending] = set()
-        self._failed: deque[Pending] = deque(maxlen=1000)
+        self._failed: deque[Failure] = deque(maxlen=1000)
         #: what the linger thread must write to, beside what is due
         self._to_pump: set[ShardSender] = set()
         self._closed = False
+        self._linger_state = _LingerState()
         self._linger_thread: threading.Thread | None = None
         #: when it wakes by itself, on the monotonic clock; 0: it is awake
         self._linger_wakes = math.inf
@@ -139,8 +157,9 @@ class Producer:
         `deliver_at_ms`, ms since 1970, at most three days ahead: readers of the queue get the message in
         the second after it, at a new offset, once; the receipt tells that it is kept until then, and
         names the topic and offset where. Several of one queue come in the order of their times.
-        Returns: at once, with a future of the receipt.
-        Raises: Rejected for what cannot be stored; Unavailable when the buffer stays full.
+        Returns: at once, with a future of the receipt; the first send to a topic looks it up.
+        Raises: Rejected for what cannot be stored, or when the producer is closed; Unavailable when, for
+        `max_block_ms`, the buffer stays full or no shard answers the look-up.
         """
         out = self.encode(
             topic,
@@ -252,7 +271,7 @@ class Producer:
             pending.properties.append(properties)
             pending.born.append(now)
             pending.size += out.size
-            future = SendFuture(pending, len(pending.bodies) - 1)
+            future = self.future_type(pending, len(pending.bodies) - 1)
             if not self._linger_s or pending.size >= self.config.batch_bytes:
                 if may_block:
                     ready = self._seal(pending) or ready
@@ -330,9 +349,13 @@ class Producer:
 
     def _wake_linger(self) -> None:
         """Needs the lock."""
+        self._linger_state.producer = self
         if self._linger_thread is None:
             self._linger_thread = threading.Thread(
-                target=self._linger, name="raymq-linger", daemon=True
+                target=_linger,
+                args=(self._linger_state, self._changed),
+                name="raymq-linger",
+                daemon=True,
             )
             self._linger_thread.start()
         else:
@@ -377,7 +400,63 @@ class Producer:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Unavailable("the producer is closed", field="producer")
+            raise closed_error()
+
+    # --- sending again --------------------------------------------------------------------------
+
+    def resend(self, sent: SendFuture) -> SendFuture:
+        """Send a message again whose future raised DeliveryUnknown, with the same sequence number.
+
+        A shard that has stored it answers with its receipt (`duplicate`), else it is stored now, after what
+        was sent meanwhile. The messages of one batch go together; a second call for one of them sends
+        nothing. Messages of one queue are sent again in the order of their sends, because the shard
+        refuses gaps. Any producer of the same cluster may do it, also when the first one is closed.
+        Returns: a future of the receipt. It may raise DeliveryUnknown once more.
+        Raises: Rejected for a message that is under way, stored, or certainly not stored: `send` that one.
+        """
+        return self.future_type(self._again(sent._pending.future), sent._row)
+
+    def resend_batch(self, sent: Future[BatchReceipt]) -> Future[BatchReceipt]:
+        """As `resend`, for a future of `send_batch`."""
+        if not isinstance(sent, PendingFuture):
+            raise Rejected(
+                "this is not a future of send_batch", field="sent", limit="a future of send_batch"
+            )
+        return self._again(sent).future
+
+    def _again(self, sent: PendingFuture) -> Pending:
+        with self._changed:
+            while (later := sent.again) is not None:
+                sent = later.future
+                if not sent.done() or sent.exception() is None:
+                    return later
+        lost = sent.unknown
+        if lost is None:
+            raise Rejected(
+                "only a message whose future raised DeliveryUnknown can be sent again with its sequence",
+                field="sent",
+                limit="DeliveryUnknown",
+            )
+        self._take_room(lost.size)
+        now = self._clock.monotonic()
+        where = (lost.topic, lost.queue_id)
+        acks = cast(Acks, lost.acks)
+        pending = Pending(where, acks, now, 0.0, self._hurry, self.hurry_soon)
+        pending.sealed, pending.size = True, lost.size
+        pending.rows, pending.sealed_at = lost.batch.num_rows, now
+        with self._changed:
+            try:
+                self._check_open()
+                future, sender = self._sender.enqueue_again(lost)
+            except BaseException:
+                self._room.give(lost.size)
+                raise
+            self._under_way.add(pending)
+            sent.again = pending
+        pending.sent = future
+        future.add_done_callback(partial(self._finish, pending))
+        sender.pump()
+        return pending
 
     # --- batches --------------------------------------------------------------------------------
 
@@ -407,8 +486,11 @@ class Producer:
     def _finish(self, pending: Pending, outcome: Future[BatchReceipt] | RayMQError) -> None:
         error = outcome if isinstance(outcome, RayMQError) else outcome.exception()
         self._statistics.note(pending, self._clock.monotonic(), failed=error is not None)
+        if isinstance(outcome, BatchFuture):
+            pending.future.unknown = outcome.unknown
         if error is not None:
-            self._failed.append(pending)
+            pending.future.failure = Failure(error)
+            self._failed.append(pending.future.failure)
             pending.future.set_exception(error)
         elif isinstance(outcome, Future):
             pending.future.set_result(outcome.result())
@@ -446,40 +528,30 @@ class Producer:
         late = self._clock.monotonic() - pending.begun >= self.config.delivery_timeout_ms / 1000
         return not (asked or late) and self._sender.stalled(*pending.where)
 
-    def _linger(self) -> None:
-        """Send what has waited long enough, and behind which nothing waits that cannot be written yet.
+    def _take_due(self, busy: bool) -> tuple[set[ShardSender], float | None]:
+        """Seal what has waited long enough, unless it would only stand in line. Needs the lock.
 
-        While messages come it looks by itself once a linger time, so that none of them has to wake it.
+        Returns: whom to pump; if there is none, how long to wait, None: until something comes. While messages come
+        (`busy`) that is the linger time, so that none of them has to wake the thread.
         """
-        busy = False
-        while True:
-            senders: set[ShardSender | None] = set()
-            with self._changed:
-                if self._closed:
-                    return
-                senders |= self._to_pump
-                self._to_pump.clear()
-                now = self._clock.monotonic()
-                stalled: list[Pending] = []
-                while self._due and (self._due[0].sealed or self._due[0].due <= now):
-                    busy = True
-                    pending = self._due.popleft()
-                    if self._may_grow(pending):
-                        pending.due = now + STALLED_S
-                        stalled.append(pending)
-                    else:
-                        senders.add(self._seal(pending))
-                self._due.extendleft(reversed(stalled))
-                if not any(senders):
-                    wait_s = self._linger_s if busy else None
-                    if self._due:
-                        wait_s = self._due[0].due - now
-                    self._linger_wakes = math.inf if wait_s is None else now + wait_s
-                    busy = False
-                    self._changed.wait(wait_s)
-                    self._linger_wakes = 0.0
-                    continue
-            _pump(senders)
+        senders = self._to_pump.copy()
+        self._to_pump.clear()
+        now = self._clock.monotonic()
+        stalled: list[Pending] = []
+        while self._due and (self._due[0].sealed or self._due[0].due <= now):
+            busy = True
+            pending = self._due.popleft()
+            if self._may_grow(pending):
+                pending.due = now + STALLED_S
+                stalled.append(pending)
+            elif (sender := self._seal(pending)) is not None:
+                senders.add(sender)
+        self._due.extendleft(reversed(stalled))
+        wait_s = self._linger_s if busy else None
+        if self._due:
+            wait_s = self._due[0].due - now
+        self._linger_wakes = math.inf if wait_s is None else now + wait_s
+        return senders, wait_s
 
     # --- columns --------------------------------------------------------------------------------
 
@@ -516,7 +588,7 @@ class Producer:
     def _send_rows(
         self, topic: str, queue_id: int, batch: pa.RecordBatch
     ) -> list[Future[BatchReceipt]]:
-        futures = []
+        futures: list[Future[BatchReceipt]] = []
         step = max(1, COLUMNS_BYTES * batch.num_rows // max(batch.nbytes, 1))
         for start in range(0, batch.num_rows, step):
             part = batch.slice(start, step)
@@ -558,57 +630,119 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Send what lingers and wait until every send so far is answered; seconds.
 
-        Raises: the first failure that nobody was told yet; DeliveryUnknown when the time is up.
+        Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
         self.await_answers(timeout)
         self.raise_failure()
 
     def await_answers(self, timeout: float | None = None) -> None:
-        """As `flush`, but how the sends ended is not told."""
+        """As `flush`, but failures are not raised. Raises: TimeoutError."""
         self._sender.check_process()
         self._ship_open()
         _, late = wait([pending.future for pending in list(self._under_way)], timeout)
         if late:
-            raise DeliveryUnknown(
-                f"{len(late)} batches are not answered after {timeout} s; they are still under way",
-                status="UNKNOWN_ERROR",
-            )
+            raise still_under_way(len(late), timeout)
 
     def raise_failure(self) -> None:
-        """Tell the first failure that nobody was told yet; the others of that time are then told as well."""
-        failed = [pending for pending in list(self._failed) if not pending.observed]
+        """Raise the first failure that no caller has seen; the others of that time then count as seen."""
+        failed = [failure for failure in list(self._failed) if not failure.observed]
         self._failed.clear()
-        for pending in failed:
-            pending.observed = True
-        for pending in failed[:1]:
-            pending.future.result()
+        for failure in failed:
+            failure.observed = True
+        for failure in failed[:1]:
+            raise failure.error
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then close; twice does nothing. Raises: as `flush`, but closed all the same."""
+        """Flush for up to `timeout` seconds, then close; twice does nothing. What has no receipt then fails.
+
+        Raises: the first failure that no caller has seen; it is closed all the same.
+        """
+        if not self._closed:
+            self.end(timeout)
+            self.raise_failure()
+
+    def end(self, timeout: float | None = None) -> None:
+        """As `close`, but failures are not raised."""
         with self._changed:
             if self._closed:
                 return
         try:
-            self.flush(timeout)
+            with contextlib.suppress(TimeoutError):
+                self.await_answers(timeout)
         finally:
             with self._changed:
-                self._closed = True
+                self._closed = self._linger_state.ended = True
                 # What came behind the flush is told by the end of its sender.
                 for pending in list(self._open.values()):
                     self._seal(pending)
                 self._changed.notify_all()
             self._sender.close()
 
+    def stop_look_ups(self) -> None:
+        """A look-up that waits for a shard fails: the producer is about to close."""
+        self._sender.stop_look_ups()
+
+    def __del__(self) -> None:
+        # Only of an idle one: what is open or under way refers to it.
+        if self.__dict__.get("_closed", True) or not self._sender.in_own_process:
+            return
+        in_use = self._sender.in_use
+        if not sys.is_finalizing():
+            with self._changed:
+                self._closed = True
+                self._linger_state.ended = True
+                self._changed.notify_all()
+            if in_use:
+                # Not here: it waits for threads, and the collector runs anywhere.
+                threading.Thread(target=self._sender.close, daemon=True).start()
+        if in_use:
+            advice = "use it in a with block, or call close(), which raises what was not stored"
+            warn_unclosed(self, self.name, advice)
+
     def __enter__(self) -> Producer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         try:
-            self.close()
+            self.close(None if kind is None else FAILED_EXIT_S)
         except RayMQError:
             # A failure of the block itself must not be hidden by one that came of it.
             if kind is None:
                 raise
+
+
+class _LingerState:
+    """What the linger thread works for. An idle producer is not kept alive by its thread."""
+
+    def __init__(self) -> None:
+        #: None while nothing is open
+        self.producer: Producer | None = None
+        self.ended = False
+
+
+def _linger(state: _LingerState, changed: threading.Condition) -> None:
+    """Send what has waited long enough."""
+    busy = False
+    while True:
+        with changed:
+            producer = state.producer
+            if state.ended:
+                state.producer = None
+                return
+            if producer is None:
+                changed.wait()
+                continue
+            senders, wait_s = producer._take_due(busy)
+            busy = bool(senders)
+            if not senders:
+                if wait_s is None:
+                    # Perhaps the last reference: then `__del__` runs here.
+                    state.producer = producer = None
+                else:
+                    changed.wait(wait_s)
+                continue
+            producer._linger_wakes = 0.0
+        _pump(senders)
 
 
 def _batch(pending: Pending) -> pa.RecordBatch | Row:

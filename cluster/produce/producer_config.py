@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raymq.cluster.arguments import check_number
+from raymq.store.promise import Acks
 
-from .batch_sender import IN_FLIGHT_BYTES, MIB, Acks, check_acks
+from .batch_sender import IN_FLIGHT_BYTES, MIB, check_acks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,43 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any
 
 from raymq.cluster.messages.message import Receipt
-from raymq.store.errors import DeliveryUnknown, RayMQError
+from raymq.store.errors import RayMQError
+from raymq.store.promise import Acks
 
-from .batch_sender import Acks
-from .lane import BatchReceipt
+from .lane import AnswerFuture, BatchReceipt
 from .shard_sender import BatchFuture
+
+
+class Failure:
+    """How a batch failed, and whether a caller has seen that. It does not keep the batch's messages."""
+
+    __slots__ = ("error", "observed")
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.observed = False
+
+
+class PendingFuture(AnswerFuture):
+    """The receipt of a batch of a Producer."""
+
+    #: set before it fails
+    failure: Failure | None = None
+    #: the batch that was sent again in its place
+    again: Pending | None = None
+
+    def result(self, timeout: float | None = None) -> BatchReceipt:
+        """As of an AnswerFuture; a failure that it raises counts as seen."""
+        try:
+            return super().result(timeout)
+        except RayMQError:
+            if self.failure is not None:
+                self.failure.observed = True
+            raise
 
 
 class Pending:
@@ -31,7 +58,6 @@ class Pending:
         "future",
         "hurry",
         "hurry_soon",
-        "observed",
         "properties",
         "rows",
         "sealed",
@@ -75,11 +101,9 @@ class Pending:
         #: the batch on its way, whose answer who waits may read
         self.sent: BatchFuture | None = None
         #: of the whole batch
-        self.future: Future[BatchReceipt] = Future()
+        self.future = PendingFuture()
         # What is sent cannot be called back: a waiter who gives up must not cancel it.
         self.future.set_running_or_notify_cancel()
-        #: somebody was told how it ended
-        self.observed = False
         #: the same for all who await it in one event loop
         self.answer: asyncio.Future[BatchReceipt] | None = None
 
@@ -87,6 +111,7 @@ class Pending:
 class SendFuture:
     """The receipt of one message: await it, or ask `result`.
 
+    With DeliveryUnknown the producer gave up: `Producer.resend` takes the future.
     A hundred thousand may be open at once, so it is two words; its batch holds the rest.
     """
 
@@ -100,23 +125,14 @@ class SendFuture:
         """Wait up to `timeout` seconds for the receipt; None: as long as the delivery may take.
 
         Waiting ends the linger time: nothing is gained by it any more.
-        Raises: what the send failed with; DeliveryUnknown when the time is up: the send goes on.
+        Raises: what the send failed with; TimeoutError when the time is up: the send goes on, ask again.
         """
         pending = self._pending
         if not pending.sealed:
             pending.hurry(pending)
         sent = pending.sent
         left = timeout if sent is None else sent.help(timeout)
-        try:
-            receipt = pending.future.result(left)
-        except FutureTimeoutError:
-            raise DeliveryUnknown(
-                f"no receipt within {timeout:g} s; the send goes on, ask again",
-                status="UNKNOWN_ERROR",
-            ) from None
-        finally:
-            pending.observed = pending.observed or pending.future.done()
-        return self._receipt(receipt)
+        return self._receipt(pending.future.result(left))
 
     def _receipt(self, batch: BatchReceipt) -> Receipt:
         row = self._row
@@ -148,8 +164,43 @@ class SendFuture:
             answer = asyncio.shield(_answer(pending, loop))
             with contextlib.suppress(RayMQError):
                 yield from answer.__await__()
-        pending.observed = True
         return self._receipt(pending.future.result())
+
+
+class TaskSteps:
+    """Makes an awaitable a coroutine, so that `asyncio.create_task` takes it. Subclasses have the slot `_steps`."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        raise NotImplementedError
+
+    def send(self, value: None) -> Any:
+        """One step of the task."""
+        return self._generator().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As of a coroutine: cancels the wait, not the message."""
+        return self._generator().throw(*error)
+
+    def close(self) -> None:
+        """As of a coroutine; the message goes on."""
+        self._generator().close()
+
+    def _generator(self) -> Generator[Any, None, Receipt]:
+        steps: Generator[Any, None, Receipt] | None = getattr(self, "_steps", None)
+        if steps is None:
+            steps = self.__await__()
+            object.__setattr__(self, "_steps", steps)
+        return steps
+
+
+class AsyncSendFuture(TaskSteps, SendFuture):
+    """What `AsyncProducer.send` returns."""
+
+    __slots__ = ("_steps",)
+
+    __await__ = SendFuture.__await__
 
 
 def _answer(pending: Pending, loop: asyncio.AbstractEventLoop) -> asyncio.Future[BatchReceipt]:

@@ -8,10 +8,11 @@ the order is restored and writing goes on. That is rare, so it may be slow.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import deque
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,15 @@ from raymq.store.errors import (
     Fenced,
     RayMQError,
     Rejected,
+    StorageFull,
     Unavailable,
     from_wire,
 )
 from raymq.store.record import Row
 
-from .lane import BatchReceipt, Lane
+from .lane import AnswerFuture, BatchReceipt, Lane, UnknownBatch, closed_error
+
+log = logging.getLogger("raymq.producer")
 
 #: batches unanswered at most; their bytes are limited too
 IN_FLIGHT_BATCHES_MAX = 1024
@@ -48,12 +52,16 @@ HELP_MS_MAX = 1_000
 HELP_PAUSE_MS = 60_000
 BACKOFF_MS = 20
 BACKOFF_MS_MAX = 1000
+#: a shard may find room by itself for so long; then what it refuses as StorageFull fails
+STORAGE_FULL_MS = 2_000
+#: a sender warns of answers that its caller does not see at most once in so long
+WARN_PAUSE_MS = 60_000
 
 #: why a server is another one than expected: its port was reused, the shard is elsewhere
 _MOVED = ("cluster_id", "shard")
 
 
-class BatchFuture(Future[BatchReceipt]):
+class BatchFuture(AnswerFuture):
     """The receipt of a batch. Who waits with `result` may read the stream himself meanwhile."""
 
     def __init__(self, sender: ShardSender) -> None:
@@ -83,6 +91,10 @@ class Outgoing:
     future: BatchFuture
     #: an earlier try may have stored it
     uncertain: bool = False
+    #: what the shard answered when it did not know
+    unknown: DeliveryUnknown | None = None
+    #: the shard's last answer, when it had no room
+    full: StorageFull | None = None
 
 
 Done = list[tuple[Outgoing, BatchReceipt | RayMQError]]
@@ -149,31 +161,43 @@ class ShardSender:
         self._help_began_ms = self._help_not_before_ms = 0
         self._helped = 0
         self._last_error: RayMQError = Unavailable("not connected yet")
+        #: since when the shard has refused everything for want of room
+        self._full_since_ms: int | None = None
+        self._quiet_until_ms = 0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"raymq-sender-{shard}", daemon=True)
         self._thread.start()
 
     # --- sending --------------------------------------------------------------------------------
 
-    def add(self, lane: Lane, batch: pa.RecordBatch | Row, size: int, acks: str) -> BatchFuture:
+    def add(
+        self,
+        lane: Lane,
+        batch: pa.RecordBatch | Row,
+        size: int,
+        acks: str,
+        sequence: int | None = None,
+    ) -> BatchFuture:
         """Take a batch and give it its sequence; `pump` writes it.
 
-        Raises: what ended the lane; Unavailable when the sender is closed.
+        Args: `sequence` of a batch that is sent again, in a lane of such ones.
+        Raises: what ended the lane; Rejected when the sender is closed.
         """
         future = BatchFuture(self)
         with self._lock:
             if self._closing:
-                raise Unavailable("the producer is closed", field="producer")
+                raise closed_error()
             if lane.dead is not None:
                 raise lane.dead
             self._number += 1
             deadline = self._clock.monotonic_ms() + self._delivery_timeout_ms
-            self._waiting.append(
-                Outgoing(
-                    self._number, lane, batch, size, lane.next_sequence, acks, deadline, future
-                )
-            )
-            lane.next_sequence += batch.num_rows
+            first = lane.next_sequence if sequence is None else sequence
+            out = Outgoing(self._number, lane, batch, size, first, acks, deadline, future)
+            self._waiting.append(out)
+            if sequence is None:
+                lane.next_sequence += batch.num_rows
+            else:
+                out.uncertain = True
             if self._stream is None:
                 self._changed.notify_all()
         return future
@@ -184,7 +208,13 @@ class ShardSender:
         with self._changed:
             if not self._waiting or not self._unacked:
                 return False
-            return self._in_flight + self._waiting[0].size > self._in_flight_bytes_max
+            return self._in_flight + self._waiting[0].size > self._window_bytes()
+
+    def _window_bytes(self) -> int:
+        """Bytes that may be unanswered: the option's, and no more than the shard told. Needs the lock."""
+        told = None if self._stream is None else self._stream.window_bytes
+        own = self._in_flight_bytes_max
+        return own if told is None or told > own else told
 
     def pump(self) -> None:
         """Write what may be written now; a thread that finds another writing leaves it the work."""
@@ -233,7 +263,7 @@ class ShardSender:
             return None
         size = self._waiting[0].size
         if self._unacked:
-            if self._in_flight + size > self._in_flight_bytes_max:
+            if self._in_flight + size > self._window_bytes():
                 return None
             if len(self._unacked) >= IN_FLIGHT_BATCHES_MAX:
                 return None
@@ -397,6 +427,7 @@ class ShardSender:
         lane = out.lane
         if "error" not in ack:
             self._failures = 0
+            self._full_since_ms = None
             receipt = BatchReceipt(
                 lane.topic,
                 lane.queue_id,
@@ -419,11 +450,18 @@ class ShardSender:
     def _refused(self, out: Outgoing, error: RayMQError, done: Done) -> None:
         lane = out.lane
         gap = isinstance(error, Rejected) and error.fields.get("field") == "sequence"
+        out.full = None
         if error.retriable or (gap and lane.disturbed):
             if error.retriable:
                 self._last_error = error
-                out.uncertain = out.uncertain or isinstance(error, DeliveryUnknown)
                 self._moved = self._moved or isinstance(error, Unavailable)
+            if isinstance(error, DeliveryUnknown):
+                out.uncertain, out.unknown = True, error
+                self._warn(out, error)
+            elif isinstance(error, StorageFull):
+                out.full = error
+                if self._full_since_ms is None:
+                    self._full_since_ms = self._clock.monotonic_ms()
             self._retry.append(out)
         elif isinstance(error, Fenced):
             lane.dead = error
@@ -432,12 +470,29 @@ class ShardSender:
             # A shard that does not know what it did may have stored it.
             out.uncertain = out.uncertain or isinstance(error, Bug)
             lane.broken = error.message
+            if gap and lane.resends:
+                lane.broken += "; resend the messages before it first"
             self._retry.append(out)
         else:
             done.append((out, error))
             lane.holes.append((out.sequence, out.batch.num_rows))
         lane.disturbed = True
         self._touched.add(lane)
+
+    def _warn(self, out: Outgoing, error: DeliveryUnknown) -> None:
+        """A caller that waits for a receipt sees nothing of it yet. Needs the lock."""
+        now = self._clock.monotonic_ms()
+        if now < self._quiet_until_ms:
+            return
+        self._quiet_until_ms = now + WARN_PAUSE_MS
+        log.warning(
+            "shard %d answered %s for queue %d of %s: the batch is sent again, with the same sequence, for up to %d ms",
+            self._shard,
+            error.status,
+            out.lane.queue_id,
+            out.lane.topic,
+            self._delivery_timeout_ms,
+        )
 
     def _after_drain(self) -> bool:
         """All answers are in: restore order and go on. False: on a new connection."""
@@ -482,7 +537,7 @@ class ShardSender:
             self._touched.add(lane)
             if out.uncertain:
                 lane.broken = lane.broken or error.message
-                done.append((out, lane.unknown(error.message)))
+                done.append((out, self._unknown(out, error.message)))
             else:
                 lane.holes.append((out.sequence, out.batch.num_rows))
                 done.append((out, error))
@@ -520,12 +575,21 @@ class ShardSender:
         for out in outs:
             if now >= out.deadline_ms and out.uncertain and out.lane.broken is None:
                 out.lane.broken = f"a batch was not acknowledged in time: {self._last_error}"
+        absent: set[Lane] = set()
         for out in outs:
+            if out.lane in absent:
+                # The shard refuses a gap, so no earlier try can have stored what comes after it.
+                out.uncertain = False
             error = self._verdict(out, now)
             if error is None:
                 self._waiting.append(out)
             else:
                 done.append((out, error))
+                if not out.uncertain:
+                    absent.add(out.lane)
+                    if not (out.lane.own_id or out.lane.resends):
+                        # Rows that moved down would have other numbers when all is sent again with this id.
+                        out.lane.dead = out.lane.dead or error
                 if out.lane.broken is None:
                     out.lane.holes.append((out.sequence, out.batch.num_rows))
         for out in self._waiting:
@@ -539,15 +603,43 @@ class ShardSender:
         if lane.dead is not None:
             return lane.dead
         late = now >= out.deadline_ms
+        if out.full is not None and not out.uncertain:
+            since = self._full_since_ms
+            if late or (since is not None and now - since >= STORAGE_FULL_MS):
+                return out.full
         if lane.broken is None and not late:
             return None
         why = lane.broken or (
             f"not delivered within {self._delivery_timeout_ms} ms: {self._last_error}"
         )
         if out.uncertain:
-            return lane.unknown(why)
-        return Unavailable(
-            f"queue {lane.queue_id} of {lane.topic}: nothing of the batch was stored: {why}",
+            return self._unknown(out, why)
+        why = f"queue {lane.queue_id} of {lane.topic}: nothing of the batch was stored: {why}"
+        if self._closing:
+            return Rejected(why, field="producer", limit="open")
+        return Unavailable(why, shard=self._shard)
+
+    def _unknown(self, out: Outgoing, why: str) -> DeliveryUnknown:
+        """What a batch fails with that may be stored. Its future gets what a resend needs."""
+        lane, answer = out.lane, out.unknown
+        out.future.unknown = UnknownBatch(
+            lane.topic,
+            lane.queue_id,
+            self._shard,
+            lane.producer_id,
+            lane.epoch,
+            out.sequence - lane.rows_below(out.sequence),
+            out.batch,
+            out.size,
+            out.acks,
+        )
+        told = "" if answer is None else f" (the shard answered {answer.status})"
+        return DeliveryUnknown(
+            f"queue {lane.queue_id} of {lane.topic}: the batch may or may not be stored{told}: {why}",
+            status="UNKNOWN_ERROR" if answer is None else answer.status,
+            append=None if answer is None else answer.fields.get("append"),
+            topic=lane.topic,
+            queue_id=lane.queue_id,
             shard=self._shard,
         )
 
@@ -601,6 +693,8 @@ def _complete(done: Done) -> None:
         # Ctrl-C: the others are told all the same.
         _tell(done)
         raise
+    # A thread that waits must not keep them, nor what their callbacks refer to.
+    done.clear()
 
 
 def _tell(done: Done) -> None:

@@ -62,7 +62,7 @@ class Queue:
     - An item is what the codec takes: by default msgpack (None, bool, int, float, str, bytes, lists
       and dicts of them; tuples come back as lists). Anything else raises Rejected at `put`. Nothing that is
       stored is ever unpickled by RayMQ; a codec of your own, an object with `name`, `encode` and
-      `decode`, may do what it likes with the bytes.
+      `decode`, may do what it likes with the bytes. Items of other codecs are refused unless `accept` names them.
     - `put` returns when the item is stored as the cluster promises. It raises what a send raises:
       DeliveryUnknown means that the item may be there. With `linger_ms` it returns at once, and items
       travel in batches: what is under way dies with the process, and a failure is raised by a later
@@ -93,13 +93,15 @@ class Queue:
         cluster: Cluster | None = None,
         maxsize: int = 0,
         codec: str | codecs.Codec = "msgpack",
+        accept: Iterable[str] = (),
         linger_ms: float = 0,
         actor_options: dict[str, Any] | None = None,
     ) -> None:
         """Open the queue, made if there is none.
 
         Args: `name` is that of its topic. `cluster`: None means `raymq.connect()`. `maxsize`: items,
-        0 for no limit. `codec`: bytes, json, msgpack, arrow-ipc, or an object as above. `linger_ms`: 0
+        0 for no limit. `codec`: bytes, json, msgpack, arrow-ipc, or an object as above. `accept`: names of further
+        codecs whose items `get` decodes; of others it raises Rejected. Plain bytes are always taken. `linger_ms`: 0
         makes each `put` wait until its item is stored. `actor_options`: of the keeper, if this call
         starts it.
         Raises: Rejected for a bad name or option, or a topic that has several queues; Unavailable.
@@ -107,6 +109,10 @@ class Queue:
         check_text("name", name)
         check_number("maxsize", maxsize, 0)
         check_number("linger_ms", linger_ms, 0, whole=False)
+        accept = tuple(accept)
+        for each in accept:
+            codecs.codec(each)
+        own = cluster is None
         if cluster is None:
             from raymq.cluster.start import connect
 
@@ -115,10 +121,14 @@ class Queue:
         self.maxsize = maxsize
         self._cluster = cluster
         self._given_codec = codec
+        self._accept = accept
         self._linger_ms = linger_ms
         self._actor_options = dict(actor_options or {})
         self._begin()
         self._shard = make_topics(cluster, name)
+        if own:
+            # Nothing else is asked of the handle here.
+            cluster.close()
         # Started now: its process takes a second.
         _ = self.actor
 
@@ -142,6 +152,7 @@ class Queue:
             "maxsize",
             "_cluster",
             "_given_codec",
+            "_accept",
             "_linger_ms",
             "_actor_options",
             "_shard",
@@ -373,7 +384,7 @@ class Queue:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything put by this handle, with `linger_ms`, is stored; seconds.
 
-        Raises: the first failure that nobody was told yet; DeliveryUnknown when the time is up.
+        Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
         if self._link_made is not None:
             self._link().producer.flush(timeout)
@@ -514,9 +525,18 @@ class Queue:
         return items
 
     def _codec_of(self, name: str | None) -> codecs.Codec:
-        if name is None:
-            return codecs.codec("bytes")
-        return self._codec if name == self._codec.name else codecs.codec(name)
+        """The codec that an item names, if this handle takes it: any producer may name any. Raises: Rejected."""
+        if name == self._codec.name:
+            return self._codec
+        plain = codecs.BytesCodec.name
+        if name is None or name == plain or name in self._accept:
+            return codecs.codec(name or plain)
+        allowed = ", ".join(dict.fromkeys((self._codec.name, *self._accept, plain)))
+        raise Rejected(
+            f"it names codec {name!r}, and this handle takes {allowed}; open the queue with accept=[{name!r}]",
+            field="codec",
+            limit=allowed,
+        )
 
     # --- end ------------------------------------------------------------------------------------
 

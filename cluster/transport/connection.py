@@ -19,6 +19,9 @@ Transport = Literal["flight", "ray"]
 class PutStream(Protocol):
     """Batches out, acks in, in order. See `flight_client.PutStream`."""
 
+    #: bytes that may be unanswered, as the shard told; None: it set no limit
+    window_bytes: int | None
+
     def opened(self) -> None:
         """Wait until the shard has taken the stream."""
 

@@ -59,6 +59,9 @@ def _plain(error: BaseException) -> str:
 class ShardConnection:
     """A connection to one replica. Threads: any; each stream has one sender and one receiver.
 
+    `close` may be called beside the calls and streams of other threads: these end by themselves, and the native client
+    is closed after the last of them. (A native client that is closed inside a call crashes the process.)
+
     With `cluster_id` and `shard` given, a server that is another one refuses every call: ports are
     reused. Nothing is sent before the first call. The server of an endpoint with TLS must show a
     certificate of `ca` (PEM), without it of RAY_TLS_CA_CERT, else one that the system trusts.
@@ -75,6 +78,11 @@ class ShardConnection:
     ) -> None:
         """Raises: Rejected when RAY_TLS_CA_CERT is needed and cannot be used."""
         self.endpoint = endpoint
+        #: guards the two below
+        self._lock = threading.Lock()
+        #: calls and streams that use the native client
+        self._users = 0
+        self._closed = False
         self._identity = {"cluster_id": cluster_id, "shard": shard}
         self._headers = [(protocol.AUTHORIZATION.encode(), protocol.bearer(token))]
         if endpoint.startswith(tls.TLS_PREFIX):
@@ -96,10 +104,13 @@ class ShardConnection:
         """
         body = protocol.pack({**self._identity, "args": args or {}})
         options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+        self._acquire()
         try:
             results = list(self._client.do_action(flight.Action(op, body), options=options))
         except BROKEN as error:
             raise translate(error, self.endpoint) from error
+        finally:
+            self.release()
         answer = protocol.unpack(results[0].body)
         if "error" in answer:
             raise from_wire(answer["error"])
@@ -123,15 +134,40 @@ class ShardConnection:
             protocol.pack({"op": op, **self._identity})
         )
         options = flight.FlightCallOptions(headers=self._headers)
+        self._acquire()
         try:
             writer, reader = self._client.do_exchange(descriptor, options=options)
         except BROKEN as error:
+            self.release()
             raise translate(error, self.endpoint) from error
         return writer, reader
 
+    def _acquire(self) -> None:
+        """Keep the native client open until `release`. Raises: Unavailable when the connection is closed."""
+        with self._lock:
+            if self._closed:
+                raise Unavailable(
+                    f"{self.endpoint}: the connection is closed", endpoint=self.endpoint
+                )
+            self._users += 1
+
+    def release(self) -> None:
+        """A call or stream has ended. Callers: this class, and each stream once when it is closed."""
+        with self._lock:
+            self._users -= 1
+            last = self._closed and not self._users
+        if last:
+            self._client.close()
+
     def close(self) -> None:
-        """Close the connection. Streams are closed before it, by whoever opened them."""
-        self._client.close()
+        """Close the connection: no new calls or streams. The last one that runs closes the native client."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            idle = not self._users
+        if idle:
+            self._client.close()
 
 
 class _Stream:
@@ -143,9 +179,11 @@ class _Stream:
         self._writer = writer
         self._reader = reader
         self._connection = connection
+        self._closed = False
         try:
             writer.begin(self.schema)
         except BROKEN as error:
+            _Stream.close(self)
             raise translate(error, connection.endpoint) from error
 
     def _write(self, metadata: bytes, batch: pa.RecordBatch | None = None) -> None:
@@ -181,19 +219,26 @@ class _Stream:
         self._reader.cancel()
 
     def close(self) -> None:
-        """End the stream at once, answered or not; then nobody may use it."""
+        """End the stream at once, answered or not; it must not be used afterwards."""
+        if self._closed:
+            return
+        self._closed = True
         self._reader.cancel()
         try:
             self._writer.close()
         except BROKEN:
-            # It was broken or cancelled: nothing is left to close.
-            return
+            # The stream was broken or cancelled: nothing is left to close.
+            pass
+        finally:
+            self._connection.release()
 
 
 class PutStream(_Stream):
     """Batches out, acks in, in order."""
 
     schema = PUT_SCHEMA
+    #: bytes that may be unanswered, as the server told; None before it has
+    window_bytes: int | None = None
 
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
         """Send one batch, or one row. Raises: Unavailable when the stream broke."""
@@ -204,7 +249,9 @@ class PutStream(_Stream):
 
     def receive(self) -> list[dict[str, Any]]:
         """The next acks; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
-        acks: list[dict[str, Any]] = protocol.unpack(self._read().app_metadata)["acks"]
+        message = protocol.unpack(self._read().app_metadata)
+        self.window_bytes = message.get("window", self.window_bytes)
+        acks: list[dict[str, Any]] = message["acks"]
         return acks
 
 
@@ -287,6 +334,8 @@ class ReplicaStream(_Stream):
                 self._received.put((bytes(chunk.app_metadata), protocol.frame_body(chunk.data)))
         except RayMQError as error:
             self._received.put(error)
+        except ValueError as error:
+            self._received.put(Unavailable(f"no frame of a replica: {error}", field="stream"))
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
         """The next frame (header, body or None); None when none came in time.
@@ -320,6 +369,9 @@ class ReplicaTransport:
 
     def connect(self, endpoint: str) -> ReplicaStream:
         """A stream to the follower at host:port. Raises: Unavailable."""
-        return ShardConnection(
-            endpoint, self._token, self._cluster_id, self._shard
-        ).replica_stream()
+        connection = ShardConnection(endpoint, self._token, self._cluster_id, self._shard)
+        try:
+            return connection.replica_stream()
+        except BaseException:
+            connection.close()
+            raise

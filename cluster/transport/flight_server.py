@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from raymq.actors.call_arguments import fetch_request
 from raymq.actors.shard_api import ShardBackend
 from raymq.store.clock import Clock
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
@@ -24,6 +25,7 @@ from raymq.store.requests import FetchRequest, FetchSlice
 from . import protocol
 from . import tls as tls_files
 from .put_stream import GONE, PutStreamServer, chunks
+from .receive_memory import ReceiveMemory
 
 #: what one fetch may ask for; larger wishes are cut
 FETCH_BYTES_MAX = 64 << 20
@@ -52,6 +54,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             middleware={"auth": _Authorization(token)},
         )
         self._backend = backend
+        self._memory = ReceiveMemory()
         self._farewells: set[Callable[[], None]] = set()
         self._lock = threading.Lock()
         self._stopping = False
@@ -66,6 +69,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             if self._stopping:
                 return
             self._stopping = True
+            self._memory.close()
             farewells = list(self._farewells)
         # Flight's shutdown stops listening, then waits for streams without a limit.
         stopper = threading.Thread(target=self.shutdown, name="raymq-flight-stop", daemon=True)
@@ -126,7 +130,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             self._check_identity(opening)
             op = opening.get("op")
             if op == protocol.PUT:
-                put_stream = PutStreamServer(self._backend, reader, writer)
+                put_stream = PutStreamServer(self._backend, reader, writer, self._memory)
                 with self._leave_taking(put_stream.bye):
                     put_stream.run()
             elif op == protocol.FETCH:
@@ -205,12 +209,14 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def _fetch_request(request: dict[str, Any]) -> FetchRequest:
-    return FetchRequest(
+    return fetch_request(
         request["topic"],
-        {int(queue): int(offset) for queue, offset in request["offsets"].items()},
-        min(int(request["max_bytes"]), FETCH_BYTES_MAX),
-        int(request["max_records"]),
-        min(int(request["wait_ms"]), FETCH_WAIT_MS_MAX),
+        request["offsets"],
+        max_bytes=request["max_bytes"],
+        max_records=request["max_records"],
+        wait_ms=request["wait_ms"],
+        bytes_limit=FETCH_BYTES_MAX,
+        wait_limit_ms=FETCH_WAIT_MS_MAX,
     )
 
 

@@ -7,7 +7,8 @@ metadata as JSON in app_metadata and its rows as an Arrow batch:
                   "read" is the id of the last ack read (without it acks may come a little later);
                   or a small single row and its words as bytes, without a batch: see actors/row_message.py
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...}
-                           or {"id","error"}, ...]}, in the order of the batches
+                           or {"id","error"}, ...]}, in the order of the batches; sometimes with
+                  "window": bytes that the client may have unanswered from now on
     fetch      -> {"id","topic","offsets":{queue: offset},"max_bytes","max_records","wait_ms"}
                <- {"id","queue","first_offset","next_offset","min_offset","max_offset"}
                   + FETCH_SCHEMA, or {"id","queue","error"}, a queue; then {"id","end":true};
@@ -46,7 +47,10 @@ def unpack(data: Any) -> dict[str, Any]:
     """Metadata from a buffer. Raises: ValueError when it is no JSON object."""
     if data is None:
         raise ValueError("the message has no metadata")
-    value = json.loads(str(data, "utf-8"))
+    try:
+        value = json.loads(str(data, "utf-8"))
+    except RecursionError:
+        raise ValueError("the metadata is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"metadata is a JSON object, not {type(value).__name__}")
     return value
@@ -66,7 +70,13 @@ def frame_batch(body: Any) -> pa.RecordBatch:
 
 
 def frame_body(batch: pa.RecordBatch | None) -> memoryview | None:
-    """The bytes of a frame batch, without a copy; None when it has none."""
+    """The bytes of a frame batch, without a copy; None when it has none.
+
+    Raises: ValueError when it is no frame: its offsets came over the network.
+    """
     if batch is None or batch.num_rows == 0:
         return None
+    if batch.num_rows > 1 or batch.schema != FRAME_SCHEMA:
+        raise ValueError(f"a frame has one row of bytes, not {batch.num_rows} of {batch.schema}")
+    batch.validate()
     return memoryview(batch.column(0)[0].as_buffer())

@@ -22,9 +22,10 @@ from raymq.store.record import batch_bytes
 from raymq.store.requests import PutOutcome
 
 from . import protocol
+from .receive_memory import LIMIT_BYTES, ReceiveMemory
 
-#: bytes of batches that one stream may have unanswered
-IN_FLIGHT_BYTES_MAX = 64 << 20
+#: a larger batch is refused; clients send parts of a few MiB
+RECEIVED_BATCH_BYTES_MAX = 64 << 20
 #: acks in one message at most
 ACKS_MAX = 256
 #: bytes of acks that the client was not seen to read, written without fear of blocking: HTTP/2 lets 64 KiB pass
@@ -44,6 +45,8 @@ def chunks(reader: Any) -> Iterator[Any]:
         except (StopIteration, *GONE):
             return
         yield chunk
+        # Its memory is not held while the next one is waited for.
+        del chunk
 
 
 class _Answer(NamedTuple):
@@ -67,8 +70,18 @@ class PutStreamServer:
     is bounded, and beyond it the stream's writer thread, which may block, takes over.
     """
 
-    def __init__(self, backend: ShardBackend, reader: Any, writer: Any) -> None:
+    def __init__(
+        self, backend: ShardBackend, reader: Any, writer: Any, memory: ReceiveMemory | None = None
+    ) -> None:
+        """Args: memory: what all streams of the server share."""
         self._backend = backend
+        self._memory = memory or ReceiveMemory()
+        #: the share of the memory that the client knows of
+        self._share_told = LIMIT_BYTES
+        #: bytes of all batches that were read; written by the reader thread
+        self._taken_bytes = 0
+        #: ... and answered; written under `_sending`
+        self._answered_bytes = 0
         self._reader = reader
         self._writer = writer
         #: in the order of the batches; bytes are sent as they are
@@ -82,9 +95,6 @@ class PutStreamServer:
         self._sent_bytes = 0
         #: wakes the thread that writes what others may not
         self._write_wake = threading.Event()
-        #: bytes read and not answered
-        self._in_flight = 0
-        self._room = threading.Condition()
         self._ended = False
         self._gone = False
 
@@ -93,9 +103,15 @@ class PutStreamServer:
         self._writer.begin(protocol.FETCH_SCHEMA)
         writer = threading.Thread(target=self._write, name="raymq-put-acks", daemon=True)
         writer.start()
+        self._memory.join()
         try:
+            window = self._window()
+            if window:
+                self._send_bytes(b'{"acks":[]%b}' % window)
             for chunk in chunks(self._reader):
                 self._take(chunk)
+                # The batch belongs to the shard now; this name would keep its memory until the next one is here.
+                del chunk
                 if self._gone:
                     return
         finally:
@@ -103,18 +119,14 @@ class PutStreamServer:
             self._write_wake.set()
             writer.join()
             self._send_rest()
+            self._memory.leave()
 
     def _take(self, chunk: Any) -> None:
         # A row comes in the metadata.
         size = len(chunk.app_metadata or b"") if chunk.data is None else batch_bytes(chunk.data)
-        with self._room:
-            # One larger than the limit goes alone.
-            while self._in_flight and self._in_flight + size > IN_FLIGHT_BYTES_MAX:
-                if self._gone:
-                    return
-                self._room.wait()
-            self._in_flight += size
-        self._put(chunk, size)
+        if self._memory.acquire(size, lambda: self._gone):
+            self._taken_bytes += size
+            self._put(chunk, size)
 
     def _write(self) -> None:
         """The writer: writes what may block."""
@@ -149,6 +161,12 @@ class PutStreamServer:
             number, read = int(meta["id"]), int(meta.get("read", -1))
             if batch is None:
                 raise Rejected("the message has no rows", field="batch", limit="a record batch")
+            if size > RECEIVED_BATCH_BYTES_MAX:
+                raise Rejected(
+                    f"the batch has {size} bytes; send it in parts of at most {RECEIVED_BATCH_BYTES_MAX}",
+                    field="batch",
+                    limit=RECEIVED_BATCH_BYTES_MAX,
+                )
             request = put_request(meta, batch)
         except RayMQError as error:
             result = error
@@ -196,7 +214,8 @@ class PutStreamServer:
         Beside a large read on its way in, a write of an ack was measured to take milliseconds.
         """
         unread = self._sent_bytes - self._read_bytes
-        return unread > UNREAD_BYTES_MAX or self._in_flight > BUSY_BYTES
+        in_flight = self._taken_bytes - self._answered_bytes
+        return unread > UNREAD_BYTES_MAX or in_flight > BUSY_BYTES
 
     def _ready(self) -> bool:
         try:
@@ -221,13 +240,20 @@ class PutStreamServer:
             size += item.size
             number = item.number
         if acks:
-            message = b'{"acks":[%b]}' % b",".join(acks)
+            message = b'{"acks":[%b]%b}' % (b",".join(acks), self._window())
             self._unread.append((number, len(message)))
             self._sent_bytes += len(message)
             self._send_bytes(message)
-        with self._room:
-            self._in_flight -= size
-            self._room.notify_all()
+        self._answered_bytes += size
+        self._memory.release(size)
+
+    def _window(self) -> bytes:
+        """The word of an ack message that tells the client its new share of the memory; empty without a new one."""
+        share = self._memory.share
+        if share == self._share_told:
+            return b""
+        self._share_told = share
+        return b',"window":%d' % share
 
     def _send_bytes(self, metadata: bytes) -> None:
         if self._gone:
@@ -236,9 +262,8 @@ class PutStreamServer:
             self._writer.write_metadata(metadata)
         except GONE:
             # What the producer sent stays stored; it will ask again with the same sequences.
-            with self._room:
-                self._gone = True
-                self._room.notify_all()
+            self._gone = True
+            self._memory.wake()
 
 
 #: as `protocol.pack` makes it, at a third of the time

@@ -150,6 +150,9 @@ class _Stream:
 class RayPutStream(_Stream):
     """Batches out, acks in, in order: at most CALLS_MAX calls under way, the rest waits here for the next."""
 
+    #: the shard sets none: `CALLS_MAX` bounds what is under way
+    window_bytes: int | None = None
+
     def __init__(self, actor: Any, name: str, cluster_id: str) -> None:
         super().__init__(actor, name, cluster_id)
         #: calls under way, oldest first; None wakes the receiver of a broken stream

@@ -10,7 +10,9 @@ from raymq.cluster.arguments import check_number
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.format import SYSTEM_TOPICS, check_topic_name
 
+from .ask import first
 from .connection import Connection, Transport, open_connection
+from .flight_client import CALL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -115,14 +117,18 @@ class Routes:
             with self._lock:
                 self._endpoints.update(found)
             return
-        for shard in sorted(self._endpoints):
-            try:
-                answer = self._call(shard, "routes", {}, LOOKUP_TIMEOUT_S)
-            except RayMQError:
-                continue
-            with self._lock:
-                self._endpoints.update({int(key): str(place) for key, place in answer.items()})
+
+        def routes(shard: int) -> dict[str, Any]:
+            return self._call(shard, "routes", {}, LOOKUP_TIMEOUT_S)
+
+        with self._lock:
+            shards = sorted(self._endpoints)
+        try:
+            _, answer = first(shards, routes, timeout_s=LOOKUP_TIMEOUT_S)
+        except RayMQError:
             return
+        with self._lock:
+            self._endpoints.update({int(key): str(place) for key, place in answer.items()})
 
     def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """One operation that may be repeated; a second try after a new lookup.
@@ -135,6 +141,10 @@ class Routes:
             self.refresh()
             return self._call(shard, op, args)
 
+    def known(self, name: str) -> TopicRoute | None:
+        """A topic's queues, where they were looked up before."""
+        return self._topics.get(name)
+
     def topic(self, name: str) -> TopicRoute:
         """A topic's queues. Raises: Rejected for an unknown topic; Unavailable."""
         with self._lock:
@@ -142,40 +152,36 @@ class Routes:
             shards = sorted(self._endpoints)
         if route is not None:
             return route
-        last: RayMQError = Unavailable("no shard is known")
-        for shard in shards:
-            try:
-                found = self.call(shard, "topics", {})
-            except RayMQError as error:
-                if not error.retriable:
-                    raise
-                last = error
-                continue
-            with self._lock:
-                self._topics = {
-                    each: TopicRoute(each, int(facts["queues"]), tuple(facts["shards"]))
-                    for each, facts in found.items()
-                }
-                route = self._topics.get(name)
-            if route is None:
-                check_topic_name(name)
-                if name in SYSTEM_TOPICS or name.startswith("rmq_sys_"):
-                    raise Rejected(
-                        f"topic {name} is a system topic; choose another name",
-                        field="topic",
-                        limit="not a system topic",
-                    )
+        if not shards:
+            raise Unavailable("no shard is known")
+        _, found = first(
+            shards, lambda shard: self.call(shard, "topics", {}), timeout_s=CALL_TIMEOUT_S
+        )
+        with self._lock:
+            # What was known stays: a shard that missed a topic's creation does not know it yet.
+            self._topics = self._topics | {
+                each: TopicRoute(each, int(facts["queues"]), tuple(facts["shards"]))
+                for each, facts in found.items()
+            }
+            route = self._topics.get(name)
+        if route is None:
+            check_topic_name(name)
+            if name in SYSTEM_TOPICS or name.startswith("rmq_sys_"):
                 raise Rejected(
-                    f"topic {name!r} does not exist; create it first: "
-                    f"cluster.create_topic({name!r}) or `raymq topic create {name}`",
+                    f"topic {name} is a system topic; choose another name",
                     field="topic",
-                    limit="an existing topic",
+                    limit="not a system topic",
                 )
-            return route
-        raise last
+            raise Rejected(
+                f"topic {name!r} does not exist; create it first: "
+                f"cluster.create_topic({name!r}) or `raymq topic create {name}`",
+                field="topic",
+                limit="an existing topic",
+            )
+        return route
 
     def _call(
-        self, shard: int, op: str, args: dict[str, Any], timeout_s: float = 30.0
+        self, shard: int, op: str, args: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
         connection = self.connect(shard)
         try:

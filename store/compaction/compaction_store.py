@@ -75,6 +75,8 @@ class CompactionStore:
         Raises: Corrupt where files are missing or have other sizes.
         """
         root = self._log.root
+        if self._log.crashed:
+            self._settle_names()
         swap.finish_interrupted(root, files=self._files)
         self._positions = swap.read_positions(root, files=self._files)
         noted = self._read_synced()
@@ -85,6 +87,15 @@ class CompactionStore:
                     self._load(topic, int(name), noted.get((topic, int(name))))
         self._synced = noted
         self._note({key: log.end for key, log in self._logs.items()})
+
+    def _settle_names(self) -> None:
+        """What a killed process only made must be durable before the commit log's records of it go. Raises: OSError."""
+        waiting = [self._log.root / DIRECTORY]
+        while waiting:
+            place = waiting.pop()
+            if self._files.is_dir(place):
+                self._files.sync_dir(place)
+                waiting += [place / name for name in self._files.list(place)]
 
     def _load(self, topic: str, queue_id: int, synced: tuple[int, int] | None) -> None:
         swap.drop_unfinished(self._log.root, topic, queue_id, files=self._files)

@@ -19,7 +19,7 @@ from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
-from raymq.store.log.mapped_file import MappedFile
+from raymq.store.log.mapped_file import MappedFile, not_yet_made
 from raymq.store.log.read_together import read_together
 from raymq.store.records.record_walk import first_fault
 
@@ -162,14 +162,22 @@ class SparseLog:
         return (self.pairs[-1].start, self.pairs[-1].log_bytes) if self.pairs else (0, 0)
 
     def load(self) -> None:
-        """Open what is there. Raises: Corrupt where a file has no partner, but for the last: its making was cut off."""
+        """Open what is there; of the last pair, if its making was cut off, nothing was used, and it goes.
+
+        Raises: Corrupt where another file has no partner.
+        """
         names = self._names(self.log_directory)
         queue_names = self._names(self.queue_directory)
-        odd = sorted(set(names) ^ set(queue_names))
-        if odd and odd == [max(names | queue_names)]:
-            for directory in (self.log_directory, self.queue_directory):
-                self._files.unlink(directory / odd[0])
-        elif odd:
+        last = max(names | queue_names, default=None)
+        if last is not None and self._is_unfinished(last, names, queue_names):
+            for directory, found in (
+                (self.log_directory, names),
+                (self.queue_directory, queue_names),
+            ):
+                self._files.unlink(directory / last)
+                found.discard(last)
+        odd = sorted(names ^ queue_names)
+        if odd:
             raise Corrupt(
                 f"{self.log_directory / odd[0]} and {self.queue_directory / odd[0]} belong together; one is missing",
                 path=str(self.log_directory / odd[0]),
@@ -180,6 +188,18 @@ class SparseLog:
         for pair in self.pairs:
             pair.find_end()
             pair.sealed = pair is not self.pairs[-1] or self._is_sealed(pair)
+
+    def _is_unfinished(self, name: str, names: set[str], queue_names: set[str]) -> bool:
+        """Whether a crash came while this pair was made: a file is missing, or has not its length and no content."""
+        if name not in names or name not in queue_names:
+            return True
+        return any(
+            not_yet_made(directory / name, size, files=self._files)
+            for directory, size in (
+                (self.log_directory, self._file_bytes),
+                (self.queue_directory, self._queue_bytes),
+            )
+        )
 
     def _names(self, directory: Path) -> set[str]:
         return {n for n in self._files.list(directory) if len(n) == 20 and n.isdigit()}

@@ -75,7 +75,7 @@ class IndexService:
                 # What is not known to be on disk goes.
                 self._drop(lambda file: file.header.end_time_ms > time_ms or file.empty)
                 ends = [file.header.end_offset for file in self._files]
-                self.indexed = max([log_start, *ends])
+                self.indexed = max(min(max(ends, default=0), log_end), log_start)
             else:
                 self._drop(lambda file: file.empty)
                 self.indexed = log_end if self._files else log_start

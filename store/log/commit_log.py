@@ -7,6 +7,7 @@ the order "data, chain, mark" are the same for both.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import uuid
 from collections.abc import Callable
@@ -30,11 +31,13 @@ from raymq.store.errors import (
     require,
 )
 from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
+from raymq.store.files import Files, SyncFailed
+from raymq.store.promise import Ends
 
 from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from .chain import Chain, ChainUnit, check_units
 from .checkpoint import Checkpoint
+from .flush import FlushFailed
 from .log_files import open_log_files, read_of, rewrite, same_until
 from .log_pool import LogPool
 from .log_reads import (
@@ -49,7 +52,7 @@ from .log_reads import (
     stored_at,
     walk_piece,
 )
-from .log_scan import Known, Visit, next_record, scan
+from .log_scan import Known, Visit, foreign_end, next_record, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead
 from .marks import Marks
@@ -86,13 +89,20 @@ class CommitLog:
         self.files = files
         self.clock = clock
         self.own = True
+        #: why nothing more is appended; None: all is well
         self.poisoned: str | None = None
+        #: it was a sync that failed, so that no later start may trust what is not proved to be on disk. Otherwise the
+        #: next start mends the log.
+        self.sync_failed = False
         #: offset -> damage below C that reads, dispatch or deliveries came to and passed over
         self.damage_met: dict[int, Corrupt] = {}
         #: called behind each `append`, before anybody accounts for it; must not raise
         self.on_appended: Callable[[], None] = lambda: None
+        #: called where a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged
+        #: any more. Callers: another thread
+        self.on_poisoned: Callable[[str], None] = lambda _: None
         self._closed = False
-        files.make_dirs(root)
+        files.settle_dirs(root)
         refuse_foreign_directory(root, files=files)
         self._lock = StoreLock(root, files=files)
         self._lock.acquire()
@@ -115,6 +125,10 @@ class CommitLog:
             self.root / "consumequeue",
         ):
             self.files.make_dirs(directory)
+        # A process that was killed before it synced a directory left names that only the page cache has: what is
+        # adopted and then acknowledged must not go with the power.
+        for directory in (self.root, side, side / "chain"):
+            self.files.sync_dir(directory)
         self.abort = AbortFile(self.root, files=self.files)
         self.crashed = self.abort.exists()
         self.meta = Meta.open(side / "meta", files=self.files)
@@ -164,6 +178,7 @@ class CommitLog:
             lambda: self.end,
             window_bytes=self.config.prewrite_window_bytes,
             warm=self.config.warm_mapped_file,
+            on_sync_failed=self._fail_prewrite,
         )
         self.recovered: Recovered | None = None
 
@@ -185,6 +200,12 @@ class CommitLog:
         """Everything below is in the files; what lies above is in the transient pool only."""
         pool = self.pool.active
         return self.end if pool is None else pool.committed
+
+    @property
+    def ends(self) -> Ends:
+        """All four; of the replicas this log knows what was confirmed."""
+        marks = self.marks
+        return Ends(self.end, self.committed, marks.synced_end, marks.confirmed_end)
 
     @property
     def synced(self) -> int:
@@ -467,8 +488,8 @@ class CommitLog:
         return same_until(self.queue, self.end, units, data)
 
     def note_synced(self, offset: int) -> None:
-        """A flush service proved everything below `offset` synced."""
-        if offset > self.marks.synced_end:
+        """A flush service proved everything below `offset` synced; after a failed sync no service proves anything."""
+        if offset > self.marks.synced_end and not self.sync_failed:
             self.marks.synced_end = min(offset, self.committed)
 
     def note_confirmed(self, offset: int) -> bool:
@@ -482,8 +503,10 @@ class CommitLog:
     def sync(self) -> int:
         """fdatasync [synced, committed) through the witness descriptors. Returns: the synced end.
 
-        Raises: OSError; the replica is poisoned then and must stop.
+        Raises: OSError; the replica is poisoned then and must stop. From then on always, without touching the disk.
         """
+        if self.sync_failed:
+            raise OSError(errno.EIO, f"an earlier sync failed: {self.poisoned}")
         end = self.committed
         try:
             self.queue.sync_range(min(self.synced, end), end)
@@ -502,10 +525,17 @@ class CommitLog:
 
     def poison(self, reason: str) -> None:
         """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
-        if self.poisoned is None:
+        if not self.sync_failed:
+            self.sync_failed = True
             self.poisoned = reason
-            with contextlib.suppress(OSError):
+            self._ahead.break_off(FlushFailed(reason, offset=self.end, errno=errno.EIO))
+            with contextlib.suppress(OSError, RayMQError):
                 self.meta.update({"poisoned": reason})
+
+    def _fail_prewrite(self, reason: str) -> None:
+        """Callers: the thread of `AllocateAhead`."""
+        self.poison(reason)
+        self.on_poisoned(reason)
 
     def _check_writable(self) -> None:
         if self.poisoned is not None:
@@ -573,11 +603,12 @@ class CommitLog:
             # Units of the bytes that were cut must not come back over the bytes that replace them.
             self.chain.sync()
             self.meta.update({"cut": None})
-        except OSError as error:
+        except SyncFailed as error:
             self.poison(f"a cut at {offset} did not finish: {error}")
             raise
-        except RayMQError as error:
-            # A full disk. The next start cuts here again: nothing may be appended and acknowledged meanwhile.
+        except (OSError, RayMQError) as error:
+            # A full disk, for example. The next start cuts here again: nothing may be appended and acknowledged
+            # meanwhile.
             self.poisoned = f"a cut at {offset} did not finish: {error}"
             raise
         self.end = offset
@@ -590,20 +621,26 @@ class CommitLog:
         scan_from: int,
         visit: Visit | None = None,
         settle: Callable[[int], None] | None = None,
+        *,
+        queues_end: int = 0,
     ) -> Recovered:
         """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
         `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
         this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill
-        trusts all that it finds.
+        trusts all that it finds. `queues_end`: the end of the last record that a consume queue knows; it tells how far
+        a log goes that RocketMQ wrote and closed in order.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         self.restore_pool()
         size = self.config.segment_size_bytes
+        appended = self.marks.appended_end
+        if not self.own:
+            appended = foreign_end(self.queue, queues_end, crashed=self.crashed)
         found = scan(
             self.queue,
             self.chain,
-            Known(self.own, self.same_boot, self.synced, self.marks.appended_end),
+            Known(self.own, self.same_boot, self.synced, appended),
             files=self.files,
             scan_from=scan_from,
             visit=visit,
@@ -612,7 +649,7 @@ class CommitLog:
         if row.decision is Decision.CORRUPT:
             raise Corrupt(
                 f"recovery stopped at offset {end} of {self.root / 'commitlog'} ({found.fault}): {row.cause} "
-                f"(row {row.name}; synced {self.synced}, appended {self.marks.appended_end}). Nothing was "
+                f"(row {row.name}; synced {self.synced}, appended {appended}). Nothing was "
                 "changed; `raymq store verify` names the fault.",
                 path=str(self.root / "commitlog"),
                 offset=end,

@@ -17,7 +17,6 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
-from raymq.store.status import PutStatus
 
 from .segment_paths import find_segment
 
@@ -60,7 +59,8 @@ class SegmentSyncer:
     def sync(self, start: int, stop: int) -> None:
         """fdatasync, oldest first, every file that overlaps [start, stop).
 
-        Raises: FlushFailed; from then on always, without touching the disk again.
+        Raises: FlushFailed; from then on always, without touching the disk again. OSError, Unavailable when a file
+        cannot be opened: nothing of it was synced, and the next call tries again.
         """
         if self._failed is not None:
             raise self._failed
@@ -70,22 +70,31 @@ class SegmentSyncer:
         while self._fds and (oldest := next(iter(self._fds))) < first:
             self._files.close(self._fds.pop(oldest))
         for segment in range(first, stop, self._size):
+            fd = self._open(segment)
             try:
-                fd = self._fds.get(segment)
-                if fd is None:
-                    path = find_segment(self._dir, segment, files=self._files)
-                    fd = self._fds[segment] = self._files.open_file(path)
                 self._files.sync_data(fd)
-            except (OSError, Unavailable) as error:
-                code = error.errno if isinstance(error, OSError) else errno_codes.EIO
-                self._failed = FlushFailed(
-                    f"fdatasync of commit log file {segment:020d} failed: {error}; "
-                    "the store stops writing",
-                    offset=segment,
-                    errno=code or errno_codes.EIO,
-                )
-                raise self._failed from error
+            except OSError as error:
+                raise self._latch(segment, error) from error
             self.syncs += 1
+
+    def _open(self, segment: int) -> int:
+        """An error here is no failed sync: descriptors or memory may be there again soon. A missing file is one."""
+        fd = self._fds.get(segment)
+        if fd is None:
+            try:
+                path = find_segment(self._dir, segment, files=self._files)
+                fd = self._fds[segment] = self._files.open_file(path)
+            except FileNotFoundError as error:
+                raise self._latch(segment, error) from error
+        return fd
+
+    def _latch(self, segment: int, error: OSError) -> FlushFailed:
+        self._failed = FlushFailed(
+            f"fdatasync of commit log file {segment:020d} failed: {error}; the store stops writing",
+            offset=segment,
+            errno=error.errno or errno_codes.EIO,
+        )
+        return self._failed
 
     def segment_of(self, offset: int) -> int:
         """Start of the file that holds `offset`."""
@@ -106,14 +115,12 @@ class _Flusher:
     def __init__(
         self,
         syncer: SegmentSyncer,
-        clock: Clock,
         *,
-        flushed: int,
-        on_sync_started: Callable[[int], None],
-        on_flushed: Callable[[int], None],
+        flushed: int = 0,
+        on_sync_started: Callable[[int], None] = _ignore,
+        on_flushed: Callable[[int], None] = _ignore,
     ) -> None:
         self._syncer = syncer
-        self._clock = clock
         self._on_sync_started = on_sync_started
         self._on_flushed = on_flushed
         #: everything below is on disk
@@ -131,55 +138,15 @@ class _Flusher:
 
 
 class GroupCommit(_Flusher):
-    """One sync for everybody who waits: the sync is the clock.
+    """One sync for every put that waits: the sync is the clock.
 
-    Requests arrive in one list while the other is served, as RocketMQ's swapRequests does.
+    RocketMQ's two lists of requests, which it swaps at each round, are watermarks here: what was appended when a round
+    begins is what is synced, and what comes meanwhile waits for the next. Which put was late, the combiner says.
     """
 
-    def __init__(
-        self,
-        syncer: SegmentSyncer,
-        clock: Clock,
-        *,
-        timeout_ms: int = 5_000,
-        flushed: int = 0,
-        on_sync_started: Callable[[int], None] = _ignore,
-        on_flushed: Callable[[int], None] = _ignore,
-    ) -> None:
-        super().__init__(
-            syncer, clock, flushed=flushed, on_sync_started=on_sync_started, on_flushed=on_flushed
-        )
-        self.timeout_ms = timeout_ms
-        self._write: list[tuple[int, int]] = []
-        self._read: list[tuple[int, int]] = []
-
-    def request(self, end_offset: int, deadline_ms: int | None = None) -> None:
-        """Ask for everything below `end_offset`.
-
-        Args: deadline_ms: monotonic; None or 0: now + timeout.
-        """
-        if not deadline_ms:
-            deadline_ms = self._clock.monotonic_ms() + self.timeout_ms
-        self._write.append((end_offset, deadline_ms))
-
-    def swap(self) -> None:
-        """Take the requests that arrived; later ones wait for the next round."""
-        self._read, self._write = self._write, self._read
-
-    def do_commit(self, appended: int) -> tuple[int, list[PutStatus]]:
-        """Sync all that was appended, then answer every request of the taken list, in order.
-
-        Returns: (flushed, statuses): PUT_OK where flushed reaches the request within its deadline,
-        else FLUSH_DISK_TIMEOUT. Raises: FlushFailed.
-        """
-        flushed = self._flush(appended)
-        now = self._clock.monotonic_ms()
-        statuses = [
-            PutStatus.PUT_OK if flushed >= end and now <= deadline else PutStatus.FLUSH_DISK_TIMEOUT
-            for end, deadline in self._read
-        ]
-        self._read.clear()
-        return flushed, statuses
+    def commit(self, appended: int) -> int:
+        """Sync all that was appended. Returns: flushed. Raises: FlushFailed."""
+        return self._flush(appended)
 
 
 class FlushRealTime(_Flusher):
@@ -198,8 +165,9 @@ class FlushRealTime(_Flusher):
         on_flushed: Callable[[int], None] = _ignore,
     ) -> None:
         super().__init__(
-            syncer, clock, flushed=flushed, on_sync_started=on_sync_started, on_flushed=on_flushed
+            syncer, flushed=flushed, on_sync_started=on_sync_started, on_flushed=on_flushed
         )
+        self._clock = clock
         self._interval_ms = interval_ms
         self._least_pages = least_pages
         self._thorough_interval_ms = thorough_interval_ms

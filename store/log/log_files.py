@@ -19,7 +19,7 @@ from .spare_files import SpareFiles
 def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFileQueue:
     """The queue of a store's commit log files, not loaded, in all the directories that they are in.
 
-    Deletes the spares of an earlier life.
+    Durable: the names of all files, whichever process made or removed them. Deletes the spares of an earlier life.
     """
     directories = [
         Path(name).absolute()
@@ -28,13 +28,17 @@ def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFi
     note_directories(root, directories, files=files)
     write_to = directories[: len(config.commit_log_paths)]
     for path in write_to:
-        files.make_dirs(path)
+        files.settle_dirs(path)
+    others = other_directories(root, files=files)
+    for path in dict.fromkeys((root / "commitlog", *write_to, *others)):
+        if files.is_dir(path):
+            files.sync_dir(path)
     queue = MappedFileQueue(
         root / "commitlog",
         config.segment_size_bytes,
         files=files,
         write_to=write_to,
-        read_from=other_directories(root, files=files),
+        read_from=others,
     )
     spares = root / "raymq" / "spare"
     if config.recycle_commit_log_files or files.exists(spares):

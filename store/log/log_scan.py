@@ -35,6 +35,7 @@ class Known(NamedTuple):
     own: bool
     same_boot: bool
     synced: int
+    #: of a log that RocketMQ wrote: below this it may have acknowledged records
     appended: int
 
 
@@ -50,6 +51,16 @@ class Scan(NamedTuple):
     fault: str
     #: the decision about the end
     row: Row
+
+
+def foreign_end(queue: MappedFileQueue, queues_end: int, *, crashed: bool) -> int:
+    """Below this a log that RocketMQ wrote may have acknowledged records.
+
+    `queues_end`: the end of the last record that a consume queue knows. Only an orderly stop leaves all there.
+    """
+    if crashed:
+        return queue.files[-1].start + queue.file_size if queue.files else 0
+    return queues_end
 
 
 def scan(
@@ -90,7 +101,6 @@ def scan(
                 file.start + stop,
                 end,
                 nbytes=SCAN_BYTES,
-                check_position=known.own,
             )
             walk = piece.walk
             reason = walk.reason

@@ -6,13 +6,16 @@ pwrite is two to three times faster and reports a full disk as an error instead 
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from raymq.store.errors import Corrupt, Unavailable
-from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
+from raymq.store.files import ZERO_CHUNK_BYTES, Files, SyncFailed, only_zeros
+
+from .flush import FlushFailed
 
 
 class MappedFile:
@@ -55,11 +58,12 @@ class MappedFile:
         try:
             files.allocate(fd, size)
             files.sync(fd)
+            # The next attempt makes the name anew: a second sync of this one would prove nothing.
+            files.sync_dir(path.parent)
         except BaseException:
             files.close(fd)
             files.unlink(path)
             raise
-        files.sync_dir(path.parent)
         return cls(path, start, size, fd, files=files)
 
     @classmethod
@@ -178,10 +182,15 @@ class MappedFile:
         return view
 
     def sync(self) -> None:
-        """fdatasync through the witness descriptor; nothing after a delete. Raises: OSError."""
+        """fdatasync through the witness descriptor; nothing after a delete. Raises: SyncFailed."""
         with self._living:
             if self._fd >= 0:
-                self._files.sync_data(self._fd)
+                try:
+                    self._files.sync_data(self._fd)
+                except SyncFailed:
+                    raise
+                except OSError as error:
+                    raise SyncFailed(error.errno, f"fdatasync: {error.strerror}") from error
 
     def clear(self, start: int) -> None:
         """Make every byte from position `start` on zero.
@@ -197,13 +206,15 @@ class MappedFile:
                 begin = stop
 
     def prewrite(self, position: int) -> None:
-        """Write zeros from `prewritten` up to `position` and sync them. Raises: OSError.
+        """Write zeros from `prewritten` up to `position` and sync them.
 
         Callers: one thread beside the writer.
+        Raises: FlushFailed after a failed sync: records that were appended meanwhile may be lost with it. OSError or
+        StorageFull for any other call.
 
         Invariant: only bytes at or above `prewritten` are zeroed, and the writer raises it before
-        it stores. A descriptor of its own is used: each is told of a write-back error once, and the
-        witness must hear it.
+        it stores. A descriptor of its own is used: the kernel reports a write-back error once to each open
+        descriptor, and the witness must see it too. A descriptor that is opened later sees nothing.
         """
         stop = min(position, self.size)
         with self._living:
@@ -215,7 +226,14 @@ class MappedFile:
                 if stop > self.prewritten:
                     self._files.zero(fd, self.prewritten, stop)
                     self.prewritten = stop
-            self._files.sync_data(fd)
+            try:
+                self._files.sync_data(fd)
+            except OSError as error:
+                raise FlushFailed(
+                    f"fdatasync of {self.path} after a prewrite failed: {error}; the store stops writing",
+                    offset=self.start,
+                    errno=error.errno or errno.EIO,
+                ) from error
         finally:
             self._files.close(fd)
 
@@ -254,3 +272,18 @@ class MappedFile:
         """Close and delete. Durable: after an fsync of the directory."""
         self.close()
         self._files.unlink(self.path)
+
+
+def not_yet_made(path: Path, file_size: int, *, files: Files) -> bool:
+    """Whether the process or the machine died while this file got its length: it is shorter and holds only zeros."""
+    fd = files.open_file(path, writable=False)
+    try:
+        size = files.size(fd)
+        if size >= file_size:
+            return False
+        return all(
+            only_zeros(files.pread(fd, ZERO_CHUNK_BYTES, position))
+            for position in range(0, size, ZERO_CHUNK_BYTES)
+        )
+    finally:
+        files.close(fd)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from raymq.store.errors import Corrupt, StorageFull, Unavailable, require
 from raymq.store.failpoints import fail_point
-from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
+from raymq.store.files import Files
 from raymq.store.status import PutStatus
 
-from .mapped_file import MappedFile
+from .flush import FlushFailed
+from .mapped_file import MappedFile, not_yet_made
 from .segment_paths import list_segments
 from .spare_files import SpareFiles
 
@@ -73,7 +74,7 @@ class MappedFileQueue:
                     path=str(path),
                     rule="file name",
                 )
-        if paths and self._is_unfinished(paths[-1]):
+        if paths and not_yet_made(paths[-1], self.file_size, files=self._fs):
             unfinished = paths.pop()
             if self._writable:
                 self._fs.unlink(unfinished)
@@ -101,21 +102,6 @@ class MappedFileQueue:
         self.files.append(
             MappedFile.open(path, start, self.file_size, files=self._fs, writable=self._writable)
         )
-
-    def _is_unfinished(self, path: Path) -> bool:
-        """Whether the process or the machine died while this file got its blocks."""
-        fd = self._fs.open_file(path, writable=False)
-        try:
-            size = self._fs.size(fd)
-            if size >= self.file_size:
-                return False
-            for position in range(0, size, ZERO_CHUNK_BYTES):
-                chunk = self._fs.pread(fd, ZERO_CHUNK_BYTES, position)
-                if not only_zeros(chunk):
-                    return False
-            return True
-        finally:
-            self._fs.close(fd)
 
     @property
     def min_offset(self) -> int:
@@ -230,15 +216,19 @@ class MappedFileQueue:
         self.files = []
 
 
+def _ignore(_reason: str) -> None:
+    return
+
+
 class AllocateAhead:
     """Prepares the next file and pre-writes zeros ahead of the tail, in paced chunks.
 
     Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves
     it waits until half of the window is used up, and gives up when overtaken, for it takes the disk,
     a core and the file's lock from the appends. A window that was used up so far doubles, so that
-    the next burst finds more; every zero is written once whatever the window. A failure only stops
-    the work: the append that needs the room meets a full disk itself, and the flush service hears
-    of a failed write-back itself.
+    the next burst finds more; every zero is written once whatever the window. A full disk only stops
+    the work: the append that needs the room meets it itself. A failed sync ends the worker and is reported:
+    it may have taken appended records with it, and no later sync of another descriptor would say so.
     """
 
     def __init__(
@@ -248,6 +238,7 @@ class AllocateAhead:
         *,
         window_bytes: int,
         warm: bool = False,
+        on_sync_failed: Callable[[str], None] = _ignore,
     ) -> None:
         """Args: warm: whole files are written ahead, the tail's and the one behind it, and locked in memory."""
         self._queue = queue
@@ -255,6 +246,9 @@ class AllocateAhead:
         self._window_max = 2 * queue.file_size if warm else queue.file_size
         self._window = self._window_max if warm else min(window_bytes, queue.file_size)
         self._warm = warm
+        self._on_sync_failed = on_sync_failed
+        #: a sync failed: nothing is written or synced any more
+        self._broken: FlushFailed | None = None
         #: files in front of the tail that are locked in memory, as far as that is permitted
         self._locked: list[MappedFile] = []
         #: the whole window was ready since it grew last
@@ -264,12 +258,12 @@ class AllocateAhead:
         self._overtaken = False
         self._wake = threading.Event()
         #: the last failure, for status; None again after the next success
-        self.failed: StorageFull | OSError | None = None
+        self.failed: StorageFull | FlushFailed | OSError | None = None
         self._made = threading.Condition()
         #: a file that begins here is waited for; -1: none is
         self._wanted = -1
         #: why the last file that was waited for could not be made
-        self._refused: StorageFull | OSError | None = None
+        self._refused: StorageFull | FlushFailed | OSError | None = None
         self._running = False
 
     def next_file(self, timeout_ms: int) -> None:
@@ -280,6 +274,8 @@ class AllocateAhead:
         attempt failed; the worker goes on trying. Source: AllocateMappedFileService#putRequestAndReturnMappedFile.
         """
         queue = self._queue
+        if self._broken is not None:
+            raise self._broken
         if not self._running:
             try:
                 queue.create_next()
@@ -332,14 +328,26 @@ class AllocateAhead:
 
     def step(self) -> bool:
         """Do one small piece of work. Returns: whether there may be more at once."""
+        if self._broken is not None:
+            return False
         try:
             worked = self._step()
+        except FlushFailed as error:
+            self.break_off(error)
+            self._on_sync_failed(str(error))
+            return False
         except (StorageFull, OSError) as error:
             self.failed = error
             return False
         if worked:
             self.failed = None
         return worked
+
+    def break_off(self, error: FlushFailed) -> None:
+        """After a failed sync, here or elsewhere: write and sync nothing more. Callers: any thread."""
+        with self._made:
+            self._broken = self.failed = self._refused = error
+            self._made.notify_all()
 
     def _step(self) -> bool:
         if self._make_wanted():

@@ -15,8 +15,8 @@ from raymq.store.errors import broken
 from raymq.store.files import Files
 
 PAGE_BYTES = 4096
-_APPENDED, _SYNCED, _CONFIRMED, _DISPATCHED, _SNAPSHOT, _SNAPSHOT_BEFORE = range(6)
-_WORDS = 6
+_APPENDED, _SYNCED, _CONFIRMED, _DISPATCHED, _SNAPSHOT, _SNAPSHOT_BEFORE, _QUEUED = range(7)
+_WORDS = 7
 
 
 class Marks:
@@ -79,6 +79,18 @@ class Marks:
         self._words[_DISPATCHED] = offset
 
     @property
+    def queued_end(self) -> int:
+        """Up to here consume queues are exactly what the log says, in the page cache at least; 0: nobody knows.
+
+        Invariant: each queue ends at the next offset that the state has here.
+        """
+        return int(self._words[_QUEUED])
+
+    @queued_end.setter
+    def queued_end(self, offset: int) -> None:
+        self._words[_QUEUED] = offset
+
+    @property
     def snapshots(self) -> tuple[int, int]:
         """Where the newest snapshot of the state and the one before it begin, as far as is known.
 
@@ -94,6 +106,7 @@ class Marks:
     def forget_dispatched(self, offset: int) -> None:
         """Consume queues are built anew from `offset` on. Durable at return."""
         self._words[_DISPATCHED] = min(offset, self._words[_DISPATCHED])
+        self._words[_QUEUED] = 0
         self._files.sync(self._fd)
 
     def _raise(self, index: int, offset: int) -> None:
@@ -104,6 +117,9 @@ class Marks:
 
     def lower(self, offset: int) -> None:
         """Before a cut: no mark stays above it. Durable at return."""
+        if self._words[_QUEUED] > offset:
+            # Consume queues reach beyond it: the next start has to look at them.
+            self._words[_QUEUED] = 0
         for index in range(_WORDS):
             if self._words[index] > offset:
                 self._words[index] = offset

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ class Meta:
         self._sequence = sequence
         self._values = values
         self._files = files
+        #: over updates: a failed sync may be noted by any thread
+        self._updating = threading.Lock()
 
     @classmethod
     def open(cls, path: Path, *, files: Files) -> Meta:
@@ -56,8 +59,11 @@ class Meta:
         return self._values.get(name)
 
     def update(self, values: dict[str, Any]) -> None:
-        """Set values. Durable: at return."""
-        merged = {**self._values, **values}
+        """Set values. Durable: at return. Callers: any thread."""
+        with self._updating:
+            self._update({**self._values, **values})
+
+    def _update(self, merged: dict[str, Any]) -> None:
         text = json.dumps(merged, separators=(",", ":")).encode()
         if len(text) > SLOT_BYTES - _HEAD.size:
             raise Rejected(

@@ -53,7 +53,8 @@ class Facts(NamedTuple):
     same_boot: bool
     #: the stop position is below the end that was known to be synced
     below_synced: bool
-    #: the stop position is below the end that was published as appended
+    #: the stop position is below the end that was published as appended; of a store that RocketMQ wrote, below the
+    #: end of what its consume queues know, or it crashed, so that they tell nothing
     below_appended: bool
     #: non-zero bytes follow the stop position, in its file or in a later one
     dirty: bool
@@ -109,9 +110,12 @@ ROWS: tuple[Row, ...] = (
     Row("H", True, False, False, None, None, True, Decision.TRUNCATE,
         "Power loss: unsynced blocks reached the disk in any order, so whole records may follow a hole. "
         "No sync confirmed the hole, so nothing behind it was acknowledged as synced."),
-    Row("I", False, None, None, None, None, True, Decision.CORRUPT,
-        "Written by RocketMQ, damaged in the middle. Stock would cut everything behind it; "
-        "we cannot tell an acknowledged record from a leftover, so we do not."),
+    Row("I", False, None, None, True, None, True, Decision.CORRUPT,
+        "Written by RocketMQ, damaged in the middle, or with leftovers of its own cut that its queues may know. Stock "
+        "would cut everything behind it; we cannot tell an acknowledged record from a leftover, so we do not."),
+    Row("L", False, None, None, False, None, True, Decision.TRUNCATE,
+        "Written by RocketMQ and stopped in order: no consume queue knows a record behind the end, so these are "
+        "leftovers of its own un-zeroed cut."),
     Row("J", False, None, None, None, True, False, Decision.TRUNCATE,
         "Written by RocketMQ, torn tail of a crash (or its own un-zeroed truncation leftovers)."),
     Row("K", False, None, None, None, False, False, Decision.KEEP,

@@ -16,10 +16,10 @@ from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.producer_table import UNKNOWN_OFFSET, Found, ProducerQueue
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.records.producer_stamp import STAMP_BYTES, read_column
 from raymq.store.records.record_walk import Layout, gather, layout
-from raymq.store.state import UNKNOWN_OFFSET, Found, ProducerQueue
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Sequence
 
 from raymq.store.errors import Rejected
+from raymq.store.records.record_check import check_columns
+from raymq.store.records.record_row import Row
 from raymq.store.requests import Append, PutRequest
 from raymq.store.status import PutStatus
 
@@ -54,7 +56,14 @@ class PutHook:
 
 def before_batch(hooks: Sequence[PutHook], request: PutRequest) -> PutRequest:
     """What every hook makes of columns. Raises: what a hook raises; Rejected for what would break sequences."""
+    checked = isinstance(request.batch, Row)
     for hook in hooks:
+        if type(hook).before_batch is PutHook.before_batch:
+            continue
+        if not checked:
+            # Hooks may trust the columns.
+            check_columns(request.batch)
+            checked = True
         found = hook.before_batch(request)
         if found is not request:
             same = found[:2] == request[:2] and found[3:] == request[3:]

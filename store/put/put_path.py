@@ -21,6 +21,7 @@ from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailabl
 from raymq.store.failpoints import fail_point
 from raymq.store.index.index_keys import keyed_rows
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.producer_table import UNKNOWN_OFFSET
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.dispatch import Dispatch, Pending
 from raymq.store.records.producer_stamp import Stamp
@@ -31,7 +32,6 @@ from raymq.store.state import (
     INTERNAL_TOPIC,
     PROGRESS,
     SNAPSHOT,
-    UNKNOWN_OFFSET,
     ShardState,
 )
 from raymq.store.stats import StoreStats

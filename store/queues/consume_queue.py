@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from raymq.store import format as fmt
 from raymq.store.errors import Corrupt, require
-from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
-from raymq.store.log.mapped_file import MappedFile
-from raymq.store.log.mapped_file_queue import MappedFileQueue
+from raymq.store.files import Files
+
+from .queue_files import OpenFiles, QueueFile, QueueFiles
 
 Int64s = npt.NDArray[np.int64]
 Units = npt.NDArray[Any]
@@ -24,8 +24,8 @@ Units = npt.NDArray[Any]
 BLANK_SIZE = 0x7FFFFFFF
 #: files that a clean start looks at, from the end
 CLEAN_FILES = 3
-#: units looked at in one go while searching for the end: most of a new file is never touched
-SCAN_UNITS = 8192
+#: units looked at in one go while searching for the end; the first time, which is all that most queues need
+SCAN_UNITS, SCAN_UNITS_FIRST = 8192, 200
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
@@ -45,17 +45,25 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
 
 
 class ConsumeQueue:
-    """One queue of one topic. One thread appends, truncates and syncs; any may read.
+    """One queue of one topic. One thread appends and truncates; one syncs; any may read.
 
     Invariant: units [min_offset, max_offset) are written; max_offset moves after the bytes.
     """
 
     def __init__(
-        self, directory: Path, file_size: int, *, files: Files, writable: bool = True
+        self,
+        directory: Path,
+        file_size: int,
+        *,
+        files: Files,
+        writable: bool = True,
+        opened: OpenFiles | None = None,
     ) -> None:
+        """Args: opened: of the store's queues together; None: this one is alone."""
         self.directory = directory
         self._file_units = file_size // fmt.UNIT_BYTES
-        self._queue = MappedFileQueue(directory, file_size, files=files, writable=writable)
+        opened = OpenFiles(files) if opened is None else opened
+        self._queue = QueueFiles(directory, file_size, opened=opened, writable=writable)
         self._writable = writable
         #: oldest readable queue offset
         self.min_offset = 0
@@ -65,10 +73,17 @@ class ConsumeQueue:
         self.max_physical_offset = -1
         #: units from here on may be unsynced
         self._dirty_from = 0
+        #: so may be zeros behind the last one
+        self._cut = False
 
     def load(self) -> None:
-        """Open the files. Raises: Corrupt for a wrong name or length or a gap."""
+        """Find the files. Raises: Corrupt for a wrong name or length or a gap."""
         self._queue.load()
+
+    def note_unsynced(self) -> None:
+        """A process before wrote here, and nobody knows what of it is on disk."""
+        self._dirty_from = 0
+        self._queue.note_unsynced()
 
     def recover(self, *, after_crash: bool = True, sound_below: int = 0) -> None:
         """Find the first unit and the end of the units.
@@ -88,13 +103,41 @@ class ConsumeQueue:
             end = file.start // fmt.UNIT_BYTES + count
             if count < self._file_units:
                 break
-        head = self._units(files[0], 0, end - first)
-        self.min_offset = first + _leading(_is_blank(head))
+        self.min_offset = self._behind_blanks(first, end)
         self._set_end(self._without_blank_tail(max(end, self.min_offset)))
+        # What a start finds was written before it: whether it is synced `note_unsynced` says.
+        self._dirty_from = self.max_offset
         if after_crash and self._writable and self._anything_behind():
-            self._queue.truncate_to(self.max_offset * fmt.UNIT_BYTES)
+            self._cut_to(self.max_offset)
 
-    def _doubtful(self, sound_below: int) -> list[MappedFile]:
+    def resume(self, end: int, below: int) -> None:
+        """Go on from where this queue is known to end: behind the unit of its last record below a physical offset.
+
+        What a process that was killed wrote behind it is dispatched again, to the same places.
+        Raises: Corrupt when that unit is not there.
+        """
+        first = self._queue.min_offset // fmt.UNIT_BYTES
+        self.min_offset = self._behind_blanks(first, end)
+        self._set_end(end)
+        self._dirty_from = end
+        if not self._queue.files or not first <= end or self.max_physical_offset > below:
+            raise self._not_as_dispatched(end)
+        if self.min_offset < end:
+            last = self._span(end - 1, end)
+            if last["size"][0] <= 0 or last["position"][0] < 0 or _is_blank(last)[0]:
+                raise self._not_as_dispatched(end)
+
+    def _not_as_dispatched(self, end: int) -> Corrupt:
+        return Corrupt(
+            f"queue {self.directory} does not end at offset {end}, where its last message was dispatched; restart the "
+            "store, which then builds its consume queues anew",
+            path=str(self.directory),
+            offset=end,
+            rule="a queue ends where it was dispatched to",
+            expected=end,
+        )
+
+    def _doubtful(self, sound_below: int) -> list[QueueFile]:
         """The files from the last one on whose first unit, and so everything before it, is sound."""
         files = self._queue.files
         for index in range(len(files) - 1, 0, -1):
@@ -103,22 +146,35 @@ class ConsumeQueue:
                 return files[index:]
         return files
 
-    def _count_valid(self, file: MappedFile) -> int:
-        for low in range(0, self._file_units, SCAN_UNITS):
-            part = self._units(file, low, low + SCAN_UNITS)
+    def _count_valid(self, file: QueueFile) -> int:
+        low, count = 0, SCAN_UNITS_FIRST
+        while low < self._file_units:
+            part = self._units(file, low, count)
             valid = (part["size"] > 0) & (part["position"] >= 0)
             if not valid.all():
                 return low + _leading(valid)
-        return self._file_units
+            low, count = low + len(part), SCAN_UNITS
+        return low
+
+    def _behind_blanks(self, first: int, end: int) -> int:
+        """The offset of the first unit of [first, end) that stands for a message, else the end."""
+        low, count = first, SCAN_UNITS_FIRST
+        while low < end:
+            blank = _is_blank(self._span(low, min(low + count, end)))
+            if not blank.all():
+                return low + _leading(blank)
+            low, count = low + len(blank), SCAN_UNITS
+        return low
 
     def _without_blank_tail(self, end: int) -> int:
         """Blanks that fill a gap are followed by a unit; where a crash came between, they go."""
+        count = SCAN_UNITS_FIRST
         while end > self.min_offset:
-            low = max(self.min_offset, end - SCAN_UNITS)
-            blank = _is_blank(self._span(low, end))
+            blank = _is_blank(self._span(max(self.min_offset, end - count), end))
             end -= _leading(blank[::-1])
             if not blank.all():
                 break
+            count = SCAN_UNITS
         return end
 
     def _anything_behind(self) -> bool:
@@ -127,12 +183,11 @@ class ConsumeQueue:
         if self._queue.files[-1].start > at:
             return True
         file = self._queue.find(at)
-        if file is None:
-            return False
-        return not all(
-            only_zeros(file.read(low, min(low + ZERO_CHUNK_BYTES, file.size)))
-            for low in range(at - file.start, file.size, ZERO_CHUNK_BYTES)
-        )
+        return file is not None and file.data_behind(at - file.start) is not None
+
+    def _cut_to(self, end: int) -> None:
+        self._cut = True
+        self._queue.truncate_to(end * fmt.UNIT_BYTES)
 
     def _set_end(self, end: int) -> None:
         self.max_offset = end
@@ -192,16 +247,17 @@ class ConsumeQueue:
         self.max_physical_offset = int(positions[-1] + sizes[-1])
         self.max_offset += len(units)
 
-    def begin_at(self, queue_offset: int) -> None:
-        """Make an empty queue without files go on at an offset; one that has files stays as it is."""
+    def begin_at(self, queue_offset: int) -> bool:
+        """Make an empty queue without files go on at an offset; one that has files stays as it is. Returns: which."""
         if self._queue.files:
-            return
+            return False
         first = self._queue.create_next(queue_offset * fmt.UNIT_BYTES).start // fmt.UNIT_BYTES
         blanks = np.zeros(queue_offset - first, dtype=fmt.UNIT_DTYPE)
         blanks["size"] = BLANK_SIZE
         self._dirty_from = min(self._dirty_from, first)
         self._write(first, blanks)
         self.min_offset = self.max_offset = queue_offset
+        return True
 
     def _write(self, offset: int, units: Units) -> None:
         data = memoryview(units.tobytes())
@@ -216,8 +272,7 @@ class ConsumeQueue:
     def read(self, queue_offset: int, count: int) -> Units:
         """Units [queue_offset, queue_offset + count), cut at `max_offset`.
 
-        Returns: UNIT_DTYPE; units of BLANK_SIZE stand for no message.
-        Raises: Corrupt for what the disk does not give back.
+        Returns: UNIT_DTYPE; units of BLANK_SIZE stand for no message. Raises: Corrupt where the disk cannot read.
         """
         return self._span(queue_offset, min(queue_offset + count, self.max_offset))
 
@@ -227,24 +282,29 @@ class ConsumeQueue:
             file = self._queue.find(start * fmt.UNIT_BYTES)
             if file is None:
                 break
-            low = start - file.start // fmt.UNIT_BYTES
-            part = self._units(file, low, low + stop - start)
+            try:
+                part = self._units(file, start - file.start // fmt.UNIT_BYTES, stop - start)
+            except FileNotFoundError:
+                # Deleted meanwhile.
+                break
             found.append(part)
             start += len(part)
         if len(found) == 1:
             return found[0]
         return np.concatenate(found) if found else np.empty(0, dtype=fmt.UNIT_DTYPE)
 
-    def _units(self, file: MappedFile, low: int, high: int) -> Units:
-        """Units [low, high) of a file, cut at its end. Raises: Corrupt for what the disk does not give back."""
-        high = min(high, self._file_units)
-        data = file.read(low * fmt.UNIT_BYTES, high * fmt.UNIT_BYTES)
+    def _units(self, file: QueueFile, low: int, count: int) -> Units:
+        """Units of a file from its `low`-th on, at most `count`."""
+        count = min(count, self._file_units - low)
+        data = file.pread(count * fmt.UNIT_BYTES, low * fmt.UNIT_BYTES)
         return np.frombuffer(data, dtype=fmt.UNIT_DTYPE)
 
     def truncate(self, physical_offset: int) -> None:
         """Drop the units of records that end above `physical_offset`, and zero what stood there.
 
-        Durable: the cut. Source: ConsumeQueue#truncateDirtyLogicFiles, which zeroes nothing.
+        Durable: nothing before the next `sync`. A power loss may bring the units back, but it comes with another boot,
+        after which nothing above the dispatched mark is believed. Source: ConsumeQueue#truncateDirtyLogicFiles, which
+        zeroes nothing.
         """
         if self.max_physical_offset <= physical_offset:
             return
@@ -259,7 +319,7 @@ class ConsumeQueue:
             if kept.any():
                 end = low + int(np.flatnonzero(kept)[-1]) + 1
                 break
-        self._queue.truncate_to(end * fmt.UNIT_BYTES)
+        self._cut_to(end)
         self._set_end(end)
 
     def correct_min_offset(self, min_physical: int) -> None:
@@ -269,15 +329,21 @@ class ConsumeQueue:
         Source: ConsumeQueue#correctMinOffset.
         """
         # Units that are appended meanwhile are alive.
-        end = self.max_offset
-        for file in self._queue.files:
-            first = file.start // fmt.UNIT_BYTES
-            low = max(self.min_offset, first)
-            units = self._span(low, min(end, first + self._file_units))
+        low, end, count = self.min_offset, self.max_offset, SCAN_UNITS_FIRST
+        while low < end:
+            file = self._queue.find(low * fmt.UNIT_BYTES)
+            stop = end if file is None else min(end, (file.start + file.size) // fmt.UNIT_BYTES)
+            last = self._span(stop - 1, stop)
+            if len(last) and last["position"][0] < min_physical:
+                # So all of this file are, but blanks, which are none.
+                low = stop
+                continue
+            units = self._span(low, min(low + count, stop))
             alive = (units["position"] >= min_physical) & ~_is_blank(units)
             if alive.any():
                 self.min_offset = low + int(alive.argmax())
                 return
+            low, count = low + max(1, len(units)), SCAN_UNITS
         self.min_offset = end
 
     def delete_expired(self) -> int:
@@ -293,12 +359,35 @@ class ConsumeQueue:
             deleted += 1
         return deleted
 
+    @property
+    def dirty(self) -> bool:
+        """Whether something was written since the last sync."""
+        return self._dirty_from < self.max_offset or self._cut
+
+    def start_writeback(self) -> None:
+        """Before many syncs."""
+        for file in self._dirty_files():
+            file.start_writeback()
+
+    def _dirty_files(self) -> list[QueueFile]:
+        start, stop = self._dirty_from, self.max_offset + self._cut
+        if start >= stop:
+            return []
+        return self._queue.overlapping(start * fmt.UNIT_BYTES, stop * fmt.UNIT_BYTES)
+
     def sync(self) -> None:
-        """fdatasync what was written since the last sync. Raises: OSError."""
-        start, stop = self._dirty_from, self.max_offset
-        if start < stop:
-            self._queue.sync_range(start * fmt.UNIT_BYTES, stop * fmt.UNIT_BYTES)
-            self._dirty_from = stop
+        """fdatasync what was written since the last sync; `OpenFiles.sync_names` syncs names. Raises: OSError."""
+        files = self._dirty_files()
+        # Before the sync: what is written beside it counts for the next one.
+        before = self._dirty_from, self._cut
+        self._dirty_from, self._cut = self.max_offset, False
+        try:
+            for file in files:
+                file.sync()
+        except OSError:
+            self._dirty_from = min(self._dirty_from, before[0])
+            self._cut |= before[1]
+            raise
 
     def place(self, queue_offset: int) -> tuple[Path, int]:
         """The file that holds a unit and the unit's position in it; the directory where no file does."""

@@ -6,64 +6,163 @@ Source: ConsumeQueueStore, RocketMQ 5.3.3.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
+from raymq.store import format as fmt
 from raymq.store.config import StoreConfig
+from raymq.store.errors import Corrupt
 from raymq.store.files import Files
 
 from .consume_queue import ConsumeQueue, queue_directory
+from .queue_files import OpenFiles
 
 Key = tuple[str, int]
 
+#: the syncs of more queues than that are begun together
+SYNCED_ALONE_MAX = 16
+
 
 class ConsumeQueues:
-    """One thread appends, truncates and syncs; any may look up and read."""
+    """One thread appends and truncates; one syncs; any may look up and read."""
 
     def __init__(self, root: Path, config: StoreConfig, *, files: Files) -> None:
         self._root = root
         self._directory = root / "consumequeue"
         self._file_size = config.consume_queue_file_size_bytes
         self._files = files
+        #: files that have a descriptor
+        self.opened = OpenFiles(files)
         self._queues: dict[Key, ConsumeQueue] = {}
+        #: queues that nobody has asked for yet, and the offsets where they end
+        self._resting: dict[Key, int] = {}
+        #: the physical offset up to which those are dispatched, and the log's start
+        self._dispatched = self._min_physical = 0
+        #: a process before may have left them unsynced
+        self._unsynced = False
         self._lock = threading.Lock()
+        #: called when a queue is not, or will not be, what the log says of it
+        self.on_differing: Callable[[], None] = lambda: None
 
     def load(self, *, after_crash: bool, sound_below: int) -> None:
-        """Open and recover what is there. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
+        """Find and recover what is there. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
+        self._resting = {}
         for topic in self._files.list(self._directory):
             for name in self._files.list(self._directory / topic):
                 if name.isdigit():
                     queue = self.get(topic, int(name))
                     queue.load()
                     queue.recover(after_crash=after_crash, sound_below=sound_below)
+                    if after_crash:
+                        queue.note_unsynced()
+
+    def rest(self, ends: dict[Key, int], dispatched: int, *, unsynced: bool) -> None:
+        """Instead of `load`: where each queue ends is known. It is opened when somebody asks for it.
+
+        Args: dispatched: all messages below this physical offset have units; unsynced: not all of them on disk.
+        """
+        self._resting = {key: end for key, end in ends.items() if end}
+        self._dispatched, self._unsynced = dispatched, unsynced
+
+    def rests(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue of `rest` was not opened yet."""
+        return (topic, queue_id) in self._resting
+
+    def missing(self) -> list[Key]:
+        """The queues of `rest` of which the last file is gone."""
+        return [key for key, end in self._resting.items() if not self._has_file(*key, end)]
+
+    def _has_file(self, topic: str, queue_id: int, end: int) -> bool:
+        # A queue that went on without messages (`begin_at`) may have the file of its next unit only.
+        for unit in (end - 1, end):
+            at = unit * fmt.UNIT_BYTES
+            name = fmt.file_name(at - at % self._file_size)
+            try:
+                length = self._files.length(f"{self._directory}/{topic}/{queue_id}/{name}")
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            return length == self._file_size
+        return False
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if there is none; its files come with its first unit."""
+        """The queue, made if there is none; its files come with its first unit.
+
+        Raises: Corrupt for one that is not on disk as it was dispatched.
+        """
         key = (topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
             with self._lock:
                 queue = self._queues.get(key)
                 if queue is None:
-                    directory = queue_directory(self._root, topic, queue_id)
-                    queue = ConsumeQueue(directory, self._file_size, files=self._files)
-                    self._queues[key] = queue
+                    queue = self._open(key)
         return queue
 
+    def _open(self, key: Key) -> ConsumeQueue:
+        directory = queue_directory(self._root, *key)
+        queue = ConsumeQueue(directory, self._file_size, files=self._files, opened=self.opened)
+        end = self._resting.get(key)
+        if end is not None:
+            try:
+                queue.load()
+                queue.resume(end, self._dispatched)
+            except Corrupt:
+                self.on_differing()
+                raise
+            queue.correct_min_offset(self._min_physical)
+            if self._unsynced:
+                queue.note_unsynced()
+        self._queues[key] = queue
+        self._resting.pop(key, None)
+        return queue
+
+    def begin_at(self, topic: str, queue_id: int, offset: int) -> None:
+        """See `ConsumeQueue.begin_at`: the log has no message that tells of this offset."""
+        if self.get(topic, queue_id).begin_at(offset):
+            self.on_differing()
+
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue, if there is one."""
-        return self._queues.get((topic, queue_id))
+        """The queue, if there is one. Raises: as `get`."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None and (topic, queue_id) in self._resting:
+            return self.get(topic, queue_id)
+        return queue
+
+    def range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The half-open range of readable offsets of a queue; (0, 0) without one. Raises: as `get`."""
+        end = self._resting.get((topic, queue_id))
+        if end is not None and not self._min_physical:
+            # Nothing was ever deleted: there is nothing to look at.
+            return 0, end
+        queue = self.find(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
     def keys(self) -> list[Key]:
         """Every (topic, queue), sorted."""
-        return sorted(self._queues)
+        return sorted({*list(self._queues), *list(self._resting)})
+
+    @property
+    def count(self) -> int:
+        """How many queues there are."""
+        return len(self._queues) + len(self._resting)
 
     def all(self) -> list[ConsumeQueue]:
-        """Every queue there is now."""
+        """Every queue that is open now."""
         return list(self._queues.values())
+
+    def items(self) -> list[tuple[Key, ConsumeQueue]]:
+        """The same with their names."""
+        return list(self._queues.items())
+
+    def _wake(self, ends_above: int = 0) -> None:
+        """Open the queues that rest and end above an offset."""
+        for key, end in list(self._resting.items()):
+            if end > ends_above:
+                self.get(*key)
 
     @property
     def max_physical_offset(self) -> int:
-        """The end of the last record that has a unit in any queue; -1: none."""
+        """The end of the last record that has a unit in any open queue; -1: none."""
         return max((queue.max_physical_offset for queue in self.all()), default=-1)
 
     def truncate(self, physical_offset: int) -> None:
@@ -73,18 +172,32 @@ class ConsumeQueues:
 
     def correct_min_offsets(self, min_physical: int) -> None:
         """Begin each queue at its first message at or above `min_physical`, the log's start."""
-        for queue in self.all():
+        with self._lock:
+            # What is opened from now on hears of it.
+            self._min_physical = min_physical
+            opened = self.all()
+        for queue in opened:
             queue.correct_min_offset(min_physical)
 
     def delete_expired(self) -> None:
         """Delete the files that are only about messages out of range."""
+        # The others have one file, which stays.
+        self._wake(self._file_size // fmt.UNIT_BYTES)
         for queue in self.all():
             queue.delete_expired()
 
     def sync(self) -> None:
-        """fdatasync what was written since the last sync. Raises: OSError."""
-        for queue in self.all():
+        """Durable: what was written since the last sync, with its names. Raises: OSError."""
+        if self._unsynced:
+            self._wake()
+            self._unsynced = False
+        dirty = [queue for queue in self.all() if queue.dirty]
+        if len(dirty) > SYNCED_ALONE_MAX:
+            for queue in dirty:
+                queue.start_writeback()
+        for queue in dirty:
             queue.sync()
+        self.opened.sync_names()
 
     def close(self) -> None:
         """Close every file."""

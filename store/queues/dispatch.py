@@ -6,6 +6,7 @@ Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from raymq.store.records import rows
 from raymq.store.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 
 from .consume_queue import ConsumeQueue
-from .consume_queues import ConsumeQueues
+from .consume_queues import ConsumeQueues, Key
 
 Int64s = npt.NDArray[np.int64]
 
@@ -74,6 +75,8 @@ class Dispatch:
         self.index: IndexBuilder | None = None
         #: grows with what waits for a delay level or a timer
         self.delayed = 0
+        #: queues that got units since `take_touched` was called last
+        self._touched: set[Key] = set()
         #: damage below C that was come to, [start, stop)
         self._holes: list[tuple[int, int]] = []
 
@@ -83,6 +86,24 @@ class Dispatch:
             # Dispatch is far behind (a replica is away): it will read these units back from the log.
             self._pending.clear()
         self._pending.append(unit)
+
+    def take_touched(self) -> set[Key]:
+        """The queues that got units since the last call."""
+        touched, self._touched = self._touched, set()
+        return touched
+
+    def concerns(self, queues: Container[Key], confirmed: int) -> bool:
+        """Whether what is to be dispatched up to `confirmed` has records of one of `queues`, or may have."""
+        with self._put_lock:
+            if not self._pending or self._pending[0].start > self.dispatched:
+                # It stands in the log only.
+                return self.dispatched < confirmed
+            for unit in self._pending:
+                if unit.end > confirmed:
+                    break
+                if unit.start >= self.dispatched and (unit.topic, unit.queue_id) in queues:
+                    return True
+        return False
 
     def run(self, confirmed: int) -> int:
         """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
@@ -123,6 +144,7 @@ class Dispatch:
                 if self._holes:
                     self._point_into_damage(queue, unit.first_offset, int(unit.positions[0]))
                 queue.append(unit.first_offset, unit.positions, unit.sizes, unit.tags_codes)
+                self._touched.add((unit.topic, unit.queue_id))
                 if unit.topic in _DELAY_TOPICS:
                     self.delayed += 1
                 self.dispatched = unit.end
@@ -170,6 +192,7 @@ class Dispatch:
                     run.sizes,
                     rows.tags_codes(run.topic, run.batch, self._log.config.delay_levels_ms),
                 )
+                self._touched.add((run.topic, run.queue_id))
                 if run.topic in _DELAY_TOPICS:
                     self.delayed += 1
         self.dispatched = walk.end

@@ -35,8 +35,7 @@ class Reader:
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The half-open range of readable offsets of a queue."""
-        queue = self._queues.find(topic, queue_id)
-        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        return self._queues.range(topic, queue_id)
 
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int

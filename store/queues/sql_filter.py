@@ -85,8 +85,15 @@ class SqlFilter:
     def _compile(self, node: Any) -> Condition:
         from sqlglot import exp
 
+        self._check_parts(node)
         if isinstance(node, exp.Paren):
             return self._compile(node.this)
+        tested = node.this if isinstance(node, exp.Not) else node
+        if isinstance(tested, (exp.Glob, exp.ILike, exp.RegexpLike)):
+            self._check_parts(tested)
+            # Since sqlglot 30.10 `a NOT ILIKE b` is one node with a mark; before it was a NOT around it.
+            negated = (tested is not node) != bool(tested.args.get("negate"))
+            return self._part(tested, negated)
         if isinstance(node, exp.And):
             return _join(pc.and_kleene, self._compile(node.this), self._compile(node.expression))
         if isinstance(node, exp.Or):
@@ -104,13 +111,6 @@ class SqlFilter:
             return self._in(node)
         if isinstance(node, exp.Between):
             return self._between(node)
-        parts = {
-            exp.Glob: pc.match_substring,
-            exp.ILike: pc.starts_with,
-            exp.RegexpLike: pc.ends_with,
-        }
-        if type(node) in parts:
-            return self._part(parts[type(node)], node)
         signs = {
             exp.EQ: "=",
             exp.NEQ: "<>",
@@ -129,6 +129,18 @@ class SqlFilter:
             name = self._property(node).name
             return lambda columns, count: _where(columns[name], pa.scalar(False))
         raise self._wrong(node, "is no condition")
+
+    def _check_parts(self, node: Any) -> None:
+        """A part of the parser's tree that is not read here would silently change what an expression means."""
+        from sqlglot import exp
+
+        # `_property` looks at what is before a column's name.
+        read = {"this", "expression", "expressions", "low", "high", "table", "is_string"}
+        if isinstance(node, exp.ILike):
+            read |= {"negate"}
+        unread = [name for name, part in node.args.items() if part and name not in read]
+        if unread:
+            raise self._wrong(node, f"has a part that a filter has not: {', '.join(unread)}")
 
     def _wrong(self, node: Any, why: str) -> Rejected:
         return _refused(self.expression, f"{node.sql()} {why}")
@@ -150,6 +162,7 @@ class SqlFilter:
     def _operand(self, node: Any) -> Operand:
         from sqlglot import exp
 
+        self._check_parts(node)
         if isinstance(node, exp.Paren):
             return self._operand(node.this)
         if isinstance(node, exp.Column):
@@ -192,15 +205,34 @@ class SqlFilter:
         known = pa.array(texts, pa.binary())
         return lambda columns, count: _where(columns[name], pc.is_in(columns[name], known))
 
-    def _part(self, matches: Callable[..., Any], node: Any) -> Condition:
-        """CONTAINS, STARTSWITH, ENDSWITH. Source: ComparisonExpression; an empty text is part of none."""
-        name, text = self._property(node.this).name, self._operand(node.expression)
+    def _part(self, node: Any, negated: bool) -> Condition:
+        """CONTAINS, STARTSWITH, ENDSWITH. Source: ComparisonExpression; an empty text is part of none.
+
+        Of two texts the answer is known now. What is no text at all is unknown to both the condition and its NOT.
+        """
+        from sqlglot import exp
+
+        kinds: dict[Any, tuple[Callable[..., Any], Callable[[str, str], bool]]] = {
+            exp.Glob: (pc.match_substring, operator.contains),
+            exp.ILike: (pc.starts_with, str.startswith),
+            exp.RegexpLike: (pc.ends_with, str.endswith),
+        }
+        on_columns, on_texts = kinds[type(node)]
+        left = None if isinstance(node.this, exp.Null) else self._operand(node.this)
+        text = self._operand(node.expression)
         if not isinstance(text, str):
             raise self._wrong(node, "looks for something else than a text")
+        if isinstance(left, str) and text:
+            return _constant(on_texts(left, text) != negated)
+        if not isinstance(left, Property):
+            return _constant(False)
         if not text:
             # Beside NOT, too.
             return _constant(None)
-        return lambda columns, count: matches(columns[name], text)
+        name = left.name
+        if negated:
+            return lambda columns, count: pc.invert(on_columns(columns[name], text))
+        return lambda columns, count: on_columns(columns[name], text)
 
     def _between(self, node: Any) -> Condition:
         value, low, high = (self._operand(node.args[part]) for part in ("this", "low", "high"))

@@ -44,7 +44,7 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
         if plain(batch, max_message_bytes):
             return batch
         batch = batch.to_batch()
-    _check_columns(batch)
+    check_columns(batch)
     if not batch.num_rows:
         return None
     row = only_row(batch)
@@ -92,7 +92,15 @@ def batch_bytes(batch: pa.RecordBatch | Row) -> int:
     if isinstance(batch, Row):
         return len(batch.body) + len(batch.properties or b"") + ROW_BYTES
     held: int = batch.get_total_buffer_size()
-    size: int = held if held <= BATCH_BYTES_MAX else batch.nbytes
+    if held <= BATCH_BYTES_MAX:
+        return held
+    try:
+        # `nbytes` reads the last offset; of a batch from the network that may be anywhere.
+        batch.validate()
+    except pa.ArrowInvalid:
+        # `check_put` refuses it.
+        return held
+    size: int = batch.nbytes
     return size
 
 
@@ -115,7 +123,8 @@ def _waits_not(properties: bytes) -> bool:
     return at == 0 or (at > 0 and b"\x02" + _WAITS_NOT in properties)
 
 
-def _check_columns(batch: pa.RecordBatch) -> None:
+def check_columns(batch: pa.RecordBatch) -> None:
+    """Refuse what is no PUT_SCHEMA batch or no valid Arrow data. Raises: Rejected."""
     if not batch.schema.equals(PUT_SCHEMA):
         _check_schema(batch)
     try:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.store.compaction.units import check_key
 from raymq.store.errors import Corrupt, Rejected, Unavailable
+from raymq.store.producer_table import UNKNOWN_OFFSET
 from raymq.store.put.inner_message import InnerMessage, PreparedInner, Progress
 from raymq.store.requests import Append
-from raymq.store.state import UNKNOWN_OFFSET
 from raymq.store.topics import check_target
 
 from .resolutions import Resolution, Resolutions

@@ -6,6 +6,7 @@ Sizes are taken from the files, nothing is locked or changed: a store of RocketM
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,13 +22,14 @@ from raymq.store.files import Files
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.log_files import read_of
 from raymq.store.log.log_reads import walk_piece
-from raymq.store.log.log_scan import Known, Scan, next_record, scan
+from raymq.store.log.log_scan import Known, Scan, foreign_end, next_record, scan
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 from raymq.store.log.marks import read_marks
 from raymq.store.log.meta import read_meta
 from raymq.store.log.recovery import Decision
 from raymq.store.log.segment_paths import other_directories
 from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records.rows import tag_column
 from raymq.store.state import INTERNAL_TOPIC, PROGRESS
 
@@ -95,11 +97,7 @@ class ReadOnlyStore:
 
     def size(self, path: Path) -> int:
         """A file's length, bytes."""
-        fd = self.files.open_file(path, writable=False)
-        try:
-            return self.files.size(fd)
-        finally:
-            self.files.close(fd)
+        return self.files.length(path)
 
     @property
     def same_boot(self) -> bool:
@@ -185,6 +183,9 @@ class ReadOnlyStore:
             self.records.append(Stretch(log, walk.positions, walk.sizes))
             self.progress("commit log", walk.end - log.min_offset, total)
 
+        appended = marks.appended_end
+        if not self.own:
+            appended = foreign_end(log, self._known_end(), crashed=self.crashed)
         return scan(
             log,
             chain,
@@ -192,13 +193,25 @@ class ReadOnlyStore:
                 self.own,
                 self.same_boot,
                 marks.synced_end if cut is None else min(cut, marks.synced_end),
-                marks.appended_end if cut is None else min(cut, marks.appended_end),
+                appended if cut is None else min(cut, appended),
             ),
             files=self.files,
             scan_from=self.start,
             visit=visit,
             top=cut,
         )
+
+    def _known_end(self) -> int:
+        """End of the last record that any consume queue knows, -1 without one."""
+        end = -1
+        try:
+            for _, _, queue in self.queues():
+                end = max(end, queue.max_physical_offset)
+                queue.close()
+        except Corrupt:
+            # `check_derived` names it. Until it is mended the queues tell nothing.
+            return sys.maxsize
+        return end
 
     def chain(self) -> Chain | None:
         """The chain, not loaded yet; None where the store has none."""
@@ -278,8 +291,9 @@ class ReadOnlyStore:
         """Every consume queue on disk, by topic and queue id. Callers close what they get."""
         found = self.queue_directories()
         size = self.usual_size([directory for _, _, directory in found])
+        opened = OpenFiles(self.files)
         for topic, queue_id, directory in found if size else []:
-            queue = ConsumeQueue(directory, size, files=self.files, writable=False)
+            queue = ConsumeQueue(directory, size, files=self.files, writable=False, opened=opened)
             queue.load()
             queue.recover()
             # Units of deleted log files may stay until their queue's file is only about such.

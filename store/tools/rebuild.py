@@ -21,6 +21,7 @@ from raymq.store.log import checkpoint
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.marks import PAGE_BYTES
 from raymq.store.queues.consume_queue import ConsumeQueue, queue_directory
+from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records import rows
 from raymq.store.state import INTERNAL_TOPIC, ShardState, TopicInfo
 
@@ -64,9 +65,12 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
         topic, _, number = name.removeprefix("consumequeue").lstrip("/").rpartition("/")
         wanted |= {(topic, int(number))} if topic else _queues_of_log(store)
     new: dict[Queue, ConsumeQueue] = {}
+    opened = OpenFiles(files)
     for topic, queue_id in sorted(wanted):
         directory = queue_directory(store.root, topic, queue_id)
-        new[topic, queue_id] = ConsumeQueue(begin(directory, files=files), size, files=files)
+        new[topic, queue_id] = ConsumeQueue(
+            begin(directory, files=files), size, files=files, opened=opened
+        )
     try:
         for part in store.slices():
             kept = part.positions + part.sizes <= upto
@@ -84,6 +88,7 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
             )
         for queue in new.values():
             queue.sync()
+        opened.sync_names()
     finally:
         for queue in new.values():
             queue.close()

@@ -1,4 +1,4 @@
-"""The chain's own files: whole units, one behind the other, up to the log's end.
+"""The chain's own files: whole units, one behind the other, up to the end of what we appended.
 
 That the log's bytes are those of their units is the business of `log_scan`; here it is whether the units can be
 believed. After a crash the chain may be old, torn or gone: the next start mends it, so only an orderly end is judged.
@@ -65,8 +65,10 @@ def check_chain(store: ReadOnlyStore) -> None:
         if not good:
             return
     end = store.start if last is None else last.end
-    if end < store.end:
-        store.faults.add(directory, end, COVERS, f"its units end at {end}, the log at {store.end}")
+    # What RocketMQ appended to our store has no unit before our next start.
+    ours = min(store.end, store.marks.appended_end)
+    if end < ours:
+        store.faults.add(directory, end, COVERS, f"its units end at {end}, our log at {ours}")
 
 
 def _follow(

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from raymq.store import format as fmt
 from raymq.store.errors import Corrupt
+from raymq.store.files import ZERO_CHUNK_BYTES, only_zeros
 from raymq.store.log.meta import read_meta
 from raymq.store.records.record_walk import gather
 
@@ -158,24 +159,35 @@ def keys_of(store: ReadOnlyStore) -> Keys:
 
 
 def slots_of(view: memoryview) -> int | None:
-    """How many slots an index file has: its length says that only for the usual ratio, else its first entry does."""
+    """How many slots an index file has: its length says that only for the usual ratio, else an entry does."""
     room = len(view) - HEADER_STRUCT.size
     usual, odd = divmod(room, PER_SLOT_BYTES)
-    first = int(HEADER_STRUCT.unpack_from(view)[2])
+    _, _, first, last, _, count = HEADER_STRUCT.unpack_from(view)
+    # Entry 0 is not used. The first record of a log may be at 0, as are bytes that were never written.
+    number, position = (1, first) if first else (count - 1, last)
 
-    def leads_to_first(counts: Int64s) -> npt.NDArray[np.bool_]:
-        # Entry 0 is not used; the position is the second field of entry 1.
-        at = HEADER_STRUCT.size + 4 * counts + ENTRY_DTYPE.itemsize + 4
-        return np.asarray(gather(view, at, np.dtype(">i8")) == first)
+    def leads_to_it(counts: Int64s) -> npt.NDArray[np.bool_]:
+        # The position is the second field of an entry.
+        at = HEADER_STRUCT.size + 4 * counts + number * ENTRY_DTYPE.itemsize + 4
+        inside = at + 8 <= len(view)
+        inside[inside] = gather(view, at[inside], np.dtype(">i8")) == position
+        return np.asarray(inside)
 
-    if not odd and (first == 0 or bool(leads_to_first(np.array([usual]))[0])):
+    if not odd and (first == 0 or bool(leads_to_it(np.array([usual]))[0])):
         return usual
     # 4 bytes a slot and 20 an entry, two entries at least.
     counts = np.arange(room // 4 % 5 or 5, (room - 2 * ENTRY_DTYPE.itemsize) // 4 + 1, 5)
-    found = counts[leads_to_first(counts)] if first and room % 4 == 0 else counts[:0]
+    found = counts[leads_to_it(counts)] if position and number > 0 and room % 4 == 0 else counts[:0]
     if len(found):
         return int(found[0])
     return None if odd else usual
+
+
+def _only_zeros(view: memoryview) -> bool:
+    return all(
+        only_zeros(bytes(view[at : at + ZERO_CHUNK_BYTES]))
+        for at in range(0, len(view), ZERO_CHUNK_BYTES)
+    )
 
 
 class IndexCheck:
@@ -212,7 +224,9 @@ class IndexCheck:
                     keys = keys_of(store)
                 found.append((file, self._check_entries(file, keys)))
             if keys is not None:
-                self._check_complete(found, keys)
+                # The keys of one record may begin in one file and end in the next.
+                goes_on = bool(found) and found[-1][0].path.name != names[-1]
+                self._check_complete(found, keys, goes_on=goes_on)
         finally:
             for fd, view in held:
                 store.files.unmap(view)
@@ -267,6 +281,9 @@ class IndexCheck:
         held.append((fd, view))
         begin_ms, end_ms, begin, end, used, entry_count = HEADER_STRUCT.unpack_from(view)
         count = slots_of(view)
+        if count is None and entry_count <= 1 and _only_zeros(view[HEADER_STRUCT.size :]):
+            # A new file: without an entry nothing tells how many slots it has, nor needs to.
+            return None
         if count is None:
             self._add(path, size, LENGTH, f"{size} bytes")
             return None
@@ -360,8 +377,13 @@ class IndexCheck:
             self._add(file.path, self._entry_at(file, row), TIME, detail)
         return codes
 
-    def _check_complete(self, found: list[tuple[_File, Int64s]], keys: Keys) -> None:
-        """In the range of a file each key has an entry: in it, or at its ends in a neighbour."""
+    def _check_complete(
+        self, found: list[tuple[_File, Int64s]], keys: Keys, *, goes_on: bool
+    ) -> None:
+        """In the range of a file each key has an entry: in it, or at its ends in a neighbour.
+
+        `goes_on`: there is a later file that was not looked at, which may have the rest of the last record's.
+        """
         if not found:
             return
         have = np.concatenate([codes for _, codes in found])
@@ -371,6 +393,8 @@ class IndexCheck:
             if not len(file.entries):
                 continue
             last = int(file.entries["position"][-1]) if file.cut else file.end_offset
+            if goes_on and file is found[-1][0]:
+                last -= 1
             within = (positions >= file.begin_offset) & (positions <= last)
             for position in positions[within].tolist():
                 self._add(

@@ -15,6 +15,7 @@ from raymq.store import format as fmt
 from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
 from raymq.store.errors import Corrupt
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
+from raymq.store.queues.queue_files import OpenFiles
 
 from .faults import NAMED_MAX
 from .read_only import ReadOnlyStore
@@ -64,6 +65,7 @@ class QueueCheck:
     def __init__(self, store: ReadOnlyStore) -> None:
         self._store = store
         self._faults = store.faults
+        self._opened = OpenFiles(store.files)
         self._queues: dict[tuple[str, int], _Queue] = {}
         #: end of the last record that any of them knows
         self.known = -1
@@ -96,7 +98,9 @@ class QueueCheck:
 
     def _open(self, topic: str, queue_id: int, directory: Path, size: int) -> None:
         size = size or fmt.UNIT_BYTES
-        queue = ConsumeQueue(directory, size, files=self._store.files, writable=False)
+        queue = ConsumeQueue(
+            directory, size, files=self._store.files, writable=False, opened=self._opened
+        )
         try:
             queue.load()
             queue.recover()

@@ -194,7 +194,7 @@ class ScriptedLoop(FlushService):
     [
         # Rung for, and all of it found at once: it asks although nothing is left behind that.
         ([-1, 100, -1], ["wait 10", "poll 100", "wait 10"]),
-        # A request that comes behind the sync of its own append is no second sync.
+        # A bell that comes after the sync of its own append begins no second one.
         ([100, 100, -1], ["poll 100", "wait 10"]),
         ([100, 200], ["poll 100", "poll 200"]),
         ([-1, -1, -1], ["wait 10", "wait 10"]),

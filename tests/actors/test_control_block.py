@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from raymq.actors.control_block import (
 )
 from raymq.actors.processes import ProcessIdentity
 from raymq.actors.ring import map_shared
-from raymq.store.errors import Bug
+from raymq.store.errors import Bug, Rejected
 from raymq.store.files import Files
 from tests.support.waiting import until
 
@@ -42,6 +43,15 @@ def control(path: str) -> Iterator[ControlBlock]:
     block.format(BOOT)
     yield block
     block.close()
+
+
+def test_no_process_of_a_replica_runs_where_stores_are_seen_out_of_order(
+    path: str, monkeypatch: pytest.MonkeyPatch
+):
+    other = os.uname_result((*os.uname()[:4], "aarch64"))
+    monkeypatch.setattr(os, "uname", lambda: other)
+    with pytest.raises(Rejected, match="aarch64"):
+        ControlBlock.open(path, files=Files())
 
 
 @pytest.mark.parametrize("generation", [1, 2, 0x7FFF])

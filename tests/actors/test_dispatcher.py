@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raymq.actors import dispatcher as dispatcher_module
 from raymq.actors.dispatcher import Dispatcher
+from raymq.actors.troubles import Troubles
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
+from raymq.store.errors import Unavailable
+from raymq.store.files import Files, PathLike
 from raymq.store.message_store import MessageStore
 from raymq.store.queues.consume_queue import BLANK_SIZE
-from raymq.store.requests import FetchRequest, PutRequest
+from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
-from tests.support.confirming import confirm, dispatch_all
+from tests.support.confirming import confirm, confirm_only, dispatch_all
 from tests.support.waiting import until
+
+CONFIG = StoreConfig(segment_size_bytes=256 * 1024, consume_queue_file_size_bytes=20_000)
 
 
 def test_a_read_goes_on_behind_the_units_of_a_foreign_store_that_point_at_nothing(
@@ -40,10 +52,7 @@ def test_a_read_goes_on_behind_the_units_of_a_foreign_store_that_point_at_nothin
         assert (part.first_offset, part.next_offset, len(part.records)) == (2, 8, 1)
 
 
-def test_a_read_waits_for_the_dispatch_only_where_its_queue_has_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatcher_module, "DISPATCH_WAIT_MS", 0)
+def test_a_read_waits_for_the_dispatch_only_where_its_queue_has_more(tmp_path: Path) -> None:
     with closing(MessageStore.open(tmp_path)) as store:
         store.create_topic("t", 2, [0])
         store.put(PutRequest("t", 1, batch([b"first"]), None, 0, 0, "quorum"))
@@ -62,8 +71,221 @@ def test_a_read_waits_for_the_dispatch_only_where_its_queue_has_more(
 
         reader = threading.Thread(target=read)
         reader.start()
-        until(lambda: dispatcher._readers == 1, lambda: reader.join(0.001))
+        until(lambda: ("t", 0) in dispatcher._waiting, lambda: reader.join(0.001))
         dispatch_all(store)
         dispatcher.tell_readers()
         reader.join()
         assert found == [1]
+
+
+class Shard:
+    """A store whose records are confirmed at once, and its dispatcher with its thread."""
+
+    def __init__(self, root: Path, files: Files | None = None) -> None:
+        self.store = MessageStore.open(root, config=CONFIG, files=files)
+        self.troubles = Troubles()
+        self.dispatcher = Dispatcher(
+            self.store, clock=Clock(), on_dispatched=lambda: None, troubles=self.troubles
+        )
+        self.ended: list[BaseException | None] = []
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.dispatcher.run()
+        except Exception as error:
+            self.ended.append(error)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def put(self, topic: str, count: int = 1, queue: int = 0) -> None:
+        self.store.put(PutRequest(topic, queue, batch([b"x"] * count), None, 0, 0, "quorum"))
+        confirm_only(self.store)
+        self.dispatcher.wake()
+
+    def fetch(self, topic: str, offset: int, wait_ms: int, queue: int = 0) -> list[FetchSlice]:
+        return self.dispatcher.fetch(FetchRequest(topic, {queue: offset}, 1 << 20, 10, wait_ms))
+
+    def begin_fetch(self, topic: str, offset: int, wait_ms: int) -> Future[list[FetchSlice]]:
+        done: Future[list[FetchSlice]] = Future()
+
+        def read() -> None:
+            try:
+                done.set_result(self.fetch(topic, offset, wait_ms))
+            except Exception as error:
+                done.set_exception(error)
+
+        threading.Thread(target=read).start()
+        return done
+
+    def close(self) -> None:
+        self.dispatcher.stop()
+        if self.thread.ident is not None:
+            self.thread.join()
+        self.store.close()
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    with closing(Shard(tmp_path / "store")) as made:
+        for topic in ("slow", "quick", "t"):
+            made.store.create_topic(topic, 1, [0])
+        confirm_only(made.store)
+        yield made
+
+
+def test_a_slow_read_of_one_topic_holds_up_no_reader_of_another(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.start()
+    shard.put("slow")
+    reading, go_on = threading.Event(), threading.Event()
+    fetch = shard.store.fetch
+
+    def slowly(topic: str, *args: Any, **options: Any) -> FetchSlice:
+        if topic == "slow":
+            reading.set()
+            assert go_on.wait(30)
+        return fetch(topic, *args, **options)
+
+    monkeypatch.setattr(shard.store, "fetch", slowly)
+    slow = shard.begin_fetch("slow", 0, 10_000)
+    assert reading.wait(30)
+    quick = shard.begin_fetch("quick", 0, 10_000)
+    until(lambda: ("quick", 0) in shard.dispatcher._waiting, lambda: reading.wait(0.001))
+    shard.put("quick")
+    assert quick.result(10)[0].next_offset == 1
+    assert not slow.done()
+    go_on.set()
+    assert slow.result(10)[0].next_offset == 1
+
+
+def test_a_put_wakes_only_the_readers_of_its_queue(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.start()
+    looks: Counter[str] = Counter()
+    fetch = shard.store.fetch
+
+    def counted(topic: str, *args: Any, **options: Any) -> FetchSlice:
+        looks[topic] += 1
+        return fetch(topic, *args, **options)
+
+    monkeypatch.setattr(shard.store, "fetch", counted)
+    idle = shard.begin_fetch("quick", 0, 60_000)
+    # One look, and another one in the list.
+    until(lambda: looks["quick"] == 2, lambda: threading.Event().wait(0.001))
+    for offset in range(20):
+        waiting = shard.begin_fetch("t", offset, 10_000)
+        until(lambda: ("t", 0) in shard.dispatcher._waiting, lambda: idle.done())
+        shard.put("t")
+        assert waiting.result(10)[0].next_offset == offset + 1
+    assert looks["quick"] == 2
+    shard.put("quick")
+    assert idle.result(10)[0].next_offset == 1
+    assert not shard.dispatcher._waiting
+
+
+def test_readers_of_other_queues_let_units_gather(shard: Shard) -> None:
+    idle = shard.begin_fetch("quick", 0, 60_000)
+    until(lambda: ("quick", 0) in shard.dispatcher._waiting, lambda: threading.Event().wait(0.001))
+    dispatch_all(shard.store)
+    shard.put("t")
+    assert not shard.dispatcher._wanted()
+    shard.put("quick")
+    assert shard.dispatcher._wanted()
+    shard.start()
+    assert idle.result(10)[0].next_offset == 1
+
+
+def test_the_confirmed_end_is_awaited_however_long_the_dispatch_takes(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.put("t", 3)
+    asked = threading.Thread(target=shard.dispatcher.await_confirmed)
+    asked.start()
+    until(lambda: shard.dispatcher._awaiting == 1, lambda: asked.join(0.001))
+    assert shard.store.queue_range("t", 0) == (0, 0)
+    shard.start()
+    asked.join(10)
+    assert shard.store.queue_range("t", 0) == (0, 3)
+
+
+def test_the_confirmed_end_that_a_power_loss_took_is_waited_for_once(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.start()
+    # A mirror's leader after a power loss: the follower has not said yet that it has these.
+    shard.store.put(PutRequest("t", 0, batch([b"x"] * 3), None, 0, 0, "quorum"))
+    shard.dispatcher.hoped_end = shard.store.log.end
+    asked = threading.Thread(target=shard.dispatcher.await_confirmed)
+    asked.start()
+    until(lambda: shard.dispatcher._awaiting == 1, lambda: asked.join(0.001))
+    confirm_only(shard.store)
+    shard.dispatcher.wake()
+    asked.join(10)
+    assert shard.store.queue_range("t", 0) == (0, 3)
+    # A follower that stays away holds nobody up again and again.
+    shard.store.put(PutRequest("t", 0, batch([b"x"]), None, 0, 0, "quorum"))
+    shard.dispatcher.hoped_end = shard.store.log.end
+    monkeypatch.setattr(dispatcher_module, "CONFIRMED_WAIT_MS", 1)
+    shard.dispatcher.await_confirmed()
+    assert shard.dispatcher.hoped_end == 0
+
+
+def test_a_backlog_that_takes_too_long_is_an_error_and_no_lower_end(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "CONFIRMED_WAIT_MS", 1)
+    shard.put("t", 3)
+    with pytest.raises(Unavailable, match="behind what was acknowledged"):
+        shard.dispatcher.await_confirmed()
+
+
+class Disk(Files):
+    """A disk that refuses writes of consume queues while a test says so."""
+
+    refusing: OSError | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queues: set[int] = set()
+
+    def open_file(self, path: PathLike, *, create: bool = False, writable: bool = True) -> int:
+        if self.refusing is not None and "consumequeue" in str(path):
+            raise self.refusing
+        fd = super().open_file(path, create=create, writable=writable)
+        self._queues.discard(fd)
+        if "consumequeue" in str(path):
+            self._queues.add(fd)
+        return fd
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        if self.refusing is not None and fd in self._queues:
+            raise self.refusing
+        super().pwrite(fd, data, offset)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.ENOMEM])
+@pytest.mark.parametrize("first", [True, False], ids=["new queue", "old queue"])
+def test_a_dispatch_that_is_refused_goes_on_when_the_disk_takes_it(
+    tmp_path: Path, code: int, first: bool
+) -> None:
+    disk = Disk()
+    with closing(Shard(tmp_path / "store", disk)) as shard:
+        shard.store.create_topic("t", 1, [0])
+        if not first:
+            shard.put("t")
+            dispatch_all(shard.store)
+        disk.refusing = OSError(code, "refused")
+        shard.start()
+        shard.put("t", 2)
+        until(lambda: bool(shard.troubles), lambda: shard.thread.join(0.001))
+        assert "refused" in shard.troubles.as_status()["dispatch"]
+        disk.refusing = None
+        shard.dispatcher.await_confirmed()
+        assert shard.store.queue_range("t", 0)[1] == (2 if first else 3)
+        until(lambda: not shard.troubles, lambda: shard.thread.join(0.001))
+        assert shard.store.flags.writable
+        assert not shard.ended

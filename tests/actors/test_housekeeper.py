@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from raymq.store.errors import OffsetOutOfRange, Unavailable
 from raymq.store.message_store import MessageStore
 from raymq.store.put.put_errors import status_of
 from raymq.store.requests import FetchRequest
+from raymq.store.services import upkeep
 from raymq.store.status import PutStatus
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -151,6 +153,41 @@ def test_a_leader_deletes_on_demand_and_its_status_says_so(leader: LeaderHost) -
     (part,) = leader.fetch(FetchRequest("t", {0: 0}, 1000, 1, 0))
     assert isinstance(part.error, OffsetOutOfRange)
     assert part.min_offset > 0
+
+
+def test_a_leader_writes_the_checkpoint_and_the_configuration_while_it_runs(
+    leader: LeaderHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = leader.store
+    monkeypatch.setattr(upkeep, "PAUSE_MIN_MS", 0)
+    store.upkeep._next_sync_ms = store.upkeep._next_config_ms = 0
+    store.create_topic("t", 1, [0])
+    store.commit_offsets("g", "t", {0: 0})
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    leader._dispatcher.wake()
+
+    def look() -> None:
+        leader.housekeeper.wake()
+        pause()
+
+    until(lambda: (store.log.root / "config" / "consumerOffset.json").exists(), look)
+    until(lambda: store.log.checkpoint.logics_ms == store.state.store_time_ms, look)
+    assert store.log.checkpoint.physic_ms == store.state.store_time_ms
+    times = (store.log.root / "checkpoint").read_bytes()[:16]
+    assert times == 2 * store.state.store_time_ms.to_bytes(8, "big")
+    assert leader.call("status", {})["upkeep"] == {"error": None}
+
+
+def test_what_ends_the_upkeep_ends_the_loop(leader: LeaderHost) -> None:
+    def broken() -> None:
+        raise OSError(errno.EIO, "the disk does not answer")
+
+    house = Housekeeper(
+        leader.store.cleaner, clock=ManualClock(), interval_ms=10_000, upkeep=broken
+    )
+    with pytest.raises(OSError, match="does not answer"):
+        house.run(lambda: False)
 
 
 def test_a_columnar_put_that_says_wait_false_is_answered_before_any_sync(

@@ -17,9 +17,12 @@ import pytest
 from raymq.actors import seat, supervisor
 from raymq.actors.doorbell import doorbell_directory
 from raymq.actors.processes import ProcessIdentity
+from raymq.actors.ring import LatePuts, Request
 from raymq.actors.satellite import Satellite, Standing
 from raymq.actors.supervisor import FenceReport, Supervisor
+from raymq.replication.combiner import Late
 from raymq.store.files import Files
+from raymq.store.status import PutStatus
 from tests.support.clock import ManualClock
 
 ROLE = "group_commit"
@@ -129,7 +132,7 @@ class World:
             self.supervisor.ring()
 
     def check(self) -> int:
-        flushed = self.supervisor.progress().flushed
+        flushed = self.supervisor.progress().ends.synced
         assert flushed <= self.disk.synced
         return flushed
 
@@ -167,7 +170,7 @@ class World:
 
 
 @pytest.fixture
-def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], World]]:
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     table = Table()
 
     class Handles:
@@ -177,8 +180,13 @@ def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 
     monkeypatch.setattr(seat, "ProcessHandle", Handles)
     monkeypatch.setattr(supervisor, "ProcessHandle", Handles)
-    yield lambda: World(tmp_path, table)
+    yield table
     shutil.rmtree(doorbell_directory(str(tmp_path)))
+
+
+@pytest.fixture
+def make_world(tmp_path: Path, table: Table) -> Callable[[], World]:
+    return lambda: World(tmp_path, table)
 
 
 def orders() -> Iterator[list[tuple[str, str]]]:
@@ -364,12 +372,53 @@ def test_one_that_beats_stays(make_world: Callable[[], World]):
     world.close()
 
 
-def test_a_full_ring_holds_puts_back(make_world: Callable[[], World]):
-    world = make_world()
-    sequence = 0
-    while world.supervisor.submit(sequence, START, "quorum", 1):
-        sequence += 1
-    assert not world.supervisor.submit(sequence, START, "quorum", 1)
-    assert [request.sequence for request in world.flusher.take_requests()] == list(range(sequence))
-    assert world.supervisor.submit(sequence, START, "quorum", 1)
-    world.close()
+@pytest.mark.parametrize(
+    ("publish", "report"),
+    [(publish, report) for report in range(3) for publish in range(report + 1)],
+)
+@pytest.mark.usefixtures("table")
+def test_no_put_is_taken_for_late_that_was_acknowledged_before_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, publish: int, report: int
+):
+    """Replication publishes what is kept, then reports what is late: before, amid or after CommitLog's look."""
+    leader = Supervisor(
+        tmp_path, ["replication"], clock=ManualClock(), files=Files(), witness_sync=lambda: 0
+    )
+    leader.fence_old()
+    leader.begin(0, 0, 0)
+    replication = Satellite(tmp_path, "replication", clock=ManualClock(), files=Files())
+    replication.attach()
+    leader.tick()
+    assert replication.standing() is Standing.GRANTED
+    leader.publish_appended(END)
+    assert leader.submit(2, END, 0)
+    assert replication.take_requests() == [Request(2, END, 0)]
+    late = LatePuts(2, END, PutStatus.FLUSH_SLAVE_TIMEOUT.code)
+
+    def act(now: int) -> None:
+        if publish == now:
+            replication.publish_position(START)
+        if report == now:
+            assert replication.report_late(late)
+
+    rings = leader._rings
+    assert rings is not None
+    take_late = rings.take_late
+
+    def look() -> list[LatePuts]:
+        act(0)
+        taken = take_late()
+        act(1)
+        return taken
+
+    monkeypatch.setattr(rings, "take_late", look)
+    first = leader.progress()
+    assert bool(first.late) == (report == 0)
+    assert first.ends.replicated == (START if publish < 2 else 0)
+    act(2)
+    monkeypatch.undo()
+    second = leader.progress()
+    assert second.ends.replicated == START
+    assert first.late + second.late == [Late(2, END, PutStatus.FLUSH_SLAVE_TIMEOUT)]
+    replication.close()
+    leader.close()

@@ -124,14 +124,14 @@ def test_each_role_counts_in_words_of_its_own_and_a_new_life_goes_on_with_them(
     for number, role in enumerate(ROLES, start=1):
         assert reader.roles[role].sync_latencies.counts[WORDS - 2] == number
         assert reader.roles[role].registration() is None
-        assert reader.roles[role].counts == (0, 0)
+        assert reader.roles[role].count == 0
     replication = satellite.roles["replication"]
-    replication.publish_counts(5, 6)
+    replication.publish_count(5)
     replication.register(Registration(7, ProcessIdentity(1, 2)), 5)
-    assert reader.roles["replication"].counts == (5, 6)
+    assert reader.roles["replication"].count == 5
     assert reader.roles["replication"].sync_latencies.total == 3
     reader.roles["replication"].clear_counts()
-    assert reader.roles["replication"].counts == (0, 0)
+    assert reader.roles["replication"].count == 0
     assert reader.roles["replication"].sync_latencies == NO_LATENCIES
     assert reader.roles["commit_real_time"].sync_latencies.total == len(ROLES)
     satellite.close()
@@ -403,8 +403,10 @@ def test_consumer_lag_is_counted_per_group_and_topic_over_queues_with_an_offset(
     host = leader.open(CONFIG)
     host.put(request([b"x"] * 5, queue=0)).wait(30)
     host.put(request([b"x"] * 7, queue=1)).wait(30)
-    for group, offsets in (("slow", {"0": 1, "1": 2}), ("half", {"1": 7}), ("ahead", {"0": 9})):
+    for group, offsets in (("slow", {"0": 1, "1": 2}), ("half", {"1": 7})):
         host.call("commit_offsets", {"group": group, "topic": "t", "offsets": offsets})
+    # No client can commit it; a RocketMQ that lost messages may have left it.
+    host.store.commit_offsets("ahead", "t", {0: 9})
     until(lambda: host.store.dispatched == host.store.log.end, wait_a_little)
     assert topic_messages(host) == {("t",): 12}
     assert consumer_lags(host) == {("t", "slow"): 9, ("t", "half"): 0, ("t", "ahead"): 0}

@@ -8,9 +8,12 @@ import os
 import pytest
 
 from raymq.actors.flush_service import EXIT_FENCED, EXIT_STOPPED
+from raymq.actors.troubles import TroubleNote
 from raymq.replication.mirror import MirrorLimits
 from raymq.store.checksum import crc32c
+from raymq.store.clock import Clock
 from raymq.store.errors import StorageFull
+from raymq.store.files import Files
 from raymq.store.log.chain import ChainUnit
 from raymq.store.status import PutStatus
 from tests.support.replica_pair import Pair, wait_until
@@ -58,16 +61,16 @@ def test_a_put_without_a_follower_times_out_stored_and_not_visible(pair):
     pair.wait_confirmed(end)
     pair.stop_follower()
     later = pair.leader.write(100)
-    sequence = pair.leader.submit()
+    number = pair.leader.submit()
     pair.leader.sync()
-    statuses = []
+    late = []
 
     def answered():
-        statuses.extend(pair.leader.rings.take_statuses())
-        return statuses
+        late.extend(pair.leader.rings.take_late())
+        return late
 
     wait_until(answered, "the replica's timeout")
-    assert statuses == [(sequence, PutStatus.FLUSH_SLAVE_TIMEOUT.code)]
+    assert late == [(number, later, PutStatus.FLUSH_SLAVE_TIMEOUT.code)]
     assert pair.leader.confirmed == end
     pair.start_follower()
     pair.wait_matched(later)
@@ -75,14 +78,14 @@ def test_a_put_without_a_follower_times_out_stored_and_not_visible(pair):
     pair.wait_confirmed(later)
 
 
-def test_a_put_that_is_kept_gets_no_status(pair):
+def test_a_put_that_is_kept_is_not_late(pair):
     end = pair.leader.write(100)
     pair.leader.submit()
     pair.leader.sync()
     pair.wait_matched(end)
     pair.follower.sync()
     pair.wait_confirmed(end)
-    assert pair.leader.rings.take_statuses() == []
+    assert pair.leader.rings.take_late() == []
 
 
 def test_a_new_replication_relearns_the_match_and_keeps_c(pair):
@@ -117,6 +120,9 @@ def test_a_full_follower_refuses_and_is_tried_again(pair):
     end = pair.leader.write(100)
     wait_until(lambda: "disk is full" in (pair.replicator.status()["trouble"] or ""), "a refusal")
     assert pair.replicator.status()["matched_end"] == 0
+    # CommitLog, whose status is asked, hears of it too.
+    note = TroubleNote(pair.leader.root, files=Files(), clock=Clock())
+    wait_until(lambda: "disk is full" in (note.read() or ""), "a note")
     pair.follower.full = None
     pair.wait_matched(end)
     assert pair.replicator.status()["trouble"] is None
@@ -148,7 +154,7 @@ def test_a_bad_sector_of_the_leader_ends_no_life_of_replication(pair):
     pair.stop_follower()
     end = pair.leader.write(5000)
     file, files = pair.leader.queue.files[-1], pair.replicator._files
-    pread = files.pread
+    pread, pread_into = files.pread, files.pread_into
 
     def lost(fd, nbytes, offset):
         if offset < 2 * 4096 < offset + nbytes:
@@ -157,12 +163,17 @@ def test_a_bad_sector_of_the_leader_ends_no_life_of_replication(pair):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return pread(fd, nbytes, offset)
 
-    files.pread = lost
+    def lost_into(fd, target, offset):
+        found = lost(fd, len(target), offset)
+        target[: len(found)] = found
+        return len(found)
+
+    files.pread, files.pread_into = lost, lost_into
     pair.start_follower()
     wait_until(lambda: f"{file.path} cannot be read at 8192" in trouble(pair), "it is told")
     assert pair.follower.log.end == first
     assert not pair.exit_codes
-    files.pread = pread
+    files.pread, files.pread_into = pread, pread_into
     pair.wait_matched(end)
 
 

@@ -1,4 +1,4 @@
-"""The request and status rings between CommitLog and a satellite."""
+"""The rings between CommitLog and Replication."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.ring import CAPACITY, FLAG_ANSWER, Request, RoleRings, Status
+from raymq.actors.ring import CAPACITY, LatePuts, ReplicationRings, Request
 from raymq.store.errors import Bug
 from raymq.store.files import Files
 from tests.support.waiting import until
@@ -17,24 +17,24 @@ from tests.support.waiting import until
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def request(sequence: int) -> Request:
-    return Request(sequence, 1000 + sequence, 5_000 + sequence, FLAG_ANSWER)
+def request(number: int) -> Request:
+    return Request(number, 1000 + number, 5_000 + number)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    return str(tmp_path / "ring-group_commit")
+    return str(tmp_path / "ring-replication")
 
 
 @pytest.fixture
-def rings(path: str) -> Iterator[RoleRings]:
-    opened = RoleRings.open(path, files=Files())
+def rings(path: str) -> Iterator[ReplicationRings]:
+    opened = ReplicationRings.open(path, files=Files())
     yield opened
     opened.close()
 
 
-def test_requests_come_out_whole_and_in_order(rings: RoleRings, path: str):
-    other = RoleRings.open(path, files=Files())
+def test_requests_come_out_whole_and_in_order(rings: ReplicationRings, path: str):
+    other = ReplicationRings.open(path, files=Files())
     sent = [request(number) for number in range(10)]
     assert all(rings.request(entry) for entry in sent)
     assert other.take_requests() == sent
@@ -42,25 +42,23 @@ def test_requests_come_out_whole_and_in_order(rings: RoleRings, path: str):
     other.close()
 
 
-def test_requests_and_statuses_do_not_mix(rings: RoleRings):
+def test_requests_and_late_puts_do_not_mix(rings: ReplicationRings):
     rings.request(request(1))
-    rings.answer(Status(7, 1))
-    assert rings.take_statuses() == [Status(7, 1)]
+    rings.report(LatePuts(7, 100, 1))
+    assert rings.take_late() == [LatePuts(7, 100, 1)]
     assert rings.take_requests() == [request(1)]
 
 
-def test_a_full_ring_refuses_and_keeps_what_it_has(rings: RoleRings):
+def test_a_full_ring_refuses_and_keeps_what_it_has(rings: ReplicationRings):
     for number in range(CAPACITY):
-        assert not rings.full
         assert rings.request(request(number))
-    assert rings.full
     assert not rings.request(request(CAPACITY))
     assert rings.take_requests() == [request(number) for number in range(CAPACITY)]
     assert rings.request(request(CAPACITY))
     assert rings.take_requests() == [request(CAPACITY)]
 
 
-def test_the_ring_goes_around_many_times(rings: RoleRings):
+def test_the_ring_goes_around_many_times(rings: ReplicationRings):
     sent = 0
     while sent < 3 * CAPACITY:
         batch = [request(number) for number in range(sent, sent + 1000)]
@@ -70,29 +68,29 @@ def test_the_ring_goes_around_many_times(rings: RoleRings):
         sent += 1000
 
 
-def test_a_new_satellite_goes_on_where_the_dead_one_stopped(rings: RoleRings, path: str):
-    dead = RoleRings.open(path, files=Files())
+def test_a_new_satellite_goes_on_where_the_dead_one_stopped(rings: ReplicationRings, path: str):
+    dead = ReplicationRings.open(path, files=Files())
     rings.request(request(1))
     assert dead.take_requests() == [request(1)]
     rings.request(request(2))
     dead.close()
-    successor = RoleRings.open(path, files=Files())
+    successor = ReplicationRings.open(path, files=Files())
     assert successor.take_requests() == [request(2)]
     successor.close()
 
 
-def test_reset_empties_both(rings: RoleRings):
+def test_reset_empties_both(rings: ReplicationRings):
     rings.request(request(1))
-    rings.answer(Status(1, 1))
+    rings.report(LatePuts(1, 1, 1))
     rings.reset()
     assert rings.take_requests() == []
-    assert rings.take_statuses() == []
+    assert rings.take_late() == []
 
 
 def test_impossible_counts_are_a_bug(path: str):
     with RoleFile(path) as words:
         words[8] = 5
-        rings = RoleRings.open(path, files=Files())
+        rings = ReplicationRings.open(path, files=Files())
         with pytest.raises(Bug):
             rings.take_requests()
         rings.close()
@@ -102,7 +100,7 @@ class RoleFile:
     """The words of a ring file, as another process would scribble on them."""
 
     def __init__(self, path: str) -> None:
-        self._rings = RoleRings.open(path, files=Files())
+        self._rings = ReplicationRings.open(path, files=Files())
 
     def __enter__(self) -> memoryview:
         return self._rings._words
@@ -113,19 +111,19 @@ class RoleFile:
 
 PRODUCER = """
 import sys
-from raymq.actors.ring import Request, RoleRings
+from raymq.actors.ring import Request, ReplicationRings
 from raymq.store.files import Files
-rings = RoleRings.open(sys.argv[1], files=Files())
+rings = ReplicationRings.open(sys.argv[1], files=Files())
 number = 0
 while number < 50_000:
-    if rings.request(Request(number, 3 * number, 5 * number, 7 * number)):
+    if rings.request(Request(number, 3 * number, 5 * number)):
         number += 1
 """
 
 
-def test_another_process_fills_it_while_we_take(rings: RoleRings, path: str):
+def test_another_process_fills_it_while_we_take(rings: ReplicationRings, path: str):
     producer = subprocess.Popen([sys.executable, "-c", PRODUCER, path], cwd=ROOT)
     taken: list[Request] = []
     until(lambda: len(taken) >= 50_000, lambda: taken.extend(rings.take_requests()))
     assert producer.wait(30) == 0
-    assert taken == [Request(n, 3 * n, 5 * n, 7 * n) for n in range(50_000)]
+    assert taken == [Request(n, 3 * n, 5 * n) for n in range(50_000)]

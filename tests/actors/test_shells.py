@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from raymq.actors import shells
+
 PROGRAM = """
 import sys
 from raymq.actors.shells import _keep_pandas_out
@@ -26,3 +28,49 @@ def test_arrow_does_not_bring_pandas_in_and_others_still_can(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+SATELLITE = """
+import errno, sys, threading
+from raymq.actors import satellite, shells
+
+def refuse(**_):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+satellite.boot_id_hash = refuse
+actor = shells.FlushActor({"data_dir": sys.argv[1], "role": "group_commit", "flush": "sync"})
+print("constructed", actor.status()["role"], flush=True)
+threading.Event().wait(60)
+"""
+
+GIVE_UP = """
+import sys, threading
+from pathlib import Path
+from raymq.actors import shells
+shells.END_PAUSE_S = 0.0
+shells._end_process_soon(Path(sys.argv[1]), "the disk said no")
+threading.Event().wait(60)
+"""
+
+
+def run(program: str, directory: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, directory], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_satellite_without_descriptors_ends_its_process_and_not_its_actor(tmp_path):
+    # An exception in the constructor of an actor that is restarted would end it for good.
+    done = run(SATELLITE, str(tmp_path))
+    assert done.stdout == "constructed group_commit\n"
+    assert done.returncode == 70
+    assert "Too many open files" in done.stderr
+
+
+def test_a_process_that_gives_up_leaves_the_reason_to_the_next_one(tmp_path):
+    (tmp_path / "raymq").mkdir()
+    assert shells._last_end(tmp_path) is None
+    assert run(GIVE_UP, str(tmp_path)).returncode == shells.EXIT_GAVE_UP
+    found = shells._last_end(tmp_path)
+    assert found is not None
+    assert found["reason"] == "the disk said no"

@@ -23,7 +23,7 @@ from raymq.actors.supervisor import STALE_MS, Supervisor
 from raymq.store.clock import Clock
 from raymq.store.errors import Bug, Rejected
 from raymq.store.files import Files
-from raymq.store.status import PutStatus
+from raymq.store.promise import Ends
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,14 +108,13 @@ class Replica:
 
     def put(self, nbytes: int) -> None:
         self.append(nbytes)
-        deadline = self.clock.monotonic_ms() + 60_000
-        assert self.supervisor.submit(self.appended, self.appended, "quorum", deadline)
+        self.supervisor.ring()
 
     def await_flushed(self) -> None:
-        until(lambda: self.supervisor.progress().flushed == self.appended, self.step)
+        until(lambda: self.supervisor.progress().ends.synced == self.appended, self.step)
 
     def await_counts(self, syncs: int) -> None:
-        until(lambda: self.facts()["syncs"] == self.facts()["requests"] == syncs, self.step)
+        until(lambda: self.facts()["syncs"] == syncs, self.step)
 
     def abandon(self) -> None:
         """As if this CommitLog were killed: nothing is told to anybody."""
@@ -153,9 +152,9 @@ def test_a_put_is_flushed_by_another_process(make_replica: MakeReplica):
     for _ in range(5):
         replica.put(1000)
         replica.await_flushed()
-    progress = replica.supervisor.progress()
-    assert (progress.flushed, progress.confirmed, progress.statuses) == (5000, 5000, [])
-    until(lambda: replica.facts()["requests"] == 5, replica.step)
+    # Without Replication no replica is lacking.
+    assert replica.supervisor.progress() == (Ends(5000, 5000, 5000, 5000), [])
+    until(lambda: replica.facts()["syncs"] == 5, replica.step)
 
 
 def test_a_flusher_that_syncs_all_there_is_gets_no_bell(
@@ -216,7 +215,7 @@ def test_nobody_is_granted_before_a_witness_sync(make_replica: MakeReplica):
     replica.await_grant_of(replica.spawn())
     assert replica.witness_syncs == 1
     # What the witness synced needs no second sync.
-    assert replica.supervisor.progress().flushed == 1000
+    assert replica.supervisor.progress().ends.synced == 1000
     assert replica.facts()["syncs"] == 0
 
 
@@ -228,9 +227,9 @@ def test_bytes_that_the_witness_saw_before_they_were_published_do_not_count_yet(
     # The writer has written 500 more, and is about to publish them.
     replica.appended += 500
     replica.await_grant_of(replica.spawn())
-    assert replica.supervisor.progress().flushed == 1000
+    assert replica.supervisor.progress().ends.synced == 1000
     replica.append(0)
-    until(lambda: replica.supervisor.progress().flushed == 1500, replica.step)
+    until(lambda: replica.supervisor.progress().ends.synced == 1500, replica.step)
 
 
 def test_a_killed_flusher_is_replaced_after_one_more_witness_sync_and_the_counts_go_on(
@@ -247,24 +246,23 @@ def test_a_killed_flusher_is_replaced_after_one_more_witness_sync_and_the_counts
     replica.await_vacancy()
     assert replica.facts()["last_end"] == "ended"
     replica.append(1000)
-    assert replica.supervisor.progress().flushed == 1000
+    assert replica.supervisor.progress().ends.synced == 1000
     replica.await_grant_of(replica.spawn())
     assert replica.witness_syncs == 2
     assert replica.facts()["generation"] != before
-    assert (replica.facts()["syncs"], replica.facts()["requests"]) == (1, 1)
+    assert replica.facts()["syncs"] == 1
     replica.put(1000)
     replica.await_flushed()
     replica.await_counts(2)
     assert replica.supervisor.sync_latencies().total == 2
 
 
-def test_requests_of_a_dead_flusher_are_flushed_by_the_next(make_replica: MakeReplica):
+def test_puts_that_came_before_the_flusher_are_flushed_by_it(make_replica: MakeReplica):
     replica = make_replica()
     for _ in range(3):
         replica.put(1000)
     replica.await_grant_of(replica.spawn())
     replica.await_flushed()
-    until(lambda: replica.facts()["requests"] == 3, replica.step)
 
 
 def test_a_stopped_flusher_is_killed_beyond_the_stale_limit(make_replica: MakeReplica):
@@ -313,7 +311,7 @@ def test_a_failing_witness_sync_poisons(make_replica: MakeReplica):
     replica.witness_error = None
     replica.supervisor.tick()
     assert not replica.facts()["granted"]
-    assert replica.supervisor.progress().flushed == 0
+    assert replica.supervisor.progress().ends.synced == 0
     assert replica.supervisor.describe()["state"] == "POISONED"
 
 
@@ -325,7 +323,7 @@ def test_a_failing_sync_of_the_flusher_poisons(make_replica: MakeReplica):
     replica.put(1000)
     until(lambda: replica.supervisor.poisoned is not None, replica.step)
     assert child.wait(30) in (EXIT_SYNC_FAILED, -signal.SIGKILL)
-    assert replica.supervisor.progress().flushed == 0
+    assert replica.supervisor.progress().ends.synced == 0
     replica.abandon()
     # A CommitLog that died before it could say so leaves it to its successor.
     assert replica.new_supervisor().fence_old().failed_sync_errno == errno.ENOENT
@@ -341,7 +339,7 @@ def test_fencing_kills_whom_the_dead_commit_log_had_granted(make_replica: MakeRe
     successor = make_replica()
     assert successor.fenced.killed == [f"group_commit {child.pid}"]
     # They are those of one life of CommitLog.
-    assert (successor.facts()["syncs"], successor.facts()["requests"]) == (0, 0)
+    assert successor.facts()["syncs"] == 0
     assert successor.supervisor.sync_latencies().total == 0
     assert successor.fenced.unfinished_sync is None
     assert child.wait(30) == -signal.SIGKILL
@@ -377,9 +375,9 @@ def test_a_sync_that_nobody_heard_of_counts_for_nothing(make_replica: MakeReplic
     replica.put(1000)
     assert child.wait(30) == -signal.SIGKILL
     replica.await_vacancy()
-    assert replica.supervisor.progress().flushed == 0
+    assert replica.supervisor.progress().ends.synced == 0
     replica.await_grant_of(replica.spawn())
-    assert replica.supervisor.progress().flushed == 1000
+    assert replica.supervisor.progress().ends.synced == 1000
 
 
 def test_an_orderly_close_lets_the_flusher_finish(make_replica: MakeReplica):
@@ -408,32 +406,17 @@ def test_revoking_kills_and_holds_the_seat_until_begin(make_replica: MakeReplica
     replica.appended = 1000
     replica.supervisor.begin(1000, 1000, 1000)
     replica.await_grant_of(successor)
-    assert replica.supervisor.progress().flushed == 1000
+    assert replica.supervisor.progress().ends.synced == 1000
     replica.put(500)
     replica.await_flushed()
-
-
-def test_a_put_past_its_deadline_gets_a_status(make_replica: MakeReplica):
-    replica = make_replica()
-    replica.await_grant_of(replica.spawn())
-    replica.append(1000)
-    assert replica.supervisor.submit(42, 1000, "quorum", 1)
-    found: list[tuple[int, int]] = []
-
-    def look() -> None:
-        replica.supervisor.wait(20)
-        found.extend(replica.supervisor.progress().statuses)
-
-    until(lambda: bool(found), look)
-    assert found == [(42, PutStatus.FLUSH_DISK_TIMEOUT.code)]
 
 
 def test_flush_real_time_flushes_by_its_period(make_replica: MakeReplica):
     replica = make_replica("flush_real_time")
     replica.await_grant_of(replica.spawn())
     replica.append(5 * 4096)
-    # Confirmed at once: async flush promises memory only.
-    assert replica.supervisor.progress().confirmed == 5 * 4096
+    # Without the pool it is in the file at once.
+    assert replica.supervisor.progress().ends.committed == 5 * 4096
     replica.await_flushed()
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
+from raymq.cluster.produce import shard_sender
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import (
@@ -275,7 +278,7 @@ def test_flush_waits_and_tells_when_the_time_is_up(
     sender = make_sender()
     backend.hold()
     future = sender.send("t", 0, batch([b"x"]))
-    with pytest.raises(DeliveryUnknown):
+    with pytest.raises(TimeoutError, match="still under way"):
         sender.flush(0.05)
     backend.release()
     sender.flush(10)
@@ -298,7 +301,7 @@ def test_closing_fails_what_is_open_truthfully(
     backend.release()
     with pytest.raises(DeliveryUnknown, match="closed"):
         late.result(10)
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(Rejected, match="closed"):
         sender.send("t", 0, batch([b"z"]))
 
 
@@ -347,3 +350,49 @@ def test_what_was_refused_at_the_door_leaves_no_gap(
     routes._token = TOKEN
     assert sender.send("t", 0, batch(numbered(2, 1))).result(10).first_offset == 0
     assert [put.first_sequence for put in backend.puts] == [0]
+
+
+def test_a_sender_keeps_to_its_share_of_the_shards_memory(
+    make_sender: MakeSender, cluster: FakeCluster, backend: FakeBackend
+) -> None:
+    memory = cluster.servers[0]._memory
+    with contextlib.ExitStack() as others:
+        connection = others.enter_context(closing(cluster.routes().connect(0)))
+        for _ in range(31):
+            stream = others.enter_context(closing(connection.put_stream()))
+            stream.opened()
+        sender = make_sender()
+        sender.send("t", 0, batch([b"first"])).result(10)
+        assert memory.share == 2 << 20
+        backend.hold()
+        futures = [sender.send("t", 0, batch([b"x" * (1 << 20)])) for _ in range(10)]
+        backend.wait_for(lambda: len(backend.puts) == 2)
+        assert sender.stalled("t", 0)
+        backend.release()
+        assert [future.result(10).first_offset for future in futures] == list(range(1, 11))
+
+
+def test_with_a_given_producer_id_nothing_is_stored_after_what_had_no_room(
+    make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_sender, "STORAGE_FULL_MS", 0)
+    sender = make_sender(producer_id=1)
+    backend.hold()
+    futures = [sender.send("t", 0, batch(numbered(0, 2)))]
+    backend.wait_for(lambda: len(backend.puts) == 1)
+    backend.refusals = [StorageFull("full"), Unavailable("busy")]
+    futures += [sender.send("t", 0, batch(numbered(n, 2))) for n in (2, 4)]
+    backend.wait_for(lambda: len(backend.puts) == 3)
+    backend.release()
+    assert futures[0].result(20).first_offset == 0
+    for future in futures[1:]:
+        with pytest.raises(StorageFull):
+            future.result(20)
+    with pytest.raises(StorageFull):
+        sender.send("t", 0, batch(numbered(6, 2)))
+    # Who starts again with the same id and rows has each of them once: none took the number of another.
+    again = make_sender(producer_id=1)
+    for start in (0, 2, 4):
+        again.send("t", 0, batch(numbered(start, 2)))
+    again.flush(20)
+    assert backend.bodies("t") == numbered(0, 6)

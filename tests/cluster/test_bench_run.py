@@ -68,10 +68,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def cluster(served: FakeCluster) -> Cluster:
+def cluster(served: FakeCluster) -> Iterator[Cluster]:
     """A handle that pickles, as `connect("raymq://...")` gives it."""
     endpoints = dict(served.endpoints)
-    return Cluster(name="fake", cluster_id=CLUSTER_ID, shards=1, token=TOKEN, endpoints=endpoints)
+    with Cluster(
+        name="fake", cluster_id=CLUSTER_ID, shards=1, token=TOKEN, endpoints=endpoints
+    ) as handle:
+        yield handle
 
 
 def command(cluster: Cluster, *words: str) -> tuple[int, str, str]:

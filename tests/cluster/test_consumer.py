@@ -300,3 +300,14 @@ def test_a_closed_consumer_says_so(make: Make) -> None:
     consumer.close()
     with pytest.raises(Rejected, match="closed"):
         consumer.poll()
+
+
+@pytest.mark.parametrize("offset", [-1, 2**70, 1.5, None, True])
+def test_an_offset_that_no_queue_can_have_is_refused_before_it_is_asked_for(
+    make: Make, offset: Any
+) -> None:
+    with pytest.raises(Rejected, match="offset of queue 0"):
+        make(start={0: offset}, queues=[0])
+    consumer = make(start="earliest")
+    with pytest.raises(Rejected, match="offset of queue 0"):
+        consumer.seek(0, offset)

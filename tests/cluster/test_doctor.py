@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from tests.support.certificates import Certificates, make_certificates
         (doctor.check_python((3, 9, 18)), "fail"),
         (doctor.check_python((3, 10, 0)), "ok"),
         (doctor.check_machine("Linux", "x86_64"), "ok"),
-        (doctor.check_machine("Linux", "riscv64"), "warn"),
+        (doctor.check_machine("Linux", "aarch64"), "fail"),
         (doctor.check_machine("Darwin", "arm64"), "fail"),
         (doctor.check_package("ray", None, "2.60"), "fail"),
         (doctor.check_package("ray", "2.60.1", "2.60"), "ok"),
@@ -112,6 +113,46 @@ def test_a_damaged_cluster_record_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{")
     checks = {check.name: check for check in doctor.check_data_dir(str(tmp_path), Files())}
     assert checks["cluster"].verdict == "fail"
+
+
+SEATS = {"roles": {"group_commit": {"granted": True}}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "words"),
+    [
+        ({"state": "RUNNING", "writable": True, "error": None, "roles": SEATS}, "ok", "RUNNING"),
+        ({"state": "READ_ONLY", "error": "fdatasync: EIO"}, "fail", "READ_ONLY: fdatasync: EIO"),
+        ({"state": "DOWN", "error": "no answer"}, "fail", "DOWN: no answer"),
+        (
+            {"state": "RUNNING", "writable": False, "error": "append: [Errno 24] Too many open"},
+            "warn",
+            "Too many open",
+        ),
+        (
+            {"state": "RUNNING", "error": "replication: the follower stopped writing: EIO"},
+            "warn",
+            "the follower stopped writing",
+        ),
+        (
+            {"state": "RUNNING", "roles": {"roles": {"group_commit": {"granted": False}}}},
+            "warn",
+            "without group_commit",
+        ),
+        (
+            {"state": "RUNNING", "last_end": {"time_ms": 0, "reason": "a failed append"}},
+            "warn",
+            "gave up 2 minutes ago: a failed append",
+        ),
+    ],
+)
+def test_a_shard_that_is_not_well_is_judged_with_its_cause(
+    facts: Mapping[str, Any], verdict: str, words: str
+) -> None:
+    check = doctor.check_shard({"shard": 3, **facts}, 120_000)
+    assert (check.name, check.verdict) == ("shard 3", verdict)
+    assert words in check.found
+    assert bool(check.advice) == (verdict != "ok")
 
 
 def test_this_machine_can_be_examined(tmp_path: Path) -> None:

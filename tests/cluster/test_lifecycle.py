@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.doorbell import Doorbell, doorbell_directory
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.cluster_record import Wanted, new_record
@@ -41,7 +43,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
     fake = FakeRay({ray_host.HOST_LABEL: "here"})
 
     @contextlib.contextmanager
-    def session(target: RayTarget) -> Iterator[Any]:
+    def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
         yield fake
 
     def no_own_ray(*args: Any, **options: Any) -> Any:
@@ -102,6 +104,19 @@ def test_every_actor_outlives_its_starter_restarts_and_never_retries(
         assert options["max_task_retries"] == 0
         assert options["num_cpus"] == 0
         assert options["label_selector"] == {ray_host.HOST_LABEL: "here"}
+
+
+def test_another_architecture_is_refused_before_anything_is_made(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = os.uname()
+    other = os.uname_result((*machine[:4], "aarch64"))
+    monkeypatch.setattr(os, "uname", lambda: other)
+    with pytest.raises(Rejected, match="order that aarch64 does not keep") as refusal:
+        begin(tmp_path)
+    assert refusal.value.field == "machine"
+    assert not (tmp_path / "data").exists()
+    assert not ray.actors
 
 
 def test_a_ray_without_our_label_pins_the_actors_to_this_node(ray: FakeRay, tmp_path: Path) -> None:
@@ -381,6 +396,15 @@ def test_stop_leaves_another_cluster_of_its_name_in_a_new_ray_alone(
     assert ray.actors == {}
 
 
+def test_stop_removes_the_directory_of_a_replicas_doorbells(ray: FakeRay, tmp_path: Path) -> None:
+    begin(tmp_path)
+    replica = str(ClusterPaths(tmp_path / "data").replica(0, 0))
+    Doorbell(replica, "commit_log", files=Files()).close()
+    assert Path(doorbell_directory(replica)).exists()
+    lifecycle.stop(tmp_path / "data")
+    assert not Path(doorbell_directory(replica)).exists()
+
+
 def test_stopping_twice_is_no_fault(ray: FakeRay, tmp_path: Path) -> None:
     begin(tmp_path)
     lifecycle.stop(tmp_path / "data")
@@ -490,7 +514,9 @@ class Shards(Cluster):
     answers: dict[tuple[int, str], Any]
     asked: list[tuple[int, str]]
 
-    def _call_once(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    def _call_once(
+        self, shard: int, op: str, args: dict[str, Any], timeout_s: float = 30.0
+    ) -> dict[str, Any]:
         self.asked.append((shard, op))
         answer = self.answers.get((shard, op), Unavailable(f"shard {shard} is down"))
         if isinstance(answer, list):

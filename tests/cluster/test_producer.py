@@ -311,7 +311,7 @@ def test_after_close_nothing_is_taken(make: Make) -> None:
     producer = make()
     producer.close()
     producer.close()
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(Rejected, match="closed"):
         producer.send("t", b"x")
 
 
@@ -325,8 +325,9 @@ def test_what_came_while_another_thread_closed_is_told(
         # Behind the flush, before the end.
         producer.send("t", b"late").add_done_callback(lambda future: told.append(future.done()))
 
-    monkeypatch.setattr(producer, "flush", flushed)
-    producer.close()
+    monkeypatch.setattr(producer, "await_answers", flushed)
+    with pytest.raises(Rejected, match="closed"):
+        producer.close()
     assert told == [True]
     assert producer.statistics()["open_batches"] == 0
 

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from raymq.actors.shard_api import PutTicket
-from raymq.cluster.transport.put_stream import BUSY_BYTES, UNREAD_BYTES_MAX, PutStreamServer
+from raymq.cluster.transport.put_stream import (
+    BUSY_BYTES,
+    RECEIVED_BATCH_BYTES_MAX,
+    UNREAD_BYTES_MAX,
+    PutStreamServer,
+)
+from raymq.cluster.transport.receive_memory import LIMIT_BYTES, ReceiveMemory
 from raymq.store.errors import Rejected
 from raymq.store.requests import PutOutcome, PutRequest
 from tests.support.batches import batch
@@ -24,7 +30,7 @@ BYE = b"bye"
 class Stream:
     """A stream, its backend and its client in one."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: ReceiveMemory | None = None) -> None:
         self._chunks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._tick = threading.Event()
         self.tickets: list[PutTicket] = []
@@ -33,7 +39,7 @@ class Stream:
         #: of each put: the client had read all acks before it
         self.alone: list[bool] = []
         self.refuse: Rejected | None = None
-        self.server = PutStreamServer(self, self, self)  # type: ignore[arg-type]
+        self.server = PutStreamServer(self, self, self, memory)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self.server.run, name="handler", daemon=True)
         self._thread.start()
 
@@ -84,6 +90,11 @@ class Stream:
     def acks(self) -> list[int]:
         messages = [metadata for _, metadata in self.sent if metadata != BYE]
         return [ack["id"] for metadata in messages for ack in json.loads(metadata)["acks"]]
+
+    def windows(self) -> list[int]:
+        """What the client was told to keep in flight."""
+        messages = [json.loads(metadata) for _, metadata in self.sent if metadata != BYE]
+        return [message["window"] for message in messages if "window" in message]
 
     def bytes_by(self, thread: threading.Thread) -> int:
         return sum(len(metadata) for writer, metadata in self.sent if writer is thread)
@@ -185,3 +196,72 @@ def test_a_put_is_alone_when_the_client_has_read_all_answers(stream: Stream) -> 
     stream.send(2, read=1)
     stream.wait_for(lambda: len(stream.tickets) == 3)
     assert stream.alone == [True, False, True]
+
+
+@pytest.fixture
+def streams() -> Iterator[list[Stream]]:
+    """Two streams that share memory for 1,000 bytes."""
+    memory = ReceiveMemory(limit_bytes=1000, idle_s=0)
+    made = [Stream(memory), Stream(memory)]
+    yield made
+    for each in made:
+        for ticket in each.tickets:
+            if not ticket.done:
+                ticket.complete(PutOutcome(0, 1, 0, 0, 0, 0))
+        each.end()
+
+
+def test_all_streams_together_keep_to_one_limit_of_memory(streams: list[Stream]) -> None:
+    first, second = streams
+    first.send(0, size=600)
+    first.wait_for(lambda: len(first.tickets) == 1)
+    second.send(0, size=600)
+    second.send(1, size=10)
+    second.wait_for(lambda: second.server._memory._turns)
+    assert second.tickets == []
+    first.complete(0)
+    second.wait_for(lambda: len(second.tickets) == 2)
+
+
+def test_a_batch_above_the_limit_goes_alone(streams: list[Stream]) -> None:
+    first, second = streams
+    first.send(0, size=5000)
+    first.wait_for(lambda: len(first.tickets) == 1)
+    second.send(0)
+    second.wait_for(lambda: second.server._memory._turns)
+    first.complete(0)
+    second.wait_for(lambda: len(second.tickets) == 1)
+
+
+def test_each_stream_is_told_its_share_of_the_memory() -> None:
+    memory = ReceiveMemory()
+    first = Stream(memory)
+    first.send(0)
+    first.wait_for(lambda: len(first.tickets) == 1)
+    first.complete(0)
+    second = Stream(memory)
+    second.wait_for(lambda: second.windows())
+    first.send(1)
+    first.wait_for(lambda: len(first.tickets) == 2)
+    first.complete(1)
+    second.end()
+    first.end()
+    assert (first.windows(), second.windows()) == ([LIMIT_BYTES // 2], [LIMIT_BYTES // 2])
+
+
+def test_memory_is_given_back_once_a_large_load_is_over() -> None:
+    trimmed = threading.Event()
+    memory = ReceiveMemory(idle_s=0, trim=trimmed.set)
+    memory.acquire(LIMIT_BYTES, lambda: False)
+    memory.release(LIMIT_BYTES)
+    assert trimmed.wait(30)
+
+
+def test_a_batch_that_is_too_large_is_refused_and_the_stream_stays_usable(stream: Stream) -> None:
+    stream.send(0, size=RECEIVED_BATCH_BYTES_MAX + 1)
+    stream.send(1)
+    stream.wait_for(lambda: len(stream.tickets) == 1)
+    stream.complete(0)
+    answers = [a for _, metadata in stream.sent for a in json.loads(metadata)["acks"]]
+    assert answers[0]["error"]["fields"]["limit"] == RECEIVED_BATCH_BYTES_MAX
+    assert answers[1]["id"] == 1

@@ -547,9 +547,13 @@ def test_many_long_polls_wait_shortly_so_that_all_get_a_thread(backend: FakeBack
 
     backend.fetch = note  # type: ignore[method-assign]
     methods.read(CLUSTER_ID, TOPIC, {0: 0}, 1, 1, 60_000)
+    # So many idle readers are no crowd: they must not cost a call every 100 ms each.
+    methods._reading = 40
+    methods.read(CLUSTER_ID, TOPIC, {0: 0}, 1, 1, 60_000)
     methods._reading = ray_methods.CROWD
     methods.read(CLUSTER_ID, TOPIC, {0: 0}, 1, 1, 60_000)
-    assert waits == [ray_methods.READ_WAIT_MS_MAX, ray_methods.CROWDED_WAIT_MS]
+    longest, shortest = ray_methods.READ_WAIT_MS_MAX, ray_methods.CROWDED_WAIT_MS
+    assert waits == [longest, longest, shortest]
 
 
 # --- errors -----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.crash_run import Task, explore
+from tests.support.crash_run import Task, explore, lose_after_kills
 from tests.support.failing_workloads import fail_every_call
 from tests.support.workers import Workers
 
@@ -16,9 +16,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     params = [item.callspec.params for item in session.items if hasattr(item, "callspec")]
     tasks: list[Task] = [each["task"] for each in params if "task" in each]
     workloads: list[str] = [each["workload"] for each in params if "workload" in each]
-    if (tasks or workloads) and not session.config.option.collectonly:
+    kills: list[str] = [each["trace_killed"] for each in params if "trace_killed" in each]
+    if (tasks or workloads or kills) and not session.config.option.collectonly:
         session.config.stash[_explorers] = made = Workers(only_idle=True)
         made.start(fail_every_call, workloads)
+        made.start(lose_after_kills, kills)
         made.start(explore, tasks)
 
 

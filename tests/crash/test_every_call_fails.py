@@ -1,4 +1,4 @@
-"""The k-th call of the disk fails, for every k of eight workloads, once and for ever (SQLite's loop).
+"""The k-th call of the disk fails, for every k of nine workloads, once and for ever (SQLite's loop).
 
 Nothing acknowledged is lost, nothing refused comes back, a failed sync ends writing and is never tried again, what is
 left opens with all that was promised or says that it is poisoned, and no error is of an unexpected kind.
@@ -27,4 +27,4 @@ def test_whichever_call_fails_nothing_promised_is_lost(
 def test_every_kind_of_call_fails_in_some_workload(crash_explorers: Workers) -> None:
     calls = [crash_explorers.result(fail_every_call, name).calls for name in WORKLOADS]
     assert all(any(each[kind] for each in calls) for kind in FAULTS)
-    assert len(WORKLOADS) == 8
+    assert len(WORKLOADS) == 9

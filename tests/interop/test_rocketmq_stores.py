@@ -10,6 +10,7 @@ import pytest
 
 from raymq.store.config import StoreConfig
 from raymq.store.message_store import MessageStore
+from raymq.store.tools.inspect import check
 from tests.support import message_kinds as kinds
 from tests.support.confirming import confirm_with_index
 from tests.support.oracle import Line, RocketMQ
@@ -70,6 +71,8 @@ def test_we_find_keys_in_all_of_rocketmqs_index_files(
     write = theirs.write if end == "shut down" else theirs.write_and_leave
     write(root, [*kinds.rolling(), *[*kinds.ordinary(), *kinds.special()] * 3])
     assert len(list((root / "index").iterdir())) >= 2
+    # Slots and entries have not the usual ratio, and the first key is of the record at 0.
+    assert check(root).faults == []
     assert_same(read_copy(root, small), theirs.read(root))
     put_ours(root, small, [*kinds.ordinary(), *kinds.rolling()], crash=end == "running")
     assert_same(read_copy(root, small), theirs.read(root))
@@ -95,6 +98,7 @@ def test_both_write_in_turn(rocketmq: RocketMQ, config: StoreConfig, tmp_path: P
     counts = []
     for turn, write in enumerate((rocketmq.write, rocketmq.write_and_leave)):
         write(root, [*kinds.special(), *kinds.rolling(12)])
+        assert check(root).faults == []
         both = rocketmq.read(root)
         assert_same(read_copy(root, config), both)
         counts.append(stored(both))
@@ -128,3 +132,34 @@ def test_rocketmq_brings_back_what_it_cut_away_and_we_read_what_it_reads(
         second,
         answers[2]["phy"],
     ]
+
+
+def test_what_rocketmq_cut_and_did_not_erase_is_gone_after_our_start(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    bodies = (b"first", b"second" * 50, b"third")
+    answers = rocketmq.write_and_halt(root, [kinds.kind(body) for body in bodies])
+    second, third = answers[1]["phy"], answers[2]["phy"]
+    log = root / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as file:
+        file.seek(second + 4)
+        file.write(bytes(4))
+    # Its recovery cuts the log before the second message. It stops in order, after two shorter ones in that place,
+    # whose units replace those of the messages that are gone.
+    fourth, _ = rocketmq.write(root, [kinds.kind(b"fourth"), kinds.kind(b"fifth")])
+    assert fourth["phy"] == second
+    assert not (root / "abort").exists()
+    assert log.read_bytes()[third + 4 : third + 8] != bytes(4)
+    store = MessageStore.open(root, config=config)
+    end = store.log.end
+    assert second < end < third
+    confirm_with_index(store)
+    store.close()
+    assert not any(log.read_bytes()[end:])
+    assert check(root).faults == []
+    put_ours(root, config, kinds.ordinary(), crash=False)
+    lines = rocketmq.read(root)
+    assert_same(read_copy(root, config), lines)
+    lengths = [line["bodyLength"] for line in lines if line["kind"] == "record"]
+    assert lengths[:3] == [len(b"first"), len(b"fourth"), len(b"fifth")]

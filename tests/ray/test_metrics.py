@@ -23,7 +23,7 @@ from tests.support.waiting import DEADLINE_S
 
 #: one process is a driver of its own Ray, runs a cluster in it and answers questions line by line
 PROGRAM = """
-import json, os, signal, sys, threading
+import contextlib, json, os, signal, sys, threading
 import ray
 import raymq
 from raymq.actors.shells import read_endpoint
@@ -72,7 +72,9 @@ with cluster.producer() as producer:
     producer.ship_open_soon()
     until(lambda: shown()["metrics"]["unknown_total"])
     lag = shown()["metrics"]["replication_lag_bytes"]
-    os.kill(follower, signal.SIGCONT)
+    with contextlib.suppress(ProcessLookupError):
+        # On a slow machine its satellite had it replaced.
+        os.kill(follower, signal.SIGCONT)
     late.result(30)
 with BatchSender(Routes.of(cluster)) as sender:
     refused = sender.send("t", 0, Row(bytes(5 << 20), None, None, 0).to_batch()).exception(30)

@@ -37,9 +37,11 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(data_dir: Path) -> Iterator[raymq.Cluster]:
     with ray_environment(data_dir.parent):
         try:
-            yield raymq.start(
+            cluster = raymq.start(
                 data_dir, name="queue", ephemeral=True, segment_size_bytes=16 * 1024 * 1024
             )
+            yield cluster
+            cluster.close()
         finally:
             ray.shutdown()
             owned_ray.stop_owned(ClusterPaths(data_dir), files=Files(), clock=Clock())
@@ -163,7 +165,7 @@ def test_codecs_are_the_clients_affair_and_nothing_is_unpickled(cluster: raymq.C
         def decode(self, body: bytes) -> Any:
             return pickle.loads(body)
 
-    own = raymq.Queue("codecs", cluster=cluster, codec=Pickle())
+    own = raymq.Queue("codecs", cluster=cluster, codec=Pickle(), accept=["json"])
     plain = raymq.Queue("codecs", cluster=cluster, codec="json")
     own.put({1, 2})
     assert own.get() == {1, 2}
@@ -273,8 +275,9 @@ def test_items_are_there_after_ray_itself_was_started_again(
     raymq.connect(data_dir).stop()
     # It ended that Ray, so this process has left it.
     assert not ray.is_initialized()
-    raymq.start(data_dir)
+    raymq.start(data_dir).close()
     # The old handle finds the new Ray by itself.
     assert items.get() == 2
-    assert raymq.Queue("kept", cluster=raymq.connect(data_dir)).get() == 3
+    with raymq.connect(data_dir) as again:
+        assert raymq.Queue("kept", cluster=again).get() == 3
     assert items.empty()

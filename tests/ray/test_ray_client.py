@@ -150,7 +150,10 @@ def world() -> Iterator[World]:
             try:
                 flight = raymq.start(place / "data", name=NAME, segment_size_bytes=16 << 20)
                 ray.init(flight.ray_address, log_to_driver=False, logging_level="ERROR")
-                yield World(flight, paths)
+                world = World(flight, paths)
+                with world.cluster:
+                    yield world
+                flight.close()
             finally:
                 ray.shutdown()
                 owned_ray.stop_owned(paths, files=Files(), clock=Clock())

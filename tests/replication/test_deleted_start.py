@@ -49,7 +49,7 @@ def greet(ends: int, value: int, *, known_start: int, start: int) -> list[Effect
         segment_size_bytes=SIZE,
         log_start=known_start,
     )
-    leader.step(Progress(16 * 1024, 16 * 1024), 0)
+    leader.step(Progress(16 * 1024, 0), 0)
     leader.step(Time(), 0)
     leader.step(Connected(start), 1)
     hello = HelloOk(ends, ends, 0, value, 0)

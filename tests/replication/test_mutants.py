@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.replication import mirror, mirror_follower
+from raymq.replication import mirror_follower
 from raymq.replication.wire import Ack
+from raymq.store import promise
 from tests.replication.test_interleavings import Chaos
 
 SEEDS = 1500
@@ -15,10 +16,12 @@ def ack_before_sync(self, log):
     return Ack(self.matched_end, log.end()[0], self.matched_end)
 
 
-def confirm_without_own_sync(self, effects):
-    if self.replicated_end > self.confirmed:
-        self.confirmed = self.replicated_end
-        effects.append(mirror.Publish(self.confirmed))
+def confirm_without_own_sync(self, ends):
+    return ends.replicated
+
+
+def confirm_without_the_follower(self, ends):
+    return ends.synced
 
 
 def match_by_length(log, end, value):
@@ -31,7 +34,8 @@ def serve_every_life(self, header, message):
 
 MUTANTS = [
     (mirror_follower.MirrorFollower, "acknowledge", ack_before_sync),
-    (mirror.MirrorLeader, "_raise_confirmed", confirm_without_own_sync),
+    (promise.Promise, "acknowledged", confirm_without_own_sync),
+    (promise.Promise, "acknowledged", confirm_without_the_follower),
     (mirror_follower, "_holds", match_by_length),
     (mirror_follower.MirrorFollower, "_is_mine", serve_every_life),
 ]

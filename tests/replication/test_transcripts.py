@@ -8,7 +8,7 @@ read the difference before you keep it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from raymq.replication.combiner import PutCombiner
 from raymq.store.checksum import crc32c
 from raymq.store.log.chain import ChainUnit
+from raymq.store.promise import PROMISES, Ends
 from tests.support.mirror_world import Packet, World
 
 HERE = Path(__file__).parent
@@ -23,33 +24,51 @@ REWRITE = os.environ.get("RAYMQ_REWRITE_TRANSCRIPTS") == "1"
 
 
 class CombinerScript:
-    """add SEQUENCE END flush+replica|flush|replica, flushed END, replicated END, tick NOW_MS"""
+    """promise FLUSH single|mirror ACKS; put NUMBER END, synced END, replicated END, tick NOW_MS.
+
+    The time-outs are RocketMQ's: 5000 ms for the flush, 3000 ms for the replica.
+    """
 
     def __init__(self) -> None:
-        self.combiner = PutCombiner()
+        self.run(["promise", "sync", "mirror", "quorum"])
 
     def run(self, words: list[str]) -> list[str]:
         name, arguments = words[0], words[1:]
-        combiner = self.combiner
-        if name == "add":
-            wants = arguments[2].split("+")
-            answers = combiner.add(
-                int(arguments[0]),
-                int(arguments[1]),
-                wants_flush="flush" in wants,
-                wants_replica="replica" in wants,
-                deadline_flush_ms=5000,
-                deadline_replica_ms=3000,
+        if name == "promise":
+            flush, replicas, acks = arguments
+            self.combiner = PutCombiner(
+                PROMISES[flush, replicas == "mirror", acks],
+                flush_timeout_ms=5000,
+                replica_timeout_ms=3000,
             )
+            self.ends, self.now = Ends(0, 0, 0, 0), 0
+            self.waiting: dict[int, int] = {}
+        elif name == "put":
+            number, end = map(int, arguments)
+            self.ends = self.ends._replace(
+                appended=max(self.ends.appended, end), committed=max(self.ends.committed, end)
+            )
+            self.waiting[number] = end
+            self.combiner.add(number, end, self.now)
+        elif name == "tick":
+            self.now = int(arguments[0])
         else:
-            act: dict[str, Callable] = {
-                "flushed": combiner.on_flushed,
-                "replicated": combiner.on_replicated,
-                "tick": combiner.on_tick,
-            }
-            answers = act[name](int(arguments[0]))
-        lines = [f"put {answer.sequence}: {answer.status.value}" for answer in answers]
-        return [*lines, f"waiting: {len(combiner)}"]
+            self.ends = self.ends._replace(**{name: int(arguments[0])})
+        lines = list(self.outcomes())
+        return [*lines, f"waiting: {' '.join(map(str, self.waiting)) or 'none'}"]
+
+    def outcomes(self) -> Iterator[str]:
+        """As CommitLog answers: success by the watermark, exceptions by entry."""
+        late = self.combiner.combine(self.ends, self.now)
+        for number, end in list(self.waiting.items()):
+            if end <= self.combiner.acknowledged:
+                yield f"put {number}: PUT_OK"
+                del self.waiting[number]
+        for entry in late:
+            for number, end in list(self.waiting.items()):
+                if number <= entry.number and end <= entry.end:
+                    yield f"put {number}: {entry.status.value}"
+                    del self.waiting[number]
 
 
 class MirrorScript:
@@ -141,6 +160,7 @@ class MirrorScript:
         world = self.world
         if what == "power":
             world.leader_log.lose_power(int(argument))
+            world.waiting.clear()
             world.network.clear()
             world.start_leader()
         elif what == "restart":
@@ -154,6 +174,9 @@ class MirrorScript:
             world.start_leader()
         elif what == "lose-all":
             world.leader_log.truncate_unchecked(0)
+            # What is gone is confirmed no longer: as recovery says to a new Replication.
+            world.published = 0
+            world.waiting.clear()
             world.start_leader()
         else:
             raise ValueError(what)

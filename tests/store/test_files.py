@@ -14,9 +14,11 @@ import pytest
 
 from raymq.store import failpoints
 from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.failpoints import FailPointReached, activate, fail_point, failpoint
 from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
+from raymq.store.message_store import MessageStore
 from raymq.store.status import PutStatus
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -298,6 +300,22 @@ def test_a_lock_held_by_another_process_names_it(real, tmp_path):
 def test_the_boot_has_an_id_and_the_disk_has_room(real, tmp_path):
     assert len(real.boot_id()) == 36
     assert real.free_bytes(tmp_path) > 0
+
+
+@pytest.mark.parametrize("content", [None, b"\n"])
+def test_a_boot_without_an_id_is_not_guessed(monkeypatch, tmp_path, content):
+    missing = tmp_path / "boot_id"
+    if content is not None:
+        missing.write_bytes(content)
+    monkeypatch.setattr("raymq.store.files.BOOT_ID_PATH", str(missing))
+    with pytest.raises(Unavailable, match="mount") as caught:
+        Files().boot_id()
+    assert caught.value.path == str(missing)
+    with pytest.raises(Unavailable, match="mount"):
+        MessageStore.open(tmp_path / "store", config=StoreConfig())
+    monkeypatch.undo()
+    # The refusal let go of the lock.
+    MessageStore.open(tmp_path / "store", config=StoreConfig()).close()
 
 
 # --- clock, status, failpoints ------------------------------------------------------------------

@@ -113,6 +113,22 @@ def test_a_missing_file_is_a_failed_sync(syncer):
     assert caught.value.errno == errno.ENOENT
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_file_that_cannot_be_opened_for_a_while_is_no_failed_sync(
+    disk, syncer, monkeypatch, code
+):
+    with monkeypatch.context() as patch:
+
+        def refuse(path, **options):
+            raise OSError(code, "for a while")
+
+        patch.setattr(disk, "open_file", refuse)
+        with pytest.raises(OSError, match="for a while"):
+            syncer.sync(0, 1)
+    syncer.sync(0, 1)
+    assert disk.synced == [0]
+
+
 def test_the_failure_travels_with_its_kind_and_fields():
     failure = FlushFailed("broken", offset=7, errno=errno.EIO)
     again = pickle.loads(pickle.dumps(failure))
@@ -129,98 +145,46 @@ def events():
 
 
 @pytest.fixture
-def commit(syncer, clock, events):
+def commit(syncer, events):
     return GroupCommit(
         syncer,
-        clock,
         on_sync_started=lambda offset: events.append(("started", offset)),
         on_flushed=lambda offset: events.append(("flushed", offset)),
     )
 
 
-def test_one_sync_serves_everybody_who_waits(disk, commit):
-    for end in (100, 300, 200):
-        commit.request(end)
-    commit.swap()
-    assert commit.do_commit(300) == (300, [OK, OK, OK])
+def test_one_sync_serves_every_put_that_waits(disk, commit):
+    assert commit.commit(300) == 300
     assert disk.synced == [0]
-
-
-def test_requests_that_arrive_during_a_round_wait_for_the_next(commit):
-    commit.request(100)
-    commit.swap()
-    commit.request(200)
-    assert commit.do_commit(200) == (200, [OK])
-    commit.swap()
-    assert commit.do_commit(200) == (200, [OK])
-    commit.swap()
-    assert commit.do_commit(200) == (200, [])
-
-
-def test_without_requests_everything_appended_is_flushed(disk, commit):
-    commit.swap()
-    assert commit.do_commit(500) == (500, [])
-    assert disk.synced == [0]
-    assert commit.do_commit(500) == (500, [])
+    assert commit.commit(300) == 300
     assert disk.synced == [0]
 
 
 def test_a_roll_needs_both_files(disk, commit):
-    commit.request(SEGMENT + 10)
-    commit.swap()
-    assert commit.do_commit(SEGMENT + 10) == (SEGMENT + 10, [OK])
+    assert commit.commit(SEGMENT + 10) == SEGMENT + 10
     assert disk.synced == [0, 1]
 
 
 def test_the_start_is_published_before_the_sync_and_the_end_behind_it(disk, commit, events):
-    commit.do_commit(100)
-    commit.do_commit(100)
-    commit.do_commit(150)
+    commit.commit(100)
+    commit.commit(100)
+    commit.commit(150)
     assert events == [("started", 100), ("flushed", 100), ("started", 150), ("flushed", 150)]
 
 
-def test_a_request_above_what_was_appended_times_out(commit):
-    commit.request(100)
-    commit.request(101)
-    commit.swap()
-    assert commit.do_commit(100) == (100, [OK, TIMEOUT])
-
-
-def test_a_sync_that_takes_too_long_answers_timeout_and_still_counts(disk, clock, commit):
-    commit.request(100)
-    commit.request(100, clock.monotonic_ms() + 9_000)
-    commit.swap()
-    disk.sync_takes_ms = 5_001
-    assert commit.do_commit(100) == (100, [TIMEOUT, OK])
-    assert commit.flushed == 100
-
-
-def test_a_sync_that_ends_at_the_deadline_is_in_time(disk, commit):
-    commit.request(100)
-    commit.swap()
-    disk.sync_takes_ms = 5_000
-    assert commit.do_commit(100) == (100, [OK])
-
-
-def test_the_timeout_is_rocketmqs_by_default(commit):
-    assert commit.timeout_ms == StoreConfig().sync_flush_timeout_ms == 5_000
-
-
-def test_a_failed_sync_publishes_no_position_and_answers_nobody(disk, commit, events):
-    commit.do_commit(100)
-    commit.request(200)
-    commit.swap()
+def test_a_failed_sync_publishes_no_position(disk, commit, events):
+    commit.commit(100)
     disk.fail("sync_data")
     for _ in range(2):
         with pytest.raises(FlushFailed):
-            commit.do_commit(200)
+            commit.commit(200)
     assert commit.flushed == 100
     assert [event for event in events if event[0] == "flushed"] == [("flushed", 100)]
 
 
 def test_after_every_power_loss_what_was_flushed_is_there(clock):
     disk = Disk(clock)
-    commit = GroupCommit(SegmentSyncer("/s/commitlog", SEGMENT, disk), clock)
+    commit = GroupCommit(SegmentSyncer("/s/commitlog", SEGMENT, disk))
     for start in range(0, 5 * SEGMENT, SEGMENT):
         fd = disk.open_file(f"/s/commitlog/{start:020d}")
         disk.sync(fd)
@@ -232,7 +196,7 @@ def test_after_every_power_loss_what_was_flushed_is_there(clock):
             low, high = max(at, end), min(at + PAGE, end + length)
             disk.pwrite(fd, b"d" * (high - low), low % SEGMENT)
         end += length
-        flushed, _ = commit.do_commit(end)
+        flushed = commit.commit(end)
         disk.note(flushed)
     for state in disk.crash_states(limit_per_point=8):
         if state.notes:

@@ -11,6 +11,7 @@ import pytest
 
 from raymq.store.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.files import Files
+from raymq.store.log.flush import FlushFailed
 from raymq.store.log.mapped_file import MappedFile
 from raymq.store.log.mapped_file_queue import AllocateAhead, MappedFileQueue
 from tests.support.simulated_disk import SimulatedDisk
@@ -295,6 +296,28 @@ def test_a_failed_sync_of_a_prewrite_is_left_for_the_witness_to_hear():
     file.sync()
     assert used[0] != file._fd
     assert used[1] == file._fd
+
+
+def test_a_failed_sync_of_a_prewrite_ends_the_worker_and_is_reported():
+    disk = SimulatedDisk()
+    disk.make_dirs("/s")
+    queue = MappedFileQueue(Path("/s"), SIZE, files=disk)
+    queue.create_next()
+    reported = []
+    ahead = AllocateAhead(queue, lambda: 0, window_bytes=4096, on_sync_failed=reported.append)
+    disk.fail("pwrite", error=errno.ENOSPC)
+    assert not ahead.step()
+    assert ahead.failed is not None
+    assert reported == [], "a full disk only stops the work"
+    disk.fail("sync_data")
+    assert not ahead.step()
+    assert len(reported) == 1
+    assert "fdatasync" in reported[0]
+    syncs = disk.calls["sync_data"]
+    assert not ahead.step()
+    assert disk.calls["sync_data"] == syncs, "no second sync"
+    with pytest.raises(FlushFailed):
+        ahead.next_file(0)
 
 
 def prepare(ahead: AllocateAhead) -> int:

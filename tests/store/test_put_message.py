@@ -26,6 +26,7 @@ from raymq.store.errors import (
 from raymq.store.failpoints import failpoint
 from raymq.store.files import Files
 from raymq.store.message_store import MessageStore
+from raymq.store.promise import PROMISES, Ends
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.put_errors import ERRORS, error_of, status_of
 from raymq.store.put.put_hooks import PutHook
@@ -109,14 +110,14 @@ def test_flush_disk_timeout_when_the_flush_does_not_finish(tmp_path: Path) -> No
 
 
 def test_flush_slave_timeout_when_the_replica_is_late_and_its_status_wins(door: Door) -> None:
-    combiner = PutCombiner()
+    combiner = PutCombiner(
+        PROMISES["sync", True, "quorum"], flush_timeout_ms=5, replica_timeout_ms=3
+    )
 
     def promise(_append: object) -> None:
-        combiner.add(
-            1, 100, wants_flush=True, wants_replica=True, deadline_flush_ms=5, deadline_replica_ms=3
-        )
-        (answer,) = combiner.on_tick(6)
-        raise error_of(answer.status, "late", append={})
+        combiner.add(1, 100, 0)
+        (late,) = combiner.combine(Ends(100, 100, 0, 0), 6)
+        raise error_of(late.status, "late", append={})
 
     door.promise = promise
     assert door.put().status is PutStatus.FLUSH_SLAVE_TIMEOUT

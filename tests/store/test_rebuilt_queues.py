@@ -97,7 +97,7 @@ def test_a_kill_in_the_middle_of_a_rebuild_does_no_harm(
 
 def test_a_queue_without_messages_any_more_is_lost_only_once(root: Path) -> None:
     store = open_store(root)
-    store.consume_queues.get("gone", 0).begin_at(7)
+    store.consume_queues.begin_at("gone", 0, 7)
     confirm(store)
     assert store.queue_range("gone", 0) == (7, 7)
     store.close()

@@ -209,7 +209,8 @@ def test_rows_that_are_put_together_as_text_are_json_of_any_name():
     parts = state.snapshot(100)
     assert len(parts) > 3
     for part in parts:
-        assert json.dumps(json.loads(part), separators=(",", ":")).encode() == part
+        text = part.partition(b"\n")[0]
+        assert json.dumps(json.loads(text), separators=(",", ":")).encode() == text
     again = ShardState()
     for part in parts:
         again.apply_internal(SNAPSHOT, part)

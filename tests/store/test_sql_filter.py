@@ -29,6 +29,30 @@ ROWS: list[dict[str, str]] = [
 COLUMN = pa.array([properties.encode({"other": "a", **row}) for row in ROWS], pa.binary())
 
 
+#: what RocketMQ 5.3.3 answers whatever a message is; tests/interop/test_sql_filter.py asks it
+TEXTS_BESIDE = [
+    ("'xyz' CONTAINS 'y'", True),
+    ("'x' CONTAINS 'y'", False),
+    ("'x' NOT CONTAINS 'y'", True),
+    ("NOT ('x' CONTAINS 'y')", True),
+    ("'x' CONTAINS ''", False),
+    ("'x' NOT CONTAINS ''", False),
+    ("NOT ('x' CONTAINS '')", True),
+    ("'' CONTAINS ''", False),
+    ("'xy' STARTSWITH 'x'", True),
+    ("'xy' NOT STARTSWITH 'x'", False),
+    ("'xy' NOT STARTSWITH 'y'", True),
+    ("('xy') ENDSWITH 'y'", True),
+    ("'xy' NOT ENDSWITH 'y'", False),
+    ("5 CONTAINS '5'", False),
+    ("5 NOT CONTAINS '5'", False),
+    ("-5 NOT STARTSWITH '5'", False),
+    ("TRUE NOT CONTAINS 'T'", False),
+    ("NULL CONTAINS 'x'", False),
+    ("NULL NOT CONTAINS 'x'", False),
+]
+
+
 def wanted(expression: str) -> list[int]:
     return SqlFilter(expression).records(COLUMN).nonzero()[0].tolist()
 
@@ -63,6 +87,10 @@ def wanted(expression: str) -> list[int]:
         ("b CONTAINS 't'", [3]),
         ("b NOT CONTAINS 't'", [1, 2, 4, 5, 7]),
         ("a STARTSWITH '5'", [1]),
+        ("a NOT STARTSWITH '5'", [2, 3, 4, 5, 6, 8]),
+        ("NOT (a NOT STARTSWITH '5')", [1]),
+        ("a NOT ENDSWITH '5'", [2, 3, 5, 8]),
+        ("(a) STARTSWITH '5'", [1]),
         ("b EndsWith 's' OR a ENDSWITH '.5'", [3, 4]),
         ("NOT (b STARTSWITH 'i')", [1, 2, 4, 5, 7]),
         ("b CONTAINS '' OR b NOT CONTAINS ''", []),
@@ -105,7 +133,8 @@ def test_an_expression_wants(expression, rows):
         ("a LIKE 'x%'", "LIKE"),
         ("a RLIKE 'x'", ""),
         ("a CONTAINS 5", "something else than a text"),
-        ("'x' CONTAINS 'x'", "no name of a property"),
+        ("'x' CONTAINS a", "something else than a text"),
+        ("(a = 5) CONTAINS 'x'", "is no property"),
         ("a + 1 = 2", "a + 1"),
         ("-a = 2", "-a"),
         ("a IN (SELECT 1)", "SELECT"),
@@ -134,6 +163,28 @@ def test_what_is_no_filter_is_refused_by_its_name(expression, named):
         SqlFilter(expression)
     assert caught.value.field == "filter"
     assert named in caught.value.message
+
+
+@pytest.mark.parametrize(("expression", "true"), TEXTS_BESIDE)
+def test_a_text_on_the_left_of_contains_is_evaluated_as_rocketmq_does(expression, true):
+    assert wanted(expression) == (list(range(9)) if true else [])
+
+
+@pytest.mark.parametrize("expression", ["a = 5", "a CONTAINS 'x'", "a STARTSWITH 'x'", "NOT c"])
+def test_a_part_of_the_tree_that_no_code_here_reads_is_refused(monkeypatch, expression):
+    """So it was with sqlglot 30.10: NOT became a mark on the node, and the filter gave the opposite."""
+    import sqlglot
+
+    parsed = sqlglot.parse_one
+
+    def newer(*given, **options):
+        node = parsed(*given, **options)
+        node.args["unheard_of"] = True
+        return node
+
+    monkeypatch.setattr(sqlglot, "parse_one", newer)
+    with pytest.raises(Rejected, match="unheard_of"):
+        SqlFilter(expression)
 
 
 def test_a_filter_of_endless_depth_is_refused():

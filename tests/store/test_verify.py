@@ -13,12 +13,18 @@ import pyarrow as pa
 import pytest
 
 from raymq.store import format as fmt
+from raymq.store.config import StoreConfig
+from raymq.store.embedded import EmbeddedStore
+from raymq.store.index.index_file import HEADER
 from raymq.store.log.chain import UNIT_BYTES, unpack_units
 from raymq.store.message_store import MessageStore
+from raymq.store.records import properties
+from raymq.store.requests import PutRequest
 from raymq.store.tools.faults import NAMED_MAX
 from raymq.store.tools.inspect import check, verify
 from raymq.store.tools.verify_files import TIMER_UNIT_DTYPE, why_no_object
 from raymq.store.tools.verify_index import java_hashes
+from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import (
     CONFIG,
@@ -183,6 +189,24 @@ def test_a_torn_or_broken_chain_is_a_fault_of_an_orderly_end_only(
     ]
 
 
+def test_what_rocketmq_appended_to_our_store_has_no_chain_and_needs_none(
+    own: Path, tmp_path: Path
+) -> None:
+    root, longer = copy(own, tmp_path / "s"), copy(own, tmp_path / "longer")
+    store = EmbeddedStore(longer, config=CONFIG)
+    store.put(request([b"appended" * 100], topic="t", queue=0))
+    store.close()
+    # RocketMQ writes its own files and leaves ours alone.
+    for name in ("commitlog", "consumequeue"):
+        shutil.rmtree(root / name)
+        shutil.copytree(longer / name, root / name)
+    shutil.copy(longer / "checkpoint", root / "checkpoint")
+    assert verify(root) == []
+    chain = sorted((root / "raymq/chain").iterdir())[-1]
+    chain.write_bytes(chain.read_bytes()[:-UNIT_BYTES])
+    assert [fault.rule for fault in verify(root)] == ["the chain covers the log"]
+
+
 def test_the_checkpoint_is_as_long_as_it_must_be_and_not_ahead_of_the_log(
     own: Path, golden: Path, tmp_path: Path
 ) -> None:
@@ -276,6 +300,48 @@ def test_an_index_file_of_another_length_and_one_of_a_crashed_store(
     # RocketMQ deletes the file then and makes it again.
     (root / "abort").write_bytes(b"1")
     assert verify(root) == []
+
+
+@pytest.mark.parametrize(("slots", "entries"), [(100, 400), (20, 61), (7, 15), (50, 51)])
+def test_a_new_index_file_without_an_entry_is_no_fault(
+    tmp_path: Path, slots: int, entries: int
+) -> None:
+    sizes = {"max_hash_slot_num": slots, "max_index_num": entries}
+    config = StoreConfig(**{**vars(CONFIG), **sizes})
+    store = EmbeddedStore(tmp_path, config=config)
+    store.create_topic("t", 1)
+    keyed = batch([b"body"] * 5, properties=properties.encode({"KEYS": "key"}))
+    store.put(PutRequest("t", 0, keyed, None, 0, 0, "quorum"))
+    store.close()
+    (index,) = (tmp_path / "index").iterdir()
+    # What the file before ended with is all that a new one has.
+    _, end_ms, _, end, _, _ = HEADER.unpack(index.read_bytes()[: HEADER.size])
+    new = index.with_name(str(int(index.name) + 1))
+    blank = bytes(index.stat().st_size - HEADER.size)
+    new.write_bytes(HEADER.pack(end_ms, end_ms, end, end, 0, 0) + blank)
+    assert verify(tmp_path) == []
+    new.write_bytes(HEADER.pack(end_ms, end_ms, end, end, 0, 0) + b"\1" * len(blank))
+    assert {fault.file for fault in verify(tmp_path)} == {f"index/{new.name}"}
+
+
+def test_keys_of_one_record_in_two_index_files_of_which_a_start_drops_the_second(
+    tmp_path: Path,
+) -> None:
+    config = StoreConfig(**{**vars(CONFIG), "max_hash_slot_num": 5, "max_index_num": 12})
+    store = EmbeddedStore(tmp_path, config=config)
+    store.create_topic("t", 1)
+    keyed = batch([b"body"] * 6, properties=properties.encode({"KEYS": "a b c"}))
+    store.put(PutRequest("t", 0, keyed, None, 0, 0, "quorum"))
+    store.close()
+    # As RocketMQ leaves it in a crash: 11 of 18 entries are in the first file, the second is not known to be synced.
+    shutil.rmtree(tmp_path / "raymq")
+    (tmp_path / "abort").touch()
+    first, second = sorted((tmp_path / "index").iterdir())
+    end_ms = HEADER.unpack(second.read_bytes()[: HEADER.size])[1]
+    patch(first, 8, struct.pack(">q", end_ms - 10))
+    patch(tmp_path / "checkpoint", 16, struct.pack(">q", end_ms - 5))
+    report = check(tmp_path)
+    assert (report.faults, report.anew) == ([], [f"index/{second.name}"])
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,14 @@ from raymq.store.message_store import MessageStore
 
 def confirm(store: MessageStore) -> None:
     """Everything is synced, confirmed and in the consume queues."""
+    confirm_only(store)
+    dispatch_all(store)
+
+
+def confirm_only(store: MessageStore) -> None:
+    """Everything is synced and confirmed, and waits for its dispatch."""
     store.log.sync()
     store.log.note_confirmed(store.log.end)
-    dispatch_all(store)
 
 
 def dispatch_all(store: MessageStore) -> None:

@@ -174,7 +174,7 @@ def _check_facts(store: MessageStore, owed: Owed) -> None:
         elif kind == "offset":
             assert state.offsets[str(name), "t"][int(what[2])] >= number, "an offset fell back"
         else:
-            assert state.producer_epochs[int(name)] >= number, "a producer's epoch fell back"
+            assert (state.producers.epoch(int(name)) or 0) >= number, "a producer's epoch fell back"
 
 
 def _read_log(

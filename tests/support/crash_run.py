@@ -7,14 +7,19 @@ import time
 from typing import NamedTuple
 
 from tests.support.crash_check import Checker, states
+from tests.support.crash_states import last_states, lost_names
 from tests.support.crash_traces import SEED, Trace, fixed_names
 from tests.support.crash_workloads import TRACES, make_trace
-from tests.support.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import Op, SimulatedDisk
 
 #: combinations tried at each place of a recovery that crashes again
 SECOND_LIMIT = 6
 #: disks of each trace whose recovery crashes again
 SECOND_IMAGES = 4
+#: of further kills with the same names not settled one of so many is tried
+OTHER_KILLS_STRIDE = 25
+#: disks that a power loss leaves of each life after a kill
+LOST_LIMIT = 8
 
 
 class Task(NamedTuple):
@@ -73,17 +78,69 @@ def explore(task: Task) -> Explored:
     )
 
 
-def recover_and_go_on(trace: Trace, image: SimulatedDisk, *, power: bool) -> None:
-    """The next life of a trace, on what a crash left: recovery, a put, an ack, an orderly stop."""
+def lose_after_kills(name: str) -> Explored:
+    """Kill a trace at each new set of names that are not settled, and now and then elsewhere; start, ack, lose power.
+
+    What the killed process left in the page cache is served and acknowledged by the next one, so the next one must
+    have it on the disk. Raises: AssertionError, with the trace and the place of the kill.
+    """
+    started = time.perf_counter()
+    trace = make_trace(name, 4096)
+    checker = Checker(trace)
+    keys: set[int] = set()
+    kills = 0
+    tried: set[frozenset[tuple[int, Op]]] = {frozenset()}
+    for number, image in enumerate(trace.disk.kill_states()):
+        assert image.killed is not None
+        if image.killed.open_names in tried and number % OTHER_KILLS_STRIDE:
+            continue
+        tried.add(image.killed.open_names)
+        kills += 1
+        recover_and_go_on(trace, image, power=False, close=False)
+        _, lost = last_states(trace.disk, LOST_LIMIT, SEED)
+        for state in (*lost_names(trace.disk), *lost):
+            keys.add(state.key)
+            _check(
+                checker, state, True, f"after a kill at {image.crashed_at} of {name}, and an ack"
+            )
+    return Explored(
+        frozenset(keys), checker.recovered, checker.looks, kills, time.perf_counter() - started
+    )
+
+
+def recover_and_go_on(
+    trace: Trace, image: SimulatedDisk, *, power: bool, close: bool = True
+) -> None:
+    """The next life of a trace, on what a crash left: recovery, a put, an ack, an orderly stop if `close`."""
     trace.begin_with_crash(image, power=power)
     with fixed_names():
         trace.go_on()
+    if not close and "t" not in trace.store.state.topics:
+        trace.store.create_topic("t", 2, [0])
+        trace.ends = {0: 0, 1: 0}
     if trace.groups and "t" in trace.store.state.topics:
         trace.put_group(2, 50)
     elif "t" in trace.store.state.topics:
         trace.put(0, 1, 50)
+    if not close:
+        fill_last_file(trace)
     trace.ack()
-    trace.store.close()
+    if close:
+        trace.store.close()
+    else:
+        trace.store.sync_queues()
+        trace.store.abandon()
+
+
+def fill_last_file(trace: Trace) -> None:
+    """Put until the end is in the newest file that is there, and make no other one, which would settle its name."""
+    log = trace.store.log
+    last = log.queue.files[-1].start
+    while log.end <= last:
+        if trace.groups:
+            trace.put_group(2, min(700, max(50, log.room() // 4)))
+        else:
+            trace.put(0, 1, min(1500, max(50, log.room() - 400)))
 
 
 def _check(checker: Checker, image: SimulatedDisk, power: bool, where: str) -> None:

@@ -12,10 +12,10 @@ import functools
 import itertools
 import posixpath
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .simulated_disk import Base, Op, SimulatedDisk
+from .simulated_disk import Base, Killed, Op, SimulatedDisk
 
 if TYPE_CHECKING:
     from .simulated_disk import Blocks
@@ -177,10 +177,11 @@ class Replay:
         width = disk.block_bytes
         self.disk = disk
         self.notes: tuple[Any, ...] = disk.notes
-        self.files = {n: FileState(b, s, width) for n, (b, s) in disk.base.files.items()}
-        self.dirs = {n: DirState(names) for n, names in disk.base.dirs.items()}
+        durable = disk.durable
+        self.files = {n: FileState(b, s, width) for n, (b, s) in durable.files.items()}
+        self.dirs = {n: DirState(names) for n, names in durable.dirs.items()}
         self._volatile = {n for path, n in disk._dirs.items() if path.startswith(VOLATILE)}
-        self._in_memory = {n for d in self._volatile for n in disk.base.dirs.get(d, {}).values()}
+        self._in_memory = {n for d in self._volatile for n in durable.dirs.get(d, {}).values()}
         self._seen: set[tuple[int, int]] = set()
 
     def apply(self, at: int, op: Op) -> None:
@@ -226,7 +227,19 @@ class Replay:
                 found += [((number, index), 1) for index in range(len(directory.changes))]
         return found
 
-    def image(self, at: int, answers: dict[Any, int], *, boot: int) -> SimulatedDisk | None:
+    @property
+    def open_names(self) -> frozenset[tuple[int, Op]]:
+        """The names that a power loss could take or bring back."""
+        return frozenset(
+            (number, change)
+            for number, each in self.dirs.items()
+            if number not in self._volatile
+            for change in each.changes
+        )
+
+    def image(
+        self, at: int, answers: dict[Any, int], *, boot: int, killed: Killed | None = None
+    ) -> SimulatedDisk | None:
         """The disk with these answers; None if it was there before with the same notes."""
         of_file: dict[int, dict[int | str, int]] = {}
         of_dir: dict[int, set[int]] = {}
@@ -266,7 +279,11 @@ class Replay:
             return None
         self._seen.add((key, len(self.notes)))
         made = SimulatedDisk(
-            block_bytes=self.disk.block_bytes, record=False, boot=boot, base=Base(files, dirs)
+            block_bytes=self.disk.block_bytes,
+            record=False,
+            boot=boot,
+            base=Base(files, dirs),
+            killed=killed,
         )
         made.crashed_at, made.notes, made.key = at, self.notes, key
         return made
@@ -277,7 +294,7 @@ def power_loss_states(
 ) -> Iterator[SimulatedDisk]:
     """Every place of the trace, up to `limit_per_point` combinations at each; none twice."""
     replay = Replay(disk)
-    for at, op in _places(disk):
+    for at, op in _places(disk, replay):
         if op is not None:
             replay.apply(at, op)
         for answers in _combinations(replay.choices(), limit_per_point, f"{seed}/{at}"):
@@ -288,14 +305,22 @@ def power_loss_states(
 
 def kill_states(disk: SimulatedDisk) -> Iterator[SimulatedDisk]:
     """Every place of the trace with all that was written before it, and places inside a pwrite."""
-    replay = Replay(disk)
-    for at, op in _places(disk):
+    #: what the page cache shows, and what the disk has
+    replay, behind = Replay(disk), Replay(disk)
+    trace = disk.snapshot()
+
+    def killed(done: int, *torn: Op) -> Killed:
+        return Killed(disk.durable, trace, done, torn, disk.last_number, behind.open_names)
+
+    places = zip(_places(disk, replay), _places(disk, behind), strict=True)
+    for (at, op), _ in places:
         if op is not None and op.kind == "write" and len(op.value[0]) > 1:
-            yield from _torn(replay, at, op)
+            yield from _torn(replay, at, op, killed)
         if op is not None:
             replay.apply(at, op)
+            behind.apply(at, op)
         replay.settle_all()
-        image = replay.image(at, {}, boot=disk.boot)
+        image = replay.image(at, {}, boot=disk.boot, killed=killed(at))
         if image is not None:
             yield image
 
@@ -306,7 +331,7 @@ def last_states(
     """What a kill, and what a power loss may leave at the end of the trace."""
     replay = Replay(disk)
     at = 0
-    for at, op in _places(disk):
+    for at, op in _places(disk, replay):
         if op is not None:
             replay.apply(at, op)
     lost = [
@@ -314,14 +339,33 @@ def last_states(
         for answers in _combinations(replay.choices(), limit, f"{seed}/{at}")
         if (image := replay.image(at, answers, boot=disk.boot + 1)) is not None
     ]
+    left = Killed(disk.durable, disk.snapshot(), at, (), disk.last_number, replay.open_names)
     replay.settle_all()
     replay.forget()
-    killed = replay.image(at, {}, boot=disk.boot)
+    killed = replay.image(at, {}, boot=disk.boot, killed=left)
     assert killed is not None
     return killed, lost
 
 
-def _torn(replay: Replay, at: int, op: Op) -> Iterator[SimulatedDisk]:
+def lost_names(disk: SimulatedDisk) -> Iterator[SimulatedDisk]:
+    """What a power loss at the end of the trace may leave: each unsettled name lost alone, and all of them."""
+    replay = Replay(disk)
+    at = 0
+    for at, op in _places(disk, replay):
+        if op is not None:
+            replay.apply(at, op)
+    newest = dict(replay.choices())
+    names = [name for name in newest if name[0] in replay.dirs]
+    for lost in ([], *([name] for name in names), names):
+        answers = {**newest, **dict.fromkeys(lost, 0)}
+        image = replay.image(at, answers, boot=disk.boot + 1)
+        if image is not None:
+            yield image
+
+
+def _torn(
+    replay: Replay, at: int, op: Op, killed: Callable[..., Killed]
+) -> Iterator[SimulatedDisk]:
     """The first blocks of one pwrite, and the length as far as it came."""
     file = replay.files[op.node]
     content, new_size = op.value
@@ -330,20 +374,27 @@ def _torn(replay: Replay, at: int, op: Op) -> Iterator[SimulatedDisk]:
         end = None
         if new_size is not None:
             end = max(file.size, min((blocks[count - 1] + 1) * file.width, new_size))
+        torn = Op("write", op.node, ({b: content[b] for b in blocks[:count]}, end))
         part = FileState(file.blocks, file.size, file.width)
-        part.apply(at, Op("write", op.node, ({b: content[b] for b in blocks[:count]}, end)))
+        part.apply(at, torn)
         part.settle()
         replay.files[op.node] = part
-        image = replay.image(at, {}, boot=replay.disk.boot)
+        image = replay.image(at, {}, boot=replay.disk.boot, killed=killed(at - 1, torn))
         if image is not None:
             yield image
     replay.files[op.node] = file
 
 
-def _places(disk: SimulatedDisk) -> Iterator[tuple[int, Op | None]]:
-    """Before the first operation, then behind each: (operations done, the last of them)."""
-    yield 0, None
-    yield from enumerate(disk.snapshot(), start=1)
+def _places(disk: SimulatedDisk, replay: Replay) -> Iterator[tuple[int, Op | None]]:
+    """Before the first operation, then behind each: (operations done, the last of them).
+
+    What a killed process did is done, and what it noted is known.
+    """
+    for at, op in enumerate(disk.snapshot()[: disk.begins_at], start=1):
+        if op.kind != "note":
+            replay.apply(at, op)
+    yield disk.begins_at, None
+    yield from enumerate(disk.snapshot()[disk.begins_at :], start=disk.begins_at + 1)
 
 
 def _combinations(

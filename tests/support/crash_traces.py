@@ -193,6 +193,14 @@ class Trace:
         self.ends = ends
         self.note()
 
+    def prewrite(self) -> None:
+        """What the worker ahead of the tail does beside the puts, until it has nothing to do."""
+        ahead = self.store.log.allocate_ahead()
+        pieces = 0
+        while ahead.step():
+            pieces += 1
+        assert pieces or ahead.ready, ahead.failed
+
     def ack(self) -> None:
         """Sync, confirm, promise, dispatch: what the host does for a group of puts."""
         self.store.log.commit_pool()
@@ -212,12 +220,13 @@ class Trace:
     def begin_with_crash(self, image: SimulatedDisk, *, power: bool) -> None:
         """Start from a disk that a crash of this trace left: what was owed then is owed still."""
         owed = owed_by(image, power=power)
-        # A kill leaves all that was written on this disk, but what is in a pool only goes with the machine.
-        self.acked = owed_by(image, power=True) if self.config.transient_pool else owed
+        # A kill leaves all that was written, but of what was not synced a power loss may still take any part.
+        self.acked = owed_by(image, power=True)
         self.disk = image.recording()
         self.disk.notes = (*image.notes, Promise(owed, self.acked))
         self.batches = {made.queue: made for made in owed.batches}
         self.facts = dict(owed.facts)
+        self.refused = list(owed.refused)
 
     def go_on(self) -> None:
         """Open what a crash left, and count from what is there."""

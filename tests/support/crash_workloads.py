@@ -62,6 +62,20 @@ def rolls(width: int) -> Trace:
     return trace
 
 
+def prewritten(width: int) -> Trace:
+    """Zeros are written and synced ahead of the tail, and files made there, between puts over rolls."""
+    trace = Trace(width, salt=20)
+    trace.open()
+    for turn in range(16):
+        trace.put(turn % 2, 2, 600 + 40 * turn)
+        if turn % 2:
+            trace.prewrite()
+        if turn % 3 == 2:
+            trace.ack()
+    assert len(trace.store.log.queue.files) > 2
+    return trace
+
+
 def checkpoints(width: int) -> Trace:
     """Consume queues synced between puts: their files roll every 20 records."""
     trace = Trace(width, salt=3)
@@ -402,6 +416,7 @@ TRACES: dict[str, tuple[Callable[[int], Trace], int]] = {
         (appends, 64),
         (large_properties, 64),
         (rolls, 13),
+        (prewritten, 13),
         (checkpoints, 26),
         (snapshots, 13),
         (truncations, 16),

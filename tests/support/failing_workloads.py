@@ -35,6 +35,7 @@ FAULTS: dict[str, tuple[int, ...]] = {
     "sync": (errno.EIO, errno.ENOSPC),
     "sync_data": (errno.EIO, errno.ENOSPC),
     "sync_dir": (errno.EIO,),
+    "make_dir": (errno.EIO, errno.ENOSPC),
     "make_dirs": (errno.EIO, errno.ENOSPC),
     "rename": (errno.EIO,),
     "unlink": (errno.EIO,),
@@ -69,6 +70,8 @@ class Host:
         self.stopped = False
         #: what fails fails only once
         self.once = False
+        #: pieces of work ahead of the tail
+        self.prewritten = 0
         self._number = 0
 
     def open(self) -> None:
@@ -145,6 +148,16 @@ class Host:
         except Expected as error:
             self.errors.append(error)
 
+    def prewrite(self) -> None:
+        """Let the worker ahead of the tail do what there is to do, as its thread does beside the puts."""
+        if self.store is None:
+            return
+        ahead = self.store.log.allocate_ahead()
+        while ahead.step():
+            self.prewritten += 1
+        if ahead.failed is not None:
+            self.errors.append(ahead.failed)
+
     def close(self) -> None:
         self.do(lambda store: store.close())
         self.store = None
@@ -177,6 +190,16 @@ def puts(host: Host) -> None:
         host.ack()
         if turn % 4 == 3:
             host.do(lambda store: store.sync_queues())
+
+
+def prewrites(host: Host) -> None:
+    """Zeros are written and synced ahead of the tail between the puts, over two rolls."""
+    for turn in range(10):
+        host.put(2, 900)
+        host.prewrite()
+        host.ack()
+        host.prewrite()
+        assert turn or host.errors or host.prewritten, "nothing was written ahead"
 
 
 def batches_over_a_roll(host: Host) -> None:
@@ -252,6 +275,7 @@ def nothing(host: Host) -> None:
 WORKLOADS: dict[str, Workload] = {
     "first start": Workload(nothing, first_start),
     "puts": Workload(ready, puts),
+    "prewrites": Workload(ready, prewrites),
     "batches over a roll": Workload(ready, batches_over_a_roll),
     "close": Workload(some_puts, close),
     "recovery": Workload(unclean, recovery),
@@ -377,7 +401,7 @@ def _check_opened(store: MessageStore, host: Host, *, power: bool) -> None:
         elif name == "offset":
             assert state.offsets["g", "t"][0] >= number
         else:
-            assert state.producer_epochs[5] >= number
+            assert (state.producers.epoch(5) or 0) >= number
     if "t" in state.topics:
         assert store.put(request([b"next"])).first_offset == len(found)
 

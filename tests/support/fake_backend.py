@@ -251,6 +251,8 @@ class FakeBackend:
             }
         if op == "routes":
             return dict(self.routes)
+        if op == "status":
+            return {**self.identity(), "state": "RUNNING"}
         if op == "describe":
             return {**self.identity(), "name": "fake", "shards": 1}
         if op == "queue_ranges":
@@ -266,7 +268,7 @@ class FakeBackend:
             table = self.state.offsets.get((args["group"], args["topic"]), {})
             return {str(q): o for q, o in table.items()}
         if op == "init_producer":
-            epoch = self.state.producer_epochs.get(args["producer_id"], -1) + 1
+            epoch = self.state.next_epoch(args["producer_id"])
             self.state.raise_epoch(args["producer_id"], epoch)
             return {"epoch": epoch}
         if op == "down":

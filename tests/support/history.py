@@ -10,6 +10,7 @@ from typing import NamedTuple
 import raymq
 from raymq.cluster.produce.send_future import SendFuture
 from raymq.store.errors import Unavailable
+from raymq.store.promise import Acks
 
 Lane = tuple[int, int]
 """(producer, queue): messages of one lane have numbers from 0 on, in the order of their sends."""
@@ -227,6 +228,8 @@ class Reader:
 class Load:
     """Producers that write all the time, each in a thread of its own, noting what happens.
 
+    They take the ack modes in turns.
+
     As a context manager it writes from entry to exit, or to `stop`. Nothing may fail: `failure`
     is the first thing that did, and `ended` is set then.
     """
@@ -237,12 +240,20 @@ class Load:
     RECEIPT_S = 90.0
 
     def __init__(
-        self, cluster: raymq.Cluster, topic: str, history: History, *, producers: int, queues: int
+        self,
+        cluster: raymq.Cluster,
+        topic: str,
+        history: History,
+        *,
+        producers: int,
+        queues: int,
+        acks: Sequence[Acks] = ("quorum",),
     ) -> None:
         self.history = history
         self.ended = threading.Event()
         self.failure: BaseException | None = None
         self._cluster, self._topic, self._queues = cluster, topic, queues
+        self._acks = acks
         self._threads = [
             threading.Thread(target=self._run, args=(number,), name=f"load-{number}", daemon=True)
             for number in range(producers)
@@ -273,7 +284,8 @@ class Load:
     def _run(self, producer: int) -> None:
         groups: deque[list[tuple[int, int, SendFuture]]] = deque()
         try:
-            with self._cluster.producer() as sender:
+            acks = self._acks[producer % len(self._acks)]
+            with self._cluster.producer(acks=acks) as sender:
                 while not self.ended.is_set():
                     group = []
                     for turn in range(self.GROUP):

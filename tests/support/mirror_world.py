@@ -15,7 +15,6 @@ from raymq.replication.mirror import (
     MirrorLeader,
     MirrorLimits,
     Progress,
-    Publish,
     Received,
     Replicated,
     Send,
@@ -36,6 +35,8 @@ from raymq.replication.wire import Append, Member, Refused, cluster_key, decode,
 from raymq.store.checksum import crc32c
 from raymq.store.errors import Corrupt
 from raymq.store.log.chain import ChainUnit
+from raymq.store.promise import PROMISES, Ends, own_durable
+from raymq.store.status import PutStatus
 
 SEGMENT_BYTES = 1000
 CLUSTER = cluster_key("world")
@@ -118,7 +119,11 @@ class MemoryLog:
         return None
 
     def synced(self) -> int:
-        return self.synced_end if self.flush == "sync" else len(self.data)
+        return own_durable(self.flush, self.ends)
+
+    @property
+    def ends(self) -> Ends:
+        return Ends(len(self.data), len(self.data), self.synced_end, self.confirmed_end)
 
     def confirmed(self) -> int:
         return self.confirmed_end
@@ -196,6 +201,8 @@ class World:
         self.fill = 0
         #: C as readers of the leader know it
         self.published = 0
+        #: puts that are not answered, by number: the end of each
+        self.waiting: dict[int, int] = {}
         self.start_leader()
         self.start_follower()
 
@@ -215,7 +222,12 @@ class World:
             confirmed=self.published,
             limits=self.limits,
         )
-        self.combiner = PutCombiner(flushed=self.durable, replicated=self.published)
+        self.combiner = PutCombiner(
+            PROMISES[self.flush, True, "quorum"],
+            flush_timeout_ms=5000,
+            replica_timeout_ms=3000,
+            acknowledged=self.published,
+        )
         self.connection = 0
         self.progress()
 
@@ -229,40 +241,48 @@ class World:
 
     # --- the leader
 
-    @property
-    def durable(self) -> int:
-        return self.leader_log.synced()
-
-    def put(self, sequence: int, size: int) -> None:
+    def put(self, number: int, size: int) -> None:
         log = self.leader_log
         room = SEGMENT_BYTES - len(log.data) % SEGMENT_BYTES
         if room < size:
             log.append(b"\0" * room, self.epoch)
         self.fill += 1
-        self.answer(
-            self.combiner.add(
-                sequence,
-                log.append(bytes([self.fill % 251 + 1]) * size, self.epoch),
-                wants_flush=self.flush == "sync",
-                wants_replica=True,
-                deadline_flush_ms=self.now + 5000,
-                deadline_replica_ms=self.now + 3000,
-            )
-        )
+        end = log.append(bytes([self.fill % 251 + 1]) * size, self.epoch)
+        self.waiting[number] = end
+        self.combiner.add(number, end, self.now)
         self.progress()
 
     def sync_leader(self) -> None:
         self.leader_log.sync()
-        self.answer(self.combiner.on_flushed(self.durable))
         self.progress()
 
     def progress(self) -> None:
-        self.step(Progress(len(self.leader_log.data), self.durable))
+        """As Replicator's round does."""
+        self.combine()
+        self.step(Progress(len(self.leader_log.data), self.published))
 
     def tick(self, ms: int) -> None:
         self.now += ms
-        self.answer(self.combiner.on_tick(self.now))
+        self.combine()
         self.step(Tick())
+
+    def combine(self) -> None:
+        """What the leader's log and the follower do for the puts; the answers as CommitLog gives them."""
+        ends = self.leader_log.ends._replace(replicated=self.leader.replicated_end)
+        late = self.combiner.combine(ends, self.now)
+        if self.combiner.acknowledged > self.published:
+            self.published = self.combiner.acknowledged
+            self.leader_log.advance_confirmed(self.published)
+            self.trace.append(f"C = {self.published}")
+        for number, end in list(self.waiting.items()):
+            outcomes = [
+                entry.status for entry in late if number <= entry.number and end <= entry.end
+            ]
+            if end <= self.published:
+                outcomes = [PutStatus.PUT_OK]
+            if outcomes:
+                self.trace.append(f"put {number}: {outcomes[0].value}")
+                del self.waiting[number]
 
     def step(self, event) -> None:
         for effect in self.leader.step(event, self.now):
@@ -277,17 +297,12 @@ class World:
             elif isinstance(effect, Disconnect):
                 self.trace.append(f"leader disconnects: {effect.reason}")
                 self.connection = 0
-            elif isinstance(effect, Publish):
-                self.published = effect.confirmed
-                self.leader_log.advance_confirmed(effect.confirmed)
-                self.trace.append(f"C = {effect.confirmed}")
             elif isinstance(effect, Replicated):
-                self.answer(self.combiner.on_replicated(effect.end))
+                self.combine()
             elif isinstance(effect, Halt):
                 self.trace.append(f"leader HALTS: {effect.reason}")
-
-    def answer(self, answers) -> None:
-        self.trace += [f"put {answer.sequence}: {answer.status.value}" for answer in answers]
+        if self.published > self.leader.confirmed:
+            self.step(Progress(len(self.leader_log.data), self.published))
 
     def connect(self) -> None:
         if self.up:

@@ -203,6 +203,28 @@ class RocketMQ:
             copy(running, store)
         return answers
 
+    def broker(self, store: Path, *, pull: list[Line], push: list[Line]) -> list[Line]:
+        """What clients of a real broker on a store consume; the broker starts, serves and stops in order.
+
+        It is a process of its own, with its own name server, on free ports of 127.0.0.1. Args: `pull`: {"topic",
+        "count"}, from the first message on; `push`: also "group", from where the group is.
+        """
+        home = self._scratch / "home-broker"
+        home.mkdir(exist_ok=True)
+        process = Oracle(self._program, home)
+        command = {"do": "broker", "dir": str(store), "home": str(home), "pull": pull, "push": push}
+        try:
+            return process.ask({**command, **self._sizes})
+        finally:
+            process.close()
+
+    def wanted(
+        self, expressions: list[str], rows: list[dict[str, str]]
+    ) -> dict[str, list[int] | None]:
+        """The rows of properties that each SQL92 filter wants; None for one that RocketMQ refuses."""
+        lines = self._oracle.ask({"do": "filter", "expressions": expressions, "rows": rows})
+        return {line["expression"]: line["wanted"] for line in lines}
+
     def config(self, store: Path, **tables: Any) -> list[Line]:
         """Read a store's configuration files with the broker's managers, or write them from tables."""
         return self._oracle.ask({"do": "config", "dir": str(store), **tables, **self._sizes})

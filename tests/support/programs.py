@@ -16,6 +16,7 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.files import Files
 
+from .leftovers import claim
 from .workers import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,7 @@ def run(program: Program) -> list[str]:
     signal.signal(signal.SIGTERM, _raise_exit)
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
     place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
+    claim(place)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment = {
         **inherited,

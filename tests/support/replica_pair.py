@@ -16,7 +16,7 @@ from raymq.actors.doorbell import Doorbell
 from raymq.actors.follower import FollowerSession
 from raymq.actors.processes import boot_id_hash, own_identity
 from raymq.actors.replicator import Replicator
-from raymq.actors.ring import FLAG_ANSWER, FLAG_FLUSH, FLAG_REPLICA, Request, RoleRings
+from raymq.actors.ring import ReplicationRings, Request
 from raymq.store.checksum import crc32c
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
@@ -54,14 +54,16 @@ class Leader:
         self.end = self.chain.last.end if self.chain.last else 0
         self.bell = Doorbell(str(root), "commit_log", files=self.files)
         self.control = ControlBlock.open(shared_file(str(root), "control"), files=self.files)
-        self.rings = RoleRings.open(shared_file(str(root), "ring-replication"), files=self.files)
+        self.rings = ReplicationRings.open(
+            shared_file(str(root), "ring-replication"), files=self.files
+        )
         self.control.format(boot_id_hash(files=self.files))
         self.control.begin(7, own_identity(files=self.files), self.end, 0)
         self.flusher = self.control.roles["group_commit"]
         self.flusher_generation = self.flusher.give_grant(5, 0)
         self.record = self.control.roles["replication"]
         self.generation = 0
-        self.sequence = 0
+        self.number = 0
 
     def grant(self, replicator: Replicator, confirmed: int) -> None:
         """Let this life work, when it has said that it is here."""
@@ -99,14 +101,12 @@ class Leader:
         self.flusher.publish_position(self.flusher_generation, self.end)
         self.bell.ring("replication")
 
-    def submit(self, *, limit_ms: int = 5000) -> int:
-        """Hand over a put that ends at the log's end. Returns: its sequence."""
-        self.sequence += 1
-        deadline = Clock().monotonic_ms() + limit_ms
-        flags = FLAG_ANSWER | FLAG_FLUSH | FLAG_REPLICA
-        assert self.rings.request(Request(self.sequence, self.end, deadline, flags))
+    def submit(self) -> int:
+        """Hand over a put that ends at the log's end. Returns: its number."""
+        self.number += 1
+        assert self.rings.request(Request(self.number, self.end, Clock().monotonic_ms()))
         self.bell.ring("replication")
-        return self.sequence
+        return self.number
 
     @property
     def confirmed(self) -> int:

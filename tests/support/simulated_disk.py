@@ -66,6 +66,24 @@ class Base(NamedTuple):
     dirs: dict[int, dict[str, int]]
 
 
+class Killed(NamedTuple):
+    """What a killed process left: all that it wrote is in the page cache, and some of it nowhere else."""
+
+    #: what was on the disk before its first operation
+    durable: Base
+    #: its trace, how much of that was done, and what it did of the next operation
+    trace: list[Op]
+    done: int
+    torn: tuple[Op, ...]
+    last_number: int
+    #: (directory, change): names that no sync of their directory had settled
+    open_names: frozenset[tuple[int, Op]]
+
+    def operations(self) -> list[Op]:
+        """All that it did."""
+        return [*self.trace[: self.done], *self.torn]
+
+
 class Fault(NamedTuple):
     """The `at`-th call of `kind` from when it was set fails, and those behind it if `forever`."""
 
@@ -85,10 +103,16 @@ class SimulatedDisk(Files):
         record: bool = True,
         boot: int = 0,
         base: Base | None = None,
+        killed: Killed | None = None,
     ) -> None:
+        """Args: killed: what was running on this disk was killed, and left some of `base` unsynced."""
         self.block_bytes = block_bytes
         self.boot = boot
+        #: what is on the disk or in the page cache when it is first used
         self.base = base or Base({}, {0: {}})
+        self.killed = killed
+        #: what a power loss cannot take any more
+        self.durable = self.base if killed is None else killed.durable
         #: how many calls of each method there were
         self.calls: Counter[str] = Counter()
         #: where in the trace of the disk it was made from this one crashed, and the notes up to
@@ -99,13 +123,20 @@ class SimulatedDisk(Files):
         self.key = 0
         # Another disk is another machine: it shares no lock with this process's other stores.
         self.held_locks: set[str] = set()  # type: ignore[misc]
-        self._trace: list[Op] | None = [] if record else None
+        self._trace: list[Op] | None = None
+        #: where in the trace its own operations begin, behind those of the killed
+        self.begins_at = 0
+        if record:
+            self._trace = [] if killed is None else killed.operations()
+            self.begins_at = len(self._trace)
         self._nodes = {n: Node(n, blocks, size) for n, (blocks, size) in self.base.files.items()}
         #: directory -> names; its number is in `_dirs`
         self._names: dict[str, dict[str, int]] = {}
         self._dirs: dict[str, int] = {}
         self._add_dir("/", 0)
         self._last_number = max((0, *self.base.files, *self.base.dirs))
+        if killed is not None:
+            self._last_number = killed.last_number
         self._fds: dict[int, tuple[Node, bool]] = {}
         self._last_fd = 1000
         self._locks: dict[int, int] = {}
@@ -150,7 +181,9 @@ class SimulatedDisk(Files):
 
     def recording(self) -> SimulatedDisk:
         """The same disk, unused, with a trace: to crash again while it recovers."""
-        made = SimulatedDisk(block_bytes=self.block_bytes, boot=self.boot, base=self.base)
+        made = SimulatedDisk(
+            block_bytes=self.block_bytes, boot=self.boot, base=self.base, killed=self.killed
+        )
         made.crashed_at, made.notes = self.crashed_at, self.notes
         return made
 
@@ -183,8 +216,16 @@ class SimulatedDisk(Files):
 
         return power_loss_states(self, limit_per_point, seed)
 
+    @property
+    def last_number(self) -> int:
+        """The newest node's."""
+        return self._last_number
+
     def kill_states(self) -> Iterator[SimulatedDisk]:
-        """Disks that SIGKILL leaves: the page cache survives, a pwrite may be torn."""
+        """Disks that SIGKILL leaves: the page cache survives, a pwrite may be torn.
+
+        What was not synced is not synced still: a power loss in the next life may take it.
+        """
         from .crash_states import kill_states
 
         return kill_states(self)
@@ -506,20 +547,51 @@ class SimulatedDisk(Files):
         with self._mutex:
             return _normal(path) in self._dirs or self._look_up(path) is not None
 
+    def length(self, path: PathLike) -> int:
+        with self._mutex:
+            number = self._look_up(path)
+            if number is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            return self._nodes[number].size
+
+    def make_dir(self, path: PathLike, mode: int = 0o700) -> None:
+        with self._mutex:
+            normal = _normal(path)
+            if normal not in self._dirs:
+                try:
+                    self._enter("make_dir")
+                except OSError as error:
+                    raise _translate(error, path) from error
+                self._make_dir(normal)
+
     def make_dirs(self, path: PathLike, mode: int = 0o700) -> None:
         with self._mutex:
             normal = _normal(path)
-            parent, name = posixpath.split(normal)
             if normal in self._dirs:
                 return
+            parent = posixpath.dirname(normal)
             self.make_dirs(parent, mode)
             self._enter("make_dirs")
-            number = self._new_number()
-            self._dirs[normal] = number
-            self._names[normal] = {}
-            self._names[parent][name] = number
-            self._log(Op("mkdir", self._dirs[parent], (name, number)))
+            self._make_dir(normal)
             self.sync_dir(parent)
+
+    def settle_dirs(self, path: PathLike) -> None:
+        with self._mutex:
+            self.make_dirs(path)
+            place = _normal(path)
+            while place != "/":
+                place = posixpath.dirname(place)
+                self.sync_dir(place)
+
+    def _make_dir(self, normal: str) -> None:
+        parent, name = posixpath.split(normal)
+        if parent not in self._dirs:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), normal)
+        number = self._new_number()
+        self._dirs[normal] = number
+        self._names[normal] = {}
+        self._names[parent][name] = number
+        self._log(Op("mkdir", self._dirs[parent], (name, number)))
 
     def remove_tree(self, path: PathLike) -> None:
         with self._mutex:

@@ -42,6 +42,12 @@ public final class Oracle {
             case "write":
                 new StoreWriter(command).run();
                 break;
+            case "broker":
+                new RealBroker(command).run();
+                break;
+            case "filter":
+                new Filters(command).run();
+                break;
             case "config":
                 new ConfigFiles(command).run();
                 break;

@@ -1,0 +1,129 @@
+"""What calls bring over the wire, checked before anything is done: anybody with the token may send anything."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from raymq.store.errors import Rejected
+from raymq.store.requests import FetchRequest
+from raymq.store.topics import QUEUES_MAX
+
+#: numbers of RocketMQ are signed 64-bit ones
+NUMBER_MAX = 2**63 - 1
+#: what a fetch may ask for, before it is cut
+_ANY = 2**128
+#: shards of a cluster at most
+SHARDS_MAX = 256
+#: of a wrong value so much is repeated in the error
+SHOWN_CHARS = 60
+
+
+def shown(value: Any) -> str:
+    """A value for an error's message, whatever it is."""
+    if isinstance(value, str | bytes | list | tuple | dict) and len(value) > SHOWN_CHARS:
+        return f"a {type(value).__name__} of length {len(value)}"
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+
+
+def check_whole(field: str, value: Any, least: int = 0, most: int = NUMBER_MAX) -> int:
+    """Raises: Rejected for what is not an int (a bool is not) from `least` to `most`."""
+    if type(value) is not int or not least <= value <= most:
+        raise Rejected(
+            f"{field} is {shown(value)}; use a whole number, {least} to {most}",
+            field=field,
+            limit=f"{least}..{most}",
+        )
+    return value
+
+
+def check_name(field: str, value: Any) -> str:
+    """Raises: Rejected for what is not text."""
+    if type(value) is not str:
+        raise Rejected(
+            f"{field} is {shown(value)}, a {type(value).__name__}; give its name",
+            field=field,
+            limit="str",
+        )
+    return value
+
+
+def check_known(topic: Any, known: Collection[str]) -> str:
+    """Raises: Rejected for a topic that does not exist."""
+    if type(topic) is not str or topic not in known:
+        raise Rejected(
+            f"topic {shown(topic)} does not exist", field="topic", limit="an existing topic"
+        )
+    return topic
+
+
+def check_shards(shards: Any, count: int) -> list[int]:
+    """The shards of a new topic. Raises: Rejected for what a cluster of `count` shards does not have."""
+    if type(shards) is not list or not 1 <= len(shards) <= count:
+        raise Rejected(
+            f"shards is {shown(shards)}; give a list of 1 to {count} of the cluster's shards",
+            field="shards",
+            limit=count,
+        )
+    return [check_whole("shards", shard, 0, count - 1) for shard in shards]
+
+
+def check_attributes(attributes: Any) -> dict[str, str] | None:
+    """The attributes of a new topic. Raises: Rejected for what is no mapping of text to text."""
+    if attributes is not None and (
+        type(attributes) is not dict
+        or not all(type(word) is str for pair in attributes.items() for word in pair)
+    ):
+        raise Rejected(
+            f"attributes is {shown(attributes)}; give names and values, both text",
+            field="attributes",
+            limit="{name: value}",
+        )
+    return attributes
+
+
+def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[int, int]:
+    """queue -> offset, as JSON has it with the queues as text. Raises: Rejected."""
+    if type(offsets) is not dict or not 1 <= len(offsets) <= QUEUES_MAX:
+        raise Rejected(
+            f"offsets is {shown(offsets)}; give an offset for each of 1 to {QUEUES_MAX} queues",
+            field="offsets",
+            limit=QUEUES_MAX,
+        )
+    found: dict[int, int] = {}
+    for queue, offset in offsets.items():
+        number = queue
+        if type(queue) is str and queue.isascii() and queue.isdigit() and len(queue) < 10:
+            number = int(queue)
+        if type(number) is not int or not 0 <= number < QUEUES_MAX:
+            raise Rejected(
+                f"offsets has the queue {shown(queue)}; queues are 0 to {QUEUES_MAX - 1}",
+                field="offsets",
+                limit=QUEUES_MAX - 1,
+            )
+        found[number] = check_whole("offsets", offset, least, most)
+    return found
+
+
+def fetch_request(
+    topic: Any,
+    offsets: Any,
+    *,
+    max_bytes: Any,
+    max_records: Any,
+    wait_ms: Any,
+    bytes_limit: int,
+    wait_limit_ms: int,
+) -> FetchRequest:
+    """A fetch as it came over the wire; larger wishes than the limits are cut. Raises: Rejected.
+
+    An offset may be any number: whether the queue holds it is the queue's to say.
+    """
+    return FetchRequest(
+        check_name("topic", topic),
+        check_offsets(offsets, -_ANY, _ANY),
+        min(check_whole("max_bytes", max_bytes, 1, _ANY), bytes_limit),
+        min(check_whole("max_records", max_records, 1, _ANY), NUMBER_MAX),
+        min(check_whole("wait_ms", wait_ms, 0, _ANY), wait_limit_ms),
+    )

@@ -1,0 +1,78 @@
+"""Floors: what a figure must reach; `--check` makes a missed one an exit code."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Floor(NamedTuple):
+    """A bound on a figure or ratio. Made by `at_least` and `at_most`."""
+
+    bound: float
+    #: whether more is better
+    least: bool
+
+    def held(self, value: float) -> bool:
+        """Whether a value is on the right side of the bound, or on it."""
+        return value >= self.bound if self.least else value <= self.bound
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.least else '<='} {self.bound:,g}"
+
+
+def at_least(bound: float) -> Floor:
+    """A floor for what should be large."""
+    return Floor(bound, True)
+
+
+def at_most(bound: float) -> Floor:
+    """A floor for what should be small."""
+    return Floor(bound, False)
+
+
+class Line(NamedTuple):
+    """One line of a benchmark's table."""
+
+    what: str
+    figure: str
+    #: the figure beside its limit or peer
+    ratio: str = ""
+    floor: Floor | None = None
+    #: what `floor` judges
+    value: float = 0.0
+    #: in the place of a floor
+    remark: str = ""
+
+    @property
+    def missed(self) -> bool:
+        """Whether the line has a floor that its value does not reach."""
+        return self.floor is not None and not self.floor.held(self.value)
+
+    @property
+    def verdict(self) -> str:
+        """The last cell: the floor and whether it holds, or the remark."""
+        if self.floor is None:
+            return self.remark
+        return f"{self.floor}  {'MISSED' if self.missed else 'holds'}"
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add `--check`."""
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 when a floor is missed, naming it"
+    )
+
+
+def report(lines: Sequence[Line], *, check: bool) -> int:
+    """Print the table. Returns: the exit code, which is 1 only with `check` and a missed floor."""
+    rows = [(line.what, line.figure, line.ratio, line.verdict) for line in lines]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+    missed = [line for line in lines if line.missed]
+    for line in missed:
+        print(f"missed: {line.what}: {line.value:.3g}, floor {line.floor}")
+    return 1 if check and missed else 0

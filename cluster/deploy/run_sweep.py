@@ -1,0 +1,106 @@
+"""What dead processes left in /tmp/raymq-<uid>, and its end: doorbells of replicas, doors of queues, sessions of Ray.
+
+A SIGKILL leaves names of sockets, and a replica's directory stays for the next start. Whether anything lives there is
+asked of the sockets themselves: one that nobody listens on refuses. That holds across containers that share /tmp, which
+do not see each other's processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from raymq.actors.doorbell import doorbell_directory
+from raymq.cluster.paths import run_dir
+from raymq.store.clock import Clock
+from raymq.store.errors import RayMQError
+from raymq.store.files import Files
+
+from .process_tree import MARK
+
+#: what is younger may be about to be used
+_YOUNG_MS = 60_000
+_DOORBELLS = re.compile(r"[0-9a-f]{12}")
+_DOOR = re.compile(r"queue-[0-9a-f]+")
+_SESSION = re.compile(r"ray-([0-9a-f]{8})")
+
+
+def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
+    """Removes what no living process owns.
+
+    Args: `closed` are replicas that have just been closed: theirs goes also when it is young.
+    Returns: the names removed. An entry that cannot be removed stays for the next time.
+    """
+    place = run_dir(files)
+    closed_names = {Path(doorbell_directory(str(replica))).name for replica in closed}
+    marks: set[str] | None = None
+    removed = []
+    for name in sorted(files.list(place)):
+        path = place / name
+        session = _SESSION.fullmatch(name)
+        if not (session or _DOORBELLS.fullmatch(name) or _DOOR.fullmatch(name)):
+            continue
+        with contextlib.suppress(OSError, RayMQError):
+            age_ms = clock.now_ms() - int(os.lstat(path).st_mtime * 1000)
+            if name not in closed_names and age_ms < _YOUNG_MS:
+                continue
+            if session:
+                marks = _living_marks(files) if marks is None else marks
+                if session[1] in marks:
+                    continue
+            if any(_listens(each) for each in _sockets(path)):
+                continue
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                files.remove_tree(path)
+            else:
+                files.unlink(path)
+            removed.append(name)
+    return removed
+
+
+def _living_marks(files: Files) -> set[str]:
+    """The first letters of the marks of all owned Rays that have a process, as in their directories' names."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                for item in files.read_file(Path(f"/proc/{entry}/environ")).split(b"\0"):
+                    name, _, value = item.partition(b"=")
+                    if name == MARK.encode():
+                        found.add(value.decode("ascii", "replace")[:8])
+    return found
+
+
+def _sockets(path: Path) -> list[Path]:
+    """The sockets at or below a path; of Ray's session those that its servers listen on."""
+    if stat.S_ISSOCK(os.lstat(path).st_mode):
+        return [path]
+    found = []
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.lstat(os.path.join(folder, name)).st_mode):
+                    found.append(Path(folder, name))
+    return found
+
+
+def _listens(path: Path) -> bool:
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+        with socket.socket(socket.AF_UNIX, kind) as way:
+            way.setblocking(False)
+            try:
+                way.connect(str(path))
+            except (ConnectionRefusedError, FileNotFoundError):
+                continue
+            except OSError as error:
+                # EPROTOTYPE: a socket of the other kind. All else (EAGAIN: a full queue) is a sign of life.
+                if error.errno == errno.EPROTOTYPE:
+                    continue
+            return True
+    return False

@@ -1,0 +1,72 @@
+"""Asks several shards at the same time, so that a silent one delays nothing but its own answer."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from raymq.store.clock import Clock
+from raymq.store.errors import Bug, DeliveryUnknown, RayMQError
+
+Answer = TypeVar("Answer")
+
+
+def ask(
+    shards: Iterable[int], call: Callable[[int], Answer], *, timeout_s: float
+) -> Iterator[tuple[int, Answer | RayMQError]]:
+    """Call `call(shard)` for all shards at once. Yields: (shard, answer or error), the fastest first.
+
+    A shard that is silent for `timeout_s` yields DeliveryUnknown. Its thread is left to the timeout of its own call,
+    so `call` needs one.
+    """
+    answers: queue.SimpleQueue[tuple[int, Answer | RayMQError]] = queue.SimpleQueue()
+
+    def run(shard: int) -> None:
+        try:
+            answers.put((shard, call(shard)))
+        except RayMQError as error:
+            answers.put((shard, error))
+        except Exception as error:
+            answers.put((shard, Bug(f"shard {shard}: {error!r}", shard=shard)))
+
+    clock = Clock()
+    deadline_s = clock.monotonic() + timeout_s
+    silent = list(shards)
+    for shard in silent:
+        threading.Thread(target=run, args=(shard,), name=f"raymq-ask-{shard}", daemon=True).start()
+    while silent:
+        try:
+            shard, answer = answers.get(timeout=max(0.0, deadline_s - clock.monotonic()))
+        except queue.Empty:
+            break
+        silent.remove(shard)
+        yield shard, answer
+    for shard in silent:
+        yield shard, no_answer(shard, timeout_s)
+
+
+def first(
+    shards: Iterable[int], call: Callable[[int], Answer], *, timeout_s: float
+) -> tuple[int, Answer]:
+    """The first shard that answers, and its answer.
+
+    Raises: when no shard answers, an error that is not retriable (Rejected ...) if there is one, else the last.
+    """
+    failed: RayMQError | None = None
+    for shard, answer in ask(shards, call, timeout_s=timeout_s):
+        if not isinstance(answer, RayMQError):
+            return shard, answer
+        if failed is None or failed.retriable:
+            failed = answer
+    if failed is None:
+        raise Bug("no shard was given to ask")
+    raise failed
+
+
+def no_answer(shard: int, timeout_s: float) -> DeliveryUnknown:
+    """The error of a shard that was silent."""
+    return DeliveryUnknown(
+        f"shard {shard} did not answer within {timeout_s:g} s", status="TIMEOUT", shard=shard
+    )

@@ -1,0 +1,133 @@
+"""Bounds the memory of what a server has received and not answered, over all its put streams, and gives it back."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import pyarrow as pa
+
+#: bytes of batches that all put streams of a server may have unanswered
+LIMIT_BYTES = 64 << 20
+#: the least that a stream is told to keep in flight; one batch always may be
+SHARE_BYTES_MIN = 1 << 20
+#: above this peak the allocator holds enough to be worth a trim, which costs page faults afterwards
+TRIM_BYTES = 48 << 20
+#: a server that received nothing for so long is expected to stay idle
+IDLE_S = 5.0
+
+
+class ReceiveMemory:
+    """Bytes received and not answered. Threads: any.
+
+    Streams wait in the order in which they came, so that small batches do not pass a large one for ever. A stream that
+    waits is not read, but gRPC receives its messages all the same, without a limit of its own. So every stream is told
+    its share, and producers keep no more than that in flight.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit_bytes: int = LIMIT_BYTES,
+        idle_s: float = IDLE_S,
+        trim: Callable[[], None] | None = None,
+    ) -> None:
+        """Args: idle_s: seconds; trim: gives free memory back to the system (`give_back`)."""
+        #: bytes taken now
+        self.used = 0
+        #: bytes that each stream may have in flight; an even part of the limit
+        self.share = limit_bytes
+        self._streams = 0
+        #: guards all of it; notified when bytes are given back and when a stream's client has gone
+        self._changed = threading.Condition()
+        self._limit = limit_bytes
+        self._idle_s = idle_s
+        self._trim = trim or give_back
+        #: the highest use since the last trim
+        self._peak = 0
+        self._turns: deque[object] = deque()
+        self._trimmer: threading.Thread | None = None
+        self._closed = False
+
+    def join(self) -> None:
+        """One more stream shares the memory."""
+        self._count(1)
+
+    def leave(self) -> None:
+        """One stream less shares the memory."""
+        self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._changed:
+            self._streams += change
+            self.share = max(SHARE_BYTES_MIN, self._limit // max(1, self._streams))
+
+    def acquire(self, size: int, gone: Callable[[], bool]) -> bool:
+        """Wait until `size` more bytes are within the limit, and take them. A size above the limit goes alone.
+
+        Returns: False, with nothing taken, once `gone`: the stream's client is away.
+        """
+        with self._changed:
+            if self._turns or not self._fits(size):
+                self._await_turn(size, gone)
+                if gone():
+                    return False
+            self.used += size
+            if self.used > self._peak:
+                self._peak = self.used
+            return True
+
+    def _await_turn(self, size: int, gone: Callable[[], bool]) -> None:
+        turn = object()
+        self._turns.append(turn)
+        try:
+            self._changed.wait_for(lambda: gone() or (self._turns[0] is turn and self._fits(size)))
+        finally:
+            self._turns.remove(turn)
+            self._changed.notify_all()
+
+    def _fits(self, size: int) -> bool:
+        return not self.used or self.used + size <= self._limit
+
+    def release(self, size: int) -> None:
+        """Give `size` bytes back."""
+        with self._changed:
+            self.used -= size
+            self._changed.notify_all()
+            if not self.used and self._peak > TRIM_BYTES and self._trimmer is None:
+                self._trimmer = threading.Thread(
+                    target=self._trim_when_idle, name="raymq-trim", daemon=True
+                )
+                self._trimmer.start()
+
+    def wake(self) -> None:
+        """Have waiting streams ask again whether their client has gone."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _trim_when_idle(self) -> None:
+        """After a large load: trim once nothing was received for `idle_s`."""
+        with self._changed:
+            while self._changed.wait_for(lambda: self._closed or self.used > 0, self._idle_s):
+                if self._closed:
+                    return
+                self._changed.wait_for(lambda: self._closed or not self.used)
+            self._peak = 0
+            self._trimmer = None
+        self._trim()
+
+    def close(self) -> None:
+        """End the thread that trims."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def give_back() -> None:
+    """Return the free memory of this process's allocators to the system."""
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

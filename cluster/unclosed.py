@@ -1,0 +1,10 @@
+"""The warning about a client that its program dropped without closing it. No Ray."""
+
+from __future__ import annotations
+
+import warnings
+
+
+def warn_unclosed(client: object, name: str, advice: str) -> None:
+    """As Python warns about files: shown by `python -X dev`, which also tells where `client` was made."""
+    warnings.warn(f"unclosed {name}: {advice}", ResourceWarning, stacklevel=3, source=client)

@@ -1,0 +1,377 @@
+"""The files of one consume queue: sparse, opened at first use, few of them open at a time.
+
+Source: MappedFileQueue and DefaultMappedFile, RocketMQ 5.3.3, which map each file from the start of the store on and
+keep its descriptor. Here they are read by pread, so that a bad sector is an error and never a signal, and written by
+pwrite, so that a full disk is one too.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from raymq.store.errors import Corrupt, require
+from raymq.store.failpoints import fail_point
+from raymq.store.files import ZERO_CHUNK_BYTES, Data, Files, only_zeros
+
+#: files of consume queues that a store has open at a time, one descriptor each
+OPEN_FILES_MAX = 256
+
+
+class OpenFiles:
+    """Which consume queue files of a store have a descriptor, and which directories have names to be synced.
+
+    Callers: any thread.
+    """
+
+    def __init__(self, files: Files, *, limit: int = OPEN_FILES_MAX) -> None:
+        self.files = files
+        self._limit = limit
+        self._lock = threading.Lock()
+        #: the least recently used first
+        self._open: OrderedDict[QueueFile, None] = OrderedDict()
+        #: directories with names that no sync has made durable
+        self._unsynced: dict[Path, None] = {}
+
+    def used(self, file: QueueFile) -> None:
+        """Keep this file open. Over the limit the file that was not used for longest is closed."""
+        try:
+            # One step of the interpreter: needs no lock.
+            self._open.move_to_end(file)
+        except KeyError:
+            pass
+        else:
+            return
+        with self._lock:
+            self._open[file] = None
+            if len(self._open) <= self._limit:
+                return
+            oldest, _ = self._open.popitem(last=False)
+        oldest.let_go()
+
+    def let_all_go(self) -> None:
+        """Give every descriptor back; the next uses open others."""
+        with self._lock:
+            files, self._open = list(self._open), OrderedDict()
+        for file in files:
+            file.let_go()
+
+    def closed(self, file: QueueFile) -> None:
+        """This file needs no descriptor any more."""
+        with self._lock:
+            self._open.pop(file, None)
+
+    @property
+    def count(self) -> int:
+        """How many files have a descriptor."""
+        return len(self._open)
+
+    def note_unsynced(self, directory: Path) -> None:
+        """A name was made in a directory."""
+        with self._lock:
+            self._unsynced[directory] = None
+
+    def sync_names(self, directories: Iterable[Path] | None = None) -> None:
+        """Durable: the names that were noted before, in these directories or in all. Raises: OSError."""
+        for directory in list(self._unsynced) if directories is None else directories:
+            with self._lock:
+                noted = directory in self._unsynced
+                self._unsynced.pop(directory, None)
+            try:
+                if noted and self.files.is_dir(directory):
+                    self.files.sync_dir(directory)
+            except OSError:
+                self.note_unsynced(directory)
+                raise
+
+
+class QueueFile:
+    """One file. Callers: one writer; any thread may read and sync beside it."""
+
+    def __init__(
+        self, path: Path, start: int, size: int, opened: OpenFiles, writable: bool
+    ) -> None:
+        self.path = path
+        #: offset of the first byte
+        self.start = start
+        #: length, bytes
+        self.size = size
+        self._opened = opened
+        self._writable = writable
+        self._fd = -1
+        #: the file has no name any more, or its queue is closed
+        self._ended = False
+        #: over the descriptor: nobody uses a number that was given to another file
+        self._living = threading.Lock()
+
+    def create(self) -> None:
+        """Make the file, without a block. Durable: nothing. Raises: StorageFull, OSError."""
+        files = self._opened.files
+        with self._living:
+            self._fd = files.open_file(self.path, create=True)
+            try:
+                files.truncate(self._fd, self.size)
+            except BaseException:
+                files.close(self._fd)
+                self._fd = -1
+                files.unlink(self.path)
+                raise
+        self._opened.used(self)
+
+    def _use(self, work: Callable[[int], bytes | None]) -> bytes | None:
+        """Call `work` with a descriptor. Raises: FileNotFoundError after a delete."""
+        with self._living:
+            if self._fd < 0:
+                if self._ended:
+                    raise FileNotFoundError(errno.ENOENT, "closed or deleted", str(self.path))
+                self._fd = self._opened.files.open_file(self.path, writable=self._writable)
+            found = work(self._fd)
+        self._opened.used(self)
+        return found
+
+    def pread(self, nbytes: int, position: int) -> bytes:
+        """Read at a position inside the file. Raises: Corrupt where the disk cannot, or the file is too short."""
+        try:
+            data = self._use(lambda fd: self._opened.files.pread(fd, nbytes, position)) or b""
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise self._damaged(
+                f"cannot be read at {position}: {error.strerror}", position
+            ) from error
+        if len(data) < min(nbytes, self.size - position):
+            raise self._damaged(f"ends at {position + len(data)}, not at {self.size}", position)
+        return data
+
+    def _damaged(self, reason: str, position: int) -> Corrupt:
+        return Corrupt(
+            f"{self.path} {reason}; stop the store and delete the queue's directory, the next start builds it anew",
+            path=str(self.path),
+            offset=self.start + position,
+            rule="consume queue files can be read",
+        )
+
+    def pwrite(self, data: Data, position: int) -> None:
+        """Write at a position inside the file. Raises: StorageFull, OSError."""
+        self._use(lambda fd: self._opened.files.pwrite(fd, data, position))
+
+    def data_behind(self, position: int) -> int | None:
+        """Where from `position` on a byte stands that is not zero, to a chunk; None: nowhere. Holes are not read."""
+        ranges: list[tuple[int, int]] = []
+
+        def look(fd: int) -> None:
+            ranges.extend(self._opened.files.data_ranges(fd, position, self.size))
+
+        self._use(look)
+        for begin, end in ranges:
+            while begin < end:
+                chunk = self.pread(min(end - begin, ZERO_CHUNK_BYTES), begin)
+                if not only_zeros(chunk):
+                    return begin
+                begin += len(chunk)
+        return None
+
+    def clear(self, position: int) -> None:
+        """Make every byte from a position on zero. What is zero is not written."""
+        while (found := self.data_behind(position)) is not None:
+            stop = min(found + ZERO_CHUNK_BYTES, self.size)
+            self.pwrite(bytes(stop - found), found)
+            position = stop
+
+    def start_writeback(self) -> None:
+        """Let the kernel begin to write what is dirty, so that the syncs of many files wait for one journal."""
+        self._use(lambda fd: self._opened.files.drop_cached(fd, 0, 0))
+
+    def sync(self) -> None:
+        """fdatasync; nothing after a delete. Raises: OSError."""
+        try:
+            self._use(self._opened.files.sync_data)
+        except FileNotFoundError:
+            if not self._ended:
+                raise
+
+    def let_go(self) -> None:
+        """Close the descriptor; the next use opens another one."""
+        with self._living:
+            if self._fd >= 0:
+                self._opened.files.close(self._fd)
+                self._fd = -1
+
+    def end(self) -> None:
+        """Close the descriptor for good."""
+        self._ended = True
+        self._opened.closed(self)
+        self.let_go()
+
+
+class QueueFiles:
+    """Files named by 20-digit start offsets, contiguous, all of `file_size` bytes.
+
+    Invariant: the name of a file is durable before the next file is made: so no power loss leaves a gap.
+    """
+
+    def __init__(
+        self, directory: Path, file_size: int, *, opened: OpenFiles, writable: bool = True
+    ) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self._opened = opened
+        self._fs = opened.files
+        self._writable = writable
+        #: over growth and cuts
+        self._grow = threading.Lock()
+        #: ascending by start, contiguous; replaced, never changed: readers look files up in the one they took
+        self.files: list[QueueFile] = []
+
+    def load(self) -> None:
+        """Find what is there.
+
+        A file that is shorter and holds only zeros was never finished: it is deleted, and so are those behind it, of
+        which a power loss left more. Raises: Corrupt for a name that is no offset, a wrong length, a gap.
+        """
+        self.close()
+        found: list[QueueFile] = []
+        unfinished: list[Path] = []
+        for name in self._fs.list(self.directory):
+            path = self.directory / name
+            if len(name) != 20 or not name.isdigit():
+                raise Corrupt(
+                    f"{path} does not belong here: files are named by a 20-digit offset",
+                    path=str(path),
+                    rule="file name",
+                )
+            length = self._fs.length(path)
+            if unfinished or (length < self.file_size and self._only_zeros(path)):
+                unfinished.append(path)
+            else:
+                found.append(self._checked(path, length, found))
+        for path in reversed(unfinished if self._writable else []):
+            self._fs.unlink(path)
+            # One after the other, newest first: what a crash leaves of them begins with an unfinished one again.
+            self._fs.sync_dir(self.directory)
+        self.files = found
+
+    def _checked(self, path: Path, length: int, before: list[QueueFile]) -> QueueFile:
+        start = int(path.name)
+        expected = before[-1].start + self.file_size if before else start
+        if start != expected or start % self.file_size:
+            raise Corrupt(
+                f"{self.directory} has a gap: {path.name} was found, {expected:020d} was expected "
+                f"(files follow each other and begin at multiples of {self.file_size})",
+                path=str(path),
+                offset=start,
+                rule="files are contiguous",
+                expected=expected,
+                found=start,
+            )
+        if length != self.file_size:
+            raise Corrupt(
+                f"{path} has {length} bytes; every file of this directory must have {self.file_size}",
+                path=str(path),
+                offset=start,
+                rule="file length",
+                expected=self.file_size,
+                found=length,
+            )
+        return QueueFile(path, start, self.file_size, self._opened, self._writable)
+
+    def _only_zeros(self, path: Path) -> bool:
+        return not any(self._fs.read_file(path))
+
+    @property
+    def min_offset(self) -> int:
+        """Start of the oldest file; 0 when there is none."""
+        return self.files[0].start if self.files else 0
+
+    def find(self, offset: int) -> QueueFile | None:
+        """The file that holds `offset`, None outside."""
+        files = self.files
+        if not files:
+            return None
+        index = (offset - files[0].start) // self.file_size
+        return files[index] if 0 <= index < len(files) else None
+
+    def create_next(self, start: int | None = None) -> QueueFile:
+        """Create the next file, or the first one at `start` (rounded down).
+
+        Durable: nothing but the name of the file before. Raises: StorageFull, OSError.
+        """
+        with self._grow:
+            if self.files:
+                self._opened.sync_names(self._named_in())
+                start = self.files[-1].start + self.file_size
+            else:
+                start = (start or 0) - (start or 0) % self.file_size
+                self._make_directory()
+            path = self.directory / f"{start:020d}"
+            file = QueueFile(path, start, self.file_size, self._opened, self._writable)
+            file.create()
+            self._opened.note_unsynced(self.directory)
+            self.files = [*self.files, file]
+            return file
+
+    def _named_in(self) -> tuple[Path, Path, Path]:
+        """The directories that name the files, the queue and its topic."""
+        return self.directory, self.directory.parent, self.directory.parent.parent
+
+    def _make_directory(self) -> None:
+        """Make the queue's directory and its topic's. Durable: nothing."""
+        missing = []
+        for step in (self.directory, *self.directory.parents):
+            if self._fs.is_dir(step):
+                break
+            missing.append(step)
+        for step in reversed(missing):
+            self._fs.make_dir(step)
+            self._opened.note_unsynced(step.parent)
+
+    def delete_first(self) -> None:
+        """Delete the oldest file; there must be another one.
+
+        Durable: at return, so that no crash leaves a younger file deleted and an older one not.
+        """
+        with self._grow:
+            require(len(self.files) > 1, "the last file stays", files=len(self.files))
+            first = self.files[0]
+            # Where one of these fails the file stays in the list, and is unlinked again before any younger one.
+            self._fs.unlink(first.path)
+            fail_point("files.unlinked")
+            self._fs.sync_dir(self.directory)
+            self.files = self.files[1:]
+            first.end()
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
+
+        Durable: that later files are gone. The oldest file stays even when it begins at `offset` or above.
+        """
+        with self._grow:
+            while len(self.files) > 1 and self.files[-1].start >= offset:
+                last, self.files = self.files[-1], self.files[:-1]
+                last.end()
+                self._fs.unlink(last.path)
+                # One after the other: were two names lost in the wrong order, a gap would be found at the next start.
+                self._fs.sync_dir(self.directory)
+            for file in self.files[-1:]:
+                if file.start + self.file_size > offset:
+                    file.clear(max(offset - file.start, 0))
+
+    def overlapping(self, start: int, stop: int) -> list[QueueFile]:
+        """The files that have a byte of [start, stop), oldest first."""
+        return [
+            file for file in self.files if file.start < stop and file.start + self.file_size > start
+        ]
+
+    def note_unsynced(self) -> None:
+        """Nobody knows whether the names of these files, of the queue and of its topic are durable."""
+        for directory in self._named_in():
+            self._opened.note_unsynced(directory)
+
+    def close(self) -> None:
+        """Close every file."""
+        files, self.files = self.files, []
+        for file in files:
+            file.end()

@@ -1,0 +1,127 @@
+"""What a running store notes beside its log, so that a crash leaves little to do to the next start, and to RocketMQ.
+
+RocketMQ begins the recovery of a crashed store at the file that `checkpoint` tells, and knows topics and offsets from
+`config/` alone. Both are written while the store runs, by a slow thread and never on the way of a put.
+Source: DefaultMessageStore.FlushConsumeQueueService, StoreCheckpoint, BrokerController#initializeBrokerScheduledTasks,
+RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from raymq.store import config_json
+from raymq.store.errors import Corrupt, RayMQError
+from raymq.store.files import NOT_TRIED
+
+if TYPE_CHECKING:
+    from raymq.store.message_store import MessageStore
+
+log = logging.getLogger("raymq.store")
+
+#: bounds of the time between two syncs of the consume queues, and between two writes of the configuration
+PAUSE_MIN_MS, PAUSE_MAX_MS = 5_000, 60_000
+#: they take at most this share of the time, as far as the bounds allow
+SHARE = 100
+#: places of the log whose store time is known; where there are more, every second one is forgotten
+TIMES_MAX = 256
+
+
+class Upkeep:
+    """Callers: one thread calls `run_once` about every second."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._clock = store.clock
+        now_ms = self._clock.monotonic_ms()
+        self._next_sync_ms = self._next_config_ms = now_ms + PAUSE_MIN_MS
+        #: (end of the log, store time): all records below were stored then or before; ascending
+        self._times: list[tuple[int, int]] = []
+        #: what the configuration is to say, as soon as the log is synced up to there
+        self._waiting: tuple[int, config_json.Tables] | None = None
+        #: what the files hold
+        self._files: dict[str, tuple[config_json.Table, int]] = {}
+        #: of the state, when it was looked at last
+        self._seen: tuple[int, int] | None = None
+        #: why something failed in the last call, for status
+        self.failed: str | None = None
+
+    def run_once(self) -> None:
+        """Do what is due. What fails is tried again, but for an fsync.
+
+        Raises: OSError, Unavailable where a sync of a consume queue failed: only another start writes them again.
+        """
+        self._note_time()
+        self.failed = None
+        began = self._clock.monotonic_ms()
+        if began >= self._next_sync_ms:
+            try:
+                self._store.sync_queues()
+            except Corrupt as error:
+                # That queue is built anew at the next start.
+                self._fail(error)
+            except OSError as error:
+                if error.errno not in NOT_TRIED:
+                    raise
+                self._fail(error)
+            self._next_sync_ms = self._after(began)
+        try:
+            self._write_checkpoint()
+            self._write_config()
+        except (OSError, RayMQError) as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        log.warning("what a crash should leave could not be written: %s", error)
+        self.failed = str(error)
+
+    def _after(self, began_ms: int) -> int:
+        """When to do again what began then and is done now."""
+        now = self._clock.monotonic_ms()
+        return now + min(max(SHARE * (now - began_ms), PAUSE_MIN_MS), PAUSE_MAX_MS)
+
+    # --- checkpoint -----------------------------------------------------------------------------------------
+
+    def _note_time(self) -> None:
+        # The time first: a record that is appended between the two has a later one.
+        time_ms = self._store.state.store_time_ms
+        end = self._store.log.end
+        if not self._times or end > self._times[-1][0]:
+            self._times.append((end, time_ms))
+            if len(self._times) > TIMES_MAX:
+                del self._times[1::2]
+
+    def _time_below(self, offset: int) -> int:
+        """A store time up to which all records end at or below an offset; 0: none is known."""
+        return max((time_ms for end, time_ms in self._times if end <= offset), default=0)
+
+    def _write_checkpoint(self) -> None:
+        """Never ahead of what is synced: RocketMQ takes all that was stored earlier for complete."""
+        log_ = self._store.log
+        checkpoint, queued = log_.checkpoint, log_.marks.dispatched_end
+        physic_ms = max(checkpoint.physic_ms, self._time_below(log_.synced))
+        logics_ms = max(checkpoint.logics_ms, self._time_below(queued))
+        if (physic_ms, logics_ms) != (checkpoint.physic_ms, checkpoint.logics_ms):
+            checkpoint.physic_ms, checkpoint.logics_ms = physic_ms, logics_ms
+            checkpoint.write()
+        known = [at for at, (end, _) in enumerate(self._times) if end <= min(log_.synced, queued)]
+        del self._times[: known[-1] if known else 0]
+
+    # --- configuration --------------------------------------------------------------------------------------
+
+    def _write_config(self) -> None:
+        """When something changed: what is said there is in the log, durably."""
+        store, began = self._store, self._clock.monotonic_ms()
+        if self._waiting is None and began >= self._next_config_ms:
+            seen = (store.state.changes, store.consume_queues.count)
+            if seen != self._seen:
+                tables = config_json.tables_of(store)
+                self._waiting = store.log.end, tables
+                self._seen = seen
+        if self._waiting is not None and self._waiting[0] <= min(
+            store.log.synced, store.log.confirmed
+        ):
+            config_json.write_back(store, self._waiting[1], known=self._files)
+            self._waiting = None
+            self._next_config_ms = self._after(began)

@@ -1,0 +1,370 @@
+"""Errors that pass (no descriptor, no memory, a write that is refused once) stop no replica for good."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.flush_service import EXIT_BUG
+from raymq.actors.follower_host import FollowerHost
+from raymq.actors.readings import read_leader
+from raymq.store.checksum import crc32c
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Bug, StorageFull, Unavailable
+from raymq.store.files import Files, PathLike
+from raymq.store.log.chain import ChainUnit
+from raymq.store.requests import FetchRequest
+from raymq.store.running_flags import DISK_FULL
+from tests.support.batches import request
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = StoreConfig(
+    segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024, sync_flush_timeout_ms=10_000
+)
+BODY = bytes(20_000)
+FLUSHER = """
+import errno, sys
+from raymq.actors.flush_service import FlushService
+from raymq.store.config import StoreConfig
+from raymq.store.files import Files
+
+class Disk(Files):
+    def open_file(self, path, **options):
+        if sys.argv[2] == "no descriptors" and "/commitlog/" in str(path):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().open_file(path, **options)
+
+FlushService(
+    sys.argv[1], "group_commit", StoreConfig(segment_size_bytes=262144), files=Disk()
+).run()
+"""
+
+
+class Disk(Files):
+    """Refuses the next calls of one kind, on paths that hold a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._paths: dict[int, str] = {}
+        #: (call, word of the path, error) -> how often
+        self.refusals: dict[tuple[str, str, int], int] = {}
+        #: only calls of this thread are refused
+        self.of_thread: threading.Thread | None = None
+
+    def refuse(self, call: str, word: str, code: int) -> None:
+        self.refusals = {(call, word, code): 1}
+
+    def refuse_appends(self, times: int) -> None:
+        """Of the calling thread, which appends; another one prewrites."""
+        self.of_thread = threading.current_thread()
+        self.refusals = {("pwrite", "commitlog/", errno.EIO): times}
+
+    def _enter(self, call: str, path: str) -> None:
+        if self.of_thread not in (None, threading.current_thread()):
+            return
+        for (kind, word, code), times in list(self.refusals.items()):
+            if kind == call and word in path and times:
+                self.refusals[kind, word, code] = times - 1
+                if code == errno.ENOSPC:
+                    raise StorageFull("no room", field="disk")
+                raise OSError(code, f"refused {call} of {word}")
+
+    def open_file(self, path: PathLike, *, create: bool = False, writable: bool = True) -> int:
+        self._enter("open_file", str(path))
+        fd = super().open_file(path, create=create, writable=writable)
+        self._paths[fd] = str(path)
+        return fd
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        self._enter("pwrite", self._paths.get(fd, ""))
+        super().pwrite(fd, data, offset)
+
+    def allocate(self, fd: int, size: int) -> None:
+        self._enter("allocate", self._paths.get(fd, ""))
+        super().allocate(fd, size)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._enter("truncate", self._paths.get(fd, ""))
+        super().truncate(fd, size)
+
+    def make_dir(self, path: PathLike, mode: int = 0o700) -> None:
+        self._enter("make_dir", str(path))
+        super().make_dir(path, mode)
+
+    @property
+    def all_met(self) -> bool:
+        return not any(self.refusals.values())
+
+
+class Shard:
+    """A leader in this process, its flusher in another; every put is repeated until it is taken, as producers do."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.disk = Disk()
+        self.gave_up: list[str] = []
+        #: queue -> messages that were taken
+        self.counts: dict[int, int] = {}
+        self.host = self.open()
+        self.flusher = self.start_flusher()
+
+    def open(self) -> LeaderHost:
+        return LeaderHost(
+            self.root,
+            CONFIG,
+            identity={"cluster_id": "c", "shard": 0},
+            roles=("group_commit",),
+            files=self.disk,
+            give_up=self.gave_up.append,
+        )
+
+    def start_flusher(self, lacks: str = "nothing") -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", FLUSHER, str(self.root), lacks],
+            cwd=ROOT,
+            env=dict(os.environ),
+            stderr=subprocess.DEVNULL,
+        )
+
+    def try_put(self, queue: int = 0) -> bool:
+        put = request([BODY], queue=queue, producer=1 + queue, sequence=self.sent_to(queue))
+        try:
+            self.host.put(put).wait(20)
+        except (Unavailable, StorageFull):
+            # What a producer sends again with the same sequence.
+            threading.Event().wait(0.02)
+            return False
+        self.counts[queue] = self.sent_to(queue) + 1
+        return True
+
+    def sent_to(self, queue: int) -> int:
+        return self.counts.setdefault(queue, 0)
+
+    def put(self, queue: int = 0) -> None:
+        done: list[bool] = []
+        until(lambda: any(done), lambda: done.append(self.try_put(queue)))
+
+    def read(self, queue: int) -> int:
+        """How many messages of a queue a reader gets."""
+        at, end = 0, self.sent_to(queue)
+
+        def look() -> None:
+            nonlocal at
+            try:
+                for part in self.host.fetch(FetchRequest("t", {queue: at}, 1 << 20, 1000, 1000)):
+                    assert part.error is None
+                    at = part.next_offset
+            except Unavailable:
+                threading.Event().wait(0.02)
+
+        until(lambda: at >= end, look)
+        return at
+
+    def is_well(self) -> bool:
+        facts = self.host.status()
+        well = facts["state"] == "RUNNING" and facts["writable"] and facts["error"] is None
+        return bool(well and read_leader(self.host)["raymq_writable"])
+
+    def close(self) -> None:
+        self.disk.refusals.clear()
+        self.host.close(1.0)
+        self.flusher.kill()
+        self.flusher.wait()
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    made = Shard(tmp_path / "store")
+    try:
+        made.host.call("create_topic", {"name": "t", "queues": 64, "shards": [0]})
+        yield made
+    finally:
+        made.close()
+
+
+KINDS = [
+    *(("pwrite", word) for word in ("commitlog", "chain", "consumequeue")),
+    *(("open_file", word) for word in ("commitlog", "chain", "consumequeue")),
+    ("allocate", "commitlog"),
+    ("truncate", "consumequeue"),
+    ("make_dir", "consumequeue"),
+]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ENOSPC])
+def test_no_single_refusal_stops_a_leader(shard: Shard, code: int) -> None:
+    for queue, (call, word) in enumerate(KINDS):
+        shard.disk.refuse(call, word, code)
+
+        def work(queue: int = queue) -> None:
+            shard.put(queue)
+            shard.read(queue)
+
+        until(lambda: shard.disk.all_met, work)
+        shard.put(queue)
+        assert shard.read(queue) == shard.sent_to(queue)
+        until(shard.is_well, lambda: threading.Event().wait(0.01))
+        assert shard.host.failed is None, (call, word)
+    assert not shard.gave_up
+
+
+def test_an_append_that_cannot_be_taken_back_ends_the_process_and_the_next_one_goes_on(
+    shard: Shard,
+) -> None:
+    shard.put()
+    shard.disk.refuse_appends(2)
+    assert not shard.try_put()
+    until(lambda: bool(shard.gave_up), lambda: threading.Event().wait(0.01))
+    assert "could not be taken back" in shard.gave_up[0]
+    facts = shard.host.status()
+    assert facts["state"] == "READ_ONLY"
+    assert "could not be taken back" in facts["error"]
+    assert read_leader(shard.host)["raymq_writable"] == 0
+    # Its process ends, and Ray starts the next one.
+    shard.host.close(0.0)
+    shard.flusher.kill()
+    shard.flusher.wait()
+    shard.host = shard.open()
+    shard.flusher = shard.start_flusher()
+    shard.put()
+    assert shard.read(0) == 2
+    assert shard.is_well()
+
+
+def test_status_and_metrics_tell_of_the_append_that_was_refused_last(shard: Shard) -> None:
+    shard.put()
+    shard.disk.refuse_appends(1)
+    assert not shard.try_put()
+    facts = shard.host.status()
+    assert (facts["state"], facts["writable"]) == ("RUNNING", False)
+    assert "refused pwrite" in facts["troubles"]["append"]
+    assert "refused pwrite" in facts["error"]
+    assert read_leader(shard.host)["raymq_writable"] == 0
+    shard.put()
+    assert shard.is_well()
+
+
+def test_a_full_disk_is_told_as_what_refuses(shard: Shard) -> None:
+    shard.host.store.flags.set(DISK_FULL)
+    facts = shard.host.status()
+    assert (facts["state"], facts["writable"]) == ("READ_ONLY", False)
+    assert "DISK_FULL" in facts["error"]
+    shard.host.store.flags.clear(DISK_FULL)
+    shard.put()
+    assert shard.is_well()
+
+
+def test_a_put_that_is_stored_and_not_accounted_for_ends_the_process(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.put()
+
+    def no_memory(*args: Any, **options: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.host.store.state, "apply_rows", no_memory)
+        with pytest.raises(Bug):
+            shard.host.put(request([BODY], producer=1, sequence=1)).wait(20)
+    assert "MemoryError" in shard.gave_up[0]
+    assert shard.host.status()["state"] == "READ_ONLY"
+
+
+def test_a_lack_of_descriptors_while_a_satellite_is_looked_at_passes(shard: Shard) -> None:
+    shard.put()
+    shard.flusher.kill()
+    shard.flusher.wait()
+    shard.flusher = shard.start_flusher()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.dup(0)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, hard))
+        until(lambda: "acks" in shard.host.troubles, lambda: threading.Event().wait(0.01))
+        assert "Too many open files" in str(shard.host.cause)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in held:
+            os.close(fd)
+    shard.put()
+    until(shard.is_well, lambda: threading.Event().wait(0.01))
+    assert not shard.gave_up
+
+
+def test_a_flusher_that_cannot_open_a_file_is_replaced_and_poisons_nothing(shard: Shard) -> None:
+    shard.put()
+    shard.flusher.kill()
+    shard.flusher.wait()
+    shard.flusher = shard.start_flusher("no descriptors")
+
+    def grants() -> int:
+        return int(shard.host.status()["roles"]["roles"]["group_commit"]["grants"])
+
+    until(lambda: grants() == 2, lambda: threading.Event().wait(0.01))
+    ticket = shard.host.put(request([BODY], producer=1, sequence=1))
+    assert shard.flusher.wait(30) == EXIT_BUG
+    # Ray starts the next one, which has descriptors.
+    shard.flusher = shard.start_flusher()
+    ticket.wait(20)
+    assert shard.host.supervisor.poisoned is None
+    assert shard.is_well()
+
+
+@pytest.fixture
+def follower(tmp_path: Path) -> Iterator[tuple[FollowerHost, Disk, list[str]]]:
+    disk, gave_up = Disk(), []
+    host = FollowerHost(
+        tmp_path / "store",
+        CONFIG,
+        identity={"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 1},
+        roles=("group_commit",),
+        files=disk,
+        give_up=gave_up.append,
+    )
+    yield host, disk, gave_up
+    host.close(0.0)
+
+
+def append(host: FollowerHost, data: bytes) -> None:
+    start, value, _ = host.end()
+    host.append_units(
+        [ChainUnit(start, start + len(data), 0, crc32c(data), value)], memoryview(data)
+    )
+
+
+def test_a_follower_takes_what_comes_after_a_refused_write(
+    follower: tuple[FollowerHost, Disk, list[str]],
+) -> None:
+    host, disk, gave_up = follower
+    disk.refuse_appends(1)
+    with pytest.raises(OSError, match="refused pwrite"):
+        append(host, b"abc")
+    facts = host.status()
+    assert facts["state"] == "RUNNING"
+    assert "refused pwrite" in facts["error"]
+    append(host, b"abc")
+    assert host.status()["error"] is None
+    assert not gave_up
+
+
+def test_a_follower_whose_write_cannot_be_taken_back_ends_its_process(
+    follower: tuple[FollowerHost, Disk, list[str]],
+) -> None:
+    host, disk, gave_up = follower
+    disk.refuse_appends(2)
+    with pytest.raises(OSError, match="refused pwrite"):
+        append(host, b"abc")
+    until(lambda: bool(gave_up), lambda: threading.Event().wait(0.01))
+    facts = host.status()
+    assert facts["state"] == "READ_ONLY"
+    assert "could not be taken back" in facts["error"]

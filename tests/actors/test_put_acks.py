@@ -1,0 +1,251 @@
+"""A mirrored leader whose follower is away: each put is answered when its own promise is kept, or is late by itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from raymq.actors import put_acks, ring, supervisor
+from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.shard_api import PutTicket
+from raymq.store.config import StoreConfig
+from raymq.store.errors import DeliveryUnknown
+from raymq.store.promise import Acks, Flush
+from raymq.store.requests import PutRequest
+from tests.support.batches import request
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+SEGMENT = 256 * 1024
+SLAVE_TIMEOUT_MS = 400
+#: longer than a test: CommitLog never speaks for Replication
+NEVER_MS = 600_000
+
+SATELLITE = """
+import sys
+from raymq.actors import ring
+from raymq.actors.flush_service import FlushService
+from raymq.actors.replicator import Replicator
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Unavailable
+
+class Away:
+    def connect(self, endpoint):
+        raise Unavailable("no follower listens")
+
+root, role, flush, segment, timeout, ring.CAPACITY = sys.argv[1:4] + list(map(int, sys.argv[4:]))
+config = StoreConfig(segment_size_bytes=segment, slave_timeout_ms=timeout, flush=flush)
+if role == "replication":
+    Replicator(root, config, cluster_id="c", shard=0, replica=0, follower=1, transport=Away(),
+               peer_endpoint=lambda: "away").run()
+else:
+    FlushService(root, role, config).run()
+"""
+
+#: a Replication that publishes the ends that it reads
+PUBLISHER = """
+import sys
+from raymq.actors.satellite import Satellite
+from raymq.store.clock import Clock
+from raymq.store.files import Files
+
+satellite = Satellite(sys.argv[1], "replication", clock=Clock(), files=Files())
+satellite.run_until_granted()
+for line in sys.stdin:
+    satellite.publish_position(int(line))
+"""
+
+
+def pause() -> None:
+    threading.Event().wait(0.005)
+
+
+class Leader:
+    """The leader of a mirrored shard in this process, its satellites in processes of their own."""
+
+    def __init__(self, root: Path, flush: Flush) -> None:
+        self.root, self.flush = root, flush
+        self.flusher = "group_commit" if flush == "sync" else "flush_real_time"
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.sequences: dict[int, int] = {}
+        config = StoreConfig(
+            segment_size_bytes=SEGMENT,
+            prewrite_window_bytes=64 * 1024,
+            slave_timeout_ms=SLAVE_TIMEOUT_MS,
+            flush=flush,
+        )
+        self.host = LeaderHost(
+            root,
+            config,
+            identity={"cluster_id": "c", "shard": 0},
+            roles=(self.flusher, "replication"),
+        )
+        assert self.host.store.create_topic("t", 1, [0]) is not None
+
+    def start(self, role: str) -> None:
+        """Start a satellite and wait until it works."""
+        arguments = [self.root, role, self.flush, SEGMENT, SLAVE_TIMEOUT_MS, ring.CAPACITY]
+        self.children[role] = subprocess.Popen(
+            [sys.executable, "-c", SATELLITE, *map(str, arguments)],
+            cwd=ROOT,
+            env=dict(os.environ),
+            stderr=subprocess.DEVNULL,
+        )
+        until(lambda: bool(self.facts(role)["granted"]), pause)
+
+    def start_publisher(self) -> IO[bytes]:
+        """A Replication whose words are the test's."""
+        child = subprocess.Popen(
+            [sys.executable, "-c", PUBLISHER, str(self.root)], cwd=ROOT, stdin=subprocess.PIPE
+        )
+        self.children["replication"] = child
+        until(lambda: bool(self.facts("replication")["granted"]), pause)
+        assert child.stdin is not None
+        return child.stdin
+
+    def facts(self, role: str) -> dict[str, Any]:
+        facts: dict[str, Any] = self.host.supervisor.describe()["roles"][role]
+        return facts
+
+    def request(self, acks: Acks, producer: int = 1, *, again: bool = False) -> PutRequest:
+        """Args: again: the producer's last message once more."""
+        sequence = self.sequences.get(producer, 0) - again
+        self.sequences[producer] = sequence + 1
+        return request([b"x"], producer=producer, sequence=sequence)._replace(acks=acks)
+
+    def put(self, acks: Acks, producer: int = 1, *, again: bool = False) -> PutTicket:
+        """See `request`."""
+        return self.host.put(self.request(acks, producer, again=again))
+
+    def close(self) -> None:
+        self.host.close(0.0)
+        for child in self.children.values():
+            child.kill()
+            child.communicate()
+
+
+@pytest.fixture
+def flush() -> Flush:
+    return "sync"
+
+
+@pytest.fixture
+def leader(tmp_path: Path, flush: Flush) -> Iterator[Leader]:
+    made = Leader(tmp_path / "store", flush)
+    made.start(made.flusher)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def commit_log_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is answered as late, Replication has said so."""
+    monkeypatch.setattr(put_acks, "SILENT_MS", NEVER_MS)
+
+
+def status_of(ticket: PutTicket) -> str:
+    with pytest.raises(DeliveryUnknown) as unknown:
+        ticket.wait(30)
+    return unknown.value.status
+
+
+@pytest.mark.usefixtures("commit_log_is_silent")
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_a_leaders_put_does_not_wait_for_another_producers_quorum_put(leader: Leader) -> None:
+    quorum = leader.put("quorum", producer=1)
+    for _ in range(3):
+        assert leader.put("leader", producer=2).wait(30).count == 1
+    # Without Replication nothing speaks for the quorum's put.
+    assert not quorum.done
+    assert leader.host.waiting_puts == 1
+    leader.start("replication")
+    assert status_of(quorum) == "FLUSH_SLAVE_TIMEOUT"
+    assert leader.host.waiting_puts == 0
+
+
+@pytest.mark.usefixtures("commit_log_is_silent")
+def test_replication_says_of_each_put_that_it_is_late_also_when_it_is_sent_again(
+    leader: Leader,
+) -> None:
+    leader.start("replication")
+    first = leader.put("quorum")
+    assert status_of(first) == "FLUSH_SLAVE_TIMEOUT"
+    again = leader.put("quorum", again=True)
+    assert not again.done
+    assert status_of(again) == "FLUSH_SLAVE_TIMEOUT"
+    # Stored once, and not shown before the follower has it.
+    assert leader.host.counters.duplicates == 1
+    assert leader.host.store.log.confirmed < leader.host.store.log.synced
+
+
+@pytest.mark.usefixtures("commit_log_is_silent")
+def test_a_quorum_put_is_acknowledged_by_replications_word_and_may_be_read_then(
+    leader: Leader,
+) -> None:
+    words = leader.start_publisher()
+    log, puts, ends = leader.host.store.log, [], []
+    for _ in range(3):
+        puts.append(leader.put("quorum"))
+        ends.append(log.end)
+    # A put of the leader's own promise: from here on everything is synced.
+    leader.put("leader", producer=2).wait(30)
+    assert not any(put.done for put in puts)
+    assert log.synced >= ends[-1]
+    for at, end in enumerate(ends):
+        words.write(b"%d\n" % end)
+        words.flush()
+        assert puts[at].wait(30).first_offset == at
+        assert log.confirmed == end
+        assert not any(put.done for put in puts[at + 1 :])
+
+
+def test_commit_log_answers_for_a_replication_that_is_dead(leader: Leader) -> None:
+    assert status_of(leader.put("quorum")) == "FLUSH_SLAVE_TIMEOUT"
+
+
+@pytest.mark.usefixtures("commit_log_is_silent")
+def test_a_full_ring_costs_no_put_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring, "CAPACITY", 4)
+    leader = Leader(tmp_path / "store", "sync")
+    try:
+        leader.start("group_commit")
+        puts = [leader.put("quorum") for _ in range(20)]
+        assert not leader.host.supervisor.submit(1, 1, 1)
+        leader.start("replication")
+        assert {status_of(put) for put in puts} == {"FLUSH_SLAVE_TIMEOUT"}
+    finally:
+        leader.close()
+
+
+def test_puts_that_wait_are_answered_as_unknown_when_the_shard_ends(leader: Leader) -> None:
+    quorum = leader.put("quorum")
+    leader.host.acks.end()
+    assert status_of(quorum) == "FLUSH_SLAVE_TIMEOUT"
+    assert status_of(leader.put("quorum")) == "FLUSH_SLAVE_TIMEOUT"
+    assert leader.host.waiting_puts == 0
+
+
+def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without a mirror: its receipt waits for the sync alone."""
+    monkeypatch.setattr(supervisor, "WATCH_US", 5_000_000)
+    answering: list[int] = []
+
+    def put() -> None:
+        request = leader.request("leader", producer=3)
+        leader.host.put(request, lambda: answering.append(threading.get_ident()), alone=True).wait(
+            30
+        )
+
+    # The flusher may be done before the watch begins; then the ack loop answers.
+    until(lambda: threading.get_ident() in answering, put)

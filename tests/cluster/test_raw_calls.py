@@ -1,0 +1,203 @@
+"""Calls that no client of ours makes, over the wire to a real shard: refused with field and limit, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from raymq.actors.ray_methods import RayMethods
+from raymq.cluster.transport.flight_client import ShardConnection
+from raymq.store.errors import OffsetOutOfRange, Rejected
+from tests.support.batches import batch
+from tests.support.served_shard import CLUSTER_ID, TOKEN, ServedShard
+
+HUGE = 2**70
+#: of the kinds that JSON has, what is neither a count nor a name
+WRONG = [HUGE, -5, 1.5, "1", True, None, [1], {"a": 1}, float("nan")]
+NO_NAMES = [HUGE, -5, 1.5, "", "no such topic", "../t", True, None, ["t"], {"a": 1}, "x" * 100_000]
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedShard]:
+    """With topic t of two queues; queue 0 has three messages."""
+    with ServedShard(tmp_path_factory.mktemp("raw") / "store") as shard:
+        shard.start_flusher()
+        shard.cluster.create_topic("t", queues=2)
+        shard.cluster.create_topic("compacted", queues=1, compacted=True)
+        with shard.cluster.producer() as producer:
+            for _ in range(3):
+                producer.send("t", b"x", queue_id=0)
+        yield shard
+
+
+@pytest.fixture(scope="module")
+def connection(shard: ServedShard) -> Iterator[ShardConnection]:
+    with closing(ShardConnection(shard.endpoints[0], TOKEN, CLUSTER_ID, 0)) as connection:
+        yield connection
+
+
+def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(operation, arguments, the field that is wrong)."""
+    topic = {"name": "new", "queues": 1, "shards": [0]}
+    for name in NO_NAMES[:-1]:
+        if name != "no such topic":
+            yield "create_topic", {**topic, "name": name}, "topic"
+        for op, more in (
+            ("queue_ranges", {}),
+            ("offsets", {"group": "g"}),
+            ("commit_offsets", {"group": "g", "offsets": {"0": 0}}),
+            ("send_back", {"group": "g", "queue_id": 0, "offset": 0, "delay_level": 0}),
+        ):
+            yield op, {**more, "topic": name}, "topic"
+    for wrong in WRONG:
+        yield "create_topic", {**topic, "queues": wrong}, "queues"
+        yield "create_topic", {**topic, "shards": [wrong]}, "shards"
+        if wrong is not None:
+            yield "create_topic", {**topic, "attributes": wrong}, "attributes"
+        yield "create_topic", {**topic, "attributes": {"cleanup.policy": wrong}}, "attributes"
+        yield "init_producer", {"producer_id": wrong}, "producer_id"
+        if wrong != "1":
+            yield "commit_offsets", {"group": wrong, "topic": "t", "offsets": {"0": 0}}, "group"
+            yield "offsets", {"group": wrong, "topic": "t"}, "group"
+        back = {"group": "g", "topic": "t", "queue_id": 0, "offset": 0, "delay_level": 0}
+        yield "send_back", {**back, "queue_id": wrong}, "queue_id"
+        yield "send_back", {**back, "offset": wrong}, "offset"
+        if wrong != -5:
+            yield "send_back", {**back, "delay_level": wrong}, "delay_level"
+        commit = {"group": "g", "topic": "t"}
+        yield "commit_offsets", {**commit, "offsets": {"0": wrong}}, "offsets"
+        if not isinstance(wrong, dict):
+            yield "commit_offsets", {**commit, "offsets": wrong}, "offsets"
+        if wrong != "1":
+            yield "commit_offsets", {**commit, "offsets": {str(wrong): 0}}, "offsets"
+    for shards in ([], [1], [0] * 300_000, list(range(300_000)), [-1], "0", 0, None):
+        yield "create_topic", {**topic, "shards": shards}, "shards"
+    many = {str(queue): 0 for queue in range(300_000)}
+    yield "commit_offsets", {"group": "g", "topic": "t", "offsets": many}, "offsets"
+    yield "init_producer", {"producer_id": 2**64}, "producer_id"
+
+
+def test_an_operation_with_a_wrong_argument_is_refused_by_its_name(
+    shard: ServedShard, connection: ShardConnection
+) -> None:
+    end = shard.host.store.log.end
+    for op, arguments, field in calls():
+        with pytest.raises(Rejected) as refused:
+            connection.call(op, arguments)
+        error = refused.value
+        assert error.fields.get("field") == field, (op, str(arguments)[:200], error.message)
+        assert error.limit is not None
+        assert len(error.message) < 1000
+    assert shard.host.store.log.end == end
+    assert shard.host.failed is None
+
+
+def test_a_group_commits_only_offsets_that_its_queue_has(
+    shard: ServedShard, connection: ShardConnection
+) -> None:
+    commit = {"group": "g", "topic": "t"}
+    for offset in (4, 2**62):
+        with pytest.raises(OffsetOutOfRange) as refused:
+            connection.call("commit_offsets", {**commit, "offsets": {"1": 0, "0": offset}})
+        assert (refused.value.min, refused.value.max, refused.value.queue_id) == (0, 3, 0)
+    assert connection.call("offsets", commit) == {}
+    connection.call("commit_offsets", {**commit, "offsets": {"0": 3, "1": 0}})
+    assert connection.call("offsets", commit) == {"0": 3, "1": 0}
+    with shard.cluster.consumer("t", group="g2", start="earliest") as consumer:
+        with pytest.raises(OffsetOutOfRange):
+            consumer.commit({0: 4})
+        assert consumer.committed() == {}
+
+
+def fetches() -> Iterator[tuple[dict[str, Any], str]]:
+    good = {"topic": "t", "offsets": {0: 0}, "max_bytes": 1000, "max_records": 10, "wait_ms": 0}
+    for name in NO_NAMES:
+        yield {**good, "topic": name}, "topic"
+    for wrong in WRONG:
+        if wrong != HUGE:
+            yield {**good, "max_bytes": wrong}, "max_bytes"
+            yield {**good, "max_records": wrong}, "max_records"
+            yield {**good, "wait_ms": wrong}, "wait_ms"
+        if wrong not in (HUGE, -5):
+            # Of these the queue says that it does not hold them.
+            yield {**good, "offsets": {0: wrong}}, "offsets"
+        if wrong != "1" and not isinstance(wrong, dict | list):
+            yield {**good, "offsets": {wrong: 0}}, "offsets"
+    yield {**good, "offsets": {}}, "offsets"
+    yield {**good, "offsets": dict.fromkeys(range(300_000), 0)}, "offsets"
+    yield {**good, "offsets": {2: 0}}, "offsets"
+
+
+def test_a_fetch_with_a_wrong_argument_is_refused_by_its_name(
+    shard: ServedShard, connection: ShardConnection
+) -> None:
+    stream = connection.fetch_stream()
+    methods = RayMethods(shard.host)
+    for arguments, field in fetches():
+        for fetch in (stream.fetch, lambda **given: methods.read(CLUSTER_ID, **given)):
+            with pytest.raises(Rejected) as refused:
+                fetch(**arguments)
+            error = refused.value
+            assert error.fields.get("field") == field, (str(arguments)[:200], error.message)
+            assert len(error.message) < 1000
+    most = {"max_bytes": HUGE, "max_records": HUGE, "wait_ms": 0}
+    (found,) = stream.fetch("t", {0: 0}, **most)
+    assert found.next_offset == 3
+    for offset in (HUGE, -5, 4):
+        (found,) = stream.fetch("t", {0: offset}, **most)
+        assert isinstance(found.error, OffsetOutOfRange)
+    stream.close()
+
+
+def puts() -> Iterator[tuple[dict[str, Any], str]]:
+    good = {"topic": "t", "queue": 1, "pid": 7, "epoch": 0, "seq": 0, "acks": "quorum"}
+    for name in NO_NAMES:
+        yield {**good, "topic": name}, "topic"
+    for wrong in WRONG:
+        yield {**good, "queue": wrong}, "queue"
+        if wrong is not None:
+            yield {**good, "pid": wrong}, "pid"
+        yield {**good, "epoch": wrong}, "epoch"
+        yield {**good, "seq": wrong}, "seq"
+        yield {**good, "acks": wrong}, "acks"
+
+
+#: what the shard calls them where its own check finds the fault
+SAME = {
+    "queue": {"queue", "queue_id"},
+    "pid": {"pid", "producer_id"},
+    "seq": {"seq", "first_sequence"},
+}
+
+
+def test_a_put_with_a_wrong_argument_is_refused_by_its_name_and_stores_nothing(
+    shard: ServedShard, connection: ShardConnection
+) -> None:
+    end = shard.host.store.log.end
+    stream = connection.put_stream()
+    for number, (meta, field) in enumerate(puts(), start=1):
+        stream.send({**meta, "id": number, "read": number - 1}, batch([b"x"]))
+        (ack,) = stream.receive()
+        assert ack["id"] == number
+        assert ack["error"]["kind"] == "Rejected", (str(meta)[:200], ack)
+        assert ack["error"]["fields"]["field"] in SAME.get(field, {field}), (str(meta)[:200], ack)
+    stream.close()
+    assert shard.host.store.log.end == end
+    assert shard.host.failed is None
+
+
+def test_metadata_that_is_nested_without_end_is_refused(connection: ShardConnection) -> None:
+    deep: Any = "x"
+    for _ in range(900):
+        deep = [deep]
+    with pytest.raises(Rejected):
+        connection.call("queue_ranges", {"topic": deep})
+    raw = b'{"args":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    import pyarrow.flight as flight
+
+    options = flight.FlightCallOptions(headers=connection._headers)
+    (answer,) = connection._client.do_action(flight.Action("describe", raw), options=options)
+    assert b"Rejected" in answer.body.to_pybytes()

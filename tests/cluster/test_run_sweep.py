@@ -1,0 +1,91 @@
+"""What dead processes left in /tmp/raymq-<uid> goes, and only that."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.doorbell import Doorbell
+from raymq.cluster.deploy import run_sweep
+from raymq.cluster.deploy.process_tree import MARK
+from raymq.store.clock import Clock
+from raymq.store.files import Files
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(run_sweep, "run_dir", lambda files: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def bells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Doorbell]]:
+    def directory(replica: str) -> str:
+        return str(tmp_path / f"{int(replica):012x}")
+
+    monkeypatch.setattr("raymq.actors.doorbell.doorbell_directory", directory)
+    monkeypatch.setattr(run_sweep, "doorbell_directory", directory)
+    found = [Doorbell(str(number), "commit_log", files=Files()) for number in range(3)]
+    yield found
+    for bell in found:
+        bell.close()
+
+
+def age(place: Path) -> None:
+    """All of it was there yesterday."""
+    for path in place.iterdir():
+        os.utime(path, (0, 0))
+
+
+def test_the_doorbells_of_dead_processes_go_and_those_of_living_ones_stay(
+    place: Path, bells: list[Doorbell]
+) -> None:
+    bells[0].close()
+    # As after a SIGKILL: the name stays.
+    bells[1]._let_go()
+    age(place)
+    removed = run_sweep.sweep(Files(), Clock())
+    assert removed == ["000000000000", "000000000001"]
+    assert [path.name for path in place.iterdir()] == ["000000000002"]
+    bells[2].ring_own()
+    assert bells[2].wait(1000)
+
+
+def test_what_is_young_stays_unless_it_was_just_closed(place: Path, bells: list[Doorbell]) -> None:
+    bells[0].close()
+    bells[1].close()
+    assert run_sweep.sweep(Files(), Clock(), [Path("1"), Path("2")]) == ["000000000001"]
+
+
+def test_a_queues_door_that_nobody_keeps_goes(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as kept, socket.socket(socket.AF_UNIX) as left:
+        kept.bind(str(place / "queue-aa"))
+        kept.listen()
+        left.bind(str(place / "queue-bb"))
+        left.close()
+        (place / "notes").write_text("of somebody else")
+        age(place)
+        assert run_sweep.sweep(Files(), Clock()) == ["queue-bb"]
+
+
+def test_the_session_of_a_ray_stays_while_one_of_its_processes_lives(place: Path) -> None:
+    for name in ("ray-0123abcd", "ray-4567abcd"):
+        (place / name / "session" / "logs").mkdir(parents=True)
+    age(place)
+    living = subprocess.Popen(
+        [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+        env={**os.environ, MARK: "0123abcd89abcdef"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with living:
+        assert living.stdout is not None
+        living.stdout.readline()
+        assert run_sweep.sweep(Files(), Clock()) == ["ray-4567abcd"]
+    assert run_sweep.sweep(Files(), Clock()) == ["ray-0123abcd"]

@@ -1,0 +1,423 @@
+"""A store with many queues: what they cost in files, syncs and descriptors, and what a start looks at."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.store import format as fmt
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Corrupt, StorageFull
+from raymq.store.files import Data, Files, PathLike
+from raymq.store.log.marks import Marks
+from raymq.store.message_store import MessageStore
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.queues.queue_files import OPEN_FILES_MAX, OpenFiles, QueueFiles
+from raymq.store.tools.inspect import verify
+from tests.support.batches import request
+from tests.support.clock import ManualClock
+from tests.support.confirming import confirm, dispatch_all
+from tests.support.simulated_disk import SimulatedDisk
+
+QUEUES, TOPICS = 300, 3
+BLOCK = 4096
+CONFIG = StoreConfig(segment_size_bytes=1 << 20, message_index=False, prewrite_window_bytes=0)
+SMALL = StoreConfig(
+    segment_size_bytes=16 * 1024,
+    consume_queue_file_size_bytes=400,
+    message_index=False,
+    file_reserved_hours=1,
+)
+
+
+class Watched(Files):
+    """The real files, which tell what is done below `consumequeue/`."""
+
+    def __init__(self, boot: int = 1) -> None:
+        super().__init__()
+        self.boot = boot
+        self.calls: Counter[str] = Counter()
+        self.read_bytes = 0
+        self._queue_fds: set[int] = set()
+
+    def boot_id(self) -> str:
+        return f"boot {self.boot}"
+
+    def open_file(self, path: PathLike, *, create: bool = False, writable: bool = True) -> int:
+        fd = super().open_file(path, create=create, writable=writable)
+        if "/consumequeue/" in str(path):
+            self.calls["open"] += 1
+            self._queue_fds.add(fd)
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._queue_fds.discard(fd)
+        super().close(fd)
+
+    def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+        data = super().pread(fd, nbytes, offset)
+        if fd in self._queue_fds:
+            self.calls["pread"] += 1
+            self.read_bytes += len(data)
+        return data
+
+    def list(self, path: PathLike) -> list[str]:
+        self.calls["list"] += "/consumequeue" in str(path)
+        return super().list(path)
+
+    def sync_data(self, fd: int) -> None:
+        self.calls["sync"] += fd in self._queue_fds
+        super().sync_data(fd)
+
+    def sync_dir(self, path: PathLike) -> None:
+        self.calls["sync_dir"] += "/consumequeue" in str(path)
+        super().sync_dir(path)
+
+    @property
+    def open_queue_files(self) -> int:
+        return len(self._queue_fds)
+
+
+def open_store(root: Path, boot: int = 1) -> tuple[MessageStore, Watched]:
+    files = Watched(boot)
+    return MessageStore.open(root, config=CONFIG, files=files), files
+
+
+def put_to_all(store: MessageStore) -> None:
+    for number in range(QUEUES):
+        where = {"topic": f"t{number % TOPICS}", "queue": number // TOPICS}
+        store.put(request([b"first", b"second"], **where))  # type: ignore[arg-type]
+
+
+def check_all(store: MessageStore, count: int = 2) -> None:
+    for number in range(QUEUES):
+        topic, queue = f"t{number % TOPICS}", number // TOPICS
+        assert store.queue_range(topic, queue) == (0, count)
+        part = store.fetch(topic, queue, 0, max_bytes=1 << 20, max_records=100)
+        assert part.next_offset == count
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Iterator[tuple[MessageStore, Watched]]:
+    """A new store, and its files; every queue has two messages that wait for the dispatch."""
+    store, files = open_store(tmp_path / "s")
+    for topic in range(TOPICS):
+        store.create_topic(f"t{topic}", QUEUES // TOPICS, [0])
+    put_to_all(store)
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    yield store, files
+    store.abandon()
+
+
+def test_the_first_messages_of_many_queues_wait_for_no_sync_and_take_a_block_each(
+    many: tuple[MessageStore, Watched],
+) -> None:
+    store, files = many
+    dispatch_all(store)
+    assert (files.calls["sync"], files.calls["sync_dir"]) == (0, 0)
+    places = [path for path in (store.log.root / "consumequeue").rglob("*") if path.is_file()]
+    assert len(places) == QUEUES + 1
+    assert {path.stat().st_size for path in places} == {CONFIG.consume_queue_file_size_bytes}
+    assert sum(path.stat().st_blocks * 512 for path in places) <= len(places) * BLOCK
+    # Then once each: the units, the queues' names in their topic, the topics' names.
+    store.sync_queues()
+    assert files.calls["sync"] == QUEUES + 1
+    assert files.calls["sync_dir"] == (QUEUES + 1) + (TOPICS + 1) + 1
+    store.sync_queues()
+    assert files.calls["sync"] == QUEUES + 1
+
+
+def test_many_queues_share_a_bounded_number_of_descriptors(
+    many: tuple[MessageStore, Watched],
+) -> None:
+    store, files = many
+    dispatch_all(store)
+    check_all(store)
+    assert files.open_queue_files == OPEN_FILES_MAX == store.consume_queues.opened.count
+    store.sync_queues()
+    put_to_all(store)
+    confirm(store)
+    check_all(store, 4)
+    assert files.open_queue_files == OPEN_FILES_MAX
+    store.close()
+    assert files.open_queue_files == 0
+
+
+def test_a_start_after_a_kill_opens_no_consume_queue_before_somebody_asks_for_it(
+    many: tuple[MessageStore, Watched],
+) -> None:
+    store, _ = many
+    dispatch_all(store)
+    store.abandon()
+    again, files = open_store(store.log.root)
+    assert again.dispatched == store.dispatched
+    assert files.calls == Counter({"sync_dir": 0, "list": 0})
+    assert len(again.queues()) == QUEUES + 1
+    assert again.queue_range("t0", 5) == (0, 2)
+    assert files.calls["open"] == 0
+    assert again.fetch("t0", 5, 0, max_bytes=1, max_records=1).next_offset == 1
+    assert files.calls["open"] == 1
+    check_all(again)
+    put_to_all(again)
+    confirm(again)
+    check_all(again, 4)
+    again.close()
+    assert verify(again.log.root) == []
+
+
+def test_what_a_killed_process_left_unsynced_is_synced_before_the_mark_vouches_for_it(
+    many: tuple[MessageStore, Watched],
+) -> None:
+    store, _ = many
+    dispatch_all(store)
+    store.abandon()
+    again, files = open_store(store.log.root)
+    again.sync_queues()
+    assert files.calls["sync"] == QUEUES + 1
+    assert files.calls["sync_dir"] == (QUEUES + 1) + (TOPICS + 1) + 1
+    assert again.log.marks.dispatched_end == again.dispatched
+    again.close()
+
+
+def test_a_start_after_a_power_loss_reads_no_empty_tails(
+    many: tuple[MessageStore, Watched],
+) -> None:
+    store, _ = many
+    dispatch_all(store)
+    store.sync_queues()
+    store.abandon()
+    again, files = open_store(store.log.root, boot=2)
+    assert files.read_bytes < (QUEUES + 1) * 5 * BLOCK
+    assert again.dispatched == store.dispatched
+    check_all(again)
+    again.abandon()
+
+
+# --- a start that knows where queues end ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk(record=False)
+
+
+def small_store(disk: SimulatedDisk, clock: ManualClock | None = None) -> MessageStore:
+    store = MessageStore.open(Path("/s"), config=SMALL, files=disk, clock=clock or ManualClock())
+    for topic in ("t", "a", "b", "little", "large"):
+        store.create_topic(topic, 1, [0])
+    return store
+
+
+def test_a_kill_between_messages_of_one_batch_costs_no_rebuild(disk: SimulatedDisk) -> None:
+    store = small_store(disk)
+    ends = [store.put(request([b"x" * 100] * 5)).end_offset for _ in range(4)]
+    store.log.sync()
+    store.log.note_confirmed(ends[1])
+    dispatch_all(store)
+    store.abandon()
+    again = small_store(disk)
+    # One run of twenty messages in the log, ten of which have units.
+    assert again.dispatched == ends[1]
+    assert again.queue_range("t", 0) == (0, 10)
+    confirm(again)
+    assert again.queue_range("t", 0) == (0, 20)
+    again.abandon()
+
+
+def test_a_queue_that_does_not_end_where_it_was_dispatched_to_is_built_anew_by_the_next_start(
+    disk: SimulatedDisk,
+) -> None:
+    store = small_store(disk)
+    for topic in "ab":
+        store.put(request([b"x"] * 5, topic=topic))
+    confirm(store)
+    store.abandon()
+    fd = disk.open_file(f"/s/consumequeue/a/0/{0:020d}")
+    disk.pwrite(fd, bytes(20), 4 * 20)
+    disk.close(fd)
+    again = small_store(disk)
+    assert again.queue_range("b", 0) == (0, 5)
+    with pytest.raises(Corrupt, match="does not end at offset 5"):
+        again.fetch("a", 0, 0, max_bytes=1, max_records=1)
+    again.abandon()
+    third = small_store(disk)
+    confirm(third)
+    assert third.queue_range("a", 0) == third.queue_range("b", 0) == (0, 5)
+    third.close()
+
+
+def test_retention_deletes_the_files_of_queues_that_nobody_has_opened(disk: SimulatedDisk) -> None:
+    clock = ManualClock()
+    store = small_store(disk, clock)
+    store.put(request([b"only"], topic="little"))
+    while store.log.end < 3 * SMALL.segment_size_bytes:
+        store.put(request([b"x" * 500] * 4, topic="large"))
+    confirm(store)
+    store.close()
+    clock.advance(3 * 3_600_000)
+    again = small_store(disk, clock)
+    before = len(disk.list("/s/consumequeue/large/0"))
+    again.cleaner.delete_now()
+    assert again.cleaner.run_once() > 0
+    assert len(disk.list("/s/consumequeue/large/0")) < before
+    low, high = again.queue_range("large", 0)
+    assert 0 < low < high
+    assert again.queue_range("little", 0) == (1, 1)
+    again.close()
+    assert verify(Path("/s"), files=disk) == []
+
+
+def test_a_message_to_a_queue_that_rests_goes_on_where_it_ended(disk: SimulatedDisk) -> None:
+    store = small_store(disk)
+    for _ in range(25):
+        store.put_inner([InnerMessage("t", 0, b"x")])
+    confirm(store)
+    store.close()
+    again = small_store(disk)
+    assert again.put_inner([InnerMessage("t", 0, b"y")])[0].first_offset == 25
+    confirm(again)
+    units = again.consume_queues.get("t", 0).read(0, 99)
+    assert (np.diff(units["position"].astype(np.int64)) > 0).all()
+    assert len(units) == 26
+    again.close()
+
+
+# --- one queue's files ----------------------------------------------------------------------------------------
+
+SIZE = 400
+
+
+def queue_on(files: Files, root: Path, opened: OpenFiles | None = None) -> ConsumeQueue:
+    return ConsumeQueue(root / "consumequeue" / "t" / "0", SIZE, files=files, opened=opened)
+
+
+def append(queue: ConsumeQueue, first: int, count: int) -> None:
+    rows = np.arange(first, first + count, dtype=np.int64)
+    queue.append(first, rows * 100, np.full(count, 100), rows)
+
+
+def test_a_file_that_is_used_again_takes_the_place_of_the_one_that_was_not_used_for_longest(
+    tmp_path: Path,
+) -> None:
+    files = Watched()
+    opened = OpenFiles(files, limit=2)
+    queue = queue_on(files, tmp_path, opened)
+    append(queue, 0, 60)
+    assert opened.count == files.open_queue_files == 2
+    before = files.calls["open"]
+    queue.read(45, 1)
+    assert files.calls["open"] == before
+    for at in (0, 20, 40):
+        assert queue.read(at, 1)["position"].tolist() == [at * 100]
+    assert opened.count == files.open_queue_files == 2
+    queue.close()
+    assert opened.count == files.open_queue_files == 0
+
+
+def test_the_name_of_a_file_is_durable_before_the_next_one_is_made(tmp_path: Path) -> None:
+    files = Watched()
+    queue = queue_on(files, tmp_path)
+    append(queue, 0, 20)
+    assert files.calls["sync_dir"] == 0
+    append(queue, 20, 1)
+    # Of the file, the queue and the topic.
+    assert files.calls["sync_dir"] == 3
+    append(queue, 21, 20)
+    assert files.calls["sync_dir"] == 4
+    queue.close()
+
+
+def test_a_file_that_was_never_finished_ends_its_queue(tmp_path: Path) -> None:
+    queue = queue_on(Files(), tmp_path)
+    append(queue, 0, 60)
+    queue.close()
+    os.truncate(queue.directory / fmt.file_name(SIZE), 0)
+    again = queue_on(Files(), tmp_path)
+    again.load()
+    again.recover()
+    assert (again.max_offset, len(os.listdir(again.directory))) == (20, 1)
+    append(again, 20, 20)
+    assert again.max_offset == 40
+    again.close()
+
+
+def test_a_sector_that_cannot_be_read_is_corrupt_at_its_place(tmp_path: Path) -> None:
+    class Bad(Files):
+        def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+            if offset >= 100:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().pread(fd, nbytes, offset)
+
+    queue = queue_on(Bad(), tmp_path)
+    append(queue, 0, 30)
+    assert len(queue.read(0, 5)) == 5
+    with pytest.raises(Corrupt, match="Input/output error") as caught:
+        queue.read(25, 5)
+    assert (caught.value.offset, Path(caught.value.path).name) == (SIZE + 100, f"{SIZE:020d}")
+    queue.close()
+
+
+def test_a_file_that_somebody_cut_is_corrupt_and_never_read_as_zeros(tmp_path: Path) -> None:
+    queue = queue_on(Files(), tmp_path)
+    append(queue, 0, 20)
+    os.truncate(queue.directory / fmt.file_name(0), 100)
+    with pytest.raises(Corrupt, match="ends at 100"):
+        queue.read(3, 5)
+    queue.close()
+
+
+def test_a_full_disk_is_an_error_and_the_next_try_goes_on(tmp_path: Path) -> None:
+    class Full(Files):
+        full = False
+
+        def pwrite(self, fd: int, data: Data, offset: int) -> None:
+            if self.full:
+                super().pwrite(fd, memoryview(data)[: len(data) // 2], offset)
+                raise StorageFull("the disk is full", field="disk")
+            super().pwrite(fd, data, offset)
+
+    files = Full()
+    queue = queue_on(files, tmp_path)
+    append(queue, 0, 5)
+    files.full = True
+    with pytest.raises(StorageFull):
+        append(queue, 5, 30)
+    assert queue.max_offset == 5
+    files.full = False
+    append(queue, 5, 30)
+    assert queue.read(0, 99)["position"].tolist() == [at * 100 for at in range(20)] + [
+        at * 100 for at in range(20, 35)
+    ]
+    queue.close()
+
+
+def test_a_file_that_cannot_get_its_length_leaves_nothing_behind(disk: SimulatedDisk) -> None:
+    disk.make_dirs("/s/consumequeue")
+    opened = OpenFiles(disk)
+    queue = QueueFiles(Path("/s/consumequeue/t/0"), SIZE, opened=opened)
+    disk.fail("truncate", error=errno.ENOSPC)
+    with pytest.raises(StorageFull):
+        queue.create_next()
+    assert disk.list("/s/consumequeue/t/0") == []
+    assert opened.count == 0
+    assert queue.create_next().path.name == f"{0:020d}"
+
+
+def test_a_cut_below_where_consume_queues_reach_makes_the_next_start_look_at_them(
+    tmp_path: Path,
+) -> None:
+    marks = Marks.open(tmp_path / "marks", files=Files())
+    marks.queued_end = 500
+    marks.lower(600)
+    assert marks.queued_end == 500
+    marks.lower(499)
+    assert marks.queued_end == 0
+    marks.close()

@@ -1,0 +1,289 @@
+"""What producers stored is remembered for a million of them in bounded memory, and a limit that is met says so."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from raymq.store import producer_table
+from raymq.store.config import StoreConfig
+from raymq.store.embedded import EmbeddedStore
+from raymq.store.errors import Fenced, Rejected
+from raymq.store.message_store import MessageStore
+from raymq.store.producer_table import ENTRY, EPOCH, ProducerTable
+from raymq.store.state import SNAPSHOT, ShardState
+from tests.support.batches import request
+from tests.support.clock import ManualClock
+
+HOUR_MS = 3_600_000
+MIB = 1 << 20
+
+
+def stored(state, producer, queue, sequence, *, epoch=0, now=1000, count=1, topic="t"):
+    """A batch of a producer that is in the log."""
+    offset = state.next_offsets.get((topic, queue), 0)
+    state.apply_rows(
+        topic,
+        queue,
+        offset,
+        count,
+        100 * (offset + count),
+        now,
+        producer=producer,
+        epoch=epoch,
+        first_sequence=sequence,
+    )
+    return offset
+
+
+def restored(state, **limits):
+    again = ShardState(**limits)
+    for part in state.snapshot(MIB):
+        again.apply_internal(SNAPSHOT, part)
+    return again
+
+
+def test_more_producers_and_queues_than_are_objects_are_all_recognised():
+    """320 producers x 64 queues: more than 20,000 entries, each written in turn."""
+    state = ShardState()
+    offsets = {}
+    for turn in range(2):
+        for producer in range(320):
+            for queue in range(64):
+                offsets[producer, queue, turn] = stored(state, producer, queue, turn)
+    assert len(state.producers) == 320 * 64 > producer_table.RECENT_MAX
+    for known in (state, restored(state)):
+        for (producer, queue, turn), offset in list(offsets.items())[::7]:
+            found = known.admit(producer, 0, "t", queue, turn, 1)
+            assert (found.duplicates, found.first_offset) == (1, offset)
+    assert restored(state).producers == state.producers
+
+
+def test_the_table_says_the_same_as_a_dict_whatever_is_written_in_which_order(monkeypatch):
+    monkeypatch.setattr(producer_table, "RECENT_MAX", 7)
+    dice = random.Random(3)
+    state, sequences, epochs = ShardState(), {}, {}
+    for turn in range(6000):
+        producer = dice.choice((dice.randrange(40), (1 << 64) - 1 - dice.randrange(300)))
+        queue, topic = dice.randrange(3), dice.choice("abc")
+        key = (producer, topic, queue)
+        epochs[producer] = max(epochs.get(producer, 0), dice.randrange(1 + turn // 1000))
+        sequence, count = sequences.get(key, 0), dice.randint(1, 3)
+        stored(state, producer, queue, sequence, epoch=epochs[producer], count=count, topic=topic)
+        sequences[key] = sequence + count
+        if turn % 1500 == 1499:
+            state = restored(state)
+    assert {key: state.producers[key].next_sequence for key in state.producers} == sequences
+    assert state.producers.epochs() == epochs
+    assert state.producers.get((5, "d", 0)) is None
+    for producer, epoch in epochs.items():
+        assert state.producers.epoch(producer) == epoch
+        if epoch:
+            with pytest.raises(Fenced):
+                state.admit(producer, epoch - 1, "a", 0, 0, 1)
+
+
+def test_above_the_limit_a_new_producer_is_refused_and_none_is_forgotten():
+    state = ShardState(producer_entries_max=10, producer_expiry_ms=HOUR_MS)
+    for producer in range(10):
+        stored(state, producer, 0, 0)
+    with pytest.raises(Rejected, match="producer_entries_max") as refused:
+        state.admit(10, 0, "t", 0, 0, 1)
+    assert (refused.value.field, refused.value.limit) == ("producer", 10)
+    assert not refused.value.retriable
+    with pytest.raises(Rejected):
+        state.admit(3, 0, "t", 1, 0, 1)
+    with pytest.raises(Rejected):
+        state.next_epoch(10)
+    for producer in range(10):
+        assert state.admit(producer, 0, "t", 0, 0, 1).duplicates == 1
+        assert state.next_epoch(producer) == 1
+
+
+def test_at_the_limit_what_was_unused_for_long_makes_room():
+    state = ShardState(producer_entries_max=10, producer_expiry_ms=HOUR_MS)
+    for producer in range(10):
+        stored(state, producer, 0, 0, epoch=2, now=producer)
+    stored(state, 0, 0, 1, epoch=2, now=HOUR_MS + 4)
+    assert len(state.producers) == 10, "below the limit nothing is forgotten"
+    assert state.admit(10, 0, "t", 0, 0, 1).duplicates == 0
+    assert {producer for producer, _, _ in state.producers} == {0, 5, 6, 7, 8, 9}
+    assert state.producers.epochs().keys() == {0, 5, 6, 7, 8, 9}
+    assert state.admit(0, 2, "t", 0, 0, 2).duplicates == 2
+    stored(state, 10, 0, 0, now=HOUR_MS + 4)
+    assert state.admit(10, 0, "t", 0, 0, 1).duplicates == 1
+
+
+def test_what_a_log_holds_above_a_limit_that_was_lowered_is_remembered():
+    state = ShardState()
+    for producer in range(30):
+        stored(state, producer, 0, 0)
+    again = restored(state, producer_entries_max=10, producer_expiry_ms=HOUR_MS)
+    stored(again, 30, 0, 0)
+    for producer in range(31):
+        assert again.admit(producer, 0, "t", 0, 0, 1).duplicates == 1
+
+
+def test_a_refusal_at_the_limit_stores_nothing_and_outlives_a_restart(tmp_path):
+    config = StoreConfig(segment_size_bytes=64 * 1024, producer_entries_max=3)
+    store = EmbeddedStore(tmp_path, config=config)
+    store.create_topic("t", 1)
+    for producer in range(3):
+        store.put(request([b"x"], producer=producer, sequence=0))
+    end = store.store.log.end
+    with pytest.raises(Rejected, match="producer_entries_max"):
+        store.put(request([b"x"], producer=3, sequence=0))
+    assert store.store.log.end == end
+    store.put(request([b"no producer"]))
+    store.close()
+    store = EmbeddedStore(tmp_path, config=config)
+    with pytest.raises(Rejected, match="producer_entries_max"):
+        store.store.init_producer(3)
+    assert store.put(request([b"x"], producer=2, sequence=0)).duplicates == 1
+    store.close()
+
+
+def test_a_snapshot_of_an_earlier_version_is_read():
+    part = (
+        b'{"part":0,"parts":1,"rows":[{"t":"time","v":77},{"t":"queue","n":"t","q":1,"o":9},'
+        b'{"t":"epoch","p":5,"e":3},'
+        b'{"t":"seq","p":5,"n":"t","q":1,"s":6,"e":900,"r":[[0,2,1],[2,1,5],[3,3,6]]}]}'
+    )
+    state = ShardState()
+    assert state.apply_internal(SNAPSHOT, part)
+    assert state.admit(5, 3, "t", 1, 2, 1).first_offset == 5
+    assert state.producers.epoch(5) == 3
+    assert restored(state).admit(5, 3, "t", 1, 5, 1) == (1, 8, 900)
+
+
+def test_the_parts_of_a_snapshot_keep_to_their_size():
+    state = ShardState()
+    for number in range(3000):
+        stored(state, number, number % 7, 0, topic="topic-" + "x" * (number % 50))
+    for limit in (1000, 8192, 100_000):
+        parts = state.snapshot(limit)
+        assert max(map(len, parts)) <= 1.1 * limit
+        again = ShardState()
+        for part in parts:
+            again.apply_internal(SNAPSHOT, part)
+        assert again.producers == state.producers
+
+
+def columns(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Entries of as many producers, in 64 queues, with the numbers of a log of days."""
+    dice = np.random.default_rng(1)
+    entries = np.zeros(count, dtype=ENTRY)
+    entries["producer"] = dice.permutation(count).astype(np.uint64) * np.uint64(0x1234567890AB)
+    entries["queue"] = np.arange(count) % 64
+    entries["time_ms"] = 1_700_000_000_000 + dice.integers(0, 86_400_000, count)
+    entries["end_offset"] = dice.integers(0, 1 << 38, count)
+    entries["first_count"] = entries["last_count"] = 100
+    entries["first_offset"] = dice.integers(0, 1 << 24, count)
+    entries["last_sequence"] = dice.integers(1000, 1 << 24, count)
+    entries["last_offset"] = entries["last_sequence"] + entries["first_offset"]
+    epochs = np.zeros(count, dtype=EPOCH)
+    epochs["producer"] = entries["producer"]
+    epochs["time_ms"], epochs["epoch"] = entries["time_ms"], 3
+    return entries, epochs
+
+
+#: an object of so many is made, and counts for all of them: tracemalloc is slow
+SAMPLED = 10
+
+
+def test_a_million_entries_take_200_mb_and_are_written_and_read_as_columns():
+    entries, epochs = columns(1_000_000)
+    queues = [("t", number) for number in range(64)]
+    state = ShardState()
+    tracemalloc.start()
+    try:
+        assert state.producers.queue_numbers(queues).tolist() == list(range(64))
+        state.producers.load([entries], [epochs])
+        rows, _ = tracemalloc.get_traced_memory()
+        # Each with all the runs that an object may have.
+        for at in range(producer_table.RECENT_MAX // SAMPLED):
+            entry = state.producers.open((int(entries["producer"][at]), "t", at % 64))
+            for number in range(producer_table.RUNS_MAX):
+                entry.extend(1 << 26 | 9 * number, 1, 1 << 26 | 90 * number, 1 << 39)
+        objects = (tracemalloc.get_traced_memory()[0] - rows) * SAMPLED
+        tracemalloc.reset_peak()
+        parts = state.snapshot(MIB)
+        peak = tracemalloc.get_traced_memory()[1] - tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    size = sum(map(len, parts))
+    print(
+        f"\n{rows / 1e6:.0f} MB of rows, {objects / 1e6:.0f} MB of objects; a snapshot has "
+        f"{size / 1e6:.0f} MB, and takes {peak / 1e6:.0f} MB beside them"
+    )
+    assert rows + objects <= 200e6
+    assert size <= 60e6
+    assert peak <= 20e6
+    again = ShardState()
+    for part in parts:
+        again.apply_internal(SNAPSHOT, part)
+    assert len(again.producers) == len(state.producers) == 1_000_000
+    for at in range(0, 1_000_000, 100_000):
+        key = (int(entries["producer"][at]), "t", at % 64)
+        assert again.producers.epoch(key[0]) == 3
+        assert again.producers[key].next_sequence == state.producers[key].next_sequence
+
+
+@pytest.mark.parametrize("shift", [0, 16, 32, 40, 48])
+def test_producer_ids_of_a_pattern_are_found_in_a_few_looks(shift):
+    rows = producer_table._Rows(EPOCH)
+    for number in range(3000):
+        rows.add(number << shift, 0)
+    looks = 0
+    place = rows.place
+
+    def counted(row):
+        nonlocal looks
+        looks += 1
+        return place(row)
+
+    rows.place = counted
+    for number in range(3000):
+        assert rows.find(number << shift, 0) == number
+    assert looks < 3 * 3000
+    # As they are found after a load.
+    loaded = producer_table._Rows(EPOCH, list(rows.parts()))
+    for number in range(0, 3000, 100):
+        assert loaded.find(number << shift, 0) == number
+
+
+def test_other_threads_find_entries_while_the_table_grows_and_drops():
+    table = ProducerTable(entries_max=10_000, expiry_ms=HOUR_MS)
+    known = table.make((1, "t", 0))
+    known.extend(0, 5, 0, 50)
+    known.time_ms = 2 * HOUR_MS
+    for producer in range(2, 6000):
+        table.make((producer, "t", 0))
+        looked = table.get((1, "t", 0))
+        assert looked is not None
+        assert looked.next_sequence == 5
+    assert table.drop_expired(2 * HOUR_MS) == 5998
+    assert table[1, "t", 0].next_sequence == 5
+    assert len(table) == 1
+
+
+def test_a_million_entries_come_back_with_the_store(tmp_path):
+    """The same through the log, a hundredth of it: a snapshot of several parts at the head of a file."""
+    config = StoreConfig(segment_size_bytes=4 * MIB)
+    store = MessageStore.open(tmp_path, config=config, clock=ManualClock())
+    store.create_topic("t", 64, [0])
+    entries, epochs = columns(10_000)
+    store.state.producers.queue_numbers([("t", number) for number in range(64)])
+    store.state.producers.load([entries], [epochs])
+    store.log.seal(0)
+    store.put(request([b"first of the file"]))
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    before = store.state.producers
+    store.close()
+    again = MessageStore.open(tmp_path, config=config, clock=ManualClock())
+    assert again.state.producers == before
+    again.close()

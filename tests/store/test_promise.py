@@ -1,0 +1,188 @@
+"""The table of promises: every state of the four ends, against the rules in words, and against README's table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from raymq.store.promise import (
+    ACKS,
+    FLUSHES,
+    PROMISES,
+    Acks,
+    Ends,
+    Flush,
+    awaits_commit,
+    own_durable,
+    promises,
+)
+from raymq.store.status import PutStatus
+
+ROOT = Path(__file__).resolve().parents[2]
+MODES = list(PROMISES)
+HIGHEST = 4
+
+
+def states() -> Iterator[Ends]:
+    """Every legal state of the four ends up to HIGHEST."""
+    for ends in product(range(HIGHEST + 1), repeat=4):
+        state = Ends(*ends)
+        if max(state.synced, state.replicated) <= state.committed <= state.appended:
+            yield state
+
+
+STATES = list(states())
+
+
+def kept(flush: Flush, mirrored: bool, acks: Acks, state: Ends, end: int) -> bool:
+    """The promise in words, put by put: without minima, without the table."""
+    here = state.synced >= end if flush == "sync" else state.appended >= end
+    if mirrored and acks == "quorum":
+        return here and state.committed >= end and state.replicated >= end
+    return here
+
+
+def readable(flush: Flush, mirrored: bool, state: Ends, end: int) -> bool:
+    here = state.synced >= end if flush == "sync" else state.committed >= end
+    return here and (not mirrored or state.replicated >= end)
+
+
+def test_there_is_a_row_for_every_mode() -> None:
+    assert set(PROMISES) == set(product(FLUSHES, (False, True), ACKS))
+
+
+@pytest.mark.parametrize(("flush", "mirrored", "acks"), MODES)
+def test_receipts_and_readers_wait_for_what_the_rules_say_in_every_state(
+    flush: Flush, mirrored: bool, acks: Acks
+) -> None:
+    promise = PROMISES[flush, mirrored, acks]
+    for state in STATES:
+        for end in range(1, HIGHEST + 1):
+            receipted = promise.acknowledged(state) >= end
+            assert receipted == kept(flush, mirrored, acks, state, end)
+            assert receipted == (promise.flushed(state) >= end and promise.copied(state) >= end)
+            assert (promise.readable(state) >= end) == readable(flush, mirrored, state, end)
+
+
+@pytest.mark.parametrize(("flush", "mirrored", "acks"), MODES)
+def test_a_late_put_is_the_replicas_fault_wherever_the_replica_is_late(
+    flush: Flush, mirrored: bool, acks: Acks
+) -> None:
+    promise = PROMISES[flush, mirrored, acks]
+    for state in STATES:
+        for end in range(promise.acknowledged(state) + 1, state.appended + 1):
+            replica_late = mirrored and acks == "quorum" and state.replicated < end
+            assert promise.late(state, end) is (
+                PutStatus.FLUSH_SLAVE_TIMEOUT if replica_late else PutStatus.FLUSH_DISK_TIMEOUT
+            )
+
+
+@pytest.mark.parametrize("flush", FLUSHES)
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_the_ack_modes_of_a_shard_agree_on_what_readers_see(flush: Flush, mirrored: bool) -> None:
+    assert (
+        len({promise.readable_by for promise in promises(flush, mirrored=mirrored).values()}) == 1
+    )
+
+
+@pytest.mark.parametrize("flush", FLUSHES)
+def test_what_a_quorum_of_replicas_acknowledged_may_be_read(flush: Flush) -> None:
+    """Replication publishes one end for both."""
+    row = PROMISES[flush, True, "quorum"]
+    assert row.acknowledged_by == row.readable_by
+
+
+def test_only_memory_alone_makes_a_commit_wait_for_its_turn() -> None:
+    urgent = {
+        (flush, mirrored): awaits_commit(flush, mirrored=mirrored)
+        for flush, mirrored in product(FLUSHES, (False, True))
+    }
+    assert [mode for mode, awaited in urgent.items() if not awaited] == [("async", False)]
+
+
+def test_a_replica_calls_durable_what_its_flush_mode_asks() -> None:
+    state = Ends(appended=4, committed=3, synced=2, replicated=0)
+    assert (own_durable("sync", state), own_durable("async", state)) == (2, 3)
+
+
+def sources(*folders: str) -> Iterator[tuple[str, str]]:
+    """(path, text) of every module."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+
+
+def test_the_ack_modes_are_declared_once() -> None:
+    folders = ("store", "replication", "actors", "cluster", "spark")
+    found = [
+        path for path, text in sources(*folders) if re.search(r'Literal\["(quorum|leader)', text)
+    ]
+    assert found == ["store/promise.py"]
+
+
+def test_no_process_decides_by_the_modes_names() -> None:
+    compared = re.compile(r"""(flush|acks|"(flush|acks)"\]) (==|!=) ["']""")
+    assert [path for path, text in sources("replication", "actors") if compared.search(text)] == []
+
+
+# --- README -------------------------------------------------------------------------------------
+
+#: the phrases of README's table, and the ends that they mean
+RECEIPTS = {
+    "fdatasync": ("synced",),
+    "the write to the page cache": ("appended",),
+    "fdatasync of both replicas": ("synced", "replicated"),
+    "the write to both page caches": ("committed", "replicated"),
+    "fdatasync of the leader": ("synced",),
+    "the write to the leader's page cache": ("appended",),
+}
+ROCKETMQ = {
+    ("quorum", "sync"): "SYNC_FLUSH, SYNC_MASTER",
+    ("quorum", "async"): "ASYNC_FLUSH, SYNC_MASTER",
+    ("leader", "sync"): "SYNC_FLUSH, ASYNC_MASTER",
+    ("leader", "async"): "ASYNC_FLUSH, ASYNC_MASTER",
+}
+
+
+def readme_rows() -> dict[tuple[str, str], tuple[str, str, str, str]]:
+    """(acks, flush) -> the other cells of README's promise table."""
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    head = next(at for at, line in enumerate(lines) if line.startswith("| acks, flush |"))
+    rows = {}
+    for line in lines[head + 2 :]:
+        if not line.startswith("|"):
+            break
+        mode, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        acks, flush = mode.replace("(default)", "").replace("*", "").strip().split(", ")
+        rows[acks, flush] = tuple(cells)
+    return rows
+
+
+def seen_at_once(flush: Flush, mirrored: bool, acks: Acks) -> bool:
+    """Whether readers see whatever was receipted, without the transient pool."""
+    promise = PROMISES[flush, mirrored, acks]
+    return all(
+        promise.acknowledged(state) <= promise.readable(state)
+        for state in STATES
+        if state.appended == state.committed
+    )
+
+
+def test_the_readme_promises_what_the_table_does() -> None:
+    rows = readme_rows()
+    assert set(rows) == set(product(ACKS, FLUSHES))
+    for (acks, flush), (rocketmq, single, mirror, readers) in rows.items():
+        assert rocketmq == ROCKETMQ[acks, flush]
+        assert RECEIPTS[single] == PROMISES[flush, False, acks].acknowledged_by
+        assert RECEIPTS[mirror] == PROMISES[flush, True, acks].acknowledged_by
+        assert seen_at_once(flush, False, acks)
+        at_once = (
+            "at once"
+            if seen_at_once(flush, True, acks)
+            else ("in mirror, when the follower has it")
+        )
+        assert readers == at_once

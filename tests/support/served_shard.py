@@ -1,0 +1,106 @@
+"""One shard as a client meets it: a real leader behind a real Flight server, its flusher in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from raymq.actors.commit_log_host import LeaderHost
+from raymq.cluster.cluster import Cluster
+from raymq.cluster.transport.flight_server import Server, serve
+from raymq.store.config import StoreConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER_ID = "5e" * 16
+TOKEN = "t0ken"
+SEGMENT_BYTES = 256 * 1024
+#: nothing is late
+PATIENT = StoreConfig(
+    segment_size_bytes=SEGMENT_BYTES, prewrite_window_bytes=64 * 1024, sync_flush_timeout_ms=20_000
+)
+#: a put that waits for an absent satellite is answered soon
+HASTY = StoreConfig(
+    segment_size_bytes=SEGMENT_BYTES,
+    prewrite_window_bytes=64 * 1024,
+    sync_flush_timeout_ms=200,
+    slave_timeout_ms=200,
+)
+
+FLUSHER = """
+import sys
+from raymq.actors.flush_service import FlushService
+from raymq.store.config import StoreConfig
+
+FlushService(sys.argv[1], "group_commit", StoreConfig(segment_size_bytes=int(sys.argv[2]))).run()
+"""
+
+
+class ServedShard:
+    """Made with `mirror` its follower is away: no process replicates."""
+
+    def __init__(self, root: Path, config: StoreConfig = PATIENT, *, mirror: bool = False) -> None:
+        self.root = root
+        self._roles = ("group_commit", "replication") if mirror else ("group_commit",)
+        self._config = config
+        self._flushers: list[subprocess.Popen[bytes]] = []
+        self._server: Server | None = None
+        self.host: LeaderHost
+        self.endpoints: dict[int, str] = {}
+        self.cluster = Cluster(
+            name="served",
+            cluster_id=CLUSTER_ID,
+            shards=1,
+            token=TOKEN,
+            endpoints={0: "127.0.0.1:1"},
+            resolver=lambda: dict(self.endpoints),
+        )
+
+    def up(self) -> None:
+        """Open the store and serve it."""
+        identity = {"cluster_id": CLUSTER_ID, "shard": 0, "shards": 1, "name": "served"}
+        self.host = LeaderHost(self.root, self._config, identity=identity, roles=self._roles)
+        self._server = serve(self.host, host="127.0.0.1", port=0, token=TOKEN)
+        self.endpoints = {0: f"127.0.0.1:{self._server.port}"}
+        self.host.routes = {"0": self.endpoints[0]}
+        self.cluster.refresh()
+        if self._flushers:
+            # A leader that starts ends the flusher before it.
+            self.start_flusher()
+
+    def down(self) -> None:
+        """Stop serving; the store is closed in order."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+            self.host.close(1.0)
+
+    def start_flusher(self) -> None:
+        """GroupCommit, also of every later opening."""
+        arguments = [sys.executable, "-c", FLUSHER, str(self.root), str(SEGMENT_BYTES)]
+        self._flushers.append(
+            subprocess.Popen(arguments, cwd=ROOT, env=dict(os.environ), stderr=subprocess.DEVNULL)
+        )
+
+    def stop_flusher(self) -> None:
+        """End GroupCommit."""
+        while self._flushers:
+            flusher = self._flushers.pop()
+            flusher.kill()
+            flusher.wait()
+
+    def __enter__(self) -> ServedShard:
+        self.up()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cluster.close()
+        self.down()
+        self.stop_flusher()
