@@ -87,40 +87,53 @@ class Files:
         """Read at a position; shorter at the end of the file."""
         return os.pread(fd, nbytes, offset)
 
+    def pread_into(self, fd: int, target: memoryview, offset: int) -> int:
+        """Read at a position into memory. Returns: how many bytes."""
+        return os.preadv(fd, [target], offset)
+
     def read_range(self, fd: int, start: int, stop: int, *, path: PathLike, base: int = 0) -> bytes:
         """Bytes [start, stop) of a file. A bad sector is an error here; through a map it kills the process.
 
         Args: `base`: the offset that byte 0 of the file has, for the error.
         Raises: Corrupt naming the first byte that cannot be read; OSError for what is not the disk's fault.
         """
-        parts: list[bytes] = []
-        at = start
-        while at < stop:
+        try:
+            found = self.pread(fd, stop - start, start)
+        except OSError as error:
+            raise _unreadable(error, path, base + start) from error
+        if len(found) == stop - start:
+            return found
+        # A kernel gives what stands before a bad sector, and fails at the next call.
+        target = bytearray(stop - start)
+        target[: len(found)] = found
+        self._fill(fd, memoryview(target), len(found), start, path, base)
+        return bytes(target)
+
+    def read_into(
+        self, fd: int, target: memoryview, start: int, *, path: PathLike, base: int = 0
+    ) -> None:
+        """As `read_range`, into memory that is there: the first touch of new pages costs more than the copy."""
+        self._fill(fd, target, 0, start, path, base)
+
+    def _fill(
+        self, fd: int, target: memoryview, done: int, start: int, path: PathLike, base: int
+    ) -> None:
+        while done < len(target):
+            at = start + done
             try:
-                part = self.pread(fd, stop - at, at)
+                count = self.pread_into(fd, target[done:], at)
             except OSError as error:
-                if error.errno not in _UNREADABLE:
-                    raise
+                raise _unreadable(error, path, base + at) from error
+            if not count:
                 raise Corrupt(
-                    f"{path} cannot be read at {base + at}: {error.strerror}; the disk has lost these bytes",
+                    f"{path} ends at {base + at}; its bytes up to {base + start + len(target)} were stored",
                     path=str(path),
                     offset=base + at,
                     rule=READABLE,
-                ) from error
-            if not part:
-                raise Corrupt(
-                    f"{path} ends at {base + at}; its bytes up to {base + stop} were stored",
-                    path=str(path),
-                    offset=base + at,
-                    rule=READABLE,
-                    expected=base + stop,
+                    expected=base + start + len(target),
                     found=base + at,
                 )
-            if at == start and len(part) == stop - start:
-                return part
-            parts.append(part)
-            at += len(part)
-        return b"".join(parts)
+            done += count
 
     def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
         """The ranges within [start, stop) that may hold bytes other than zero; the rest are holes.
@@ -495,6 +508,17 @@ def _translate(error: OSError, path: PathLike | None) -> Exception:
             path=str(path),
         )
     return error
+
+
+def _unreadable(error: OSError, path: PathLike, offset: int) -> Exception:
+    if error.errno not in _UNREADABLE:
+        return error
+    return Corrupt(
+        f"{path} cannot be read at {offset}: {error.strerror}; the disk has lost these bytes",
+        path=str(path),
+        offset=offset,
+        rule=READABLE,
+    )
 
 
 def _lock_holder(fd: int) -> int | None:

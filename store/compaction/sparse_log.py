@@ -72,7 +72,7 @@ class Pair:
         row = len(good) if good.all() else int(good.argmin())
         data, where = memoryview(b""), starts[:0]
         if row:
-            data, where = read_together(self.log.read, starts[:row], ends[:row])
+            data, where = read_together(self.log.read, self.log.read_into, starts[:row], ends[:row])
         fault = first_fault(data, where, sizes[:row], starts[:row] + self.start)
         if fault is None and row == len(good):
             return data, where

@@ -7,6 +7,7 @@ Source: IndexFile, IndexHeader, RocketMQ 5.3.3 (reference 6.7).
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 from bisect import bisect_left
@@ -318,6 +319,12 @@ class IndexFile:
                 raise Unavailable(f"{self.path} was closed meanwhile", path=str(self.path))
             return self._files.read_range(self._fd, start, stop, path=self.path)
 
+    def _read_into(self, target: memoryview, start: int) -> None:
+        with self._living:
+            if self._fd < 0:
+                raise Unavailable(f"{self.path} was closed meanwhile", path=str(self.path))
+            self._files.read_into(self._fd, target, start, path=self.path)
+
     @property
     def _entries_at(self) -> int:
         return HEADER.size + self._slot_count * SLOT_BYTES
@@ -335,7 +342,7 @@ class IndexFile:
         different, rows = np.unique(numbers, return_inverse=True)
         starts = at + different * dtype.itemsize
         data, where = read_together(
-            self._read, starts, starts + dtype.itemsize, gap_bytes=ITEM_GAP_BYTES
+            self._read, self._read_into, starts, starts + dtype.itemsize, gap_bytes=ITEM_GAP_BYTES
         )
         return gather(data, where, dtype)[rows]
 
@@ -360,13 +367,19 @@ class IndexFile:
         place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
         number = int.from_bytes(self._read(place, place + SLOT_BYTES), "big", signed=True)
         begin, count, entry_count = header.begin_time_ms, header.count, self._entry_count
-        unpack, read = _ENTRY.unpack, self._read
+        unpack, read, living = _ENTRY.unpack, self._files.pread, self._living
         offsets: list[int] = []
         for _ in range(CHAIN_STEPS):
             if not 0 < number < entry_count:
                 break
             at = start + number * ENTRY_BYTES
-            found, offset, seconds, previous = unpack(read(at, at + ENTRY_BYTES))
+            data = b""
+            with living, contextlib.suppress(OSError):
+                data = read(self._fd, ENTRY_BYTES, at)
+            if len(data) != ENTRY_BYTES:
+                # It says what is wrong: closed, or a bad sector.
+                data = self._read(at, at + ENTRY_BYTES)
+            found, offset, seconds, previous = unpack(data)
             # What was written since the header was read is passed over.
             if number < count:
                 time_ms = begin + 1000 * seconds if number > 1 else begin

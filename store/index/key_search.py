@@ -21,7 +21,7 @@ from .index_keys import keys_of
 from .index_service import IndexService
 
 #: bytes read for one record; a larger one is read whole
-LOOK_BYTES = 4096
+LOOK_BYTES = 2048
 BAD_CRC = WalkStop.BAD_CRC.value
 
 

@@ -67,7 +67,7 @@ def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: m
 
 
 def read_of(queue: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
-    """Log bytes [start, stop), which lie in one file; `end` is the log's.
+    """Log bytes [start, stop), which lie in one file; `end` is the log's. For many: `read_into`.
 
     Raises: OffsetOutOfRange for what was deleted; Corrupt for what should be there, or that the disk cannot read.
     """
@@ -78,14 +78,30 @@ def read_of(queue: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
         except Unavailable:
             if start >= queue.min_offset:
                 raise
+    raise _missing(queue, start, end)
+
+
+def read_into(queue: MappedFileQueue, target: memoryview, start: int, end: int) -> None:
+    """As `read_of`, into memory that is there."""
+    file = queue.find(start)
+    if file is not None:
+        try:
+            return file.read_into(target, start - file.start)
+        except Unavailable:
+            if start >= queue.min_offset:
+                raise
+    raise _missing(queue, start, end)
+
+
+def _missing(queue: MappedFileQueue, start: int, end: int) -> OffsetOutOfRange | Corrupt:
     if 0 <= start < queue.min_offset:
-        raise OffsetOutOfRange(
+        return OffsetOutOfRange(
             f"the log begins at {queue.min_offset}; what stood at {start} was deleted",
             min=queue.min_offset,
             max=end,
             offset=start,
         )
-    raise Corrupt(
+    return Corrupt(
         f"no commit log file holds offset {start}",
         path=str(queue.directory),
         offset=start,

@@ -18,7 +18,7 @@ from raymq.store.errors import Corrupt
 from raymq.store.files import READABLE
 from raymq.store.records.record_walk import first_fault, gather, records_at
 
-from .log_files import read_of
+from .log_files import read_into, read_of
 from .mapped_file_queue import MappedFileQueue
 from .read_together import read_together
 
@@ -26,7 +26,7 @@ Int64s = npt.NDArray[np.int64]
 _INT = np.dtype(">i4")
 
 #: bytes read where perhaps a record begins; a larger one is read whole
-HEAD_BYTES = 4096
+HEAD_BYTES = 2048
 #: bytes read at a time on a walk; a larger record is read whole
 WALK_BYTES = 1 << 20
 POINTS = "a unit points at its record"
@@ -119,6 +119,7 @@ def read_some(
         )
     data, starts = read_together(
         lambda begin, stop: read_of(queue, begin, stop, end),
+        lambda target, begin: read_into(queue, target, begin, end),
         positions,
         ends,
         apart=positions[1:] // size > positions[:-1] // size,

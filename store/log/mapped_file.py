@@ -108,6 +108,7 @@ class MappedFile:
 
         Raises: Corrupt naming the first byte that the disk does not give back; Unavailable when it was deleted.
         """
+        # Without a further call on the way of a read that goes well: queries make thousands of small ones.
         with self._counting:
             fd = self._fd
             if fd < 0:
@@ -118,11 +119,38 @@ class MappedFile:
         finally:
             with self._counting:
                 self._reading -= 1
-                left = -1
-                if not self._reading:
-                    left, self._left_fd = self._left_fd, -1
+                left = self._left_fd
             if left >= 0:
-                self._files.close(left)
+                self._close_left()
+
+    def read_into(self, target: memoryview, position: int) -> None:
+        """As `read`, into memory that is there."""
+        fd = self._begin_reading()
+        try:
+            self._files.read_into(fd, target, position, path=self.path, base=self.start)
+        finally:
+            self._end_reading()
+
+    def _begin_reading(self) -> int:
+        with self._counting:
+            if self._fd < 0:
+                raise self._gone()
+            self._reading += 1
+            return self._fd
+
+    def _end_reading(self) -> None:
+        with self._counting:
+            self._reading -= 1
+        self._close_left()
+
+    def _close_left(self) -> None:
+        """Close what was let go of under reads, after the last of them."""
+        with self._counting:
+            left = -1
+            if not self._reading:
+                left, self._left_fd = self._left_fd, -1
+        if left >= 0:
+            self._files.close(left)
 
     def _gone(self) -> Unavailable:
         return Unavailable(f"{self.path} was closed or deleted meanwhile", path=str(self.path))

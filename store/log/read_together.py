@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 Int64s = npt.NDArray[np.int64]
 
@@ -14,8 +15,13 @@ Int64s = npt.NDArray[np.int64]
 GAP_BYTES = 16 << 10
 
 
+#: from here on into Arrow's memory, whose pages are used again
+LARGE_BYTES = 64 << 10
+
+
 def read_together(
     read: Callable[[int, int], bytes],
+    read_into: Callable[[memoryview, int], None],
     starts: Int64s,
     ends: Int64s,
     *,
@@ -32,12 +38,24 @@ def read_together(
         split |= apart
     cuts = np.flatnonzero(split)
     if not len(cuts):
-        first = int(starts[0])
-        return memoryview(read(first, int(ends[-1]))), starts - first
+        first, last = int(starts[0]), int(ends[-1])
+        if last - first < LARGE_BYTES:
+            return memoryview(read(first, last)), starts - first
+        target = memoryview(pa.allocate_buffer(last - first)).cast("B")
+        read_into(target, first)
+        return target, starts - first
     lows = np.concatenate(([0], cuts + 1))
     begins, stops = starts[lows], ends[np.concatenate((cuts, [len(ends) - 1]))]
-    data = b"".join(map(read, begins.tolist(), stops.tolist()))
     lengths = stops - begins
-    shifts = np.cumsum(lengths) - lengths - begins
+    places = np.cumsum(lengths) - lengths
+    total = int(lengths.sum())
+    if total < LARGE_BYTES:
+        data = memoryview(b"".join(map(read, begins.tolist(), stops.tolist())))
+    else:
+        data = memoryview(pa.allocate_buffer(total)).cast("B")
+        for begin, place, length in zip(
+            begins.tolist(), places.tolist(), lengths.tolist(), strict=True
+        ):
+            read_into(data[place : place + length], begin)
     counts = np.diff(np.append(lows, len(starts)))
-    return memoryview(data), starts + np.repeat(shifts, counts)
+    return data, starts + np.repeat(places - begins, counts)

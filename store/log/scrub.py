@@ -151,8 +151,10 @@ class Scrub:
     def too_slow(self) -> str | None:
         """What to do when a pass over so large a log takes too long; None when it does not."""
         whole = self._log_bytes()
-        if not self._pass_ms or whole * 1000 <= self._bytes_per_s * (
-            self._pass_ms + self._pause_ms
+        if (
+            not self._bytes_per_s
+            or not self._pass_ms
+            or whole * 1000 <= self._bytes_per_s * (self._pass_ms + self._pause_ms)
         ):
             return None
         return (

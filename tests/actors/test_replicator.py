@@ -154,7 +154,7 @@ def test_a_bad_sector_of_the_leader_ends_no_life_of_replication(pair):
     pair.stop_follower()
     end = pair.leader.write(5000)
     file, files = pair.leader.queue.files[-1], pair.replicator._files
-    pread = files.pread
+    pread, pread_into = files.pread, files.pread_into
 
     def lost(fd, nbytes, offset):
         if offset < 2 * 4096 < offset + nbytes:
@@ -163,12 +163,17 @@ def test_a_bad_sector_of_the_leader_ends_no_life_of_replication(pair):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return pread(fd, nbytes, offset)
 
-    files.pread = lost
+    def lost_into(fd, target, offset):
+        found = lost(fd, len(target), offset)
+        target[: len(found)] = found
+        return len(found)
+
+    files.pread, files.pread_into = lost, lost_into
     pair.start_follower()
     wait_until(lambda: f"{file.path} cannot be read at 8192" in trouble(pair), "it is told")
     assert pair.follower.log.end == first
     assert not pair.exit_codes
-    files.pread = pread
+    files.pread, files.pread_into = pread, pread_into
     pair.wait_matched(end)
 
 

@@ -41,6 +41,12 @@ class BadSectors(Files):
                 return super().pread(fd, start - offset, offset)
         return super().pread(fd, nbytes, offset)
 
+    def pread_into(self, fd: int, target: memoryview, offset: int) -> int:
+        """As `pread`."""
+        found = self.pread(fd, len(target), offset)
+        target[: len(found)] = found
+        return len(found)
+
     def map_read(self, fd: int, size: int) -> memoryview:
         """As the real one, but no file with a bad sector."""
         self._refuse(fd)

@@ -347,6 +347,11 @@ class SimulatedDisk(Files):
             self._enter("pread")
             return bytes(self._content(self._node(fd))[offset : offset + nbytes])
 
+    def pread_into(self, fd: int, target: memoryview, offset: int) -> int:
+        found = self.pread(fd, len(target), offset)
+        target[: len(found)] = found
+        return len(found)
+
     def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
         return [(start, stop)] if start < stop else []
 

@@ -1,0 +1,212 @@
+"""What was damaged, on the shard's disk or on the way, reaches no reader: a real shard behind real Flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raymq.actors.commit_log_host import LeaderHost
+from raymq.cluster.consume import shard_reader
+from raymq.cluster.consume.async_consumer import AsyncConsumer
+from raymq.cluster.consume.consumer import Consumer
+from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.messages.message import decode_records
+from raymq.cluster.queue.items import ItemReader
+from raymq.cluster.transport.flight_server import serve
+from raymq.cluster.transport.routes import Routes
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Corrupt, RayMQError
+from tests.support.batches import request
+from tests.support.damaged_store import FIRST_LOG, flip
+
+CLUSTER_ID, TOKEN = "c" * 32, "t0ken"
+BODIES = [b"pay %03d EUR " % number * 20 for number in range(50)]
+ROTTEN = 30
+
+
+class Shard:
+    """Shard 0 of a cluster of one, with 50 messages in queue 0 of t."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.host = LeaderHost(
+            root,
+            StoreConfig(segment_size_bytes=1 << 20, flush="async", scrub_bytes_per_s=0),
+            identity={"cluster_id": CLUSTER_ID, "shard": 0, "incarnation": 1},
+            roles=(),
+        )
+        self.server = serve(self.host, host="127.0.0.1", port=0, token=TOKEN)
+        endpoint = f"127.0.0.1:{self.server.port}"
+        self.host.routes = {"0": endpoint}
+        self.cluster: Any = SimpleNamespace(
+            transport="flight",
+            endpoints={0: endpoint},
+            token=TOKEN,
+            cluster_id=CLUSTER_ID,
+            resolver=None,
+            ca=None,
+            shards=1,
+        )
+        self.host.call("create_topic", {"name": "t", "queues": 1, "shards": [0]})
+        self.host.put(request(list(BODIES))).wait(30)
+        self.host.await_dispatch()
+
+    def place(self, offset: int) -> int:
+        """Where a message's record begins in the log."""
+        units = self.host.store.consume_queues.get("t", 0).read(offset, 1)
+        return int(units["position"][0])
+
+    def rot(self, offset: int) -> int:
+        """A byte of a message's body changes on disk. Returns: its record's place."""
+        place = self.place(offset)
+        flip(self.root / FIRST_LOG, place + 100)
+        return place
+
+    def close(self) -> None:
+        self.server.close()
+        self.host.close()
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    made = Shard(tmp_path / "s")
+    yield made
+    made.close()
+
+
+def read_all(consumer: Consumer) -> tuple[list[bytes], RayMQError | None]:
+    """Bodies up to the end of the queue, or to an error."""
+    found: list[bytes] = []
+    while len(found) < len(BODIES):
+        try:
+            found += [message.body for message in consumer.poll(100, 10)]
+        except RayMQError as error:
+            return found, error
+    return found, None
+
+
+def check_error(error: RayMQError | None, shard: Shard, place: int) -> None:
+    assert isinstance(error, Corrupt)
+    assert (error.shard, error.path, error.offset) == (0, str(shard.root / FIRST_LOG), place)
+    assert error.rule == "bad body CRC"
+    assert str(error).startswith("shard 0: ")
+
+
+def test_a_consumer_gets_all_before_the_damage_then_the_error_until_it_seeks_on(
+    shard: Shard,
+) -> None:
+    place = shard.rot(ROTTEN)
+    with Consumer(shard.cluster, "t", start="earliest") as consumer:
+        found, error = read_all(consumer)
+        assert found == BODIES[:ROTTEN]
+        check_error(error, shard, place)
+        with pytest.raises(Corrupt):
+            consumer.poll(1, 0)
+        with pytest.raises(Corrupt):
+            consumer.poll_batch(1, 0)
+        with pytest.raises(Corrupt):
+            consumer.next_message(0)
+        assert consumer.position(0) == ROTTEN
+        consumer.seek(0, ROTTEN + 1)
+        assert consumer.poll_batch(100, 10).column("body").to_pylist() == BODIES[ROTTEN + 1 :]
+    status = shard.host.call("status", {})
+    assert [each["offset"] for each in status["damage"]] == [place]
+    assert status["metrics"]["scrub_faults"] == 1
+
+
+def test_an_async_consumer_gets_the_same(shard: Shard) -> None:
+    place = shard.rot(0)
+
+    async def read() -> None:
+        async with AsyncConsumer(shard.cluster, "t", start="earliest") as consumer:
+            with pytest.raises(Corrupt) as caught:
+                await consumer.poll(100, 10)
+            check_error(caught.value, shard, place)
+            await consumer.seek(0, 1)
+            assert (await consumer.poll(1, 10))[0].body == BODIES[1]
+
+    asyncio.run(read())
+
+
+def test_a_range_reader_and_a_queue_get_the_same(shard: Shard) -> None:
+    place = shard.rot(ROTTEN)
+    found: list[bytes] = []
+
+    def read() -> None:
+        for records in read_range(shard.cluster, "t", 0, 0, 0, len(BODIES)):
+            found.extend(decode_records(records, columns=("body",)).column(0).to_pylist())
+
+    with pytest.raises(Corrupt) as caught:
+        read()
+    assert found == BODIES[:ROTTEN]
+    check_error(caught.value, shard, place)
+    reader = ItemReader(Routes.of(shard.cluster), "t", 0, Clock())
+    try:
+        (items,) = reader.read(ROTTEN - 2, 2, timeout_s=10)
+        assert items.bodies == BODIES[ROTTEN - 2 : ROTTEN]
+        with pytest.raises(Corrupt) as caught:
+            reader.read(ROTTEN, 1, timeout_s=10)
+        check_error(caught.value, shard, place)
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("at", [0, 4, 84])
+def test_damaged_sizes_and_magics_are_corrupt_and_no_bug(shard: Shard, at: int) -> None:
+    flip(shard.root / FIRST_LOG, shard.place(ROTTEN) + at)
+    with Consumer(shard.cluster, "t", start="earliest") as consumer:
+        found, error = read_all(consumer)
+    assert found == BODIES[:ROTTEN]
+    assert isinstance(error, Corrupt)
+
+
+def test_a_byte_that_changes_on_the_way_is_fetched_once_more(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[int] = []
+    real = shard_reader.checked
+
+    def on_the_way(found: list[Any], *rest: Any) -> list[Any]:
+        if not changed and found and found[0].records is not None:
+            rows = found[0].records.to_pylist()
+            rows[5] = rows[5][:150] + bytes([rows[5][150] ^ 1]) + rows[5][151:]
+            changed.append(len(rows))
+            found = [found[0]._replace(records=shard_reader.pa.array(rows, "binary"))]
+            found[0] = found[0]._replace(records=found[0].records.slice(5), first_offset=5)
+        return real(found, *rest)
+
+    monkeypatch.setattr(shard_reader, "checked", on_the_way)
+    with Consumer(shard.cluster, "t", start={0: 5}) as consumer:
+        found: list[bytes] = []
+        while len(found) < len(BODIES) - 5:
+            found += [message.body for message in consumer.poll(100, 10)]
+    assert changed
+    assert found == BODIES[5:]
+    assert shard.host.store.damage == []
+
+
+def test_damage_of_one_queue_is_no_error_of_another(shard: Shard) -> None:
+    shard.host.call("create_topic", {"name": "two", "queues": 2, "shards": [0]})
+    for queue in (0, 1):
+        shard.host.put(request([b"a" * 100, b"b" * 100], topic="two", queue=queue)).wait(30)
+    shard.host.await_dispatch()
+    place = int(shard.host.store.consume_queues.get("two", 0).read(0, 1)["position"][0])
+    flip(shard.root / FIRST_LOG, place + 100)
+    with Consumer(shard.cluster, "two", start="earliest") as consumer:
+        bodies: list[tuple[int, bytes]] = []
+
+        def take(count: int) -> None:
+            while len(bodies) < count:
+                bodies.extend((each.queue_id, each.body) for each in consumer.poll(100, 10))
+
+        with pytest.raises(Corrupt):
+            take(4)
+        consumer.seek(0, 1)
+        take(3)
+    assert sorted(bodies) == [(0, b"b" * 100), (1, b"a" * 100), (1, b"b" * 100)]
