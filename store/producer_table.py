@@ -256,7 +256,7 @@ def _hashes(
 ) -> npt.NDArray[np.uint64]:
     """As `_hash`."""
     first, second, third = (np.uint64(factor) for factor in _MIX)
-    mixed = producers ^ queues.astype(np.uint64) * first
+    mixed: npt.NDArray[np.uint64] = producers ^ queues.astype(np.uint64) * first
     mixed = (mixed ^ mixed >> np.uint64(30)) * second
     mixed = (mixed ^ mixed >> np.uint64(27)) * third
     return mixed ^ mixed >> np.uint64(31)
