@@ -276,8 +276,8 @@ class ProducerTable:
         self._epoch_rows = _Rows(EPOCH)
         #: written last, the newest at the end
         self.recent: OrderedDict[Key, ProducerQueue] = OrderedDict()
-        #: of some producers, the newest at the end
-        self._recent_epochs: dict[int, int] = {}
+        #: of some producers
+        self.recent_epochs: dict[int, int] = {}
         self._queues: list[tuple[str, int]] = []
         self._queue_numbers: dict[tuple[str, int], int] = {}
         #: no entry, and no epoch, was written before
@@ -381,7 +381,7 @@ class ProducerTable:
 
     def epoch(self, producer: int) -> int | None:
         """The highest epoch that a producer had; None: it is not known. Callers: the writer."""
-        known = self._recent_epochs.get(producer)
+        known = self.recent_epochs.get(producer)
         if known is None:
             row = self._epoch_rows.find(producer, 0)
             if row < 0:
@@ -401,9 +401,9 @@ class ProducerTable:
         self._keep_epoch(producer, epoch)
 
     def _keep_epoch(self, producer: int, epoch: int) -> None:
-        if len(self._recent_epochs) >= RECENT_MAX:
-            self._recent_epochs.clear()
-        self._recent_epochs[producer] = epoch
+        if len(self.recent_epochs) >= RECENT_MAX:
+            self.recent_epochs.clear()
+        self.recent_epochs[producer] = epoch
 
     def epochs(self) -> dict[int, int]:
         """Of every producer. For tests and tools: it makes an object of each."""
@@ -461,7 +461,7 @@ class ProducerTable:
             self.recent = OrderedDict()
         if epochs.count < self._epoch_rows.count:
             self._epoch_rows = epochs
-            self._recent_epochs = {}
+            self.recent_epochs = {}
         return dropped
 
     def _write_recent(self) -> None:
@@ -488,7 +488,7 @@ class ProducerTable:
         """Know what these rows say beside what is known; their queues have numbers of `queue_numbers`."""
         self._write_recent()
         self.recent.clear()
-        self._recent_epochs.clear()
+        self.recent_epochs.clear()
         self._rows = _Rows(ENTRY, [*self._rows.parts(), *entries])
         self._epoch_rows = _Rows(EPOCH, [*self._epoch_rows.parts(), *epochs])
         self._oldest_ms = 0

@@ -288,13 +288,13 @@ class PutPath:
         log = self._log
         self._begin_segment()
         if isinstance(prepared, record.PreparedRow) and prepared.size <= log.room():
-            now = self._stamp_ms()
+            now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
             return self._append_unit(prepared, request, 0, 1, now)
         ends = np.cumsum(prepared.sizes)
         total = int(ends[-1])
         done = int(ends[skip - 1]) if skip else 0
         log.ensure_room(total - done)
-        now = self._stamp_ms()
+        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         row, count = skip, len(prepared.sizes)
         first: Append | None = None
         try:
@@ -329,11 +329,6 @@ class PutPath:
             ) from error
         require(first is not None, "a batch has a row that is new", skip=skip, count=count)
         return first._replace(count=count, end_offset=log.end)  # type: ignore[union-attr]
-
-    def _stamp_ms(self) -> int:
-        """When what is appended now is stored. Callers: with the put lock."""
-        began_ms = self._lock.begin_ms or self._clock.monotonic_ms()
-        return self.stamps.now_ms(self._state.store_time_ms, began_ms)
 
     def _append_unit(
         self, prepared: Prepared, request: PutRequest, row: int, stop: int, now: int
@@ -416,7 +411,7 @@ class PutPath:
 
     def _append_snapshot(self, parts: list[CheckedPut], nbytes: int) -> None:
         start = self._log.end
-        now = self._stamp_ms()
+        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         for part in parts:
             self._append_unit(part.prepared, part.request, 0, 1, now)
         self._log.marks.note_snapshot(start)
@@ -520,7 +515,7 @@ class PutPath:
         if log.room() < total:
             log.seal(self.epoch)
             self._begin_segment()
-        now = self._stamp_ms()
+        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         start = log.end
         body = b""
         records = list(prepared)
