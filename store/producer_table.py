@@ -256,7 +256,7 @@ def _hashes(
 ) -> npt.NDArray[np.uint64]:
     """As `_hash`."""
     first, second, third = (np.uint64(factor) for factor in _MIX)
-    mixed = producers ^ queues.astype(np.uint64) * first
+    mixed: npt.NDArray[np.uint64] = producers ^ queues.astype(np.uint64) * first
     mixed = (mixed ^ mixed >> np.uint64(30)) * second
     mixed = (mixed ^ mixed >> np.uint64(27)) * third
     hashed: npt.NDArray[np.uint64] = mixed ^ mixed >> np.uint64(31)
@@ -277,8 +277,8 @@ class ProducerTable:
         self._epoch_rows = _Rows(EPOCH)
         #: written last, the newest at the end
         self.recent: OrderedDict[Key, ProducerQueue] = OrderedDict()
-        #: of some producers, the newest at the end
-        self._recent_epochs: dict[int, int] = {}
+        #: of some producers
+        self.recent_epochs: dict[int, int] = {}
         self._queues: list[tuple[str, int]] = []
         self._queue_numbers: dict[tuple[str, int], int] = {}
         #: no entry, and no epoch, was written before
@@ -382,7 +382,7 @@ class ProducerTable:
 
     def epoch(self, producer: int) -> int | None:
         """The highest epoch that a producer had; None: it is not known. Callers: the writer."""
-        known = self._recent_epochs.get(producer)
+        known = self.recent_epochs.get(producer)
         if known is None:
             row = self._epoch_rows.find(producer, 0)
             if row < 0:
@@ -402,9 +402,9 @@ class ProducerTable:
         self._keep_epoch(producer, epoch)
 
     def _keep_epoch(self, producer: int, epoch: int) -> None:
-        if len(self._recent_epochs) >= RECENT_MAX:
-            self._recent_epochs.clear()
-        self._recent_epochs[producer] = epoch
+        if len(self.recent_epochs) >= RECENT_MAX:
+            self.recent_epochs.clear()
+        self.recent_epochs[producer] = epoch
 
     def epochs(self) -> dict[int, int]:
         """Of every producer. For tests and tools: it makes an object of each."""
@@ -462,7 +462,7 @@ class ProducerTable:
             self.recent = OrderedDict()
         if epochs.count < self._epoch_rows.count:
             self._epoch_rows = epochs
-            self._recent_epochs = {}
+            self.recent_epochs = {}
         return dropped
 
     def _write_recent(self) -> None:
@@ -489,7 +489,7 @@ class ProducerTable:
         """Know what these rows say beside what is known; their queues have numbers of `queue_numbers`."""
         self._write_recent()
         self.recent.clear()
-        self._recent_epochs.clear()
+        self.recent_epochs.clear()
         self._rows = _Rows(ENTRY, [*self._rows.parts(), *entries])
         self._epoch_rows = _Rows(EPOCH, [*self._epoch_rows.parts(), *epochs])
         self._oldest_ms = 0

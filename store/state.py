@@ -110,14 +110,17 @@ class ShardState:
         the shard remembers as many as it may.
         Source: KIP-98 and design D7; unlike Kafka a known prefix is trimmed, not refused.
         """
-        known = self.producers.epoch(producer)
+        producers = self.producers
+        known = producers.recent_epochs.get(producer)
+        if known is None:
+            known = producers.epoch(producer)
         if known is not None and epoch < known:
             raise Fenced(
                 f"producer {producer:#x} has epoch {known}; epoch {epoch} is fenced",
                 field="epoch",
                 limit=known,
             )
-        entry = self.producers.open((producer, topic, queue_id))
+        entry = producers.open((producer, topic, queue_id))
         if entry is None:
             if first_sequence:
                 raise Rejected(
@@ -126,7 +129,7 @@ class ShardState:
                     field="sequence",
                     limit=0,
                 )
-            self.producers.check_room(producer, self.store_time_ms)
+            producers.check_room(producer, self.store_time_ms)
             return ALL_NEW
         if first_sequence > entry.next_sequence:
             raise Rejected(
@@ -160,10 +163,12 @@ class ShardState:
         self.store_time_ms = max(self.store_time_ms, store_time_ms)
         if producer is None:
             return
-        self.raise_epoch(producer, epoch)
-        key = (producer, topic, queue_id)
         producers = self.producers
-        entry = producers.open(key) or producers.make(key)
+        if producers.recent_epochs.get(producer, -1) < epoch:
+            self.raise_epoch(producer, epoch)
+        key = (producer, topic, queue_id)
+        # `admit` has just made it the newest.
+        entry = producers.recent.get(key) or producers.open(key) or producers.make(key)
         entry.extend(first_sequence, count, first_offset, end_offset)
         entry.time_ms = self.store_time_ms
 

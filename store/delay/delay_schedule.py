@@ -53,8 +53,11 @@ class ScheduleMessageService:
     def deliver_due(self, now_ms: int, *, limit: int) -> Delivered:
         """Deliver what is due, at most about `limit` messages, the shortest level first.
 
+        A delay begins at its message's stamp, and stamps may be ahead of the wall clock (StampClock).
         Raises: StorageFull, Unavailable, OSError: what was not delivered is at the next call.
         """
+        ahead_ms = self._store.put_path.stamps.ahead_ms(self._store.state.store_time_ms)
+        now_ms += ahead_ms
         count = 0
         next_due: int | None = None
         offsets = level_offsets(self._store)
@@ -69,7 +72,7 @@ class ScheduleMessageService:
                 count += delivered
             if due is not None:
                 next_due = due if next_due is None else min(next_due, due)
-        return Delivered(count, next_due)
+        return Delivered(count, None if next_due is None else next_due - ahead_ms)
 
     def _corrected(self, level: int, offset: int, queue: ConsumeQueue) -> int:
         """Inside the queue. That may be behind the log for a while after a start; then there is nothing to do."""
@@ -91,7 +94,7 @@ class ScheduleMessageService:
             return 0, offset, None
         units = queue.read(offset, SLICE_ROWS)
         at = units["tags_code"].astype(np.int64)
-        # The clock was further when it was stored: it waited long enough.
+        # No stamp is in the future: its level's delay was longer when it was stored, or in the store that stored it.
         far = at > now_ms + self.levels_ms[level - 1]
         blank = units["size"] == BLANK_SIZE
         due = (at <= now_ms) | far | blank

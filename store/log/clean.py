@@ -32,6 +32,9 @@ log = logging.getLogger("raymq.store")
 MANUAL_PASSES = 20
 #: while so many commit log files would still fit, a disk is not full
 FREE_FILES = 8
+#: the wall clock against the monotonic one between two passes: more is a jump, and believed after a day
+JUMP_MS = 3_600_000
+JUMP_BELIEVED_MS = 24 * 3_600_000
 _SYS_FLAG, _STORE_TIME = struct.Struct(">36xi"), struct.Struct(">q")
 _STORE_TIME_AT = 56
 _IPV6_EXTRA_BYTES = 12
@@ -78,6 +81,10 @@ class CleanService:
         self._clock = log_.clock
         self._flags = flags
         self._manual_passes = 0
+        #: wall clock and monotonic clock at the last look; by how much the wall clock jumped ahead, and when
+        self._looked: tuple[int, int] | None = None
+        self._jumped_ms = 0
+        self._jumped_at_ms = 0
         #: derived files are deleted up to here
         self._derived_start = -1
         #: commit log files deleted since the store was opened
@@ -166,17 +173,54 @@ class CleanService:
     def _new_start(self, *, at_once: bool) -> int:
         """Where the log may begin."""
         limit = min(self._log.confirmed, self._log.synced)
-        reserved_hours = max(self._config.file_reserved_hours, self._reserved_hours_min)
-        expired_ms = self._clock.now_ms() - reserved_hours * 3_600_000
+        files = [file for file in self._log.queue.files[1:] if file.start < limit]
         found = self._log.start
-        for file in self._log.queue.files[1 : self._config.delete_file_batch_max + 1]:
-            # Everything before was stored before the first message of this file.
-            if file.start >= limit or not (at_once or first_store_time(file) <= expired_ms):
-                break
-            found = file.start
+        if at_once and files:
+            found = files[-1].start
+        elif files:
+            found = self._expired_end(files)
+        most = self._config.delete_file_batch_max
+        if len(files) > most:
+            found = min(found, files[most - 1].start)
         if found == self._log.start:
             return found
         return min(found, self._newest_snapshot(min(limit, self._store.deletable_end())))
+
+    def _expired_end(self, files: list[MappedFile]) -> int:
+        """The start of the last file before which everything expired; the log's start where nothing did.
+
+        Everything before a file was stored before its first message. Stamps in the future were made while the clock
+        was ahead; their ages are told by later stamps, which go on from them.
+        """
+        reserved_hours = max(self._config.file_reserved_hours, self._reserved_hours_min)
+        reserved_ms = int(reserved_hours * 3_600_000)
+        now_ms = self._trusted_now_ms()
+        newest_ms = first_store_time(files[-1])
+        found = self._log.start
+        for file in files:
+            stamp_ms = first_store_time(file)
+            if stamp_ms <= (newest_ms if stamp_ms > now_ms else now_ms) - reserved_ms:
+                found = file.start
+            elif stamp_ms <= now_ms:
+                # Younger than the limit, and so is what follows.
+                break
+        return found
+
+    def _trusted_now_ms(self) -> int:
+        """The wall clock, without a jump forward that is not a day old: it may be taken back.
+
+        A message is kept too long for such a jump, rather than too short.
+        """
+        wall_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+        before_wall_ms, before_ms = self._looked or (wall_ms, monotonic_ms)
+        jump_ms = wall_ms - before_wall_ms - (monotonic_ms - before_ms)
+        self._looked = wall_ms, monotonic_ms
+        if abs(jump_ms) > JUMP_MS:
+            self._jumped_ms = max(0, self._jumped_ms + jump_ms)
+            self._jumped_at_ms = monotonic_ms
+        elif monotonic_ms - self._jumped_at_ms > JUMP_BELIEVED_MS:
+            self._jumped_ms = 0
+        return wall_ms - self._jumped_ms
 
     def _newest_snapshot(self, limit: int) -> int:
         """Start of the newest file whose snapshot is complete below `limit`; else the log's start.

@@ -27,6 +27,7 @@ from raymq.store.queues.dispatch import Dispatch, Pending
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.requests import Append, PutRequest
 from raymq.store.running_flags import BLOCKS_PUTS, RunningFlags
+from raymq.store.stamp_clock import StampClock
 from raymq.store.state import (
     INTERNAL_QUEUE,
     INTERNAL_TOPIC,
@@ -79,6 +80,8 @@ class PutPath:
         self._log = log
         self._config = log.config
         self._clock = log.clock
+        #: what records are stamped with
+        self.stamps = StampClock(log.clock)
         self._state = state
         self._queues = queues
         self._dispatch = dispatch
@@ -282,16 +285,16 @@ class PutPath:
             )
 
     def _append(self, prepared: Prepared, request: PutRequest, skip: int) -> Append:
-        log, state = self._log, self._state
+        log = self._log
         self._begin_segment()
         if isinstance(prepared, record.PreparedRow) and prepared.size <= log.room():
-            now = max(state.store_time_ms, self._clock.now_ms())
+            now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
             return self._append_unit(prepared, request, 0, 1, now)
         ends = np.cumsum(prepared.sizes)
         total = int(ends[-1])
         done = int(ends[skip - 1]) if skip else 0
         log.ensure_room(total - done)
-        now = max(state.store_time_ms, self._clock.now_ms())
+        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         row, count = skip, len(prepared.sizes)
         first: Append | None = None
         try:
@@ -408,7 +411,7 @@ class PutPath:
 
     def _append_snapshot(self, parts: list[CheckedPut], nbytes: int) -> None:
         start = self._log.end
-        now = max(self._state.store_time_ms, self._clock.now_ms())
+        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         for part in parts:
             self._append_unit(part.prepared, part.request, 0, 1, now)
         self._log.marks.note_snapshot(start)
@@ -512,7 +515,7 @@ class PutPath:
         if log.room() < total:
             log.seal(self.epoch)
             self._begin_segment()
-        now = max(state.store_time_ms, self._clock.now_ms())
+        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         start = log.end
         body = b""
         records = list(prepared)
