@@ -141,11 +141,6 @@ class ConsumeQueues:
         """Every (topic, queue), sorted."""
         return sorted({*list(self._queues), *list(self._resting)})
 
-    @property
-    def count(self) -> int:
-        """How many queues there are."""
-        return len(self._queues) + len(self._resting)
-
     def all(self) -> list[ConsumeQueue]:
         """Every queue that is open now."""
         return list(self._queues.values())
