@@ -79,7 +79,7 @@ class ConsumeQueues:
             name = fmt.file_name(at - at % self._file_size)
             try:
                 length = self._files.length(f"{self._directory}/{topic}/{queue_id}/{name}")
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, ValueError):
                 continue
             return length == self._file_size
         return False
