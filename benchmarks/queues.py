@@ -3,7 +3,7 @@
 Two stores get the same puts of ten messages: one has N queues with ten messages each, the other ten queues with N each.
 Processes of at most 1,024 descriptors write them, die without closing them, open them again, read every queue and put
 to each. `--check` ends with exit code 1 when a floor is broken: everything but the commit log takes at most 1 GB of
-disk, and opening the first store takes at most three times as long as the second; both are opened by turns, medians
+disk, and opening the first store takes at most three times as long as the second. Both are opened by turns, medians
 count.
 """
 

@@ -94,8 +94,6 @@ class ShardState:
         #: service -> key -> JSON value: how far delay levels, timers, transactions and the like came
         self.progress: dict[str, dict[str, Any]] = {}
         self.store_time_ms = 0
-        #: grows when topics, offsets or a service's progress change
-        self.changes = 0
         self._parts = SnapshotParts()
 
     # --- admission ------------------------------------------------------------------------------------------
@@ -196,7 +194,6 @@ class ShardState:
                 self._restore(parts)
             return parts is not None
         value = json.loads(body)
-        self.changes += 1
         if kind == TOPIC:
             self._add_topic(
                 value["name"], value["queues"], value["shards"], value.get("attributes", {})

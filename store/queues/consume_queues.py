@@ -79,7 +79,7 @@ class ConsumeQueues:
             name = fmt.file_name(at - at % self._file_size)
             try:
                 length = self._files.length(f"{self._directory}/{topic}/{queue_id}/{name}")
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, ValueError):
                 continue
             return length == self._file_size
         return False
@@ -140,11 +140,6 @@ class ConsumeQueues:
     def keys(self) -> list[Key]:
         """Every (topic, queue), sorted."""
         return sorted({*list(self._queues), *list(self._resting)})
-
-    @property
-    def count(self) -> int:
-        """How many queues there are."""
-        return len(self._queues) + len(self._resting)
 
     def all(self) -> list[ConsumeQueue]:
         """Every queue that is open now."""

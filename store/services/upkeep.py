@@ -42,8 +42,8 @@ class Upkeep:
         self._waiting: tuple[int, config_json.Tables] | None = None
         #: what the files hold
         self._files: dict[str, tuple[config_json.Table, int]] = {}
-        #: of the state, when it was looked at last
-        self._seen: tuple[int, int] | None = None
+        #: what was known at the last look
+        self._seen: config_json.Tables | None = None
         #: why something failed in the last call, for status
         self.failed: str | None = None
 
@@ -114,11 +114,12 @@ class Upkeep:
         """When something changed: what is said there is in the log, durably."""
         store, began = self._store, self._clock.monotonic_ms()
         if self._waiting is None and began >= self._next_config_ms:
-            seen = (store.state.changes, store.consume_queues.count)
-            if seen != self._seen:
-                tables = config_json.tables_of(store)
+            tables = config_json.tables_of(store)
+            if tables != self._seen:
+                # The end after the tables: what they say stands below it.
                 self._waiting = store.log.end, tables
-                self._seen = seen
+                self._seen = tables
+            self._next_config_ms = self._after(began)
         if self._waiting is not None and self._waiting[0] <= min(
             store.log.synced, store.log.confirmed
         ):

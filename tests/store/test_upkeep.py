@@ -166,6 +166,7 @@ def test_what_did_not_change_is_not_written_again_and_not_more_often_than_every_
         confirm(shop.store)
         shop.upkeep()
     assert shop.disk.calls["rename"] == written
+    shop.clock.advance(PAUSE_MIN_MS)
     for offset in range(20):
         shop.store.commit_offsets("g", "t", {0: offset})
         confirm(shop.store)
