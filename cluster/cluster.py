@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.state import CLEANUP_POLICY, COMPACTION
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .transport.connection import Connection, Transport
 
 _CALL_TIMEOUT_S = 30.0
+#: for a topic to become durable
+CREATE_TIMEOUT_S = 15.0
 #: a lookup must not hold up the caller for long
 LOOKUP_TIMEOUT_S = 5.0
 #: a shard that says nothing for so long is shown as UNREACHABLE
@@ -86,6 +89,8 @@ class Cluster:
         self._stop_on_exit = stop_on_exit
         self._lock = threading.Lock()
         self._connections: dict[int, Connection] = {}
+        #: how often `close` was called; guarded by the lock
+        self._closings = 0
 
     def __repr__(self) -> str:
         return f"<Cluster {self.name!r} {self.cluster_id[:8]} shards={self.shards}>"
@@ -164,7 +169,12 @@ class Cluster:
         from .transport.ask import ask
 
         found: dict[int, dict[str, Any]] = {}
-        for shard, answer in ask(range(self.shards), self._status_of, timeout_s=STATUS_TIMEOUT_S):
+        closings = self._closings
+
+        def status(shard: int) -> dict[str, Any]:
+            return self._call(shard, "status", {}, STATUS_TIMEOUT_S, closings)
+
+        for shard, answer in ask(range(self.shards), status, timeout_s=STATUS_TIMEOUT_S):
             if isinstance(answer, RayMQError):
                 silent = isinstance(answer, DeliveryUnknown)
                 state = "UNREACHABLE" if silent else "DOWN"
@@ -185,9 +195,6 @@ class Cluster:
             "data_dir": self.data_dir,
             "ray_address": self.ray_address,
         }
-
-    def _status_of(self, shard: int) -> dict[str, Any]:
-        return self.call(shard, "status", {}, timeout_s=STATUS_TIMEOUT_S)
 
     def _tell_nodes(
         self, shards: list[dict[str, Any]], placement: tuple[tuple[str, ...], ...]
@@ -224,8 +231,8 @@ class Cluster:
 
         `compacted`: it keeps the latest message of each key; every message needs index keys.
         Returns: False if it was there already with the same queues. Raises: Rejected (bad name or
-        count, or it exists with other queues); Unavailable (some shard does not answer: the same
-        call completes it).
+        count, or it exists with other queues); Unavailable (some shard does not answer) or
+        DeliveryUnknown (some shard could not make it durable within 15 s): the same call completes it.
         Durable: on every shard, at return.
         """
         spread = list(range(self.shards))
@@ -233,10 +240,20 @@ class Cluster:
         if compacted:
             arguments["attributes"] = {CLEANUP_POLICY: COMPACTION}
         # Every shard knows every topic, so that any of them can answer for all.
-        made = [
-            self.call(shard, "create_topic", arguments).get("created", True) for shard in spread
-        ]
+        made = [self._create_on(shard, arguments) for shard in spread]
         return any(made)
+
+    def _create_on(self, shard: int, arguments: dict[str, Any]) -> bool:
+        """Repeat what ended as unknown: right after a start, a flush service or follower may not be there yet."""
+        clock, unknown = Clock(), False
+        until_s = clock.monotonic() + CREATE_TIMEOUT_S
+        while True:
+            try:
+                return bool(self.call(shard, "create_topic", arguments)["created"]) or unknown
+            except DeliveryUnknown:
+                if clock.monotonic() >= until_s:
+                    raise
+                unknown = True
 
     def describe_topic(self, name: str) -> dict[str, Any]:
         """{"topic", "queues": [{"queue", "shard", "min_offset", "max_offset"}...], "messages"}.
@@ -313,6 +330,7 @@ class Cluster:
         """Closes this handle's connections; the cluster runs on and the handle stays usable."""
         with self._lock:
             connections, self._connections = self._connections, {}
+            self._closings += 1
         for connection in connections.values():
             connection.close()
 
@@ -347,18 +365,26 @@ class Cluster:
         if shard is None:
             from .transport.ask import first
 
+            closings = self._closings
+
             def call(each: int) -> dict[str, Any]:
-                return self.call(each, op, args, timeout_s=timeout_s)
+                return self._call(each, op, args, timeout_s, closings)
 
             return first(range(self.shards), call, timeout_s=timeout_s)[1]
+        return self._call(shard, op, args, timeout_s, None)
+
+    def _call(
+        self, shard: int, op: str, args: dict[str, Any], timeout_s: float, closings: int | None
+    ) -> dict[str, Any]:
+        """As `call`. `closings`: see `_call_once`."""
         try:
-            return self._call_once(shard, op, args, timeout_s)
+            return self._call_once(shard, op, args, timeout_s, closings)
         except RayMQError as error:
             if not _moved(error):
                 raise
             self._drop(shard)
-            self.refresh()
-            return self._call_once(shard, op, args, timeout_s)
+            self._refresh(closings)
+            return self._call_once(shard, op, args, timeout_s, closings)
 
     def refresh(self) -> dict[int, str]:
         """Looks up where the shards listen now: the resolver, else the first shard that answers.
@@ -366,6 +392,9 @@ class Cluster:
         Returns: shard -> host:port. Never raises for a shard that does not answer: its last place
         stays.
         """
+        return self._refresh(self._closings)
+
+    def _refresh(self, closings: int | None) -> dict[int, str]:
         if self.transport == "ray":
             # Names stay, wherever the actors are.
             return dict(self.endpoints)
@@ -374,9 +403,12 @@ class Cluster:
             return dict(self.endpoints)
         from .transport.ask import first
 
+        if closings is None:
+            closings = self._closings
+
         def routes(shard: int) -> dict[str, Any]:
             try:
-                return self._call_once(shard, "routes", {}, LOOKUP_TIMEOUT_S)
+                return self._call_once(shard, "routes", {}, LOOKUP_TIMEOUT_S, closings)
             except RayMQError:
                 self._drop(shard)
                 raise
@@ -389,9 +421,20 @@ class Cluster:
         return dict(self.endpoints)
 
     def _call_once(
-        self, shard: int, op: str, args: dict[str, Any], timeout_s: float = _CALL_TIMEOUT_S
+        self,
+        shard: int,
+        op: str,
+        args: dict[str, Any],
+        timeout_s: float = _CALL_TIMEOUT_S,
+        closings: int | None = None,
     ) -> dict[str, Any]:
+        """One try. `closings`: that of the caller that a thread works for, which may not wait for it any more.
+
+        Such a thread opens no connection after the handle was closed: nothing would close it.
+        """
         with self._lock:
+            if closings is not None and closings != self._closings:
+                raise Unavailable("the handle was closed meanwhile", shard=shard)
             connection = self._connections.get(shard)
             if connection is None:
                 connection = self._connections[shard] = self.connection(shard)

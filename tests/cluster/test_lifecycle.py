@@ -19,7 +19,7 @@ from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
-from raymq.store.errors import Corrupt, Rejected, Unavailable
+from raymq.store.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
 from raymq.store.files import Files
 from tests.support.fake_ray import FakeActor, FakeRay, GetTimeoutError, RayActorError
 
@@ -515,7 +515,12 @@ class Shards(Cluster):
     asked: list[tuple[int, str]]
 
     def _call_once(
-        self, shard: int, op: str, args: dict[str, Any], timeout_s: float = 30.0
+        self,
+        shard: int,
+        op: str,
+        args: dict[str, Any],
+        timeout_s: float = 30.0,
+        closings: int | None = None,
     ) -> dict[str, Any]:
         self.asked.append((shard, op))
         answer = self.answers.get((shard, op), Unavailable(f"shard {shard} is down"))
@@ -579,6 +584,13 @@ def test_a_topic_is_made_on_every_shard() -> None:
     )
     assert cluster.create_topic("t", queues=3)
     assert [shard for shard, _ in cluster.asked] == [0, 1]
+
+
+def test_a_topic_whose_creation_is_unknown_is_asked_for_again() -> None:
+    late = DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT")
+    cluster = shards({(0, "create_topic"): [late, {"created": False}]}, count=1)
+    assert cluster.create_topic("t")
+    assert [op for _, op in cluster.asked] == ["create_topic"] * 2
 
 
 def test_a_topic_is_described_from_the_shards_that_have_its_queues() -> None:

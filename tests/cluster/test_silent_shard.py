@@ -12,7 +12,7 @@ from raymq.cluster import cluster as cluster_module
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.transport import routes as routes_module
 from raymq.cluster.transport.routes import Routes
-from raymq.store.errors import DeliveryUnknown, Rejected
+from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
 
 
@@ -71,3 +71,13 @@ def test_a_refusal_is_told_when_no_other_shard_answers(
 def test_an_operation_on_a_silent_shard_ends_as_unknown(handle: Cluster) -> None:
     with pytest.raises(DeliveryUnknown):
         handle.call(0, "describe", {}, timeout_s=0.2)
+
+
+def test_a_thread_that_still_asks_opens_no_connection_after_the_handle_was_closed(
+    handle: Cluster,
+) -> None:
+    closings = handle._closings
+    handle.close()
+    with pytest.raises(Unavailable):
+        handle._call_once(1, "describe", {}, closings=closings)
+    assert handle._connections == {}
