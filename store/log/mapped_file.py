@@ -266,6 +266,8 @@ class MappedFile:
             if self._fd >= 0:
                 self._let_go()
             unmapped = None if self._view is None else self._files.forget(self._view)
+            # What is returned keeps this object, which must not keep the map.
+            self._view = None
             return lambda: not self._reading and (unmapped is None or unmapped())
 
     def destroy(self) -> None:
