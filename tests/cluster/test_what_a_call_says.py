@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raymq.actors import put_acks
 from raymq.cluster.produce import async_producer, shard_sender
 from raymq.cluster.produce import producer as producer_module
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
@@ -37,8 +38,9 @@ def unsynced(tmp_path: Path) -> Iterator[ServedShard]:
 
 
 @pytest.fixture
-def widowed(tmp_path: Path) -> Iterator[ServedShard]:
-    """A mirror whose follower is away."""
+def widowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedShard]:
+    """A mirror whose follower is away, and its Replication too, for which CommitLog answers soon."""
+    monkeypatch.setattr(put_acks, "SILENT_MS", 50)
     with ServedShard(tmp_path / "store", HASTY, mirror=True) as shard:
         shard.start_flusher()
         assert shard.host.store.create_topic("t", 2, [0]) is not None
