@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.clock import Clock
@@ -166,20 +167,15 @@ class Cluster:
         2 s, such as a stopped process, is "UNREACHABLE". The cluster's `state` is "RUNNING" when every shard is, "DOWN"
         when none answers, else "DEGRADED". Never raises for a shard that does not answer.
         """
-        from .transport.ask import ask
-
         found: dict[int, dict[str, Any]] = {}
-        closings = self._closings
-
-        def status(shard: int) -> dict[str, Any]:
-            return self._call(shard, "status", {}, STATUS_TIMEOUT_S, closings)
-
-        for shard, answer in ask(range(self.shards), status, timeout_s=STATUS_TIMEOUT_S):
-            if isinstance(answer, RayMQError):
-                silent = isinstance(answer, DeliveryUnknown)
-                state = "UNREACHABLE" if silent else "DOWN"
-                answer = {"shard": shard, "state": state, "error": str(answer)}
-            found[shard] = answer
+        moved = self._status_of(range(self.shards), found)
+        for shard in moved:
+            self._drop(shard)
+        # Where nothing is known of other places, the first answers stay.
+        with contextlib.suppress(RayMQError):
+            if moved:
+                self.refresh()
+                self._status_of(moved, found)
         shards = [
             {**found[shard], "endpoint": self.endpoints.get(shard)} for shard in range(self.shards)
         ]
@@ -195,6 +191,30 @@ class Cluster:
             "data_dir": self.data_dir,
             "ray_address": self.ray_address,
         }
+
+    def _status_of(self, shards: Iterable[int], found: dict[int, dict[str, Any]]) -> list[int]:
+        """Put what each shard says into `found`. Returns: those that may serve at another place now."""
+        from .transport.ask import ask
+
+        closings, moved = self._closings, []
+
+        def status(shard: int) -> dict[str, Any]:
+            return self._call_once(shard, "status", {}, STATUS_TIMEOUT_S, closings)
+
+        answers = ask(shards, status, timeout_s=STATUS_TIMEOUT_S, in_turn=self._by_ray)
+        for shard, answer in answers:
+            if isinstance(answer, RayMQError):
+                if _moved(answer):
+                    moved.append(shard)
+                silent = isinstance(answer, DeliveryUnknown)
+                state = "UNREACHABLE" if silent else "DOWN"
+                answer = {"shard": shard, "state": state, "error": str(answer)}
+            found[shard] = answer
+        return moved
+
+    @property
+    def _by_ray(self) -> bool:
+        return self.transport == "ray"
 
     def _tell_nodes(
         self, shards: list[dict[str, Any]], placement: tuple[tuple[str, ...], ...]
@@ -363,28 +383,37 @@ class Cluster:
         comes within `timeout_s`.
         """
         if shard is None:
-            from .transport.ask import first
-
-            closings = self._closings
-
-            def call(each: int) -> dict[str, Any]:
-                return self._call(each, op, args, timeout_s, closings)
-
-            return first(range(self.shards), call, timeout_s=timeout_s)[1]
-        return self._call(shard, op, args, timeout_s, None)
-
-    def _call(
-        self, shard: int, op: str, args: dict[str, Any], timeout_s: float, closings: int | None
-    ) -> dict[str, Any]:
-        """As `call`. `closings`: see `_call_once`."""
+            try:
+                return self._call_any(op, args, timeout_s)
+            except RayMQError as error:
+                if not _moved(error):
+                    raise
+                self.refresh()
+                return self._call_any(op, args, timeout_s)
         try:
-            return self._call_once(shard, op, args, timeout_s, closings)
+            return self._call_once(shard, op, args, timeout_s)
         except RayMQError as error:
             if not _moved(error):
                 raise
             self._drop(shard)
-            self._refresh(closings)
-            return self._call_once(shard, op, args, timeout_s, closings)
+            self.refresh()
+            return self._call_once(shard, op, args, timeout_s)
+
+    def _call_any(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The first answer of all shards, at the places that are known."""
+        from .transport.ask import first
+
+        closings = self._closings
+
+        def call(shard: int) -> dict[str, Any]:
+            try:
+                return self._call_once(shard, op, args, timeout_s, closings)
+            except RayMQError as error:
+                if _moved(error):
+                    self._drop(shard)
+                raise
+
+        return first(range(self.shards), call, timeout_s=timeout_s, in_turn=self._by_ray)[1]
 
     def refresh(self) -> dict[int, str]:
         """Looks up where the shards listen now: the resolver, else the first shard that answers.
@@ -392,10 +421,7 @@ class Cluster:
         Returns: shard -> host:port. Never raises for a shard that does not answer: its last place
         stays.
         """
-        return self._refresh(self._closings)
-
-    def _refresh(self, closings: int | None) -> dict[int, str]:
-        if self.transport == "ray":
+        if self._by_ray:
             # Names stay, wherever the actors are.
             return dict(self.endpoints)
         if self.resolver is not None:
@@ -403,8 +429,7 @@ class Cluster:
             return dict(self.endpoints)
         from .transport.ask import first
 
-        if closings is None:
-            closings = self._closings
+        closings = self._closings
 
         def routes(shard: int) -> dict[str, Any]:
             try:

@@ -14,13 +14,25 @@ Answer = TypeVar("Answer")
 
 
 def ask(
-    shards: Iterable[int], call: Callable[[int], Answer], *, timeout_s: float
+    shards: Iterable[int],
+    call: Callable[[int], Answer],
+    *,
+    timeout_s: float,
+    in_turn: bool = False,
 ) -> Iterator[tuple[int, Answer | RayMQError]]:
     """Call `call(shard)` for all shards at once. Yields: (shard, answer or error), the fastest first.
 
     A shard that is silent for `timeout_s` yields DeliveryUnknown. Its thread is left to the timeout of its own call,
-    so `call` needs one.
+    so `call` needs one. A thread may outlive the caller's interest, and then the caller may leave Ray: so `call` must
+    not use Ray, which ends the process when it is used while it is left. Calls by Ray are made `in_turn`.
     """
+    if in_turn:
+        for shard in shards:
+            try:
+                yield shard, call(shard)
+            except RayMQError as error:
+                yield shard, error
+        return
     answers: queue.SimpleQueue[tuple[int, Answer | RayMQError]] = queue.SimpleQueue()
 
     def run(shard: int) -> None:
@@ -48,14 +60,18 @@ def ask(
 
 
 def first(
-    shards: Iterable[int], call: Callable[[int], Answer], *, timeout_s: float
+    shards: Iterable[int],
+    call: Callable[[int], Answer],
+    *,
+    timeout_s: float,
+    in_turn: bool = False,
 ) -> tuple[int, Answer]:
-    """The first shard that answers, and its answer.
+    """The first shard that answers, and its answer. See `ask`.
 
     Raises: when no shard answers, an error that is not retriable (Rejected ...) if there is one, else the last.
     """
     failed: RayMQError | None = None
-    for shard, answer in ask(shards, call, timeout_s=timeout_s):
+    for shard, answer in ask(shards, call, timeout_s=timeout_s, in_turn=in_turn):
         if not isinstance(answer, RayMQError):
             return shard, answer
         if failed is None or failed.retriable:

@@ -124,7 +124,7 @@ class Routes:
         with self._lock:
             shards = sorted(self._endpoints)
         try:
-            _, answer = first(shards, routes, timeout_s=LOOKUP_TIMEOUT_S)
+            _, answer = first(shards, routes, timeout_s=LOOKUP_TIMEOUT_S, in_turn=self._by_ray)
         except RayMQError:
             return
         with self._lock:
@@ -154,9 +154,11 @@ class Routes:
             return route
         if not shards:
             raise Unavailable("no shard is known")
-        _, found = first(
-            shards, lambda shard: self.call(shard, "topics", {}), timeout_s=CALL_TIMEOUT_S
-        )
+        try:
+            found = self._topics_of(shards)
+        except Unavailable:
+            self.refresh()
+            found = self._topics_of(shards)
         with self._lock:
             # What was known stays: a shard that missed a topic's creation does not know it yet.
             self._topics = self._topics | {
@@ -179,6 +181,19 @@ class Routes:
                 limit="an existing topic",
             )
         return route
+
+    def _topics_of(self, shards: list[int]) -> dict[str, Any]:
+        """All topics, from the first shard that answers."""
+        return first(
+            shards,
+            lambda shard: self._call(shard, "topics", {}),
+            timeout_s=CALL_TIMEOUT_S,
+            in_turn=self._by_ray,
+        )[1]
+
+    @property
+    def _by_ray(self) -> bool:
+        return self._transport == "ray"
 
     def _call(
         self, shard: int, op: str, args: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S
