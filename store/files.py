@@ -15,7 +15,8 @@ import os
 import shutil
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -108,6 +109,27 @@ class Files:
         target[: len(found)] = found
         self._fill(fd, memoryview(target), len(found), start, path, base)
         return bytes(target)
+
+    def read_each(
+        self,
+        fd: int,
+        starts: Sequence[int],
+        nbytes: int,
+        *,
+        size: int,
+        path: PathLike,
+        base: int = 0,
+    ) -> list[bytes]:
+        """As `read_range` at each of `starts`: so many bytes, or those up to the end of the file, which has `size`."""
+        with contextlib.suppress(OSError):
+            found = list(map(self.pread, repeat(fd), repeat(nbytes), starts))
+            if sum(map(len, found)) == nbytes * len(starts):
+                return found
+        # One of them is at the file's end, or the disk does not give back one.
+        return [
+            self.read_range(fd, start, min(start + nbytes, size), path=path, base=base)
+            for start in starts
+        ]
 
     def read_into(
         self, fd: int, target: memoryview, start: int, *, path: PathLike, base: int = 0

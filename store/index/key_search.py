@@ -44,24 +44,22 @@ def newest(
     found: dict[int, memoryview] = {}
     begin_ms, end_ms = span
     low, high = log.start, log.confirmed
-    size = log.config.segment_size_bytes
+    size, most = log.config.segment_size_bytes, log.config.record_bytes_max
     for places in index.find(topic, key, begin_ms, end_ms, limit):
-        for place in places:
-            if not low <= place < high:
-                continue
-            file_stop = place - place % size + size
-            try:
-                view = memoryview(log.read(place, min(place + LOOK_BYTES, file_stop)))
-                whole = int.from_bytes(view[:4], "big")
-                if len(view) < whole <= min(file_stop - place, log.config.record_bytes_max):
-                    view = memoryview(log.read(place, place + whole))
-            except OffsetOutOfRange:
-                # Deleted meanwhile.
-                continue
+        stored = [place for place in places if low <= place < high]
+        for place, head in zip(stored, log.read_each(stored, LOOK_BYTES), strict=True):
+            whole = int.from_bytes(head[:4], "big")
+            if len(head) < whole <= min(size - place % size, most):
+                try:
+                    head = log.read(place, place + whole)
+                except OffsetOutOfRange:
+                    # Deleted meanwhile.
+                    continue
+            view = memoryview(head)
             parts = record_at(view, 0, place)
             if parts is None:
                 continue
-            end, time_ms, topic_at, topic_end = parts
+            end, time_ms, topic_at, topic_end, *_ = parts
             if not begin_ms <= time_ms <= end_ms:
                 continue
             if exact and not (
@@ -69,7 +67,7 @@ def newest(
                 and key in keys_of(bytes(view[topic_end + 2 : end]))
             ):
                 continue
-            if not body_is_right(view, 0, topic_at):
+            if not body_is_right(view, parts):
                 raise log.damage(place, BAD_CRC)
             # Twice a key in one message: twice the same offset.
             found[place] = view[:end]
