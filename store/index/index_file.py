@@ -7,7 +7,6 @@ Source: IndexFile, IndexHeader, RocketMQ 5.3.3 (reference 6.7).
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import threading
 from bisect import bisect_left
@@ -347,8 +346,8 @@ class IndexFile:
             return np.empty(0, dtype=dtype)
         low, high = int(numbers.min()), int(numbers.max()) + 1
         if (high - low) * dtype.itemsize <= ITEM_GAP_BYTES * min(len(numbers), STRETCH_ITEMS):
-            data = self._read(at + low * dtype.itemsize, at + high * dtype.itemsize)
-            return np.frombuffer(data, dtype=dtype)[numbers - low]
+            stretch = self._read(at + low * dtype.itemsize, at + high * dtype.itemsize)
+            return np.frombuffer(stretch, dtype=dtype)[numbers - low]
         different, rows = np.unique(numbers, return_inverse=True)
         starts = at + different * dtype.itemsize
         data, where = read_together(
@@ -356,26 +355,38 @@ class IndexFile:
         )
         return gather(data, where, dtype)[rows]
 
-    def _chain(self, number: int, steps: int) -> list[tuple[int, tuple[int, int, int, int]]]:
-        """Entries of a chain from a number on, so many at most, and their numbers."""
+    def _follow(
+        self, header: Header, number: int, steps: int, key_hash: int, begin_ms: int, end_ms: int
+    ) -> tuple[list[int], int]:
+        """As `find`, so many steps of a chain. Returns: offsets, and the number that comes next; 0: none."""
+        begin, count = header.begin_time_ms, header.count
         start, most, unpack = self._entries_at, self._entry_count, _ENTRY.unpack
-        found: list[tuple[int, tuple[int, int, int, int]]] = []
+        offsets: list[int] = []
         with self._living:
             fd, read = self._open_fd(), self._files.pread
-            while len(found) < steps and 0 < number < most:
+            for _ in range(steps):
+                if not 0 < number < most:
+                    break
                 at = start + number * ENTRY_BYTES
-                data = b""
-                with contextlib.suppress(OSError):
+                try:
                     data = read(fd, ENTRY_BYTES, at)
+                except OSError:
+                    data = b""
                 if len(data) != ENTRY_BYTES:
                     # It says what is wrong.
                     data = self._files.read_range(fd, at, at + ENTRY_BYTES, path=self.path)
-                entry = unpack(data)
-                found.append((number, entry))
-                if entry[3] >= number:
-                    break
-                number = entry[3]
-        return found
+                found, offset, seconds, previous = unpack(data)
+                # What was written since the header was read is passed over.
+                if number < count:
+                    time_ms = begin + 1000 * seconds if number > 1 else begin
+                    if seconds < 0 or time_ms + 999 < begin_ms:
+                        return offsets, 0
+                    if found == key_hash and time_ms <= end_ms:
+                        offsets.append(offset)
+                if previous >= number:
+                    return offsets, 0
+                number = previous
+        return offsets, number
 
     def number_from(self, physical_offset: int) -> int:
         """Number of the first entry of a record at or above `physical_offset`."""
@@ -396,28 +407,16 @@ class IndexFile:
         header = self.header
         place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
         number = int.from_bytes(self._read(place, place + SLOT_BYTES), "big", signed=True)
-        begin, count, entry_count = header.begin_time_ms, header.count, self._entry_count
         some = min(some, LOCKED_STEPS)
         for _ in range(0, CHAIN_STEPS, some):
-            if not 0 < number < entry_count:
+            if not 0 < number < self._entry_count:
                 break
-            offsets: list[int] = []
-            for entry, (found, offset, seconds, previous) in self._chain(number, some):
-                number = previous if previous < entry else 0
-                # What was written since the header was read is passed over.
-                if entry >= count:
-                    continue
-                time_ms = begin + 1000 * seconds if entry > 1 else begin
-                if seconds < 0 or time_ms + 999 < begin_ms:
-                    number = 0
-                    break
-                if found == key_hash and time_ms <= end_ms:
-                    offsets.append(offset)
+            offsets, number = self._follow(header, number, some, key_hash, begin_ms, end_ms)
             if offsets:
                 yield offsets
         while number > 0:
             low = max(1, number + 1 - SCAN_ENTRIES)
-            part = self._entries(low, min(number + 1, entry_count))
+            part = self._entries(low, min(number + 1, self._entry_count))
             rows = np.flatnonzero(part["hash"] == key_hash)[::-1]
             spans = part["seconds"][rows].astype(np.int64)
             spans[rows + low == 1] = 0

@@ -48,17 +48,21 @@ def newest(
     for places in index.find(topic, key, begin_ms, end_ms, limit):
         stored = [place for place in places if low <= place < high]
         for place, head in zip(stored, log.read_each(stored, LOOK_BYTES), strict=True):
-            whole = int.from_bytes(head[:4], "big")
-            if len(head) < whole <= min(size - place % size, most):
-                try:
-                    head = log.read(place, place + whole)
-                except OffsetOutOfRange:
-                    # Deleted meanwhile.
-                    continue
             view = memoryview(head)
             parts = record_at(view, 0, place)
             if parts is None:
-                continue
+                # Perhaps it is larger.
+                whole = int.from_bytes(head[:4], "big")
+                if not len(head) < whole <= min(size - place % size, most):
+                    continue
+                try:
+                    view = memoryview(log.read(place, place + whole))
+                except OffsetOutOfRange:
+                    # Deleted meanwhile.
+                    continue
+                parts = record_at(view, 0, place)
+                if parts is None:
+                    continue
             end, time_ms, topic_at, topic_end, *_ = parts
             if not begin_ms <= time_ms <= end_ms:
                 continue
