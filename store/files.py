@@ -121,10 +121,12 @@ class Files:
         base: int = 0,
     ) -> list[bytes]:
         """As `read_range` at each of `starts`: so many bytes, or those up to the end of the file, which has `size`."""
-        with contextlib.suppress(OSError):
+        try:
             found = list(map(self.pread, repeat(fd), repeat(nbytes), starts))
-            if sum(map(len, found)) == nbytes * len(starts):
-                return found
+        except OSError:
+            found = []
+        if sum(map(len, found)) == nbytes * len(starts):
+            return found
         # One of them is at the file's end, or the disk does not give back one.
         return [
             self.read_range(fd, start, min(start + nbytes, size), path=path, base=base)

@@ -34,53 +34,53 @@ def newest(
     span: tuple[int, int],
     *,
     exact: bool,
-) -> dict[int, memoryview]:
+) -> dict[int, bytes]:
     """The newest records of a key by physical offset, `limit` at most.
 
     Args: `span`: the first and the last store time (ms); `exact`: as of `Query.by_key`.
     Entries of deleted files count for nothing, nor do those at which no record stands: RocketMQ leaves such behind
     when it cuts a log. Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
     """
-    found: dict[int, memoryview] = {}
+    found: dict[int, bytes] = {}
     begin_ms, end_ms = span
     low, high = log.start, log.confirmed
     size, most = log.config.segment_size_bytes, log.config.record_bytes_max
     for places in index.find(topic, key, begin_ms, end_ms, limit):
         stored = [place for place in places if low <= place < high]
         for place, head in zip(stored, log.read_each(stored, LOOK_BYTES), strict=True):
-            view = memoryview(head)
-            parts = record_at(view, 0, place)
+            parts = record_at(head, 0, place)
             if parts is None:
                 # Perhaps it is larger.
                 whole = int.from_bytes(head[:4], "big")
                 if not len(head) < whole <= min(size - place % size, most):
                     continue
                 try:
-                    view = memoryview(log.read(place, place + whole))
+                    head = log.read(place, place + whole)
                 except OffsetOutOfRange:
                     # Deleted meanwhile.
                     continue
-                parts = record_at(view, 0, place)
+                parts = record_at(head, 0, place)
                 if parts is None:
                     continue
             end, time_ms, topic_at, topic_end, *_ = parts
             if not begin_ms <= time_ms <= end_ms:
                 continue
             if exact and not (
-                str(view[topic_at:topic_end], "utf-8", "replace") == topic
-                and key in keys_of(bytes(view[topic_end + 2 : end]))
+                str(head[topic_at:topic_end], "utf-8", "replace") == topic
+                and key in keys_of(head[topic_end + 2 : end])
             ):
                 continue
-            if not body_is_right(view, parts):
+            # A slice of bytes is a copy, which for small bodies costs less than a view.
+            if not body_is_right(head if end <= LOOK_BYTES else memoryview(head), parts):
                 raise log.damage(place, BAD_CRC)
             # Twice a key in one message: twice the same offset.
-            found[place] = view[:end]
+            found[place] = head[:end]
             if len(found) == limit:
                 return found
     return found
 
 
-def raw_column(records: Sequence[memoryview]) -> pa.BinaryArray:
+def raw_column(records: Sequence[bytes]) -> pa.BinaryArray:
     """Records as one column, which is a copy."""
     offsets = array("i", accumulate(map(len, records), initial=0))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(records))]

@@ -23,7 +23,7 @@ require(_HEADER_BYTES == fmt.HEADER_BYTES, "a header is one", found=_HEADER_BYTE
 Parts = tuple[int, int, int, int, int, int, int]
 
 
-def record_at(view: memoryview, at: int, base: int | None) -> Parts | None:
+def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | None:
     """The record at `at` (0 or more) of a view that begins at physical offset `base`; None: any offset is right.
 
     Returns: None without a whole record there. The body is not looked at: `body_is_right`.
@@ -67,7 +67,7 @@ def record_at(view: memoryview, at: int, base: int | None) -> Parts | None:
     return end, time_ms, topic_at, topic_end, body_at, body_end, crc
 
 
-def body_is_right(view: memoryview, parts: Parts) -> bool:
+def body_is_right(view: bytes | memoryview, parts: Parts) -> bool:
     """Whether the body of a record that `record_at` found has the record's CRC.
 
     Source: RocketMQ compares only when there is a body.
@@ -77,7 +77,7 @@ def body_is_right(view: memoryview, parts: Parts) -> bool:
 
 
 def is_whole(
-    view: memoryview, at: int, size: int, position: int | None, *, check_crc: bool
+    view: bytes | memoryview, at: int, size: int, position: int | None, *, check_crc: bool
 ) -> bool:
     """Whether a record of `size` bytes is at `at` and has the physical offset `position`; None: any is right."""
     parts = record_at(view, at, None if position is None else position - at)
