@@ -12,9 +12,10 @@ from itertools import accumulate
 
 import pyarrow as pa
 
+from raymq.store.checksum import body_crc
 from raymq.store.errors import OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.records.one_record import body_is_right, record_at
+from raymq.store.records.one_record import record_at
 from raymq.store.records.record_walk import WalkStop
 
 from .index_keys import keys_of
@@ -62,7 +63,7 @@ def newest(
                 parts = record_at(head, 0, place)
                 if parts is None:
                     continue
-            end, time_ms, topic_at, topic_end, *_ = parts
+            end, time_ms, topic_at, topic_end, body_at, body_end, crc = parts
             if not begin_ms <= time_ms <= end_ms:
                 continue
             if exact and not (
@@ -71,7 +72,8 @@ def newest(
             ):
                 continue
             # A slice of bytes is a copy, which for small bodies costs less than a view.
-            if not body_is_right(head if end <= LOOK_BYTES else memoryview(head), parts):
+            body = (head if end <= LOOK_BYTES else memoryview(head))[body_at:body_end]
+            if body and body_crc(body) != crc:
                 raise log.damage(place, BAD_CRC)
             # Twice a key in one message: twice the same offset.
             found[place] = head[:end]

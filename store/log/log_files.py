@@ -107,10 +107,11 @@ def read_each(queue: MappedFileQueue, places: Sequence[int], nbytes: int, end: i
             if file is None:
                 raise _missing(queue, places[first], end)
             low, high = file.start, file.start + file.size
-            stop = first + 1
-            while stop < len(places) and low <= places[stop] < high:
-                stop += 1
-            found += file.read_each([place - low for place in places[first:stop]], nbytes)
+            same = places[first:]
+            if min(same) < low or max(same) >= high:
+                apart = (row for row, place in enumerate(same) if not low <= place < high)
+                same = same[: next(apart)]
+            found += file.read_each([place - low for place in same], nbytes)
         except Unavailable:
             if places[first] >= queue.min_offset:
                 raise
