@@ -173,21 +173,13 @@ def single(store: EmbeddedStore, count: int) -> None:
 
 
 def read(store: EmbeddedStore, count: int) -> None:
-    """Queue 0 to its end, every body byte compared with the record's CRC."""
+    """Queue 0 to its end. `fetch` compares every body byte with the record's CRC."""
     offset, end = store.store.queue_range("t", 0)
     end = min(end, offset + count)
     while offset < end:
         part = store.fetch("t", 0, offset, max_bytes=1 << 20)
-        records = part.records
-        if records is None or not len(records):
-            raise SystemExit("nothing was read")
-        data = records.buffers()[2]
-        first, last = np.frombuffer(records.buffers()[1], np.int32)[
-            [records.offset, records.offset + len(records)]
-        ]
-        walk = record.walk(memoryview(data)[first:last], 0, check_position=False)
-        if len(walk.positions) != len(records):
-            raise SystemExit(f"a record of [{offset}, {part.next_offset}) is damaged")
+        if part.records is None or len(part.records) != part.next_offset - offset:
+            raise SystemExit(f"not all of [{offset}, {part.next_offset}) was read")
         offset = part.next_offset
 
 

@@ -7,7 +7,6 @@ Source: IndexFile, IndexHeader, RocketMQ 5.3.3 (reference 6.7).
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import threading
 from bisect import bisect_left
@@ -40,12 +39,16 @@ require(ENTRY_BYTES == 20, "an index entry has 20 bytes", found=ENTRY_BYTES)
 
 #: entries of a chain that are followed one by one; from there on all entries are looked through at once
 CHAIN_STEPS = 2048
+#: of these, so many at a time while the file cannot be closed
+LOCKED_STEPS = 64
 #: entries that are written one by one
 FEW_ENTRIES = 4
 #: entries looked through in one go
 SCAN_ENTRIES = 1 << 16
 #: slots and entries that are so near are read together
 ITEM_GAP_BYTES = 4096
+#: as many such gaps at most are read in one stretch
+STRETCH_ITEMS = 16
 _SLOT = np.dtype(">i4")
 
 
@@ -315,15 +318,17 @@ class IndexFile:
     def _read(self, start: int, stop: int) -> bytes:
         """Bytes [start, stop). Raises: Corrupt for what the disk does not give back; Unavailable when it was closed."""
         with self._living:
-            if self._fd < 0:
-                raise Unavailable(f"{self.path} was closed meanwhile", path=str(self.path))
-            return self._files.read_range(self._fd, start, stop, path=self.path)
+            return self._files.read_range(self._open_fd(), start, stop, path=self.path)
 
     def _read_into(self, target: memoryview, start: int) -> None:
         with self._living:
-            if self._fd < 0:
-                raise Unavailable(f"{self.path} was closed meanwhile", path=str(self.path))
-            self._files.read_into(self._fd, target, start, path=self.path)
+            self._files.read_into(self._open_fd(), target, start, path=self.path)
+
+    def _open_fd(self) -> int:
+        """Needs `_living`."""
+        if self._fd < 0:
+            raise Unavailable(f"{self.path} was closed meanwhile", path=str(self.path))
+        return self._fd
 
     @property
     def _entries_at(self) -> int:
@@ -339,12 +344,49 @@ class IndexFile:
         """The items with these numbers of a table that begins at `at`."""
         if not len(numbers):
             return np.empty(0, dtype=dtype)
+        low, high = int(numbers.min()), int(numbers.max()) + 1
+        if (high - low) * dtype.itemsize <= ITEM_GAP_BYTES * min(len(numbers), STRETCH_ITEMS):
+            stretch = self._read(at + low * dtype.itemsize, at + high * dtype.itemsize)
+            return np.frombuffer(stretch, dtype=dtype)[numbers - low]
         different, rows = np.unique(numbers, return_inverse=True)
         starts = at + different * dtype.itemsize
         data, where = read_together(
             self._read, self._read_into, starts, starts + dtype.itemsize, gap_bytes=ITEM_GAP_BYTES
         )
         return gather(data, where, dtype)[rows]
+
+    def _follow(
+        self, header: Header, number: int, steps: int, key_hash: int, begin_ms: int, end_ms: int
+    ) -> tuple[list[int], int]:
+        """As `find`, so many steps of a chain. Returns: offsets, and the number that comes next; 0: none."""
+        begin, count = header.begin_time_ms, header.count
+        start, most, unpack = self._entries_at, self._entry_count, _ENTRY.unpack
+        offsets: list[int] = []
+        with self._living:
+            fd, read = self._open_fd(), self._files.pread
+            for _ in range(steps):
+                if not 0 < number < most:
+                    break
+                at = start + number * ENTRY_BYTES
+                try:
+                    data = read(fd, ENTRY_BYTES, at)
+                except OSError:
+                    data = b""
+                if len(data) != ENTRY_BYTES:
+                    # It says what is wrong.
+                    data = self._files.read_range(fd, at, at + ENTRY_BYTES, path=self.path)
+                found, offset, seconds, previous = unpack(data)
+                # What was written since the header was read is passed over.
+                if number < count:
+                    time_ms = begin + 1000 * seconds if number > 1 else begin
+                    if seconds < 0 or time_ms + 999 < begin_ms:
+                        return offsets, 0
+                    if found == key_hash and time_ms <= end_ms:
+                        offsets.append(offset)
+                if previous >= number:
+                    return offsets, 0
+                number = previous
+        return offsets, number
 
     def number_from(self, physical_offset: int) -> int:
         """Number of the first entry of a record at or above `physical_offset`."""
@@ -363,43 +405,18 @@ class IndexFile:
         here the caller compares exactly. It also reads the first entry's time as what that entry counts it from.
         """
         header = self.header
-        start = self._entries_at
         place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
         number = int.from_bytes(self._read(place, place + SLOT_BYTES), "big", signed=True)
-        begin, count, entry_count = header.begin_time_ms, header.count, self._entry_count
-        unpack, read, living = _ENTRY.unpack, self._files.pread, self._living
-        offsets: list[int] = []
-        for _ in range(CHAIN_STEPS):
-            if not 0 < number < entry_count:
+        some = min(some, LOCKED_STEPS)
+        for _ in range(0, CHAIN_STEPS, some):
+            if not 0 < number < self._entry_count:
                 break
-            at = start + number * ENTRY_BYTES
-            data = b""
-            with living, contextlib.suppress(OSError):
-                data = read(self._fd, ENTRY_BYTES, at)
-            if len(data) != ENTRY_BYTES:
-                # It says what is wrong: closed, or a bad sector.
-                data = self._read(at, at + ENTRY_BYTES)
-            found, offset, seconds, previous = unpack(data)
-            # What was written since the header was read is passed over.
-            if number < count:
-                time_ms = begin + 1000 * seconds if number > 1 else begin
-                if seconds < 0 or time_ms + 999 < begin_ms:
-                    number = 0
-                    break
-                if found == key_hash and time_ms <= end_ms:
-                    offsets.append(offset)
-                    if len(offsets) >= some:
-                        yield offsets
-                        offsets = []
-            if previous >= number:
-                number = 0
-                break
-            number = previous
-        if offsets:
-            yield offsets
+            offsets, number = self._follow(header, number, some, key_hash, begin_ms, end_ms)
+            if offsets:
+                yield offsets
         while number > 0:
             low = max(1, number + 1 - SCAN_ENTRIES)
-            part = self._entries(low, min(number + 1, entry_count))
+            part = self._entries(low, min(number + 1, self._entry_count))
             rows = np.flatnonzero(part["hash"] == key_hash)[::-1]
             spans = part["seconds"][rows].astype(np.int64)
             spans[rows + low == 1] = 0

@@ -12,9 +12,10 @@ from itertools import accumulate
 
 import pyarrow as pa
 
+from raymq.store.checksum import body_crc
 from raymq.store.errors import OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.records.one_record import body_is_right, record_at
+from raymq.store.records.one_record import record_at
 from raymq.store.records.record_walk import WalkStop
 
 from .index_keys import keys_of
@@ -34,51 +35,54 @@ def newest(
     span: tuple[int, int],
     *,
     exact: bool,
-) -> dict[int, memoryview]:
+) -> dict[int, bytes]:
     """The newest records of a key by physical offset, `limit` at most.
 
     Args: `span`: the first and the last store time (ms); `exact`: as of `Query.by_key`.
     Entries of deleted files count for nothing, nor do those at which no record stands: RocketMQ leaves such behind
     when it cuts a log. Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
     """
-    found: dict[int, memoryview] = {}
+    found: dict[int, bytes] = {}
     begin_ms, end_ms = span
     low, high = log.start, log.confirmed
-    size = log.config.segment_size_bytes
+    size, most = log.config.segment_size_bytes, log.config.record_bytes_max
     for places in index.find(topic, key, begin_ms, end_ms, limit):
-        for place in places:
-            if not low <= place < high:
-                continue
-            file_stop = place - place % size + size
-            try:
-                view = memoryview(log.read(place, min(place + LOOK_BYTES, file_stop)))
-                whole = int.from_bytes(view[:4], "big")
-                if len(view) < whole <= min(file_stop - place, log.config.record_bytes_max):
-                    view = memoryview(log.read(place, place + whole))
-            except OffsetOutOfRange:
-                # Deleted meanwhile.
-                continue
-            parts = record_at(view, 0, place)
+        stored = [place for place in places if low <= place < high]
+        for place, head in zip(stored, log.read_each(stored, LOOK_BYTES), strict=True):
+            parts = record_at(head, 0, place)
             if parts is None:
-                continue
-            end, time_ms, topic_at, topic_end = parts
+                # Perhaps it is larger.
+                whole = int.from_bytes(head[:4], "big")
+                if not len(head) < whole <= min(size - place % size, most):
+                    continue
+                try:
+                    head = log.read(place, place + whole)
+                except OffsetOutOfRange:
+                    # Deleted meanwhile.
+                    continue
+                parts = record_at(head, 0, place)
+                if parts is None:
+                    continue
+            end, time_ms, topic_at, topic_end, body_at, body_end, crc = parts
             if not begin_ms <= time_ms <= end_ms:
                 continue
             if exact and not (
-                str(view[topic_at:topic_end], "utf-8", "replace") == topic
-                and key in keys_of(bytes(view[topic_end + 2 : end]))
+                str(head[topic_at:topic_end], "utf-8", "replace") == topic
+                and key in keys_of(head[topic_end + 2 : end])
             ):
                 continue
-            if not body_is_right(view, 0, topic_at):
+            # A slice of bytes is a copy, which for small bodies costs less than a view.
+            body = (head if end <= LOOK_BYTES else memoryview(head))[body_at:body_end]
+            if body and body_crc(body) != crc:
                 raise log.damage(place, BAD_CRC)
             # Twice a key in one message: twice the same offset.
-            found[place] = view[:end]
+            found[place] = head[:end]
             if len(found) == limit:
                 return found
     return found
 
 
-def raw_column(records: Sequence[memoryview]) -> pa.BinaryArray:
+def raw_column(records: Sequence[bytes]) -> pa.BinaryArray:
     """Records as one column, which is a copy."""
     offsets = array("i", accumulate(map(len, records), initial=0))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(records))]

@@ -189,7 +189,7 @@ def _read(log: CommitLog, places: Int64s) -> tuple[Bools, Int64s, pa.Array]:
     except OffsetOutOfRange:
         return _read(log, places)
     there[first:] = found.there
-    return there, found.times_ms, record.select(found.data, found.starts, found.sizes)
+    return there, found.times_ms, found.records
 
 
 def _exactly(hits: KeyHits, topic: str, keys: Sequence[str], asked: Bools) -> Bools:

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from .chain import Chain, ChainUnit, check_units
 from .checkpoint import Checkpoint
 from .flush import FlushFailed
-from .log_files import open_log_files, read_of, rewrite, same_until
+from .log_files import open_log_files, read_each, read_of, rewrite, same_until
 from .log_pool import LogPool
 from .log_reads import (
     WALK_BYTES,
@@ -230,6 +230,10 @@ class CommitLog:
         Raises: OffsetOutOfRange below the log's start; Corrupt naming the first byte that the disk does not give back.
         """
         return read_of(self.queue, start, stop, self.end)
+
+    def read_each(self, places: Sequence[int], nbytes: int) -> list[bytes]:
+        """See `log_files.read_each`."""
+        return read_each(self.queue, places, nbytes, self.end)
 
     def records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True

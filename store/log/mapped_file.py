@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,16 @@ class MappedFile:
                 left = self._left_fd
             if left >= 0:
                 self._close_left()
+
+    def read_each(self, positions: Sequence[int], nbytes: int) -> list[bytes]:
+        """As `read` at each position: so many bytes, or those up to the end of the file."""
+        fd = self._begin_reading()
+        try:
+            return self._files.read_each(
+                fd, positions, nbytes, size=self.size, path=self.path, base=self.start
+            )
+        finally:
+            self._end_reading()
 
     def read_into(self, target: memoryview, position: int) -> None:
         """As `read`, into memory that is there."""

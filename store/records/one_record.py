@@ -8,11 +8,10 @@ from raymq.store import format as fmt
 from raymq.store.checksum import body_crc
 from raymq.store.errors import require
 
-#: size, magic, physical_offset, sys_flag, store_time_ms and body_length of fmt.HEADER_DTYPE
-_HEADER = struct.Struct(">iI20xqi16xq20xi")
+#: size, magic, body_crc, physical_offset, sys_flag, store_time_ms and body_length of fmt.HEADER_DTYPE
+_HEADER = struct.Struct(">iIi16xqi16xq20xi")
 _LONG, _INT, _SHORT = struct.Struct(">q"), struct.Struct(">i"), struct.Struct(">h")
 _STORE_TIME_AT, _BODY_LENGTH_AT, _HEADER_BYTES = 56, 84, _HEADER.size
-_CRC_AT = 8
 _V1, _V2 = fmt.MAGIC_V1, fmt.MAGIC_V2
 _V6 = fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6
 _BYTE_MAX = 127
@@ -20,14 +19,18 @@ _BYTE_MAX = 127
 require(_HEADER_BYTES == fmt.HEADER_BYTES, "a header is one", found=_HEADER_BYTES)
 
 
-def record_at(view: memoryview, at: int, base: int) -> tuple[int, int, int, int] | None:
-    """The record at `at` (0 or more) of a file that begins at physical offset `base`.
+#: end, store time (ms), begin and end of the topic, begin and end of the body, and the body's CRC; places in the view
+Parts = tuple[int, int, int, int, int, int, int]
 
-    Returns: its end, its store time (ms), and where its topic begins and ends, places relative to `view`; None where no
-    whole record stands. The body is not looked at. `record_walk.records_at` does the same for many.
+
+def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | None:
+    """The record at `at` (0 or more) of a view that begins at physical offset `base`; None: any offset is right.
+
+    Returns: None without a whole record there. The body is not looked at: `body_is_right`.
+    `record_walk.records_at` does the same for many.
     """
     try:
-        size, magic, position, flags, time_ms, body_length = _HEADER.unpack_from(view, at)
+        size, magic, crc, position, flags, time_ms, body_length = _HEADER.unpack_from(view, at)
         body_at = at + _HEADER_BYTES
         if flags & _V6:
             born = fmt.IPV6_EXTRA_BYTES if flags & fmt.SYS_BORN_HOST_V6 else 0
@@ -35,13 +38,14 @@ def record_at(view: memoryview, at: int, base: int) -> tuple[int, int, int, int]
             body_at += extra
             (time_ms,) = _LONG.unpack_from(view, at + _STORE_TIME_AT + born)
             (body_length,) = _INT.unpack_from(view, at + _BODY_LENGTH_AT + extra)
+        body_end = body_at + body_length
         if magic == _V1:
-            topic_at = body_at + body_length + 1
+            topic_at = body_end + 1
             topic_length = view[topic_at - 1]
             if topic_length > _BYTE_MAX:
                 return None
         elif magic == _V2:
-            topic_at = body_at + body_length + 2
+            topic_at = body_end + 2
             (topic_length,) = _SHORT.unpack_from(view, topic_at - 2)
         else:
             return None
@@ -54,23 +58,31 @@ def record_at(view: memoryview, at: int, base: int) -> tuple[int, int, int, int]
     if (
         end != at + size
         or end > len(view)
-        or position != base + at
+        or (base is not None and position != base + at)
         or body_length < 0
         or topic_length < 1
         or properties_length < 0
     ):
         return None
-    return end, time_ms, topic_at, topic_end
+    return end, time_ms, topic_at, topic_end, body_at, body_end, crc
 
 
-def body_is_right(view: memoryview, at: int, topic_at: int) -> bool:
+def body_is_right(view: bytes | memoryview, parts: Parts) -> bool:
     """Whether the body of a record that `record_at` found has the record's CRC.
 
     Source: RocketMQ compares only when there is a body.
     """
-    _, magic, _, flags, _, _ = _HEADER.unpack_from(view, at)
-    start, stop = at + _HEADER_BYTES, topic_at - (1 if magic == _V1 else 2)
-    if flags & _V6:
-        start += fmt.IPV6_EXTRA_BYTES if flags & fmt.SYS_BORN_HOST_V6 else 0
-        start += fmt.IPV6_EXTRA_BYTES if flags & fmt.SYS_STORE_HOST_V6 else 0
-    return start >= stop or body_crc(view[start:stop]) == _INT.unpack_from(view, at + _CRC_AT)[0]
+    _, _, _, _, start, stop, crc = parts
+    return start == stop or body_crc(view[start:stop]) == crc
+
+
+def is_whole(
+    view: bytes | memoryview, at: int, size: int, position: int | None, *, check_crc: bool
+) -> bool:
+    """Whether a record of `size` bytes is at `at` and has the physical offset `position`; None: any is right."""
+    parts = record_at(view, at, None if position is None else position - at)
+    return (
+        parts is not None
+        and parts[0] == at + size
+        and (not check_crc or body_is_right(view, parts))
+    )

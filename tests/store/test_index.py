@@ -26,7 +26,7 @@ from raymq.store.errors import Rejected
 from raymq.store.failpoints import failpoint
 from raymq.store.files import Files
 from raymq.store.index import index_builder, index_keys
-from raymq.store.index.index_file import HEADER
+from raymq.store.index.index_file import HEADER, ITEM_GAP_BYTES, SLOT_BYTES, IndexFile
 from raymq.store.index.index_keys import Keyed, hash_keys, key_hash, keys_of, topic_hash
 from raymq.store.index.index_service import IndexService
 from raymq.store.message_store import MessageStore
@@ -308,6 +308,21 @@ def test_a_file_deleted_under_a_reader_only_ends_its_search(tmp_path):
     index.delete_expired(1000)
     assert list(walk) == []
     index.close()
+
+
+@pytest.mark.parametrize("stretch", [50, 100 * ITEM_GAP_BYTES // SLOT_BYTES])
+def test_many_hashes_find_what_each_finds_alone_near_and_far_apart(tmp_path, stretch):
+    file = IndexFile.create(tmp_path / "i", stretch, 9000, None, files=Files())
+    random = np.random.default_rng(3)
+    hashes = random.integers(0, 3 * stretch, 300)[random.integers(0, 300, 8000)].astype(np.int32)
+    file.append(hashes, np.arange(8000) * 100, np.full(8000, NOW))
+    asked = np.unique(hashes)[::7].astype(np.int64)
+    for wanted in (1, 5, 8000):
+        many = file.find_many(asked, np.full(len(asked), wanted), 0, 1 << 60)
+        for row, one in enumerate(asked.tolist()):
+            alone = [place for some in file.find(one, 0, 1 << 60, wanted) for place in some]
+            assert many[1][many[0] == row].tolist() == alone[:wanted]
+    file.close()
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from raymq.store.errors import Corrupt, StorageFull, Unavailable
-from raymq.store.files import Files
+from raymq.store.files import READABLE, Files
 from raymq.store.log.flush import FlushFailed
+from raymq.store.log.log_files import read_each
 from raymq.store.log.mapped_file import MappedFile
 from raymq.store.log.mapped_file_queue import AllocateAhead, MappedFileQueue
+from tests.support.bad_sectors import SECTOR, BadSectors
 from tests.support.simulated_disk import SimulatedDisk
 
 SIZE = 8192
@@ -409,3 +411,43 @@ def test_a_woken_worker_looks_whether_to_stop(queue):
     ahead.wake()
     worker.join(60)
     assert not worker.is_alive()
+
+
+# --- many places ----------------------------------------------------------------------------------------------
+
+
+def test_many_places_are_read_each_up_to_the_end_of_its_file(queue):
+    fill(queue, 3)
+    places = [2 * SIZE + 5, 2 * SIZE, SIZE - 3, 0, SIZE]
+    assert read_each(queue, places, 8, 3 * SIZE) == [
+        b"\3" * 8,
+        b"\3" * 8,
+        b"\1" * 3,
+        b"\1" * 8,
+        b"\2" * 8,
+    ]
+    assert read_each(queue, [], 8, 3 * SIZE) == []
+
+
+def test_of_places_whose_file_was_deleted_there_are_no_bytes(queue):
+    fill(queue, 3)
+    queue.delete_first()
+    assert read_each(queue, [SIZE, 7, 2 * SIZE], 2, 3 * SIZE) == [b"\2\2", b"", b"\3\3"]
+    with pytest.raises(Corrupt, match="no commit log file holds"):
+        read_each(queue, [3 * SIZE], 2, 3 * SIZE)
+    assert all(file.retire()() for file in queue.files)
+
+
+def test_a_bad_sector_among_many_places_is_corrupt_at_its_offset(tmp_path):
+    files = BadSectors()
+    queue = MappedFileQueue(tmp_path / "q", 2 * SECTOR, files=files)
+    for _ in range(2):
+        queue.create_next()
+    files.lose(queue.files[1].path, SECTOR)
+    good = 2 * SECTOR
+    assert read_each(queue, [good, 0], 8, 4 * SECTOR) == [bytes(8), bytes(8)]
+    for places in ([good, good + SECTOR], [good + SECTOR, 0], [good + SECTOR - 4]):
+        with pytest.raises(Corrupt) as caught:
+            read_each(queue, places, 8, 4 * SECTOR)
+        assert (caught.value.offset, caught.value.rule) == (good + SECTOR, READABLE)
+    queue.close()

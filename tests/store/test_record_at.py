@@ -56,9 +56,12 @@ def seen(data: bytes | bytearray) -> tuple[int, int, int, int] | None:
     one = record_at(memoryview(data), AT, BASE)
     many = records_at(memoryview(data), np.array([AT]), np.array([BASE + AT]))
     assert many.there.tolist() == [one is not None]
-    if one is not None:
-        assert (many.sizes.tolist(), many.times_ms.tolist()) == ([one[0] - AT], [one[1]])
-    return one
+    if one is None:
+        return None
+    assert (many.sizes.tolist(), many.times_ms.tolist()) == ([one[0] - AT], [one[1]])
+    body = (many.body_starts[0] + AT, many.body_ends[0] + AT, many.body_crcs[0])
+    assert body == one[4:]
+    return one[:4]
 
 
 @pytest.mark.parametrize("magic", [fmt.MAGIC_V1, fmt.MAGIC_V2])
