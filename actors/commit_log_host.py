@@ -349,7 +349,12 @@ class LeaderHost:
             return
         log.error("the shard stops writing: %s", error)
         self.failed = error
-        self._settle_left()
+        try:
+            self._settle_left()
+        finally:
+            self._end_or_stay(error)
+
+    def _end_or_stay(self, error: RayMQError) -> None:
         self._dispatcher.tell_readers()
         sync_failed = self.store.log.sync_failed or self.supervisor.poisoned is not None
         if self._give_up is not None and may_pass(error, sync_failed=sync_failed):

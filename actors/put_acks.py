@@ -158,11 +158,12 @@ class PutAcks:
             self._fail(Unavailable(f"behind an append: {error!r}", field="store"))
             # Also where the shard is stopping already: no ticket may end twice.
             self.end()
-        # Stored, but nobody waits for their syncs any more.
-        left = [put for put in made if not put.ticket.done]
-        for put in left:
-            self._settle_unknown(put)
-        return [put.ticket for put in left]
+        # Stored, but no line waits for their syncs any more. All of them are told of: those that ended before, too.
+        with self._submit_lock:
+            for put in made:
+                if not put.ticket.done:
+                    self._settle_unknown(put)
+        return [put.ticket for put in made]
 
     def publish_early(self) -> None:
         """Let the flusher begin, where no put waits, before `hand_over`. Callers: the appending thread."""
@@ -276,6 +277,9 @@ class PutAcks:
             ends, late = self._supervisor.progress()
             log_.note_committed(ends.committed)
             log_.note_synced(ends.synced)
+            if log_.sync_failed:
+                # A later sync of the flusher may have succeeded without the lost bytes. `run` ends what waits.
+                return
             moved = log_.note_confirmed(self._readable(ends))
         try:
             # Also when none seems to wait: a put may be on its way into its line, and have seen the ends of before.
@@ -337,8 +341,9 @@ class PutAcks:
             self._ended = True
             left = [line.take() for line in self._lines.values() for _ in range(len(line.puts))]
             self.waiting = 0
-        for put in left:
-            self._settle_unknown(put)
+            # Under the lock: another thread may be at these puts, and no ticket ends twice.
+            for put in left:
+                self._settle_unknown(put)
         tell_all(put.ticket for put in left)
 
 

@@ -607,6 +607,10 @@ class CommitLog:
             # Units of the bytes that were cut must not come back over the bytes that replace them.
             self.chain.sync()
             self.meta.update({"cut": None})
+            self.end = offset
+            if self.pool.active is not None:
+                self.pool.active.reset(offset)
+            self.complete_chain()
         except SyncFailed as error:
             self.poison(f"a cut at {offset} did not finish: {error}")
             raise
@@ -615,10 +619,6 @@ class CommitLog:
             # meanwhile.
             self.poisoned = f"a cut at {offset} did not finish: {error}"
             raise
-        self.end = offset
-        if self.pool.active is not None:
-            self.pool.active.reset(offset)
-        self.complete_chain()
 
     def recover(
         self,

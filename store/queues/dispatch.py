@@ -113,7 +113,7 @@ class Dispatch:
         (in RocketMQ until a restart, but after 30 tries).
         """
         failed = self._flags.bits & WRITE_LOGICS_QUEUE_ERROR
-        if self._flags.bits & BLOCKS_DISPATCH & ~WRITE_LOGICS_QUEUE_ERROR:
+        if self._blocked:
             return self.dispatched
         before = self.dispatched
         try:
@@ -167,8 +167,14 @@ class Dispatch:
 
     @property
     def index_behind(self) -> bool:
-        """Whether the index has something to do at once."""
-        return self.index is not None and self.index.behind(self.dispatched)
+        """Whether the index has something to do at once; not while a flag keeps `run` from doing anything."""
+        if self.index is None or self._blocked:
+            return False
+        return self.index.behind(self.dispatched)
+
+    @property
+    def _blocked(self) -> bool:
+        return bool(self._flags.bits & BLOCKS_DISPATCH & ~WRITE_LOGICS_QUEUE_ERROR)
 
     def _from_log(self, upto: int) -> bool:
         """Dispatch a slice that is read back. Returns: whether there was any."""

@@ -25,6 +25,7 @@ from raymq.store.files import Files, PathLike
 from raymq.store.message_store import MessageStore
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
+from raymq.store.running_flags import LOGIC_DISK_FULL
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, confirm_only, dispatch_all
@@ -289,3 +290,19 @@ def test_a_dispatch_that_is_refused_goes_on_when_the_disk_takes_it(
         until(lambda: not shard.troubles, lambda: shard.thread.join(0.001))
         assert shard.store.flags.writable
         assert not shard.ended
+
+
+def test_an_index_that_is_behind_gives_a_blocked_dispatch_nothing_to_do(tmp_path: Path) -> None:
+    with closing(MessageStore.open(tmp_path)) as store:
+        store.create_topic("t", 1, [0])
+        confirm(store)
+        dispatcher = Dispatcher(store, clock=ManualClock(), on_dispatched=lambda: None)
+        keyed = batch([b"x"] * 100, properties=b"KEYS\x01k\x02")
+        store.put(PutRequest("t", 0, keyed, None, 0, 0, "quorum"))
+        confirm_only(store)
+        assert dispatcher._step()
+        assert store.index_behind
+        store.flags.set(LOGIC_DISK_FULL)
+        assert not dispatcher._step()
+        store.flags.clear(LOGIC_DISK_FULL)
+        assert dispatcher._step()

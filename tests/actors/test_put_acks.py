@@ -249,3 +249,18 @@ def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
 
     # The flusher may be done before the watch begins; then the ack loop answers.
     until(lambda: threading.get_ident() in answering, put)
+
+
+@pytest.mark.usefixtures("commit_log_is_silent")
+def test_nothing_is_acknowledged_or_shown_after_a_sync_has_failed(leader: Leader) -> None:
+    log, acks = leader.host.store.log, leader.host.acks
+    before = log.confirmed
+    # The thread that writes zeros ahead met the kernel's report; the loop has not looked yet.
+    log.sync_failed = True
+    put = leader.put("leader")
+    until(lambda: leader.host.supervisor.progress()[0].synced >= log.end, pause)
+    acks._advance()
+    assert not put.done
+    assert log.confirmed == before
+    acks.end()
+    assert status_of(put) == "FLUSH_DISK_TIMEOUT"

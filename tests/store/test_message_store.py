@@ -1,5 +1,6 @@
 """The engine alone: what is put comes back, in order, after every way to stop."""
 
+import errno
 import os
 import threading
 
@@ -9,6 +10,7 @@ import pytest
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, Fenced, OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.message_store import MessageStore
 from raymq.store.queues.reader import UNITS_FIRST
 from raymq.store.record import PUT_SCHEMA, decode
 from raymq.store.requests import PutRequest
@@ -342,3 +344,22 @@ def test_a_closed_store_says_that_it_is_closed(tmp_path):
         store.store.fetch("t", 0, 0, max_bytes=1, max_records=1)
     with pytest.raises(Unavailable, match="closed"):
         store.store.get_message("t", 0, 0, 1)
+
+
+def test_a_cut_whose_chain_cannot_be_completed_stops_the_log(tmp_path, monkeypatch):
+    store = MessageStore.open(tmp_path)
+    store.create_topic("t", 1, [0])
+    log, end = store.log, store.log.end
+    store.put(request([b"x"]))
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(log, "complete_chain", full)
+    with pytest.raises(OSError, match="no space"):
+        log.truncate(end)
+    assert "did not finish" in log.poisoned
+    store.abandon()
+    again = MessageStore.open(tmp_path)
+    assert again.log.end == end
+    again.close()
