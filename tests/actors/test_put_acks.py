@@ -264,3 +264,5 @@ def test_nothing_is_acknowledged_or_shown_after_a_sync_has_failed(leader: Leader
     assert log.confirmed == before
     acks.end()
     assert status_of(put) == "FLUSH_DISK_TIMEOUT"
+    # For an orderly end.
+    log.sync_failed = False
