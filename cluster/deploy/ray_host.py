@@ -270,7 +270,8 @@ def wait_for_answer(
                 if clock.monotonic_ms() > deadline:
                     raise Unavailable(
                         f"Ray at {target.address} does not answer within {round(timeout_s, 1):g} s, although its "
-                        "port is open: its GCS or the raylet of this machine hangs or starts. End that Ray, or try again",
+                        "port is open: its GCS or the raylet of this machine hangs or starts. End that Ray, or "
+                        "try again",
                         address=target.address,
                     )
                 clock.sleep_ms(50)
