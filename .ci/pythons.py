@@ -208,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
             for found in [pool.submit(check_extras, *each, uv, Path(place)) for each in there]:
                 faults += found.result()
     else:
-        rows = int(arguments[1]) if arguments[1:] else 5000
+        rows = int(arguments[1]) if arguments[1:] else 20_000
         for python, version in there:
             faults += check_demo(python, version, rows)
     for fault in faults:

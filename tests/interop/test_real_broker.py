@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import signal
 import threading
@@ -18,6 +17,7 @@ from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.send_future import SendFuture
 from raymq.cluster.start import stop
+from raymq.store import fastjson
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
@@ -99,7 +99,7 @@ def await_config(shard: Path, offsets: dict[int, int]) -> None:
     file = shard / "config" / "consumerOffset.json"
 
     def written() -> bool:
-        found = json.loads(file.read_text())["offsetTable"] if file.exists() else {}
+        found = fastjson.loads(file.read_text())["offsetTable"] if file.exists() else {}
         have = found.get(f"{TOPIC}@{GROUP}", {})
         return {int(queue): offset for queue, offset in have.items()} == offsets
 
