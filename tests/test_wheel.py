@@ -73,7 +73,9 @@ def test_spark_java_and_plots_are_extras(wheel, names):
         headers = email.parser.BytesParser().parsebytes(archive.read(metadata))
     needs = [str(value) for value in headers.get_all("Requires-Dist", [])]
     plain = {need.split(";")[0].split("=")[0].strip() for need in needs if "extra ==" not in need}
-    assert plain == {"ray", "pyarrow", "numpy", "crcmod", "google-crc32c", "isal"}
+    assert plain == {
+        *("ray", "pyarrow", "numpy", "crcmod", "google-crc32c", "isal", "typing_extensions")
+    }
     assert set(headers.get_all("Provides-Extra", [])) == {
         "spark",
         "demo",

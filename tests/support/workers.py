@@ -64,13 +64,13 @@ class Workers:
         # New interpreters, not forks: this process may have threads. They agree on hashes by the fixed seed.
         with mock.patch.dict(os.environ, PYTHONHASHSEED=HASH_SEED):
             for key in keys:
-                if key not in self._futures:
-                    self._futures[key] = self._pool.submit(work, key)
+                if (work, key) not in self._futures:
+                    self._futures[work, key] = self._pool.submit(work, key)
 
     def result(self, work: Callable[[Key], Done], key: Key) -> Done:
         """Wait for one. Raises: what it raised."""
         self.start(work, [key])
-        future = self._futures[key]
+        future = self._futures[work, key]
         while self._only_idle and not future.done():
             for pid in self._pool._processes:
                 _schedule(pid, os.SCHED_OTHER, 0)
