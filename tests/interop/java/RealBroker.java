@@ -9,6 +9,7 @@ import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.MQVersion;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -87,7 +88,7 @@ final class RealBroker {
         consumer.setAutoCommit(false);
         consumer.setPullBatchSize(256);
         consumer.start();
-        Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
+        Collection<MessageQueue> queues = queues(consumer, topic);
         consumer.assign(queues);
         for (MessageQueue queue : queues) {
             consumer.seekToBegin(queue);
@@ -101,6 +102,22 @@ final class RealBroker {
         consumer.shutdown();
         for (MessageExt message : found) {
             say("pulled", message);
+        }
+    }
+
+    /** The queues of a topic, once the broker has told the name server of it. */
+    private static Collection<MessageQueue> queues(DefaultLitePullConsumer consumer, String topic)
+            throws Exception {
+        long deadline = System.nanoTime() + LIMIT_NANOS;
+        while (true) {
+            try {
+                return consumer.fetchMessageQueues(topic);
+            } catch (MQClientException error) {
+                if (System.nanoTime() > deadline) {
+                    throw error;
+                }
+                Thread.sleep(100);
+            }
         }
     }
 
