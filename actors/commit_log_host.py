@@ -6,6 +6,7 @@ server lives in cluster/), so nothing here knows the wire.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from raymq.store.files import Files
 from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.log.scrub import scrub_of_log
 from raymq.store.message_store import MessageStore
-from raymq.store.promise import awaits_commit, own_durable, promises
+from raymq.store.promise import Acks, Promise, awaits_commit, own_durable, promises
 from raymq.store.put.put_path import CheckedPut
 from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
 
@@ -118,6 +119,22 @@ class LeaderHost:
             self._heart.stop()
             self.supervisor.close()
             raise
+        # What cannot be had now may be there at the next try, which must find the store let go of.
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.store.abandon)
+            undo.callback(self.supervisor.close)
+            undo.callback(self._heart.stop)
+            self._make_parts(rows, mirrored=mirrored)
+            undo.callback(self._delays.abandon)
+            undo.callback(self._end_threads)
+            for thread in self._threads:
+                thread.start()
+            undo.pop_all()
+        self._dispatcher.wake()
+
+    def _make_parts(self, rows: dict[Acks, Promise], *, mirrored: bool) -> None:
+        """All that works on the open store, the threads not started yet."""
+        config = self.config
         self._put_path = self.store.put_path
         self._delays = Delays(
             self.store,
@@ -167,9 +184,6 @@ class LeaderHost:
             now_ms=self.clock.monotonic_ms(),
         )
         self._threads = self._make_threads()
-        for thread in self._threads:
-            thread.start()
-        self._dispatcher.wake()
 
     def _make_threads(self) -> list[threading.Thread]:
         def stopping() -> bool:
@@ -498,17 +512,7 @@ class LeaderHost:
             and self.clock.monotonic_ms() < deadline
         ):
             self.clock.sleep_ms(5)
-        self._stopping = True
-        self._appender.wake()
-        self._ahead.wake()
-        self.scrub.wake()
-        self.compaction.wake()
-        self.housekeeper.wake()
-        self._dispatcher.stop()
-        self._delays.stop()
-        for thread in self._threads:
-            thread.join(2.0)
-        self._settle_left()
+        self._end_threads()
         self._heart.stop()
         self.supervisor.close()
         try:
@@ -527,3 +531,18 @@ class LeaderHost:
                 f"the shard's last writes before its stop failed: {error}; the next start completes them",
                 field="store",
             ) from error
+
+    def _end_threads(self) -> None:
+        """Stop what was started of the service loops, and answer what none of them will answer any more."""
+        self._stopping = True
+        self._appender.wake()
+        self._ahead.wake()
+        self.scrub.wake()
+        self.compaction.wake()
+        self.housekeeper.wake()
+        self._dispatcher.stop()
+        self._delays.stop()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(2.0)
+        self._settle_left()

@@ -79,6 +79,20 @@ class FollowerHost:
             self._heart.stop()
             self.supervisor.close()
             raise
+        # As of `LeaderHost`: the next try must find the log let go of.
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.log.abandon)
+            undo.callback(self.supervisor.close)
+            undo.callback(self._heart.stop)
+            self._make_parts(identity)
+            undo.callback(self._end_threads)
+            for thread in self._threads:
+                thread.start()
+            undo.pop_all()
+
+    def _make_parts(self, identity: dict[str, Any]) -> None:
+        """All that works on the open log, the threads not started yet."""
+        config = self.config
         self.log.on_poisoned = self.supervisor.poison
         self._session = FollowerSession(self, identity)
         self._housekeeper = Housekeeper(
@@ -117,8 +131,6 @@ class FollowerHost:
                     daemon=True,
                 )
             )
-        for thread in self._threads:
-            thread.start()
 
     def _open_log(self, root: Path, identity: dict[str, Any], files: Files) -> CommitLog:
         """Take over from the process before, recover, begin."""
@@ -357,14 +369,19 @@ class FollowerHost:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Orderly stop. `abort` stays: a follower's consume queues are built when somebody opens it."""
+        self._end_threads()
+        self._heart.stop()
+        self.supervisor.close()
+        with contextlib.suppress(OSError, Corrupt), self._writer:
+            self.log.close(clean=False)
+
+    def _end_threads(self) -> None:
+        """Stop what was started of the service loops, and whatever waits for a sync."""
         self._stopping = True
         self._housekeeper.wake()
         self.scrub.wake()
         with self._changed:
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join(2.0)
-        self._heart.stop()
-        self.supervisor.close()
-        with contextlib.suppress(OSError, Corrupt), self._writer:
-            self.log.close(clean=False)
+            if thread.is_alive():
+                thread.join(2.0)

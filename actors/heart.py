@@ -60,7 +60,9 @@ class Heart:
             self._started = False
             self._control.end_beating()
             self._stop.set()
-            self._thread.join()
+            if self._thread.is_alive():
+                # Otherwise `start` was refused the thread.
+                self._thread.join()
 
     def come_round(self) -> None:
         """The ack loop begins a round."""

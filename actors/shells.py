@@ -176,23 +176,25 @@ class CommitLogActor:
             roles=tuple(roles),
             give_up=lambda reason: _end_process_soon(root, reason),
         )
-        try:
+        with contextlib.ExitStack() as undo:
+            # What fails here is tried again, and must find neither an open store nor a server.
+            undo.callback(host.close, 0.0)
             if isinstance(host, LeaderHost):
                 host.routes = _routes(root)
-            self._server = _load(spec["server"])(
+            server = _load(spec["server"])(
                 host,
                 host=address.bind,
                 port=_old_port(root, address.bind),
                 token=spec["token"],
                 tls=spec["tls"],
             )
-        except BaseException:
-            host.close(0.0)
-            raise
-        _write_endpoint(root, address.advertised, self._server.port, tls=spec["tls"])
-        self._endpoint = _endpoint(address.advertised, self._server.port, tls=spec["tls"])
-        self._methods = RayMethods(host)
-        self._host = host
+            undo.callback(server.close)
+            _write_endpoint(root, address.advertised, server.port, tls=spec["tls"])
+            self._endpoint = _endpoint(address.advertised, server.port, tls=spec["tls"])
+            self._methods = RayMethods(host)
+            self._server = server
+            self._host = host
+            undo.pop_all()
 
     def _tell_metrics(self) -> None:
         """Runs until `close`; a follower has nothing of its own to tell."""

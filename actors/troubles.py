@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 from pathlib import Path
 
 from raymq.store.clock import Clock
@@ -18,8 +19,9 @@ class Troubles:
     """Causes by the part of a replica that has them. Callers: any thread; a look costs nothing while there are none."""
 
     def __init__(self) -> None:
-        #: part -> cause; replaced, never changed
+        #: part -> cause; replaced under the lock, never changed
         self._causes: dict[str, str] = {}
+        self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
         return bool(self._causes)
@@ -30,15 +32,19 @@ class Troubles:
     def note(self, part: str, error: BaseException) -> None:
         """A part failed and tries again."""
         cause = str(error) or repr(error)
-        if self._causes.get(part) != cause:
-            log.warning("%s: %s; it is tried again", part, cause)
-            self._causes = {**self._causes, part: cause}
+        with self._lock:
+            if self._causes.get(part) != cause:
+                log.warning("%s: %s; it is tried again", part, cause)
+                self._causes = {**self._causes, part: cause}
 
     def clear(self, part: str) -> None:
         """A part works."""
-        if part in self._causes:
-            log.warning("%s: works again", part)
-            self._causes = {name: cause for name, cause in self._causes.items() if name != part}
+        if not self._causes:
+            return
+        with self._lock:
+            if part in self._causes:
+                log.warning("%s: works again", part)
+                self._causes = {name: cause for name, cause in self._causes.items() if name != part}
 
     def as_status(self) -> dict[str, str]:
         """part -> cause."""

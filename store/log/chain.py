@@ -300,6 +300,8 @@ class ChainReader:
         """
         if offset != self._next:
             self._seek(offset)
+        # After an error below the place in the file is not known: the next call seeks.
+        self._next = -1
         found: list[ChainUnit] = []
         total = 0
         while total < max_bytes:
@@ -336,7 +338,7 @@ class ChainReader:
 
     def _seek(self, offset: int) -> None:
         """Find the unit that starts at `offset` by bisection over its file."""
-        self._next = offset
+        self._next = -1
         if not self._open(offset // self._size * self._size):
             return
         low, high = 0, self._files.size(self._fd) // UNIT_BYTES

@@ -18,7 +18,7 @@ from typing import Any
 from raymq.store.checksum import crc32c
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, RayMQError, Rejected
-from raymq.store.files import READABLE, Files
+from raymq.store.files import NOT_TRIED, READABLE, Files
 from raymq.store.tools.read_only import ReadOnlyStore
 
 from .chain import ChainReader, ChainUnit
@@ -234,8 +234,12 @@ class Scrub:
                     continue
                 wait_s, owed_s = owed_s, 0.0
             except (OSError, RayMQError) as error:
-                self._report(self.position, f"cannot be read: {error}", READABLE)
                 wait_s = _WAIT_S * 12
+                # A lack of descriptors or memory says nothing of the disk.
+                if not (isinstance(error, OSError) and error.errno in NOT_TRIED):
+                    # What cannot be told now is met again at the next try.
+                    with contextlib.suppress(OSError, RayMQError):
+                        self._report(self.position, f"cannot be read: {error}", READABLE)
             deadline = self._clock.monotonic() + wait_s
             while not stopping() and (left := deadline - self._clock.monotonic()) > 0:
                 self._wake.wait(min(left, _WAIT_S))

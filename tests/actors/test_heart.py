@@ -180,6 +180,22 @@ def test_the_heart_stops_with_an_ack_loop_that_does_not_come_round(
     assert beats()
 
 
+def test_a_heart_whose_thread_could_not_be_started_stops_and_says_so(
+    control: ControlBlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beating = Heart(control, files=FILES)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            beating.start()
+    beating.stop()
+    assert not control.beating
+
+
 def test_a_commit_log_beats_while_it_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -15,8 +16,10 @@ from typing import Any
 import pytest
 
 from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.control_block import ControlBlock, shared_file
 from raymq.actors.flush_service import EXIT_BUG
 from raymq.actors.follower_host import FollowerHost
+from raymq.actors.housekeeper import Housekeeper
 from raymq.actors.readings import read_leader
 from raymq.store.checksum import crc32c
 from raymq.store.config import StoreConfig
@@ -318,6 +321,80 @@ def test_a_flusher_that_cannot_open_a_file_is_replaced_and_poisons_nothing(shard
     ticket.wait(20)
     assert shard.host.supervisor.poisoned is None
     assert shard.is_well()
+
+
+KIND_OF = {"leader": LeaderHost, "follower": FollowerHost}
+THREADS = {
+    "leader": "heart append acks dispatch delays allocate house compaction scrub",
+    "follower": "heart acks allocate house scrub",
+}
+
+
+def start(root: Path, kind: str) -> LeaderHost | FollowerHost:
+    return KIND_OF[kind](
+        root,
+        CONFIG,
+        identity={"cluster_id": "c", "shard": 0, "replica": 0, "incarnation": 1},
+        roles=("group_commit",),
+    )
+
+
+def open_things() -> tuple[list[str], list[str]]:
+    """What this process has open, and its threads."""
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("raymq-")]
+    return sorted(name for name in names if not name.startswith("/proc")), sorted(threads)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in THREADS.items() for name in names.split()]
+)
+def test_a_start_that_lacks_a_thread_holds_nothing_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    start(tmp_path, kind).close(0.0)
+    before = open_things()
+    real = threading.Thread.start
+
+    def lacking(thread: threading.Thread) -> None:
+        if thread.name == f"raymq-{name}":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lacking)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            start(tmp_path, kind)
+    assert open_things() == before
+    page = ControlBlock.open(shared_file(str(tmp_path), "control"), files=Files())
+    assert not page.beating
+    page.close()
+    host = start(tmp_path, kind)
+    assert host.state == "RUNNING"
+    host.close(0.0)
+
+
+@pytest.mark.parametrize("kind", list(KIND_OF))
+def test_a_start_that_lacks_memory_for_a_part_holds_nothing_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    start(tmp_path, kind).close(0.0)
+    before = open_things()
+
+    def no_memory(*args: Any, **options: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Housekeeper, "__init__", no_memory)
+        with pytest.raises(MemoryError):
+            start(tmp_path, kind)
+    assert open_things() == before
+    host = start(tmp_path, kind)
+    assert host.state == "RUNNING"
+    host.close(0.0)
 
 
 @pytest.fixture

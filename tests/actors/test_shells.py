@@ -3,9 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from raymq.actors import shells
 
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 from raymq.actors.shells import _keep_pandas_out
@@ -53,9 +57,13 @@ threading.Event().wait(60)
 """
 
 
-def run(program: str, directory: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", program, directory], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -74,3 +82,50 @@ def test_a_process_that_gives_up_leaves_the_reason_to_the_next_one(tmp_path):
     found = shells._last_end(tmp_path)
     assert found is not None
     assert found["reason"] == "the disk said no"
+
+
+START = """
+import errno, socket, sys, threading
+from types import SimpleNamespace
+from raymq.actors import shells
+from tests.support.waiting import until
+
+ports = []
+def prepare(spec, *, restarted):
+    return SimpleNamespace(bind="127.0.0.1", advertised="127.0.0.1")
+
+def write_endpoint(root, host, port, **more):
+    ports.append(port)
+    if len(ports) == 1:
+        raise OSError(errno.EMFILE, "Too many open files")
+    real(root, host, port, **more)
+
+real, shells._write_endpoint = shells._write_endpoint, write_endpoint
+shells.RETRY_S = 0.01
+shells._was_restarted = lambda: False
+actor = shells.CommitLogActor({
+    "cluster": "c", "cluster_id": "c", "shard": 0, "shards": 1, "replica": 0,
+    "data_dir": sys.argv[1], "mode": sys.argv[2], "replication": "none", "flush": "sync",
+    "options": {"segment_size_bytes": 262144, "prewrite_window_bytes": 65536},
+    "token": "secret", "tls": False, "version": "1", "prepare": "__main__:prepare",
+    "server": "raymq.cluster.transport.flight_server:serve",
+})
+until(lambda: actor._error is not None, lambda: threading.Event().wait(0.01))
+print(actor._error)
+until(lambda: actor.ready()["state"] == "RUNNING", lambda: threading.Event().wait(0.01))
+with socket.socket() as probe:
+    print(probe.connect_ex(("127.0.0.1", ports[0])) == errno.ECONNREFUSED or ports[0] == ports[1])
+print(actor.endpoint() == f"127.0.0.1:{ports[1]}", len(ports))
+actor.close(0.0)
+"""
+
+
+@pytest.mark.parametrize("mode", ["leader", "follower"])
+def test_a_start_whose_endpoint_cannot_be_written_lets_go_and_the_next_try_serves(tmp_path, mode):
+    done = run(START, str(tmp_path), mode)
+    # The first try's server listens no more.
+    assert done.stdout.splitlines() == [
+        "OSError: [Errno 24] Too many open files",
+        "True",
+        "True 2",
+    ], done.stderr

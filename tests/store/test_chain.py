@@ -219,6 +219,53 @@ def test_a_reader_sees_what_replaced_a_cut_tail(directory):
     assert reader.read_from(350, 1 << 20) == []
 
 
+class FailsOnce(Files):
+    """The real files; one call that a reader makes fails."""
+
+    def __init__(self):
+        super().__init__()
+        #: so many calls go well before it
+        self.calls_left = 1 << 30
+
+    def _count(self):
+        self.calls_left -= 1
+        if self.calls_left == -1:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    def open_file(self, path, **options):
+        self._count()
+        return super().open_file(path, **options)
+
+    def size(self, fd):
+        self._count()
+        return super().size(fd)
+
+    def pread(self, fd, nbytes, offset):
+        self._count()
+        return super().pread(fd, nbytes, offset)
+
+
+@pytest.mark.parametrize("offset", [0, 4 * 100, 4 * 400])
+def test_a_reader_keeps_its_place_when_a_call_fails(directory, offset):
+    grow(opened(directory), [4] * 1000)
+    calls = 0
+    while True:
+        files = FailsOnce()
+        files.calls_left = calls
+        reader = ChainReader(directory, SEGMENT, files=files)
+        try:
+            reader.read_from(offset, 1 << 20)
+        except OSError:
+            units = reader.read_from(offset, 1 << 20)
+            assert [u.end for u in units] == list(range(offset + 4, 4001, 4))
+            calls += 1
+        else:
+            break
+        finally:
+            reader.close()
+    assert calls > 3
+
+
 # --- crashes ------------------------------------------------------------------------------------
 
 

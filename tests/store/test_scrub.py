@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt
-from raymq.store.files import READABLE, Files
+from raymq.store.files import NOT_TRIED, READABLE, Files, PathLike
 from raymq.store.log.chain import ChainUnit, unpack_units
 from raymq.store.log.scrub import RULE, Scrub, scrub_of_log
 from tests.support.bad_sectors import SECTOR, BadSectors
@@ -299,3 +301,60 @@ def test_a_run_ends_when_it_is_told_to(own: Path, tmp_path: Path) -> None:
     scrub.run(lambda: scrub.counters.units >= 7)
     assert scrub.counters.units == 7
     assert scrub_of(root, clock).position == units_of(root)[7].start
+
+
+class Lacking(Files):
+    """The real files; opening one fails for as many times as are listed, each with its error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[int] = []
+
+    def open_file(self, path: PathLike, *, create: bool = False, writable: bool = True) -> int:
+        """As the real one, after the errors."""
+        if self.errors and not writable:
+            code = self.errors.pop(0)
+            raise OSError(code, os.strerror(code))
+        return super().open_file(path, create=create, writable=writable)
+
+
+def run_one_pass(scrub: Scrub, clock: ManualClock) -> None:
+    """`run`, as the scrub's thread calls it, until the first pass has ended."""
+    scrub._wake = Waits(clock)  # type: ignore[assignment]
+    scrub.run(lambda: scrub.counters.passes > 0)
+
+
+@pytest.mark.parametrize("code", NOT_TRIED)
+@pytest.mark.parametrize("at_unit", [0, 7])
+def test_a_lack_of_descriptors_or_memory_is_no_damage_and_the_pass_goes_on(
+    own: Path, tmp_path: Path, code: int, at_unit: int
+) -> None:
+    root, clock, files = copy(own, tmp_path / "s"), ManualClock(), Lacking()
+    told: list[Corrupt] = []
+    first = scrub_of(root, clock)
+    for _ in range(at_unit):
+        first.step()
+    first.close()
+    scrub = scrub_of(root, clock, files=files, on_fault=told.append)
+    # Of the chain's file three times, then of the log's.
+    files.errors = [code] * 4
+    run_one_pass(scrub, clock)
+    assert files.errors == []
+    assert (told, scrub.faults, scrub.counters.faults) == ([], [], 0)
+    assert scrub.counters.bytes == units_of(root)[-1].end - units_of(root)[at_unit].start
+
+
+def test_a_report_that_fails_does_not_end_the_walk(own: Path, tmp_path: Path) -> None:
+    root, clock, files = copy(own, tmp_path / "s"), ManualClock(), Lacking()
+    told: list[Corrupt] = []
+
+    def tell(fault: Corrupt) -> None:
+        told.append(fault)
+        if len(told) == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    scrub = scrub_of(root, clock, files=files, on_fault=tell)
+    files.errors = [errno.EIO]
+    run_one_pass(scrub, clock)
+    assert [(f.fields["offset"], f.fields["rule"]) for f in told] == [(0, READABLE)]
+    assert scrub.counters.bytes == units_of(root)[-1].end
