@@ -55,26 +55,26 @@ def test_a_directory_that_goes_while_the_sweep_runs_does_not_end_it(tmp_path: Pa
 @pytest.mark.parametrize("text", ["", "12", "12 34", "a run of tomorrow"])
 def test_a_marker_that_cannot_be_read_protects_its_directory(tmp_path: Path, text: str) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".raymq-run").write_text(text)
+    (tmp_path / "run" / ".raymq-owner").write_text(text)
     assert sweep([tmp_path]) == []
     assert (tmp_path / "run").exists()
 
 
 def test_a_marker_is_never_seen_half_written(tmp_path: Path) -> None:
     claim(tmp_path)
-    marker, earlier = tmp_path / ".raymq-run", tmp_path / "earlier"
+    marker, earlier = tmp_path / ".raymq-owner", tmp_path / "earlier"
     earlier.hardlink_to(marker)
     claim(tmp_path)
     # Another file took its place: a reader has the whole of the one or of the other.
     assert not earlier.samefile(marker)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".raymq-run", "earlier"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".raymq-owner", "earlier"]
 
 
 def test_a_run_in_another_pid_namespace_is_left_alone(tmp_path: Path) -> None:
     place = tmp_path / "run"
     place.mkdir()
     _claim_and_die(place)
-    marker = place / ".raymq-run"
+    marker = place / ".raymq-owner"
     own = os.readlink("/proc/self/ns/pid")
     text = marker.read_text()
     assert own in text
@@ -86,4 +86,4 @@ def test_a_run_in_another_pid_namespace_is_left_alone(tmp_path: Path) -> None:
 
 def test_this_run_is_one_that_the_next_would_find(tmp_path_factory: object) -> None:
     base = tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-    assert (base / ".raymq-run").exists()
+    assert (base / ".raymq-owner").exists()

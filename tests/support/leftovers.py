@@ -18,7 +18,7 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.files import Files
 
-_OWNER = ".raymq-run"
+_OWNER = ".raymq-owner"
 
 
 def claim(place: Path) -> None:
