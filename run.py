@@ -438,7 +438,9 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
     demo = commands.add_parser("demo", help="a real data set through Spark, Ray and a mirrored log")
     demo.add_argument("--rows", type=int, metavar="N", help="rows to send (default: all 336,776)")
     demo.add_argument(
-        "--keep", action="store_true", help="leave the cluster and its data at the end"
+        "--keep",
+        action="store_true",
+        help="leave the cluster and its data at the end; after Ctrl-C, the data",
     )
     demo.add_argument("--data-dir", metavar="DIR", help="default: ~/.raymq/flights-demo")
     commands.add_parser(

@@ -30,15 +30,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import raymq
+from raymq.cluster.cluster_record import load_record
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.messages.columns import message_batch
+from raymq.cluster.paths import ClusterPaths
 from raymq.spark.session import raydp_session, use_java
 from raymq.spark.sink import write
 from raymq.spark.source import read
+from raymq.store.files import Files
 from raymq.store.records.producer_stamp import read_column
 from raymq.store.records.rows import stamp_bytes
 from raymq.store.tools.inspect import verify
 
+#: the cluster's name; a directory that holds a cluster of this name is a demo's
+NAME = "flights"
+#: marks a demo's directory before its cluster has a record; a start passes over names with ".tmp"
+BEGUN = "flights-demo.tmp"
 TOPIC, PROBE = "flights", "probe"
 #: processes that are killed while the first write runs, and the rows from which on it lasts long enough for all
 VICTIMS, KILL_ROWS = 3, 100_000
@@ -399,16 +406,39 @@ def size_of(data_dir: Path) -> str:
     return f"{sum(file.st_blocks for file in files) * 512 / 2**30:.1f} GiB"
 
 
-def end_and_delete(data_dir: Path) -> str:
-    """End the cluster that an earlier run left there, if it did, and delete its data. Returns: its size."""
+def mark_as_demo(data_dir: Path) -> None:
+    """Make the directory, and mark it as a demo's until its cluster's record says so."""
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (data_dir / BEGUN).touch()
+
+
+def end_earlier(data_dir: Path) -> None:
+    """End the cluster that an earlier demo left there, if it did.
+
+    Raises: SystemExit, with nothing changed, when the directory holds something else.
+    """
     if not data_dir.exists():
-        return "0.0 GiB"
-    if (data_dir / "cluster.json").exists():
-        raymq.connect(data_dir).stop()
-    elif any(data_dir.iterdir()) and not (data_dir / "token").exists():
+        return
+    record = load_record(ClusterPaths(data_dir), Files())
+    if record is not None:
+        own = record.name == NAME
+    else:
+        own = (data_dir / BEGUN).exists() or not any(data_dir.iterdir())
+    if not own:
         sys.exit(f"{data_dir} holds something else than a demo's data: choose another --data-dir")
+    if record is not None:
+        raymq.connect(data_dir).stop()
+
+
+def end_and_delete(data_dir: Path) -> str:
+    """End the cluster that an earlier demo left there, and delete its data. Returns: its size.
+
+    Raises: as `end_earlier`.
+    """
+    end_earlier(data_dir)
     size = size_of(data_dir)
-    shutil.rmtree(data_dir)
+    if data_dir.exists():
+        shutil.rmtree(data_dir)
     return size
 
 
@@ -431,13 +461,22 @@ def main() -> int:
     )
     parser.add_argument("--keep", action="store_true", help="leave the cluster up, and its data")
     parser.add_argument(
-        "--clean", action="store_true", help="only end and delete what an earlier run left"
+        "--clean",
+        action="store_true",
+        help="only end and delete what an earlier run left; with --keep only end it",
     )
     parser.add_argument("--data-dir", type=Path, default=Path.home() / ".raymq" / "flights-demo")
     options = parser.parse_args()
     if options.rows < 1:
         parser.error("--rows must be at least 1")
     data_dir: Path = options.data_dir
+    if options.clean and options.keep:
+        end_earlier(data_dir)
+        console.print(
+            f"Stopped: nothing runs; {size_of(data_dir)} stay in {data_dir} (--keep).",
+            soft_wrap=True,
+        )
+        return 0
     left = end_and_delete(data_dir)
     if options.clean:
         console.print(
@@ -446,15 +485,17 @@ def main() -> int:
         return 0
     use_java()
     os.environ[MARK] = str(os.getpid())
+    mark_as_demo(data_dir)
     with console.status("starting Ray and 2 mirrored shards, sync flush"):
         cluster = raymq.start(
             data_dir,
-            name="flights",
+            name=NAME,
             shards=SHARDS,
             replication="mirror",
             flush="sync",
             timeout_s=300,
         )
+    (data_dir / BEGUN).unlink()
     good = False
     try:
         good = with_spark(cluster, options.rows, data_dir)

@@ -281,3 +281,32 @@ def test_a_signal_ends_a_program_with_all_that_it_detached(number, tmp_path):
     assert [line.split()[0] for line in said.strip().splitlines()] == ["Interrupted"]
     state = Path(f"/proc/{hidden}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+INTERRUPTED_DEMO = """
+import os, sys
+import run
+run.listen_to_signals()
+program = (
+    "import os, signal, sys, time\\n"
+    "if '--clean' in sys.argv: sys.exit(print('Stopped:', *sys.argv[1:]))\\n"
+    "os.kill(os.getppid(), signal.SIGINT)\\n"
+    "time.sleep(60)\\n"
+)
+try:
+    sys.exit(run.run_demo([sys.executable, "-c", program, *sys.argv[1:]], os.environ))
+except run.Interrupted as interrupted:
+    sys.exit(128 + interrupted.number)
+"""
+
+
+def test_the_cleaning_after_ctrl_c_has_the_demos_own_options():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_DEMO, "--keep", "--data-dir", "/data"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stdout.splitlines()[-1] == "Stopped: --keep --data-dir /data --clean"

@@ -1,7 +1,8 @@
 """What test runs that were stopped left behind: it goes when the next one begins.
 
 pytest removes the directories of tests that passed, and nothing of a run that was killed. So each run writes its
-process into its own directory, and the next run removes those whose process is gone.
+process into its own directory, and the next run removes those whose process is gone. A directory whose marker cannot
+be read, or names a process of another PID namespace, stays.
 """
 
 from __future__ import annotations
@@ -17,23 +18,43 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.files import Files
 
-_OWNER = ".raymq-run"
+_OWNER = ".raymq-owner"
 
 
 def claim(place: Path) -> None:
     """This process uses the directory, until it ends."""
-    (place / _OWNER).write_text(f"{os.getpid()} {process_tree.start_time(os.getpid(), Files())}")
+    pid = os.getpid()
+    # A sweep may read the marker at any moment: it is there whole, or not at all.
+    temporary = place / f"{_OWNER}.{pid}"
+    temporary.write_text(f"{_namespace()} {pid} {process_tree.start_time(pid, Files())}")
+    os.replace(temporary, place / _OWNER)
 
 
 def sweep(roots: list[Path]) -> list[Path]:
     """Remove the directories in these whose process is gone, after the Rays that run on them. Returns: which."""
     removed = []
     for owner in [found for root in roots for found in root.glob(f"*/{_OWNER}")]:
-        words = re.fullmatch(r"(\d+) (\d+)", owner.read_text())
-        if words and process_tree.start_time(int(words[1]), Files()) == int(words[2]):
+        try:
+            if not _is_left(owner.read_text()):
+                continue
+            for record in owner.parent.rglob("ray.json"):
+                stop_owned(ClusterPaths(record.parent), files=Files(), clock=Clock())
+        except FileNotFoundError:
+            # Its own run, or the sweep of another one, removed the directory after it was listed.
             continue
-        for record in owner.parent.rglob("ray.json"):
-            stop_owned(ClusterPaths(record.parent), files=Files(), clock=Clock())
         shutil.rmtree(owner.parent, ignore_errors=True)
         removed.append(owner.parent)
     return removed
+
+
+def _is_left(marker: str) -> bool:
+    """Whether the process that wrote the marker is gone; False where this process cannot know."""
+    words = re.fullmatch(r"(pid:\[\d+\]) (\d+) (\d+)", marker)
+    if words is None or words[1] != _namespace():
+        return False
+    return process_tree.start_time(int(words[2]), Files()) != int(words[3])
+
+
+def _namespace() -> str:
+    """The PID namespace of this process: a pid means nothing in another one."""
+    return os.readlink("/proc/self/ns/pid")

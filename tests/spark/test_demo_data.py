@@ -1,0 +1,108 @@
+"""The demo deletes its own data only, and none with --keep."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.cluster.cluster_record import Wanted, new_record, save_record
+from raymq.cluster.paths import ClusterPaths, load_or_make_token, prepare_data_dir
+from raymq.store.files import Files
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "flights.py"
+
+
+@pytest.fixture(scope="module")
+def flights() -> Any:
+    spec = importlib.util.spec_from_file_location("raymq_flights_demo", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Its dataclasses look their module up.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _make_cluster(data_dir: Path, name: str) -> None:
+    """What a cluster of this name that does not run has in its directory."""
+    data_dir.mkdir(mode=0o700, exist_ok=True)
+    paths, files = ClusterPaths(data_dir), Files()
+    load_or_make_token(paths, files)
+    save_record(paths, new_record(Wanted(name=name)), files)
+    (data_dir / "shard-0").mkdir()
+    (data_dir / "shard-0" / "messages").write_bytes(b"x" * 4096)
+
+
+def _run(flights: Any, monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["flights.py", *map(str, words)])
+    code: int = flights.main()
+    return code
+
+
+def _content(place: Path) -> dict[str, int]:
+    return {str(path): path.lstat().st_mtime_ns for path in [place, *place.rglob("*")]}
+
+
+@pytest.mark.parametrize("options", [[], ["--clean"], ["--clean", "--keep"]])
+@pytest.mark.parametrize("held", ["a_cluster", "a_cluster_where_a_demo_began", "a_token", "files"])
+def test_what_is_not_a_demos_is_neither_stopped_nor_deleted(
+    flights: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held: str, options: list[str]
+) -> None:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir(mode=0o700)
+    if held == "a_token":
+        # A first start of any cluster that was interrupted.
+        load_or_make_token(ClusterPaths(data_dir), Files())
+    elif held == "files":
+        (data_dir / "thesis.txt").write_text("years of work")
+    else:
+        _make_cluster(data_dir, "orders")
+        if held == "a_cluster_where_a_demo_began":
+            flights.mark_as_demo(data_dir)
+    monkeypatch.setattr(flights.raymq, "connect", lambda _: pytest.fail("it was stopped"))
+    before = _content(data_dir)
+    with pytest.raises(SystemExit, match="holds something else than a demo's data"):
+        _run(flights, monkeypatch, "--data-dir", data_dir, *options)
+    assert _content(data_dir) == before
+
+
+def test_a_demos_cluster_is_deleted(
+    flights: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _make_cluster(tmp_path / "data", flights.NAME)
+    assert _run(flights, monkeypatch, "--data-dir", tmp_path / "data", "--clean") == 0
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_demos_start_that_was_interrupted_is_deleted(
+    flights: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data_dir = tmp_path / "new" / "data"
+    flights.mark_as_demo(data_dir)
+    # The start takes the marked directory for its own.
+    paths = prepare_data_dir(str(data_dir), ephemeral=True, files=Files())
+    load_or_make_token(paths, Files())
+    paths.ray_log.write_text("Ray starts")
+    assert _run(flights, monkeypatch, "--data-dir", data_dir, "--clean") == 0
+    assert not data_dir.exists()
+
+
+def test_keep_prevents_the_deletion_after_an_interruption_too(
+    flights: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data_dir = tmp_path / "data"
+    _make_cluster(data_dir, flights.NAME)
+    assert _run(flights, monkeypatch, "--data-dir", data_dir, "--keep", "--clean") == 0
+    assert (data_dir / "shard-0" / "messages").exists()
+    assert (data_dir / "cluster.json").exists()
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("Stopped: ")
+    assert f"stay in {data_dir}" in said
