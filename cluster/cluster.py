@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _CALL_TIMEOUT_S = 30.0
 #: for a topic to become durable
 CREATE_TIMEOUT_S = 15.0
+#: a creation whose outcome is unknown is repeated after this pause: the answer may come at once
+CREATE_PAUSE_MS = 100
 #: a lookup must not hold up the caller for long
 LOOKUP_TIMEOUT_S = 5.0
 #: a shard that says nothing for so long is shown as UNREACHABLE
@@ -274,6 +276,7 @@ class Cluster:
                 if clock.monotonic() >= until_s:
                     raise
                 unknown = True
+            clock.sleep_ms(CREATE_PAUSE_MS)
 
     def describe_topic(self, name: str) -> dict[str, Any]:
         """{"topic", "queues": [{"queue", "shard", "min_offset", "max_offset"}...], "messages"}.

@@ -16,7 +16,7 @@ from raymq.cluster.arguments import check_choice
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
-from raymq.store.errors import RayMQError, Rejected
+from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.promise import ACKS, Acks
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 from raymq.store.records import producer_stamp
@@ -120,12 +120,26 @@ class BatchSender:
         until_ms = self._clock.monotonic_ms() + self._max_block_ms
         while True:
             try:
-                return self._routes.topic(name)
-            except RayMQError as error:
-                if not error.retriable or self._clock.monotonic_ms() >= until_ms:
+                return self._ask_for(name)
+            except Unavailable:
+                if self._clock.monotonic_ms() >= until_ms:
                     raise
             if self._ending.wait(LOOK_UP_PAUSE_S):
                 raise closed_error()
+
+    def _ask_for(self, name: str) -> TopicRoute:
+        """One look-up. A shard that does not answer it has stored nothing of the send that needs it.
+
+        Raises: Rejected; Unavailable.
+        """
+        try:
+            return self._routes.topic(name)
+        except RayMQError as error:
+            if not error.retriable:
+                raise
+            raise Unavailable(
+                f"topic {name!r} could not be looked up; nothing was sent: {error}"
+            ) from error
 
     def stop_look_ups(self) -> None:
         """A look-up that waits for a shard fails from now on."""
@@ -213,7 +227,7 @@ class BatchSender:
             # Every shard has its own; here the queue's number is the shard's.
             shard, number = queue_id, 0
         else:
-            shard, number = self._routes.topic(topic).shard_of(queue_id), queue_id
+            shard, number = self._ask_for(topic).shard_of(queue_id), queue_id
         with self._lock:
             found = self._lanes.get((topic, queue_id))
             if found is None:

@@ -52,7 +52,7 @@ HELP_MS_MAX = 1_000
 HELP_PAUSE_MS = 60_000
 BACKOFF_MS = 20
 BACKOFF_MS_MAX = 1000
-#: a shard may find room by itself for so long; then what it refuses as StorageFull fails
+#: a shard may find room by itself for so long; then a batch that it refuses as StorageFull fails
 STORAGE_FULL_MS = 2_000
 #: a sender warns of answers that its caller does not see at most once in so long
 WARN_PAUSE_MS = 60_000
@@ -95,6 +95,8 @@ class Outgoing:
     unknown: DeliveryUnknown | None = None
     #: the shard's last answer, when it had no room
     full: StorageFull | None = None
+    #: since when every answer to this batch was `full`
+    full_since_ms: int | None = None
 
 
 Done = list[tuple[Outgoing, BatchReceipt | RayMQError]]
@@ -161,8 +163,6 @@ class ShardSender:
         self._help_began_ms = self._help_not_before_ms = 0
         self._helped = 0
         self._last_error: RayMQError = Unavailable("not connected yet")
-        #: since when the shard has refused everything for want of room
-        self._full_since_ms: int | None = None
         self._quiet_until_ms = 0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"raymq-sender-{shard}", daemon=True)
@@ -427,7 +427,6 @@ class ShardSender:
         lane = out.lane
         if "error" not in ack:
             self._failures = 0
-            self._full_since_ms = None
             receipt = BatchReceipt(
                 lane.topic,
                 lane.queue_id,
@@ -450,7 +449,8 @@ class ShardSender:
     def _refused(self, out: Outgoing, error: RayMQError, done: Done) -> None:
         lane = out.lane
         gap = isinstance(error, Rejected) and error.fields.get("field") == "sequence"
-        out.full = None
+        full_since_ms = out.full_since_ms
+        out.full = out.full_since_ms = None
         if error.retriable or (gap and lane.disturbed):
             if error.retriable:
                 self._last_error = error
@@ -460,8 +460,8 @@ class ShardSender:
                 self._warn(out, error)
             elif isinstance(error, StorageFull):
                 out.full = error
-                if self._full_since_ms is None:
-                    self._full_since_ms = self._clock.monotonic_ms()
+                now = self._clock.monotonic_ms()
+                out.full_since_ms = now if full_since_ms is None else full_since_ms
             self._retry.append(out)
         elif isinstance(error, Fenced):
             lane.dead = error
@@ -604,7 +604,7 @@ class ShardSender:
             return lane.dead
         late = now >= out.deadline_ms
         if out.full is not None and not out.uncertain:
-            since = self._full_since_ms
+            since = out.full_since_ms
             if late or (since is not None and now - since >= STORAGE_FULL_MS):
                 return out.full
         if lane.broken is None and not late:

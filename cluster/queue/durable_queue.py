@@ -20,7 +20,7 @@ from raymq.cluster.arguments import check_number, check_text
 from raymq.cluster.messages import codecs
 from raymq.cluster.paths import NAMESPACE, actor_name, keeper_name
 from raymq.store.clock import Clock
-from raymq.store.errors import OffsetOutOfRange, RayMQError, Rejected, Unavailable
+from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 
 from .door import WAIT_S as DOOR_WAIT_S
 from .door import NotHere, door_of
@@ -39,6 +39,8 @@ WAIT_S = 5.0
 RETRY_MS = 100
 #: what an error is about that has no keeper to tell it
 _KEEPER = "keeper"
+#: what an error is about that a damaged item causes
+_ITEM = "item"
 
 
 @dataclass
@@ -433,7 +435,7 @@ class Queue:
         """Take the next item; `timeout` in seconds, None for ever.
 
         Raises: Empty; ValueError for a negative timeout; Unavailable when keeper or shard cannot be
-        reached for long; Rejected for an item of a codec that is not known here.
+        reached for long; Rejected for an item of a codec that is not known here; Corrupt, once, for a damaged item.
         """
         return self._take(1, _waits(block, timeout))[0]
 
@@ -445,7 +447,7 @@ class Queue:
                 found = await self._call_async("take", ask.request, 1, wait_s)
                 if found is not None:
                     link = await self._link_async()
-                    return self._decode(await asyncio.to_thread(link.read, *found))[0]
+                    return self._decode(await asyncio.to_thread(self._read, link, *found))[0]
         except BaseException as error:
             self._keep(ask, error)
             raise
@@ -472,7 +474,7 @@ class Queue:
             for wait_s in waits:
                 found = self._call("take", ask.request, count, wait_s=wait_s)
                 if found is not None:
-                    return self._decode(self._link().read(*found))
+                    return self._decode(self._read(self._link(), *found))
         except BaseException as error:
             self._keep(ask, error)
             raise
@@ -488,7 +490,7 @@ class Queue:
 
     def _keep(self, ask: _Ask, error: BaseException) -> None:
         """A get did not end: what was given to it is not lost to this handle."""
-        if isinstance(error, RayMQError) and error.fields.get("field") == "codec":
+        if isinstance(error, RayMQError) and error.fields.get("field") in ("codec", _ITEM):
             return
         if isinstance(error, OffsetOutOfRange):
             # They were deleted before they were read: there is nothing to ask for again.
@@ -499,6 +501,17 @@ class Queue:
             # Nothing more need be given to it.
             with contextlib.suppress(Exception):
                 self._submit("forget", (ask.request,))
+
+    def _read(self, link: Link, first: int, count: int) -> list[Items]:
+        """Items that were given. Raises: Corrupt when one is damaged; as `Link.read`."""
+        try:
+            return link.read(first, count)
+        except Corrupt as error:
+            raise Corrupt(
+                f"{error.message}. The item was taken from queue {self.name!r}, with those that were asked for with "
+                "it, and is still in the topic",
+                **{**error.fields, "field": _ITEM},
+            ) from error
 
     def _decode(self, pieces: list[Items]) -> list[Any]:
         """Items by the codec that each names. Raises: Rejected when one cannot be decoded here."""

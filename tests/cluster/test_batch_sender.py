@@ -20,7 +20,9 @@ from raymq.store.errors import (
     StorageFull,
     Unavailable,
 )
+from raymq.store.requests import PutRequest
 from tests.support.batches import batch
+from tests.support.clock import ManualClock
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import until
@@ -370,6 +372,40 @@ def test_a_sender_keeps_to_its_share_of_the_shards_memory(
         assert sender.stalled("t", 0)
         backend.release()
         assert [future.result(10).first_offset for future in futures] == list(range(1, 11))
+
+
+def test_a_batch_without_room_fails_in_time_while_other_batches_succeed(
+    make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = backend.put
+
+    def no_room_in_queue_1(request: PutRequest, *rest: object, **options: object) -> object:
+        if request.queue_id == 1:
+            raise StorageFull("full")
+        return put(request, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(backend, "put", no_room_in_queue_1)
+    clock = ManualClock()
+    sender = make_sender(clock=clock)
+    large = sender.send("t", 1, batch([b"large"]))
+    for number in range(2):
+        assert not large.done()
+        # The answer to the large batch comes before that to the small one.
+        assert sender.send("t", 0, batch(numbered(number, 1))).result(20).first_offset == number
+        clock.advance(shard_sender.STORAGE_FULL_MS // 2)
+    assert isinstance(large.exception(20), StorageFull)
+
+
+def test_a_batch_without_room_has_its_time_however_long_ago_another_had_none(
+    make_sender: MakeSender, backend: FakeBackend
+) -> None:
+    clock = ManualClock()
+    sender = make_sender(clock=clock)
+    backend.refusals = [StorageFull("full"), Rejected("no")]
+    assert isinstance(sender.send("t", 0, batch([b"x"])).exception(20), Rejected)
+    clock.advance(3_600_000)
+    backend.refusals = [StorageFull("full")]
+    assert sender.send("t", 0, batch([b"y"])).result(20).first_offset == 0
 
 
 def test_with_a_given_producer_id_nothing_is_stored_after_what_had_no_room(

@@ -16,6 +16,7 @@ from raymq.cluster.consume.async_consumer import AsyncConsumer
 from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.messages.message import decode_records
+from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.items import ItemReader
 from raymq.cluster.transport.flight_server import serve
 from raymq.cluster.transport.routes import Routes
@@ -155,6 +156,61 @@ def test_a_range_reader_and_a_queue_get_the_same(shard: Shard) -> None:
         check_error(caught.value, shard, place)
     finally:
         reader.close()
+
+
+class QueueOnShard(Queue):
+    """A handle whose keeper is a table: a request gets the same items whenever it asks."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.name, self._cluster, self._shard = "t", shard.cluster, 0
+        self._given_codec, self._accept, self._linger_ms = "bytes", (), 0
+        self._begin()
+        self.given: dict[int, tuple[int, int]] = {}
+        self.next = ROTTEN - 1
+        #: raised by the keeper's next call, when the items are given
+        self.failure: RayMQError | None = None
+
+    def _call(self, method: str, *arguments: Any, wait_s: float | None = None) -> Any:
+        request, count = arguments
+        if request not in self.given:
+            self.given[request] = (self.next, count)
+            self.next += count
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        return self.given[request]
+
+    async def _call_async(self, method: str, *arguments: Any) -> Any:
+        return self._call(method, *arguments[:2])
+
+
+@pytest.fixture
+def items(shard: Shard) -> Iterator[QueueOnShard]:
+    made = QueueOnShard(shard)
+    yield made
+    made._link().close()
+
+
+def test_a_queue_raises_once_for_a_damaged_item_and_goes_on_after_it(
+    shard: Shard, items: QueueOnShard
+) -> None:
+    place = shard.rot(ROTTEN)
+    shard.rot(ROTTEN + 2)
+    assert items.get() == BODIES[ROTTEN - 1]
+    with pytest.raises(Corrupt, match="taken from queue 't'.* still in the topic") as caught:
+        items.get()
+    check_error(caught.value, shard, place)
+    assert items.get() == BODIES[ROTTEN + 1]
+    with pytest.raises(Corrupt, match="still in the topic"):
+        asyncio.run(items.get_async())
+    assert asyncio.run(items.get_async()) == BODIES[ROTTEN + 3]
+
+
+def test_damage_that_the_keeper_meets_takes_no_item_from_a_queue(items: QueueOnShard) -> None:
+    items.failure = Corrupt("the record of what was given is damaged")
+    with pytest.raises(Corrupt):
+        items.get()
+    assert items.get() == BODIES[ROTTEN - 1]
 
 
 @pytest.mark.parametrize("at", [0, 4, 84])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.doorbell import Doorbell, doorbell_directory
+from raymq.cluster import cluster as cluster_module
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.cluster_record import Wanted, new_record
@@ -21,6 +22,7 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
 from raymq.store.files import Files
+from tests.support.clock import ManualClock
 from tests.support.fake_ray import FakeActor, FakeRay, GetTimeoutError, RayActorError
 
 
@@ -584,6 +586,22 @@ def test_a_topic_is_made_on_every_shard() -> None:
     )
     assert cluster.create_topic("t", queues=3)
     assert [shard for shard, _ in cluster.asked] == [0, 1]
+
+
+def test_a_topic_whose_creation_is_unknown_at_once_is_asked_for_with_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(cluster_module, "Clock", lambda: clock)
+    late = DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT")
+    cluster = shards({(0, "create_topic"): [late, late, {"created": False}]}, count=1)
+    assert cluster.create_topic("t")
+    assert clock.slept == [cluster_module.CREATE_PAUSE_MS] * 2
+    never = shards({(0, "create_topic"): late}, count=1)
+    with pytest.raises(DeliveryUnknown):
+        never.create_topic("t")
+    tries = cluster_module.CREATE_TIMEOUT_S * 1000 / cluster_module.CREATE_PAUSE_MS
+    assert len(never.asked) == tries + 1
 
 
 def test_a_topic_whose_creation_is_unknown_is_asked_for_again() -> None:

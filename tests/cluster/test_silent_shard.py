@@ -10,9 +10,11 @@ import pytest
 
 from raymq.cluster import cluster as cluster_module
 from raymq.cluster.cluster import Cluster
+from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport import routes as routes_module
 from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
+from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
 
 
@@ -57,6 +59,20 @@ def test_endpoints_are_looked_up_beside_a_silent_shard(handle: Cluster) -> None:
     handle.endpoints[7] = "elsewhere"
     Routes.of(handle).refresh()
     assert handle.refresh()[1] == handle.endpoints[1]
+
+
+def test_a_send_whose_topic_cannot_be_looked_up_says_that_nothing_was_sent(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes_module, "CALL_TIMEOUT_S", 0.1)
+    routes = Routes({0: silent}, TOKEN, cluster_id=CLUSTER_ID, resolver=dict)
+    with BatchSender(routes, max_block_ms=0) as sender:
+        for call in (lambda: sender.topic("t"), lambda: sender.send("t", 0, batch([b"x"]))):
+            with pytest.raises(
+                Unavailable, match="'t' could not be looked up; nothing was sent"
+            ) as error:
+                call()
+            assert isinstance(error.value.__cause__, DeliveryUnknown)
 
 
 def test_a_refusal_is_told_when_no_other_shard_answers(
