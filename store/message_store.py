@@ -52,7 +52,6 @@ from .services.upkeep import Upkeep
 from .state import (
     INTERNAL_TOPIC,
     OFFSETS,
-    PRODUCER,
     PROGRESS,
     TOPIC,
     ShardState,
@@ -747,8 +746,7 @@ class MessageStore:
 
         Raises: Rejected where the shard remembers as many producers as it may.
         """
-        epoch = self.state.next_epoch(producer)
-        return epoch, self.put_internal(PRODUCER, _json({"producer": producer, "epoch": epoch}))
+        return self.put_path.init_producer(producer)
 
     # --- shutdown -------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ An entry is a row of 76 bytes; an index finds it by producer and queue. An entry
 its row. No entry is lost that way. Entries go only where the table is full, and only those that were not written for
 `expiry_ms`; where none is that old, new ones are refused.
 
-Threads: one writes (the put lock); any may call `get`.
+Threads: one writes (the put lock), and calls whatever may drop entries or remember an epoch; any may call `get`.
 """
 
 from __future__ import annotations

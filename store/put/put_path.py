@@ -5,6 +5,7 @@ Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from raymq.store.stamp_clock import StampClock
 from raymq.store.state import (
     INTERNAL_QUEUE,
     INTERNAL_TOPIC,
+    PRODUCER,
     PROGRESS,
     SNAPSHOT,
     ShardState,
@@ -445,10 +447,25 @@ class PutPath:
     def put_internal(self, kind: str, body: bytes) -> Append:
         """Append one record of the internal topic and apply it to the state."""
         with self._lock:
-            checked = self._internal(kind, body)
-            appended = self._append(checked.prepared, checked.request, 0)
-            self._state.apply_internal(kind, body)
-            return appended
+            return self._put_internal(kind, body)
+
+    def init_producer(self, producer: int) -> tuple[int, Append]:
+        """The next epoch of a producer id, and its record.
+
+        One hold of the lock covers all of it: the limit may drop entries that puts extend, and each call has its epoch
+        for itself.
+        Raises: Rejected where the shard remembers as many producers as it may; nothing was stored.
+        """
+        with self._lock:
+            epoch = self._state.next_epoch(producer)
+            body = json.dumps({"producer": producer, "epoch": epoch}, separators=(",", ":"))
+            return epoch, self._put_internal(PRODUCER, body.encode())
+
+    def _put_internal(self, kind: str, body: bytes) -> Append:
+        checked = self._internal(kind, body)
+        appended = self._append(checked.prepared, checked.request, 0)
+        self._state.apply_internal(kind, body)
+        return appended
 
     def put_inner(
         self, messages: Sequence[InnerMessage], *, progress: Progress | None = None

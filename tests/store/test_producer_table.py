@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
 import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +147,87 @@ def test_a_refusal_at_the_limit_stores_nothing_and_outlives_a_restart(tmp_path):
         store.store.init_producer(3)
     assert store.put(request([b"x"], producer=2, sequence=0)).duplicates == 1
     store.close()
+
+
+@pytest.fixture
+def store_at_its_limit(tmp_path):
+    """Three producers, which is the limit; the first one has expired, the others were used just now."""
+    clock = ManualClock()
+    config = StoreConfig(
+        segment_size_bytes=64 * 1024, producer_entries_max=3, producer_expiry_hours=1
+    )
+    store = MessageStore.open(tmp_path, config=config, clock=clock)
+    store.create_topic("t", 1, [0])
+    store.put(request([b"x"], producer=0, sequence=0))
+    clock.advance(2 * HOUR_MS)
+    for producer in (1, 2):
+        store.put(request([b"x"], producer=producer, sequence=0))
+    yield store
+    store.abandon()
+
+
+class Meanwhile:
+    """What another thread does at a given moment; complete at that moment, unless the put lock makes it wait."""
+
+    def __init__(self, store: MessageStore, action: Callable[[], Any]) -> None:
+        self._store = store
+        self._thread = threading.Thread(target=self._run, args=(action,))
+        self.result: Any = None
+
+    def _run(self, action: Callable[[], Any]) -> None:
+        self.result = action()
+
+    def begin(self) -> None:
+        """That moment."""
+        self._thread.start()
+        if not self._store._put_lock.mutex.locked():
+            self._thread.join()
+
+    def end(self) -> Any:
+        """What the action returned."""
+        self._thread.join()
+        return self.result
+
+
+def test_a_put_beside_init_producer_at_the_limit_is_not_forgotten(store_at_its_limit, monkeypatch):
+    store = store_at_its_limit
+    again = request([b"y"], producer=2, sequence=1)
+    other = Meanwhile(store, lambda: store.put(again))
+    make_rows = producer_table._Rows
+
+    def make_rows_then_put(dtype, parts=()):
+        rows = make_rows(dtype, parts)
+        if dtype is ENTRY:
+            # The rows that stay are copied; they are not the table's rows yet.
+            monkeypatch.undo()
+            other.begin()
+        return rows
+
+    monkeypatch.setattr(producer_table, "_Rows", make_rows_then_put)
+    assert store.init_producer(7)[0] == 0
+    appended = other.end()
+    assert appended.duplicates == 0
+    repeated = store.put(again)
+    assert (repeated.duplicates, repeated.first_offset) == (1, appended.first_offset)
+
+
+def test_two_threads_that_init_one_producer_get_two_epochs(store_at_its_limit, monkeypatch):
+    store = store_at_its_limit
+    other = Meanwhile(store, lambda: store.init_producer(1))
+    next_epoch = store.state.next_epoch
+
+    def next_epoch_twice(producer):
+        epoch = next_epoch(producer)
+        monkeypatch.undo()
+        other.begin()
+        return epoch
+
+    monkeypatch.setattr(store.state, "next_epoch", next_epoch_twice)
+    first, appended = store.init_producer(1)
+    second, later = other.end()
+    assert (first, second) == (1, 2)
+    assert appended.end_offset == later.physical_offset
+    assert store.state.producers.epoch(1) == 2
 
 
 def test_a_snapshot_of_an_earlier_version_is_read():
