@@ -82,8 +82,9 @@ class MessageStore:
         self.files = log.files
         self.clock = log.clock
         self.state = ShardState(
-            producer_entries_max=log.config.producer_entries_max,
+            producer_entries_max=log.config.producer_entries_limit,
             producer_expiry_ms=int(log.config.producer_expiry_hours * 3_600_000),
+            producer_limit_option=log.config.producer_limit_option,
         )
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)

@@ -6,6 +6,7 @@ Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -45,6 +46,8 @@ from .duplicates import Search
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
 from .put_hooks import PutHook, after_batch, before_batch
 from .put_lock import PutLock
+
+logger = logging.getLogger("raymq.store")
 
 Prepared = record.Prepared | record.PreparedRow
 
@@ -392,6 +395,16 @@ class PutPath:
                     log.seal(self.epoch)
                     continue
                 self._append_snapshot(parts, needed)
+            else:
+                logger.warning(
+                    "commit log file %d begins without a snapshot: the state of the shard takes %d bytes, the limit is "
+                    "%d (3/8 of segment_size_bytes). Until a snapshot fits again, no newer file is deleted and "
+                    "recovery reads from an older one. Use fewer queues, producers or groups, or a store "
+                    "with larger files",
+                    log.end - log.end % size,
+                    needed,
+                    self._config.snapshot_bytes_max,
+                )
             self.headed = log.end - log.end % size
         if log.end >= self._snapshot_due:
             parts, needed = self._snapshot()

@@ -17,6 +17,7 @@ from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Fenced, Rejected
 from raymq.store.message_store import MessageStore
 from raymq.store.producer_table import ENTRY, EPOCH, ProducerTable
+from raymq.store.put.segment_head import read_head
 from raymq.store.state import SNAPSHOT, ShardState
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -314,6 +315,49 @@ def test_a_million_entries_take_200_mb_and_are_written_and_read_as_columns():
         key = (int(entries["producer"][at]), "t", at % 64)
         assert again.producers.epoch(key[0]) == 3
         assert again.producers[key].next_sequence == state.producers[key].next_sequence
+
+
+@pytest.mark.parametrize("segment_size_bytes", [64 * 1024, MIB, 16 * MIB])
+def test_as_many_producers_as_a_shard_accepts_fit_the_snapshot_of_a_file(segment_size_bytes):
+    """With numbers as wide as they can be."""
+    config = StoreConfig(segment_size_bytes=segment_size_bytes)
+    dice = np.random.default_rng(1)
+    state = ShardState()
+    state.producers.queue_numbers([("t", 0)])
+    tables = []
+    for dtype in (ENTRY, EPOCH):
+        rows = np.zeros(config.producer_entries_limit, dtype=dtype)
+        for name in set(dtype.names) - {"queue"}:
+            rows[name] = dice.integers(0, (1 << 63) - 1, len(rows))
+        tables.append(rows)
+    state.producers.load([tables[0]], [tables[1]])
+    parts = state.snapshot(min(MIB, segment_size_bytes // 8))
+    record_bytes = 200
+    assert sum(len(part) + record_bytes for part in parts) <= config.snapshot_bytes_max
+
+
+def test_with_small_files_a_new_producer_is_refused_before_the_snapshot_outgrows_a_file(tmp_path):
+    config = StoreConfig(segment_size_bytes=64 * 1024)
+    store = MessageStore.open(tmp_path, config=config, clock=ManualClock())
+    store.create_topic("t", 1, [0])
+    dice = random.Random(1)
+    for _ in range(config.producer_entries_limit):
+        store.put(request([b"x"], producer=dice.getrandbits(64), sequence=0))
+    with pytest.raises(Rejected) as refused:
+        store.put(request([b"x"], producer=dice.getrandbits(64), sequence=0))
+    assert refused.value.limit == config.producer_entries_limit == len(store.state.producers)
+    for named in ("segment_size_bytes", "65536", str(refused.value.limit)):
+        assert named in str(refused.value)
+    store.log.seal(0)
+    store.put(request([b"first of the file"]))
+    complete_at, _ = read_head(store.log.queue.files[-1])
+    assert complete_at is not None, "retention deletes only what such a file follows"
+    store.abandon()
+
+
+def test_with_large_files_the_limit_is_the_option():
+    assert StoreConfig().producer_entries_limit == 1_000_000
+    assert StoreConfig(producer_entries_max=7).producer_entries_limit == 7
 
 
 @pytest.mark.parametrize("shift", [0, 16, 32, 40, 48])
