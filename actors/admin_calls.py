@@ -178,7 +178,8 @@ class AdminCalls:
     def _op_offsets(self, group: str, topic: str) -> dict[str, Any]:
         check_name("group", group)
         self._topic(topic)
-        table = self._host.store.state.offsets.get((group, topic), {})
+        # A copy: commits change the table meanwhile.
+        table = dict(self._host.store.state.offsets.get((group, topic), {}))
         return {str(queue): offset for queue, offset in table.items()}
 
     def _op_init_producer(self, producer_id: int) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from .promise import FLUSHES, Flush
 MIB = 1024 * 1024
 #: entries are numbered by int32, and RocketMQ maps a file whole: at most 2 GiB
 INDEX_NUMBER_MAX = 80_000_000
+#: what the limit of producers counts for each in a snapshot: an entry and an epoch have 104 at most, parts have headers
+PRODUCER_SNAPSHOT_BYTES = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ class StoreConfig:
     #: pause between two deletions (deleteCommitLogFilesInterval, deleteConsumeQueueFilesInterval)
     delete_files_interval_ms: int = 100
     #: (producer, topic, queue) entries, and producers, of which sequences and epochs are remembered: about 120 bytes of
-    #: memory each. A new one above it is refused
+    #: memory each. A new one above it is refused. Small commit log files allow fewer (`producer_entries_limit`)
     producer_entries_max: int = 1_000_000
     #: at that limit entries make room that were not written for so long
     producer_expiry_hours: float = 168
@@ -267,3 +269,18 @@ class StoreConfig:
     def snapshot_bytes_max(self) -> int:
         """A larger snapshot is left out: with the largest record, half a file, it must fit one file."""
         return self.segment_size_bytes * 3 // 8
+
+    @property
+    def producer_entries_limit(self) -> int:
+        """`producer_entries_max`, or fewer where the snapshot of so many might not fit a file."""
+        return min(self.producer_entries_max, self.snapshot_bytes_max // PRODUCER_SNAPSHOT_BYTES)
+
+    @property
+    def producer_limit_option(self) -> str:
+        """The option that `producer_entries_limit` comes from, for errors."""
+        if self.producer_entries_limit == self.producer_entries_max:
+            return "producer_entries_max"
+        return (
+            "from segment_size_bytes: the snapshot of more might not fit a commit log file of "
+            f"{self.segment_size_bytes} bytes"
+        )

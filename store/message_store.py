@@ -52,7 +52,6 @@ from .services.upkeep import Upkeep
 from .state import (
     INTERNAL_TOPIC,
     OFFSETS,
-    PRODUCER,
     PROGRESS,
     TOPIC,
     ShardState,
@@ -83,8 +82,9 @@ class MessageStore:
         self.files = log.files
         self.clock = log.clock
         self.state = ShardState(
-            producer_entries_max=log.config.producer_entries_max,
+            producer_entries_max=log.config.producer_entries_limit,
             producer_expiry_ms=int(log.config.producer_expiry_hours * 3_600_000),
+            producer_limit_option=log.config.producer_limit_option,
         )
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)
@@ -747,8 +747,7 @@ class MessageStore:
 
         Raises: Rejected where the shard remembers as many producers as it may.
         """
-        epoch = self.state.next_epoch(producer)
-        return epoch, self.put_internal(PRODUCER, _json({"producer": producer, "epoch": epoch}))
+        return self.put_path.init_producer(producer)
 
     # --- shutdown -------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ An entry is a row of 76 bytes; an index finds it by producer and queue. An entry
 its row. No entry is lost that way. Entries go only where the table is full, and only those that were not written for
 `expiry_ms`; where none is that old, new ones are refused.
 
-Threads: one writes (the put lock); any may call `get`.
+Threads: one writes (the put lock), and calls whatever may drop entries or remember an epoch; any may call `get`.
 """
 
 from __future__ import annotations
@@ -266,8 +266,12 @@ def _hashes(
 class ProducerTable:
     """Entries by (producer, topic, queue), and the epochs of producers. Callers: see the module."""
 
-    def __init__(self, *, entries_max: int, expiry_ms: int) -> None:
+    def __init__(
+        self, *, entries_max: int, expiry_ms: int, limit_option: str = "producer_entries_max"
+    ) -> None:
         self.entries_max = entries_max
+        #: the option that `entries_max` comes from, as errors name it
+        self.limit_option = limit_option
         self.expiry_ms = expiry_ms
         self.clear()
 
@@ -428,8 +432,8 @@ class ProducerTable:
                 raise Rejected(
                     f"the shard remembers the sequences of {self._rows.count} (producer, topic, queue) entries and "
                     f"{self._epoch_rows.count} producers, the limit is {self.entries_max} "
-                    f"(producer_entries_max), and none was unused for {self.expiry_ms / 3_600_000:g} hours "
-                    "(producer_expiry_hours). Use fewer producers or queues, or raise the limit",
+                    f"({self.limit_option}), and none was unused for {self.expiry_ms / 3_600_000:g} hours "
+                    "(producer_expiry_hours). Use fewer producers or queues, or a store with a higher limit",
                     field="producer",
                     limit=self.entries_max,
                 )

@@ -76,10 +76,13 @@ class ShardState:
         *,
         producer_entries_max: int = PRODUCER_ENTRIES_MAX,
         producer_expiry_ms: int = PRODUCER_EXPIRY_MS,
+        producer_limit_option: str = "producer_entries_max",
     ) -> None:
         #: what producers stored, and their epochs
         self.producers = ProducerTable(
-            entries_max=producer_entries_max, expiry_ms=producer_expiry_ms
+            entries_max=producer_entries_max,
+            expiry_ms=producer_expiry_ms,
+            limit_option=producer_limit_option,
         )
         self.clear()
 

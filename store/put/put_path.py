@@ -5,6 +5,8 @@ Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ from raymq.store.stamp_clock import StampClock
 from raymq.store.state import (
     INTERNAL_QUEUE,
     INTERNAL_TOPIC,
+    PRODUCER,
     PROGRESS,
     SNAPSHOT,
     ShardState,
@@ -43,6 +46,8 @@ from .duplicates import Search
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
 from .put_hooks import PutHook, after_batch, before_batch
 from .put_lock import PutLock
+
+logger = logging.getLogger("raymq.store")
 
 Prepared = record.Prepared | record.PreparedRow
 
@@ -390,6 +395,16 @@ class PutPath:
                     log.seal(self.epoch)
                     continue
                 self._append_snapshot(parts, needed)
+            else:
+                logger.warning(
+                    "commit log file %d begins without a snapshot: the state of the shard takes %d bytes, the limit is "
+                    "%d (3/8 of segment_size_bytes). Until a snapshot fits again, no newer file is deleted and "
+                    "recovery reads from an older one. Use fewer queues, producers or groups, or a store "
+                    "with larger files",
+                    log.end - log.end % size,
+                    needed,
+                    self._config.snapshot_bytes_max,
+                )
             self.headed = log.end - log.end % size
         if log.end >= self._snapshot_due:
             parts, needed = self._snapshot()
@@ -445,10 +460,25 @@ class PutPath:
     def put_internal(self, kind: str, body: bytes) -> Append:
         """Append one record of the internal topic and apply it to the state."""
         with self._lock:
-            checked = self._internal(kind, body)
-            appended = self._append(checked.prepared, checked.request, 0)
-            self._state.apply_internal(kind, body)
-            return appended
+            return self._put_internal(kind, body)
+
+    def init_producer(self, producer: int) -> tuple[int, Append]:
+        """The next epoch of a producer id, and its record.
+
+        One hold of the lock covers all of it: the limit may drop entries that puts extend, and each call has its epoch
+        for itself.
+        Raises: Rejected where the shard remembers as many producers as it may; nothing was stored.
+        """
+        with self._lock:
+            epoch = self._state.next_epoch(producer)
+            body = json.dumps({"producer": producer, "epoch": epoch}, separators=(",", ":"))
+            return epoch, self._put_internal(PRODUCER, body.encode())
+
+    def _put_internal(self, kind: str, body: bytes) -> Append:
+        checked = self._internal(kind, body)
+        appended = self._append(checked.prepared, checked.request, 0)
+        self._state.apply_internal(kind, body)
+        return appended
 
     def put_inner(
         self, messages: Sequence[InnerMessage], *, progress: Progress | None = None

@@ -366,21 +366,23 @@ class ConsumeQueue:
 
     def start_writeback(self) -> None:
         """Before many syncs."""
-        for file in self._dirty_files():
+        for file in self._dirty_files(self.max_offset):
             file.start_writeback()
 
-    def _dirty_files(self) -> list[QueueFile]:
-        start, stop = self._dirty_from, self.max_offset + self._cut
+    def _dirty_files(self, end: int) -> list[QueueFile]:
+        """The files with unsynced units below queue offset `end`."""
+        start, stop = self._dirty_from, end + self._cut
         if start >= stop:
             return []
         return self._queue.overlapping(start * fmt.UNIT_BYTES, stop * fmt.UNIT_BYTES)
 
     def sync(self) -> None:
         """fdatasync what was written since the last sync; `OpenFiles.sync_names` syncs names. Raises: OSError."""
-        files = self._dirty_files()
-        # Before the sync: what is written beside it counts for the next one.
+        # Read once: units that are appended from here on count for the next sync, in whichever file they are.
+        end = self.max_offset
+        files = self._dirty_files(end)
         before = self._dirty_from, self._cut
-        self._dirty_from, self._cut = self.max_offset, False
+        self._dirty_from, self._cut = end, False
         try:
             for file in files:
                 file.sync()

@@ -443,3 +443,19 @@ def body_of(raw: bytes) -> bytes:
     row = record.decode(raw, [0], [len(raw)])
     body: bytes = row.column("body")[0].as_py()
     return body
+
+
+def test_offsets_are_listed_while_a_group_commits_for_one_more_queue(shard: Shard) -> None:
+    store = shard.open().store
+    store.create_topic("t", 4, [0])
+
+    class Queue(int):
+        """A number that is listed while another thread commits."""
+
+        def __str__(self) -> str:
+            store.commit_offsets("g", "t", {3: 7})
+            return int.__str__(self)
+
+    store.state.offsets["g", "t"] = {Queue(0): 5, 1: 6}
+    assert shard.host.call("offsets", {"group": "g", "topic": "t"}) == {"0": 5, "1": 6}
+    assert shard.host.call("offsets", {"group": "g", "topic": "t"}) == {"0": 5, "1": 6, "3": 7}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -268,6 +269,18 @@ def test_nothing_goes_behind_the_newest_file_that_begins_with_a_snapshot(shop: S
     shop.clock.advance(4 * DAY_MS)
     assert shop.clean() == 0
     shop.check()
+
+
+def test_a_snapshot_that_is_left_out_is_logged_once_a_file(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.store.state.progress["s"] = {"k": "x" * shop.config.snapshot_bytes_max}
+    with caplog.at_level(logging.WARNING, "raymq.store"):
+        shop.fill(2)
+    assert len(caplog.records) == 2
+    message = caplog.records[0].getMessage()
+    assert "segment_size_bytes" in message
+    assert f"the limit is {shop.config.snapshot_bytes_max}" in message
 
 
 # --- when ----------------------------------------------------------------------------------------

@@ -294,3 +294,28 @@ def test_no_record_names_a_directory_elsewhere(tmp_path: Path, topic: str, queue
     with pytest.raises(Corrupt, match="no directory of a store"):
         queues.get(topic, queue_id)
     assert queues.keys() == []
+
+
+def test_units_appended_while_a_sync_chooses_its_files_are_left_for_the_next_sync(
+    opened, monkeypatch
+):
+    queue = opened()
+    put(queue, 0, UNITS)
+    synced: list[int] = []
+    files = queue._queue
+    choose = files.overlapping
+
+    def choose_then_append(start: int, stop: int):
+        chosen = choose(start, stop)
+        synced.extend(file.start // FILE_SIZE for file in chosen)
+        if queue.max_offset == UNITS:
+            # As the dispatching thread does at this moment: into the next file.
+            put(queue, UNITS, 1)
+        return chosen
+
+    monkeypatch.setattr(files, "overlapping", choose_then_append)
+    queue.sync()
+    assert queue.dirty
+    queue.sync()
+    assert synced == [0, 1]
+    assert not queue.dirty

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
 import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Fenced, Rejected
 from raymq.store.message_store import MessageStore
 from raymq.store.producer_table import ENTRY, EPOCH, ProducerTable
+from raymq.store.put.segment_head import read_head
 from raymq.store.state import SNAPSHOT, ShardState
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -146,6 +150,87 @@ def test_a_refusal_at_the_limit_stores_nothing_and_outlives_a_restart(tmp_path):
     store.close()
 
 
+@pytest.fixture
+def store_at_its_limit(tmp_path):
+    """Three producers, which is the limit; the first one has expired, the others were used just now."""
+    clock = ManualClock()
+    config = StoreConfig(
+        segment_size_bytes=64 * 1024, producer_entries_max=3, producer_expiry_hours=1
+    )
+    store = MessageStore.open(tmp_path, config=config, clock=clock)
+    store.create_topic("t", 1, [0])
+    store.put(request([b"x"], producer=0, sequence=0))
+    clock.advance(2 * HOUR_MS)
+    for producer in (1, 2):
+        store.put(request([b"x"], producer=producer, sequence=0))
+    yield store
+    store.abandon()
+
+
+class Meanwhile:
+    """What another thread does at a given moment; complete at that moment, unless the put lock makes it wait."""
+
+    def __init__(self, store: MessageStore, action: Callable[[], Any]) -> None:
+        self._store = store
+        self._thread = threading.Thread(target=self._run, args=(action,))
+        self.result: Any = None
+
+    def _run(self, action: Callable[[], Any]) -> None:
+        self.result = action()
+
+    def begin(self) -> None:
+        """That moment."""
+        self._thread.start()
+        if not self._store._put_lock.mutex.locked():
+            self._thread.join()
+
+    def end(self) -> Any:
+        """What the action returned."""
+        self._thread.join()
+        return self.result
+
+
+def test_a_put_beside_init_producer_at_the_limit_is_not_forgotten(store_at_its_limit, monkeypatch):
+    store = store_at_its_limit
+    again = request([b"y"], producer=2, sequence=1)
+    other = Meanwhile(store, lambda: store.put(again))
+    make_rows = producer_table._Rows
+
+    def make_rows_then_put(dtype, parts=()):
+        rows = make_rows(dtype, parts)
+        if dtype is ENTRY:
+            # The rows that stay are copied; they are not the table's rows yet.
+            monkeypatch.undo()
+            other.begin()
+        return rows
+
+    monkeypatch.setattr(producer_table, "_Rows", make_rows_then_put)
+    assert store.init_producer(7)[0] == 0
+    appended = other.end()
+    assert appended.duplicates == 0
+    repeated = store.put(again)
+    assert (repeated.duplicates, repeated.first_offset) == (1, appended.first_offset)
+
+
+def test_two_threads_that_init_one_producer_get_two_epochs(store_at_its_limit, monkeypatch):
+    store = store_at_its_limit
+    other = Meanwhile(store, lambda: store.init_producer(1))
+    next_epoch = store.state.next_epoch
+
+    def next_epoch_twice(producer):
+        epoch = next_epoch(producer)
+        monkeypatch.undo()
+        other.begin()
+        return epoch
+
+    monkeypatch.setattr(store.state, "next_epoch", next_epoch_twice)
+    first, appended = store.init_producer(1)
+    second, later = other.end()
+    assert (first, second) == (1, 2)
+    assert appended.end_offset == later.physical_offset
+    assert store.state.producers.epoch(1) == 2
+
+
 def test_a_snapshot_of_an_earlier_version_is_read():
     part = (
         b'{"part":0,"parts":1,"rows":[{"t":"time","v":77},{"t":"queue","n":"t","q":1,"o":9},'
@@ -230,6 +315,49 @@ def test_a_million_entries_take_200_mb_and_are_written_and_read_as_columns():
         key = (int(entries["producer"][at]), "t", at % 64)
         assert again.producers.epoch(key[0]) == 3
         assert again.producers[key].next_sequence == state.producers[key].next_sequence
+
+
+@pytest.mark.parametrize("segment_size_bytes", [64 * 1024, MIB, 16 * MIB])
+def test_as_many_producers_as_a_shard_accepts_fit_the_snapshot_of_a_file(segment_size_bytes):
+    """With numbers as wide as they can be."""
+    config = StoreConfig(segment_size_bytes=segment_size_bytes)
+    dice = np.random.default_rng(1)
+    state = ShardState()
+    state.producers.queue_numbers([("t", 0)])
+    tables = []
+    for dtype in (ENTRY, EPOCH):
+        rows = np.zeros(config.producer_entries_limit, dtype=dtype)
+        for name in set(dtype.names) - {"queue"}:
+            rows[name] = dice.integers(0, (1 << 63) - 1, len(rows))
+        tables.append(rows)
+    state.producers.load([tables[0]], [tables[1]])
+    parts = state.snapshot(min(MIB, segment_size_bytes // 8))
+    record_bytes = 200
+    assert sum(len(part) + record_bytes for part in parts) <= config.snapshot_bytes_max
+
+
+def test_with_small_files_a_new_producer_is_refused_before_the_snapshot_outgrows_a_file(tmp_path):
+    config = StoreConfig(segment_size_bytes=64 * 1024)
+    store = MessageStore.open(tmp_path, config=config, clock=ManualClock())
+    store.create_topic("t", 1, [0])
+    dice = random.Random(1)
+    for _ in range(config.producer_entries_limit):
+        store.put(request([b"x"], producer=dice.getrandbits(64), sequence=0))
+    with pytest.raises(Rejected) as refused:
+        store.put(request([b"x"], producer=dice.getrandbits(64), sequence=0))
+    assert refused.value.limit == config.producer_entries_limit == len(store.state.producers)
+    for named in ("segment_size_bytes", "65536", str(refused.value.limit)):
+        assert named in str(refused.value)
+    store.log.seal(0)
+    store.put(request([b"first of the file"]))
+    complete_at, _ = read_head(store.log.queue.files[-1])
+    assert complete_at is not None, "retention deletes only what such a file follows"
+    store.abandon()
+
+
+def test_with_large_files_the_limit_is_the_option():
+    assert StoreConfig().producer_entries_limit == 1_000_000
+    assert StoreConfig(producer_entries_max=7).producer_entries_limit == 7
 
 
 @pytest.mark.parametrize("shift", [0, 16, 32, 40, 48])
