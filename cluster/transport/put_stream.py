@@ -100,10 +100,17 @@ class PutStreamServer:
 
     def run(self) -> None:
         """Read until the producer ends; returns when every batch that was read is answered."""
+        # A client that sees the stream open has its share.
+        self._memory.join()
+        try:
+            self._serve()
+        finally:
+            self._memory.leave()
+
+    def _serve(self) -> None:
         self._writer.begin(protocol.FETCH_SCHEMA)
         writer = threading.Thread(target=self._write, name="raymq-put-acks", daemon=True)
         writer.start()
-        self._memory.join()
         try:
             window = self._window()
             if window:
@@ -119,7 +126,6 @@ class PutStreamServer:
             self._write_wake.set()
             writer.join()
             self._send_rest()
-            self._memory.leave()
 
     def _take(self, chunk: Any) -> None:
         # A row comes in the metadata.
