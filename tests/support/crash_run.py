@@ -17,9 +17,9 @@ SECOND_LIMIT = 6
 #: disks of each trace whose recovery crashes again
 SECOND_IMAGES = 4
 #: of further kills with the same names not settled one of so many is tried
-OTHER_KILLS_STRIDE = 25
+OTHER_KILLS_STRIDE = 50
 #: disks that a power loss leaves of each life after a kill
-LOST_LIMIT = 8
+LOST_LIMIT = 4
 
 
 class Task(NamedTuple):
