@@ -118,12 +118,23 @@ def test_time_that_the_satellite_did_not_run_itself_proves_nothing(
 ) -> None:
     control.begin_beating(identity_of(sleeper), 7)
     satellite = Looking(control)
+    assert not satellite.looks(SILENT_MS - PERIOD_MS)
     for _ in range(5):
-        assert not satellite.looks(SILENT_MS - PERIOD_MS)
         # All stood still, or the machine did.
         assert not satellite.look(LATE_MS + 1)
     assert not satellite.look(10 * SILENT_MS)
     assert sleeper.poll() is None
+
+
+def test_late_looks_of_a_busy_machine_hide_no_commit_log_that_hangs(
+    control: ControlBlock, sleeper: subprocess.Popen[bytes]
+) -> None:
+    control.begin_beating(identity_of(sleeper), 7)
+    satellite = Looking(control)
+    assert not satellite.looks(SILENT_MS - PERIOD_MS)
+    assert not satellite.look(LATE_MS + 1)
+    assert satellite.looks(3 * PERIOD_MS)
+    assert sleeper.wait(30) != 0
 
 
 def test_a_commit_log_that_stops_in_order_or_never_said_that_it_beats_is_not_killed(
