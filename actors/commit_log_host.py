@@ -169,7 +169,7 @@ class LeaderHost:
             # The replication process maps files, too, and nobody here sees for how long.
             self.store.log.queue.spares = None
         self._ahead = self.store.log.allocate_ahead()
-        # What it finds is told; nothing stops.
+        # Damage that the scrub finds is logged and counted; the shard goes on.
         self.scrub = scrub_of_log(self.store.log, on_fault=lambda fault: log.error("%s", fault))
         self.housekeeper = Housekeeper(
             self.store.cleaner,

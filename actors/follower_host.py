@@ -102,7 +102,7 @@ class FollowerHost:
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
         )
-        # What it finds is told; nothing stops.
+        # Damage that the scrub finds is logged and counted; the follower goes on.
         self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
         self._threads = [
             threading.Thread(

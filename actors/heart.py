@@ -69,7 +69,7 @@ class Heart:
         self._round_ms = self._clock.monotonic_ms()
 
     def rest(self) -> None:
-        """The ack loop has ended: nobody waits for it any more."""
+        """The ack loop has ended: its silence means nothing."""
         self._round_ms = None
 
     @contextlib.contextmanager
@@ -113,8 +113,8 @@ class HeartWatch:
         """Kill CommitLog when it was silent through SILENT_MS of looks in time. Returns: whether it was killed.
 
         Time that this process did not run itself proves nothing and is not counted: the machine, or all processes of
-        the replica, stood still. What was counted before stays: on a busy machine many looks are late. Neither does the
-        silence of a CommitLog prove anything that never said that it beats.
+        the replica, stood still. What was counted before stays: on a busy machine many looks are late. A CommitLog that
+        never announced its beats is left alone.
         """
         control = self._control
         seen = (control.process.pid, control.heartbeat_ms)

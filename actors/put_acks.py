@@ -158,7 +158,7 @@ class PutAcks:
             self._fail(Unavailable(f"behind an append: {error!r}", field="store"))
             # Also where the shard is stopping already: no ticket may end twice.
             self.end()
-        # Stored, but no line waits for their syncs any more. All of them are told of: those that ended before, too.
+        # Stored, but no line waits for their syncs any more. Every stream is notified, also of puts that ended before.
         with self._submit_lock:
             for put in made:
                 if not put.ticket.done:
