@@ -87,18 +87,7 @@ class MappedFileQueue:
             raise
 
     def _load_file(self, path: Path) -> None:
-        start = int(path.name)
-        expected = self.files[-1].start + self.file_size if self.files else start
-        if start != expected or start % self.file_size:
-            raise Corrupt(
-                f"{self.directory} has a gap: {path.name} was found, {expected:020d} was expected "
-                f"(files follow each other and begin at multiples of {self.file_size})",
-                path=str(path),
-                offset=start,
-                rule="files are contiguous",
-                expected=expected,
-                found=start,
-            )
+        start = check_contiguous(path, self.files[-1].start if self.files else None, self.file_size)
         self.files.append(
             MappedFile.open(path, start, self.file_size, files=self._fs, writable=self._writable)
         )
@@ -214,6 +203,23 @@ class MappedFileQueue:
         for file in self.files:
             file.close()
         self.files = []
+
+
+def check_contiguous(path: Path, before: int | None, file_size: int) -> int:
+    """The start of a file, by its name. Raises: Corrupt when it does not follow the file that starts at `before`."""
+    start = int(path.name)
+    expected = start if before is None else before + file_size
+    if start != expected or start % file_size:
+        raise Corrupt(
+            f"{path.parent} has a gap: {path.name} was found, {expected:020d} was expected "
+            f"(files follow each other and begin at multiples of {file_size})",
+            path=str(path),
+            offset=start,
+            rule="files are contiguous",
+            expected=expected,
+            found=start,
+        )
+    return start
 
 
 def _ignore(_reason: str) -> None:

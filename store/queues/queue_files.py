@@ -16,6 +16,7 @@ from pathlib import Path
 from raymq.store.errors import Corrupt, require
 from raymq.store.failpoints import fail_point
 from raymq.store.files import ZERO_CHUNK_BYTES, Data, Files, only_zeros
+from raymq.store.log.mapped_file_queue import check_contiguous
 
 #: files of consume queues that a store has open at a time, one descriptor each
 OPEN_FILES_MAX = 256
@@ -255,18 +256,7 @@ class QueueFiles:
         self.files = found
 
     def _checked(self, path: Path, length: int, before: list[QueueFile]) -> QueueFile:
-        start = int(path.name)
-        expected = before[-1].start + self.file_size if before else start
-        if start != expected or start % self.file_size:
-            raise Corrupt(
-                f"{self.directory} has a gap: {path.name} was found, {expected:020d} was expected "
-                f"(files follow each other and begin at multiples of {self.file_size})",
-                path=str(path),
-                offset=start,
-                rule="files are contiguous",
-                expected=expected,
-                found=start,
-            )
+        start = check_contiguous(path, before[-1].start if before else None, self.file_size)
         if length != self.file_size:
             raise Corrupt(
                 f"{path} has {length} bytes; every file of this directory must have {self.file_size}",
