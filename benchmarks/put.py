@@ -29,7 +29,7 @@ import pyarrow as pa
 import raymq
 from benchmarks import floors
 from benchmarks.floors import Line, at_least, at_most
-from raymq.actors.seat import FLUSH_ROLES
+from raymq.actors.supervise.lease import FLUSH_ROLES
 from raymq.cluster.produce.batch_sender import IN_FLIGHT_BYTES, BatchSender
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.cluster.transport.routes import Routes

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from raymq.actors.control_block import check_architecture
+from raymq.actors.shared.control_block import check_architecture
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import RayMQError, Rejected, Unavailable

@@ -1,7 +1,7 @@
 """Counters of one store: what was put and read, how long appends took, how many a second.
 
 Source: StoreStatsService, RocketMQ 5.3.3. Its put time ends with the flush; ours ends with the append, because flush
-and replica are waited for elsewhere (the put latency of `actors/put_acks.py`).
+and replica are waited for elsewhere (the put latency of `actors/leader/put_acks.py`).
 """
 
 from __future__ import annotations

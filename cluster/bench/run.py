@@ -16,10 +16,10 @@ from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
 
 from .check import LaneRange, Ledger, Verdict, promised_rows
-from .crew import LEAD_S, Crew, LocalCrew, RayCrew
 from .job import READY, Job, Received, Sent, Snapshot
 from .plan import BenchPlan, check_limit_ms
 from .series import Series
+from .worker_pool import LEAD_S, LocalWorkers, RayWorkers, WorkerPool
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -273,12 +273,12 @@ class Bench:
         sending = {number for number, job in enumerate(jobs) if job.kind == "produce"}
         live = any(job.live for job in jobs)
         self._watcher.phase(f"starting {len(jobs)} workers ({self._runner})", None)
-        with contextlib.closing(self._crew(jobs)) as crew:
-            _start(crew, len(jobs))
+        with contextlib.closing(self._pool(jobs)) as pool:
+            _start(pool, len(jobs))
             self._watcher.phase(text, seconds)
             running = set(range(len(jobs)))
             while running:
-                for number, item in crew.events(_EVENT_WAIT_S):
+                for number, item in pool.events(_EVENT_WAIT_S):
                     found.take(item)
                     if item is None:
                         running.discard(number)
@@ -286,16 +286,16 @@ class Bench:
                 if live and sending and not sending & running:
                     sending.clear()
                     ends = self._visible_ends(found.ledgers)
-                    crew.end({lane: last for lane, _, last in ends})
+                    pool.end({lane: last for lane, _, last in ends})
         if live:
             self._compare_received(found)
         self._ledgers += found.ledgers
         return found
 
-    def _crew(self, jobs: Sequence[Job]) -> Crew:
+    def _pool(self, jobs: Sequence[Job]) -> WorkerPool:
         if self._runner == "ray":
-            return RayCrew(self._ray, self._cluster, jobs)
-        return LocalCrew(self._cluster, jobs)
+            return RayWorkers(self._ray, self._cluster, jobs)
+        return LocalWorkers(self._cluster, jobs)
 
     def _check(self, found: Round) -> None:
         """Raises: Unavailable when nothing at all was acknowledged."""
@@ -372,11 +372,11 @@ class Bench:
         verdict = Verdict()
         total = sum(place.last - place.first for place in ranges)
         self._watcher.phase(f"reading {total:,} messages back", None)
-        with contextlib.closing(self._crew(jobs)) as crew:
-            _start(crew, len(jobs))
+        with contextlib.closing(self._pool(jobs)) as pool:
+            _start(pool, len(jobs))
             running = len(jobs)
             while running:
-                for _, item in crew.events(_EVENT_WAIT_S):
+                for _, item in pool.events(_EVENT_WAIT_S):
                     if isinstance(item, Verdict):
                         verdict.add(item)
                     running -= item is None
@@ -445,7 +445,7 @@ def _shares(ranges: list[LaneRange], parts: int) -> list[list[LaneRange]]:
     return shares
 
 
-def _start(crew: Crew, workers: int) -> None:
+def _start(pool: WorkerPool, workers: int) -> None:
     """Wait until all are ready, then let them begin together. Raises: Unavailable."""
     ready, give_up = 0, time.monotonic() + START_TIMEOUT_S
     while ready < workers:
@@ -455,5 +455,5 @@ def _start(crew: Crew, workers: int) -> None:
                 f"{START_TIMEOUT_S:.0f} s; use fewer --workers",
                 field="workers",
             )
-        ready += sum(item == READY for _, item in crew.events(_EVENT_WAIT_S))
-    crew.go(time.time() + LEAD_S)
+        ready += sum(item == READY for _, item in pool.events(_EVENT_WAIT_S))
+    pool.go(time.time() + LEAD_S)

@@ -187,11 +187,11 @@ def _mirror_words(shard: dict[str, Any]) -> str:
 
 
 def _role_lines(shard: dict[str, Any]) -> Iterator[str]:
-    for role, seat in shard.get("roles", {}).get("roles", {}).items():
-        if seat["granted"]:
-            yield f"    {role}: at {seat['position']}, pid {seat['pid']}, {seat['grants']} start(s)"
+    for role, lease in shard.get("roles", {}).get("roles", {}).items():
+        if lease["granted"]:
+            yield f"    {role}: at {lease['position']}, pid {lease['pid']}, {lease['grants']} start(s)"
         else:
-            yield f"    {role}: not at work (last end: {seat['last_end'] or 'none'})"
+            yield f"    {role}: not at work (last end: {lease['last_end'] or 'none'})"
 
 
 def topic_list(options: argparse.Namespace, console: Console) -> int:

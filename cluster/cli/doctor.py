@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from raymq.actors.control_block import check_architecture
+from raymq.actors.shared.control_block import check_architecture
 from raymq.cluster.cluster_record import load_record
 from raymq.cluster.deploy.owned_ray import find_java
 from raymq.cluster.paths import ClusterPaths, file_system_of, load_token, volatile_reason
@@ -273,7 +273,7 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
 
 
 def check_disk(place: str, free: int | None) -> Check:
-    """Room for a segment and the next one, which is allocated ahead."""
+    """ByteLimiter for a segment and the next one, which is allocated ahead."""
     if free is None:
         return Check("disk room", "fail", f"{place} cannot be looked at", "name an existing disk")
     found = f"{_amount(free)} free at {place}"
@@ -400,8 +400,8 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
         return Check(name, "warn", f"RUNNING, but {cause}", advice)
     idle = [
         role
-        for role, seat in facts.get("roles", {}).get("roles", {}).items()
-        if not seat["granted"]
+        for role, lease in facts.get("roles", {}).get("roles", {}).items()
+        if not lease["granted"]
     ]
     if idle:
         return Check(

@@ -128,7 +128,7 @@ def create(
     Raises: Rejected when another cluster of the same name runs in this Ray, or this one with
     another `flush` or another TLS.
     """
-    from raymq.actors.shells import (
+    from raymq.actors.ray.actor_classes import (
         GROUP_OF,
         GROUPS,
         CommitActor,

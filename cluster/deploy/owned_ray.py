@@ -20,7 +20,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from raymq.actors.processes import boot_id_hash
+from raymq.actors.shared.processes import boot_id_hash
 from raymq.cluster.paths import ClusterPaths, run_dir
 from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
@@ -265,7 +265,7 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
     environment.pop("RAY_ADDRESS", None)
     # Ray runs workers at nice 15: the log would get what its own producers on the machine leave over.
     environment.setdefault("RAY_worker_niceness", "0")
-    # One arena: the threads of gRPC else give large buffers back and forth to the kernel (actors/shells.py).
+    # One arena: the threads of gRPC else give large buffers back and forth to the kernel (actors/ray/actor_classes.py).
     environment.setdefault("MALLOC_ARENA_MAX", "1")
     if environment["RAY_AUTH_MODE"] == "token":
         _ensure_ray_token(environment, files)

@@ -13,7 +13,7 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
-from raymq.actors.processes import boot_id_hash
+from raymq.actors.shared.processes import boot_id_hash
 from raymq.store.clock import Clock
 from raymq.store.files import Files
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from raymq.actors.shells import read_endpoint
+from raymq.actors.ray.actor_classes import read_endpoint
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.files import Files
 

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from raymq.actors.doorbell import doorbell_directory
+from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.cluster.paths import run_dir
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError
@@ -38,7 +38,7 @@ def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
     Returns: the names removed. An entry that cannot be removed stays for the next time.
     """
     place = run_dir(files)
-    closed_names = {Path(doorbell_directory(str(replica))).name for replica in closed}
+    closed_names = {Path(wakeup_directory(str(replica))).name for replica in closed}
     marks: set[str] | None = None
     removed = []
     for name in sorted(files.list(place)):

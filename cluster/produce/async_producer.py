@@ -13,9 +13,9 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable
 from raymq.store.promise import Acks
 
-from .lane import closed_error
 from .producer import FAILED_EXIT_S, EncodedMessage, Producer
 from .producer_config import ProducerConfig
+from .queue_sequence import closed_error
 from .send_future import AsyncSendFuture, TaskSteps
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from raymq.cluster.cluster import Cluster
 
-    from .lane import BatchReceipt
+    from .queue_sequence import BatchReceipt
 
 
 class DeferredSend(TaskSteps):

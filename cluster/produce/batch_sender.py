@@ -21,8 +21,8 @@ from raymq.store.promise import ACKS, Acks
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 from raymq.store.records import producer_stamp
 
-from .lane import BatchReceipt, Lane, UnknownBatch, closed_error, new_producer_id
-from .room import Room
+from .byte_limiter import ByteLimiter
+from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch, closed_error, new_producer_id
 from .shard_sender import BatchFuture, ShardSender
 
 MIB = 1 << 20
@@ -88,14 +88,14 @@ class BatchSender:
             "delivery_timeout_ms": delivery_timeout_ms,
             "request_timeout_ms": request_timeout_ms,
         }
-        self._room = Room(buffer_bytes, max_block_ms)
+        self._room = ByteLimiter(buffer_bytes, max_block_ms)
         self._max_block_ms = max_block_ms
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._lanes: dict[tuple[str, int], tuple[Lane, ShardSender]] = {}
+        self._lanes: dict[tuple[str, int], tuple[QueueSequence, ShardSender]] = {}
         self._senders: dict[int, ShardSender] = {}
         #: (topic, queue, shard, producer id, epoch) -> what is sent again of that producer
-        self._resends: dict[tuple[str, int, int, int, int], Lane] = {}
+        self._resends: dict[tuple[str, int, int, int, int], QueueSequence] = {}
         self._unfinished: set[Future[BatchReceipt]] = set()
         self._closed = threading.Event()
         self._ending = threading.Event()
@@ -196,7 +196,7 @@ class BatchSender:
             sender = self._sender(lost.shard)
             lane = self._resends.get(key)
             if lane is None:
-                lane = Lane(
+                lane = QueueSequence(
                     lost.topic, lost.queue_id, lost.producer_id, lost.epoch, False, resends=True
                 )
                 self._resends[key] = lane
@@ -219,7 +219,7 @@ class BatchSender:
         found = self._lanes.get((topic, queue_id))
         return found is not None and found[1].stalled
 
-    def _lane(self, topic: str, queue_id: int) -> tuple[Lane, ShardSender]:
+    def _lane(self, topic: str, queue_id: int) -> tuple[QueueSequence, ShardSender]:
         found = self._lanes.get((topic, queue_id))
         if found is not None:
             return found
@@ -231,7 +231,7 @@ class BatchSender:
         with self._lock:
             found = self._lanes.get((topic, queue_id))
             if found is None:
-                lane = Lane(topic, number, self._producer_id, self._epoch, self._own_id)
+                lane = QueueSequence(topic, number, self._producer_id, self._epoch, self._own_id)
                 found = self._lanes[topic, queue_id] = (lane, self._sender(shard))
             return found
 

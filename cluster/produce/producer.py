@@ -32,9 +32,9 @@ from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
 from raymq.store.records.binary_columns import binary_array
 
 from .batch_sender import MIB, BatchSender, check_acks, still_under_way
-from .lane import BatchReceipt, closed_error
+from .byte_limiter import ByteLimiter
 from .producer_config import ProducerConfig
-from .room import Room
+from .queue_sequence import BatchReceipt, closed_error
 from .send_future import Failure, Pending, PendingFuture, SendFuture
 from .send_statistics import SendStatistics
 from .shard_sender import BatchFuture, ShardSender
@@ -106,7 +106,7 @@ class Producer:
         self.future_type = SendFuture
         #: what a program calls it
         self.name = type(self).__name__
-        self._room = Room(self.config.buffer_bytes, self.config.max_block_ms)
+        self._room = ByteLimiter(self.config.buffer_bytes, self.config.max_block_ms)
         self._linger_s = self.config.linger_ms / 1000
         #: guards everything below
         self._changed = threading.Condition()

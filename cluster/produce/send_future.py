@@ -13,7 +13,7 @@ from raymq.cluster.messages.message import Receipt
 from raymq.store.errors import RayMQError
 from raymq.store.promise import Acks
 
-from .lane import AnswerFuture, BatchReceipt
+from .queue_sequence import AnswerFuture, BatchReceipt
 from .shard_sender import BatchFuture
 
 

@@ -33,7 +33,7 @@ from raymq.store.errors import (
 )
 from raymq.store.record import Row
 
-from .lane import AnswerFuture, BatchReceipt, Lane, UnknownBatch, closed_error
+from .queue_sequence import AnswerFuture, BatchReceipt, QueueSequence, UnknownBatch, closed_error
 
 log = logging.getLogger("raymq.producer")
 
@@ -82,7 +82,7 @@ class Outgoing:
     """A batch on its way."""
 
     number: int
-    lane: Lane
+    lane: QueueSequence
     batch: pa.RecordBatch | Row
     size: int
     sequence: int
@@ -136,7 +136,7 @@ class ShardSender:
         #: answered with an error that may pass
         self._retry: list[Outgoing] = []
         #: lanes of which a batch was refused since order was restored last
-        self._touched: set[Lane] = set()
+        self._touched: set[QueueSequence] = set()
         #: None as soon as a write failed
         self._stream: PutStream | None = None
         #: whose answers are read
@@ -172,7 +172,7 @@ class ShardSender:
 
     def add(
         self,
-        lane: Lane,
+        lane: QueueSequence,
         batch: pa.RecordBatch | Row,
         size: int,
         acks: str,
@@ -575,7 +575,7 @@ class ShardSender:
         for out in outs:
             if now >= out.deadline_ms and out.uncertain and out.lane.broken is None:
                 out.lane.broken = f"a batch was not acknowledged in time: {self._last_error}"
-        absent: set[Lane] = set()
+        absent: set[QueueSequence] = set()
         for out in outs:
             if out.lane in absent:
                 # The shard refuses a gap, so no earlier try can have stored what comes after it.

@@ -22,12 +22,12 @@ from raymq.cluster.paths import NAMESPACE, actor_name, keeper_name
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 
-from .door import WAIT_S as DOOR_WAIT_S
-from .door import NotHere, door_of
+from .coordinator import CoordinatorActor
 from .items import Items
-from .keeper import KeeperActor
-from .link import PATIENCE_S, Link, attach, end_quietly
+from .local_socket import WAIT_S as DOOR_WAIT_S
+from .local_socket import NotLocal, door_of
 from .log import make_topics
+from .queue_client import PATIENCE_S, QueueClient, attach, end_quietly
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -141,7 +141,7 @@ class Queue:
         #: of each item
         self._properties = {codecs.CONTENT_TYPE: self._codec.name}
         self._lock = threading.Lock()
-        self._link_made: Link | None = None
+        self._link_made: QueueClient | None = None
         self._door = door_of(self._cluster, self.name)
         self._actor: Any = None
         #: numbers of gets that did not end
@@ -195,7 +195,7 @@ class Queue:
             "namespace": NAMESPACE,
             "get_if_exists": True,
         }
-        keeper = ray.remote(KeeperActor).options(**options)
+        keeper = ray.remote(CoordinatorActor).options(**options)
         return keeper.remote(self._cluster, self.name, self._shard)
 
     def _check_running(self) -> None:
@@ -249,7 +249,7 @@ class Queue:
         if wait_s is not None:
             arguments = (*arguments, wait_s)
         if wait_s is None or wait_s <= DOOR_WAIT_S:
-            with contextlib.suppress(NotHere):
+            with contextlib.suppress(NotLocal):
                 return self._door.call(method, *arguments)
         until = Clock().monotonic() + PATIENCE_S
         while True:
@@ -268,12 +268,12 @@ class Queue:
                 self._lost_keeper(error, until)
             await asyncio.sleep(RETRY_MS / 1000)
 
-    def _link(self) -> Link:
+    def _link(self) -> QueueClient:
         self._check_open()
         with self._lock:
             link = self._link_made
             if link is None or link.process != os.getpid():
-                link = Link(
+                link = QueueClient(
                     self._cluster, self.name, self._shard, self._linger_ms, self._codec.name
                 )
                 self._link_made = link
@@ -343,7 +343,7 @@ class Queue:
         finally:
             self._release(request, end)
 
-    async def _link_async(self) -> Link:
+    async def _link_async(self) -> QueueClient:
         if self._link_made is not None:
             return self._link()
         return await asyncio.to_thread(self._link)
@@ -394,7 +394,7 @@ class Queue:
     # --- room -----------------------------------------------------------------------------------
 
     def _reserve(self, count: int, waits: Iterator[float]) -> int | None:
-        """Room for `count` items; None when there is no limit. Raises: Full."""
+        """ByteLimiter for `count` items; None when there is no limit. Raises: Full."""
         if self.maxsize <= 0:
             return None
         request = _number()
@@ -424,7 +424,7 @@ class Queue:
         # A failure is not the put's, which may have stored its items: the room comes free by itself at last.
         with contextlib.suppress(Exception):
             if near:
-                with contextlib.suppress(NotHere):
+                with contextlib.suppress(NotLocal):
                     self._door.call("release", request, end)
                     return
             self._submit("release", (request, end))
@@ -502,8 +502,8 @@ class Queue:
             with contextlib.suppress(Exception):
                 self._submit("forget", (ask.request,))
 
-    def _read(self, link: Link, first: int, count: int) -> list[Items]:
-        """Items that were given. Raises: Corrupt when one is damaged; as `Link.read`."""
+    def _read(self, link: QueueClient, first: int, count: int) -> list[Items]:
+        """Items that were given. Raises: Corrupt when one is damaged; as `QueueClient.read`."""
         try:
             return link.read(first, count)
         except Corrupt as error:

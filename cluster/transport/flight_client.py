@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.row_message import pack_row
+from raymq.actors.api.row_message import pack_row
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.files import Files
 from raymq.store.record import PUT_SCHEMA, Row

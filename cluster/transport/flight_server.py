@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.call_arguments import fetch_request
-from raymq.actors.shard_api import ShardBackend
+from raymq.actors.api.call_arguments import fetch_request
+from raymq.actors.api.shard_api import ShardBackend
 from raymq.store.clock import Clock
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.files import Files

@@ -5,7 +5,7 @@ metadata as JSON in app_metadata and its rows as an Arrow batch:
 
     put        -> {"id","topic","queue","pid","epoch","seq","acks","read"} + PUT_SCHEMA; ids grow,
                   "read" is the id of the last ack read (without it acks may come a little later);
-                  or a small single row and its words as bytes, without a batch: see actors/row_message.py
+                  or a small single row and its words as bytes, without a batch: see actors/api/row_message.py
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...}
                            or {"id","error"}, ...]}, in the order of the batches; sometimes with
                   "window": bytes that the client may have unanswered from now on

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.row_message import unpack_row
-from raymq.actors.shard_api import PutTicket, ShardBackend, put_request
+from raymq.actors.api.row_message import unpack_row
+from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
 from raymq.store.record import batch_bytes
 from raymq.store.requests import PutOutcome

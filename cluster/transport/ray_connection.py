@@ -17,7 +17,7 @@ import pyarrow as pa
 import ray
 import ray.exceptions
 
-from raymq.actors.ray_methods import READ_WAIT_MS_MAX, RECORD_SCHEMA, pack_call, unpack_acks
+from raymq.actors.ray.ray_methods import READ_WAIT_MS_MAX, RECORD_SCHEMA, pack_call, unpack_acks
 from raymq.cluster.paths import NAMESPACE
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire

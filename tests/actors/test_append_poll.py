@@ -9,12 +9,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from raymq.actors.control_block import POLL_US
-from raymq.actors.doorbell import doorbell_directory
-from raymq.actors.flush_service import FlushService
-from raymq.actors.satellite import Satellite, Standing
-from raymq.actors.supervisor import Supervisor
-from raymq.actors.tries import PAUSE_MAX, Tries
+from raymq.actors.satellites.flush_service import FlushService
+from raymq.actors.satellites.satellite import Satellite, Standing
+from raymq.actors.shared.control_block import POLL_US
+from raymq.actors.shared.retry_throttle import PAUSE_MAX, RetryThrottle
+from raymq.actors.shared.wakeup import wakeup_directory
+from raymq.actors.supervise.supervisor import Supervisor
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
 from raymq.store.log.flush import GroupCommit
@@ -72,7 +72,7 @@ class Pair:
     def close(self) -> None:
         self.satellite.close()
         self.supervisor.close()
-        shutil.rmtree(doorbell_directory(str(self.root)), ignore_errors=True)
+        shutil.rmtree(wakeup_directory(str(self.root)), ignore_errors=True)
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def roles() -> tuple[str, ...]:
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roles: tuple[str, ...]) -> Iterator[Pair]:
     made = Pair(tmp_path, roles)
-    bell = made.supervisor._bell
-    assert bell is not None
-    monkeypatch.setattr(bell, "ring", made.rung.append)
+    wakeup = made.supervisor._wakeup
+    assert wakeup is not None
+    monkeypatch.setattr(wakeup, "wake", made.rung.append)
     yield made
     made.close()
 
@@ -127,7 +127,7 @@ def test_while_it_looks_an_announced_put_rings_no_bell(pair: Pair):
     def put() -> None:
         assert pair.polling
         pair.put(announced=True)
-        pair.supervisor.ring()
+        pair.supervisor.wake_for_append()
 
     pair.clock.at_look[3] = put
     pair.satellite.poll_append(pair.end)
@@ -143,7 +143,7 @@ def test_a_put_it_did_not_see_before_it_gave_up_is_rung_for(pair: Pair):
     assert pair.rung == []
     pair.end += 100
     pair.supervisor.publish_appended(pair.end)
-    pair.supervisor.ring()
+    pair.supervisor.wake_for_append()
     assert pair.rung == ["group_commit"]
 
 
@@ -194,7 +194,7 @@ class ScriptedLoop(FlushService):
     [
         # Rung for, and all of it found at once: it asks although nothing is left behind that.
         ([-1, 100, -1], ["wait 10", "poll 100", "wait 10"]),
-        # A bell that comes after the sync of its own append begins no second one.
+        # A wakeup that comes after the sync of its own append begins no second one.
         ([100, 100, -1], ["poll 100", "wait 10"]),
         ([100, 200], ["poll 100", "poll 200"]),
         ([-1, -1, -1], ["wait 10", "wait 10"]),
@@ -223,22 +223,22 @@ def test_a_flusher_behind_one_that_was_killed_while_it_looked_is_rung_for(pair: 
     pair.satellite = Satellite(pair.root, "group_commit", clock=pair.clock, files=Files())
     pair.satellite.attach()
     pair.put(announced=False)
-    pair.supervisor.ring()
+    pair.supervisor.wake_for_append()
     assert pair.rung == ["group_commit"]
 
 
 def test_tries_in_vain_leave_out_ever_more_until_one_works():
-    tries = Tries()
+    throttle = RetryThrottle()
     pauses = []
     for _ in range(8):
-        assert tries.due()
-        tries.note(worked=False)
+        assert throttle.should_try()
+        throttle.record(worked=False)
         left_out = 0
-        while not tries.due():
+        while not throttle.should_try():
             left_out += 1
         pauses.append(left_out)
     assert pauses == [1, 2, 4, 8, 16, PAUSE_MAX, PAUSE_MAX, PAUSE_MAX]
-    tries.note(worked=True)
-    assert tries.due()
-    tries.note(worked=False)
-    assert [tries.due(), tries.due()] == [False, True]
+    throttle.record(worked=True)
+    assert throttle.should_try()
+    throttle.record(worked=False)
+    assert [throttle.should_try(), throttle.should_try()] == [False, True]

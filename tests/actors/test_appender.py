@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.appender import GROUP_BYTES_MAX, LARGE_BYTES, Appender, Made
-from raymq.actors.shard_api import PutTicket
+from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.leader.appender import GROUP_BYTES_MAX, LARGE_BYTES, AppendedPut, Appender
 from raymq.store.errors import Bug, Rejected, Unavailable
 from raymq.store.requests import PutOutcome, PutRequest
 from tests.support.batches import batch
@@ -47,7 +47,7 @@ class Log:
         self.appended.append((number, threading.current_thread()))
         return number
 
-    def hand_over(self, made: list[Made]) -> list[PutTicket]:
+    def hand_over(self, made: list[AppendedPut]) -> list[PutTicket]:
         self.groups.append([put.appended for put in made])  # type: ignore[misc]
         for put in made:
             put.ticket.settle(PutOutcome(0, 1, 0, 0, 0, 0))

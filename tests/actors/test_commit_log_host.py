@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from raymq.actors import appender, supervisor
-from raymq.actors.commit_log_host import ANNOUNCED_ROWS_MAX, LeaderHost
-from raymq.actors.doorbell import doorbell_directory
-from raymq.actors.shard_api import PutTicket
+from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.leader import appender
+from raymq.actors.leader.host import ANNOUNCED_ROWS_MAX, LeaderHost
+from raymq.actors.shared.wakeup import wakeup_directory
+from raymq.actors.supervise import supervisor
 from raymq.store import record
 from raymq.store.config import StoreConfig
 from raymq.store.delay.delay_hook import transform
@@ -42,7 +43,7 @@ HASTY = StoreConfig(
 
 FLUSHER = """
 import errno, sys
-from raymq.actors.flush_service import FlushService
+from raymq.actors.satellites.flush_service import FlushService
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
 
@@ -224,12 +225,12 @@ def test_a_host_that_cannot_open_leaves_nothing_behind(shard: Shard) -> None:
         file.seek(40)
         file.write(b"\xff" * 40)
     (shard.root / "abort").touch()
-    bell = Path(doorbell_directory(str(shard.root))) / "commit_log"
+    wakeup = Path(wakeup_directory(str(shard.root))) / "commit_log"
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(Corrupt):
             shard.open()
-        assert not bell.exists()
+        assert not wakeup.exists()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.commit_log_host import LeaderHost
-from raymq.actors.flush_service import EXIT_BUG, EXIT_STOPPED_BY_COMMIT_LOG
-from raymq.actors.shard_api import PutTicket
+from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.leader.host import LeaderHost
+from raymq.actors.satellites.flush_service import EXIT_BUG, EXIT_STOPPED_BY_COMMIT_LOG
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Bug, DeliveryUnknown, StorageFull, Unavailable
 from raymq.store.files import Files
@@ -31,8 +31,8 @@ BODY = b"." * 1000
 
 SATELLITE = """
 import errno, os, sys
-from raymq.actors.commit_service import CommitService
-from raymq.actors.flush_service import FlushService
+from raymq.actors.satellites.commit_service import CommitService
+from raymq.actors.satellites.flush_service import FlushService
 from raymq.store.config import StoreConfig
 from raymq.store.errors import StorageFull
 from raymq.store.files import Files
@@ -71,7 +71,7 @@ from pathlib import Path
 sys.path.insert(0, ".")
 from tests.actors.test_commit_service import config_of, identity_of, roles_of
 from tests.support.batches import request
-from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.leader.host import LeaderHost
 from raymq.store.errors import DeliveryUnknown, Unavailable
 
 host = LeaderHost(
@@ -164,14 +164,16 @@ class Shard:
                 self.spawn(role)
         PAUSE.wait(pause_s)
 
-    def seat(self, role: str) -> dict[str, object]:
+    def lease(self, role: str) -> dict[str, object]:
         assert self.host is not None
         found: dict[str, object] = self.host.status()["roles"]["roles"][role]
         return found
 
     def await_grant(self, role: str, *, but: int = 0) -> int:
-        until(lambda: bool(self.seat(role)["granted"]) and self.seat(role)["pid"] != but, self.mind)
-        pid = self.seat(role)["pid"]
+        until(
+            lambda: bool(self.lease(role)["granted"]) and self.lease(role)["pid"] != but, self.mind
+        )
+        pid = self.lease(role)["pid"]
         assert isinstance(pid, int)
         return pid
 
@@ -274,7 +276,7 @@ def test_puts_go_through_the_pool_and_come_back(shard: Shard, flush: str):
     assert set(status["roles"]["roles"]) == set(roles_of(flush))
     assert status["dispatched"] <= status["confirmed"] <= status["committed"] <= status["appended"]
     until(lambda: host.status()["synced"] == host.status()["appended"], shard.mind)
-    assert int(str(shard.seat("commit_real_time")["syncs"])) > 0
+    assert int(str(shard.lease("commit_real_time")["syncs"])) > 0
 
 
 def test_the_interval_of_the_async_mode_commits_few_bytes_too(tmp_path: Path):
@@ -402,7 +404,7 @@ def test_a_full_disk_is_waited_for_with_pauses_whatever_rings(shard: Shard):
     room.touch()
     assert [ticket.wait(30).first_offset for ticket in tickets] == list(range(20))
     assert shard.bodies(20) == list(range(20))
-    assert shard.seat("commit_real_time")["pid"] == child.pid
+    assert shard.lease("commit_real_time")["pid"] == child.pid
 
 
 @MODES

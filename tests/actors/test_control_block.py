@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.control_block import (
+from raymq.actors.shared.control_block import (
     FILE_BYTES,
     ROLES,
     ControlBlock,
@@ -21,8 +21,8 @@ from raymq.actors.control_block import (
     unpack_word,
     value_of,
 )
-from raymq.actors.processes import ProcessIdentity
-from raymq.actors.ring import map_shared
+from raymq.actors.shared.processes import ProcessIdentity
+from raymq.actors.shared.ring import map_shared
 from raymq.store.errors import Bug, Rejected
 from raymq.store.files import Files
 from tests.support.waiting import until
@@ -173,8 +173,8 @@ OTHER = pack_word(0x5555, 0x5555_5555_5555)
 
 WRITER = """
 import struct, sys
-from raymq.actors.control_block import FILE_BYTES, ControlBlock
-from raymq.actors.ring import map_shared
+from raymq.actors.shared.control_block import FILE_BYTES, ControlBlock
+from raymq.actors.shared.ring import map_shared
 from raymq.store.files import Files
 path, how = sys.argv[1:]
 stop = map_shared(path, FILE_BYTES, files=Files()).cast("q")

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from raymq.actors import dispatcher as dispatcher_module
-from raymq.actors.dispatcher import Dispatcher
-from raymq.actors.troubles import Troubles
+from raymq.actors.leader import dispatcher as dispatcher_module
+from raymq.actors.leader.dispatcher import Dispatcher
+from raymq.actors.shared.troubles import Troubles
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from raymq.actors.follower import FollowerSession
+from raymq.actors.follower.follower import FollowerSession
 from raymq.replication.wire import (
     Ack,
     Append,

@@ -1,8 +1,8 @@
-"""Every order of (bytes, word, bell, death) between CommitLog and a flusher, in one process.
+"""Every order of (bytes, word, wakeup, death) between CommitLog and a flusher, in one process.
 
-The real Supervisor, Satellite, words and bells; only the disk (which bytes are written, which synced) and the
+The real Supervisor, Satellite, words and wakeups; only the disk (which bytes are written, which synced) and the
 processes (who has exited) are told by the test. After every step: nothing counts as flushed that is not synced.
-At the end of every run, whoever died is replaced and, with no bell at all, everything written gets flushed.
+At the end of every run, whoever died is replaced and, with no wakeup at all, everything written gets flushed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors import seat, supervisor
-from raymq.actors.doorbell import doorbell_directory
-from raymq.actors.processes import ProcessIdentity
-from raymq.actors.ring import LatePuts, Request
-from raymq.actors.satellite import Satellite, Standing
-from raymq.actors.supervisor import FenceReport, Supervisor
+from raymq.actors.satellites.satellite import Satellite, Standing
+from raymq.actors.shared.processes import ProcessIdentity
+from raymq.actors.shared.ring import LatePuts, Request
+from raymq.actors.shared.wakeup import wakeup_directory
+from raymq.actors.supervise import lease, supervisor
+from raymq.actors.supervise.supervisor import FenceReport, Supervisor
 from raymq.replication.combiner import Late
 from raymq.store.files import Files
 from raymq.store.status import PutStatus
@@ -28,8 +28,8 @@ from tests.support.clock import ManualClock
 ROLE = "group_commit"
 START, END = 100, 200
 
-COMMIT_LOG_STEPS = ("write", "publish", "ring")
-FLUSHER_STEPS = ("wait", "read", "start", "sync", "publish", "ring")
+COMMIT_LOG_STEPS = ("write", "publish", "wake")
+FLUSHER_STEPS = ("wait", "read", "start", "sync", "publish", "wake")
 
 
 class Disk:
@@ -74,12 +74,12 @@ class SteppedFlusher(Satellite):
 
     read = START
 
-    def ring(self, *, commit_log: bool = True) -> None:
+    def wake(self, *, commit_log: bool = True) -> None:
         """The step of its own comes later."""
 
     def step(self, name: str, disk: Disk) -> None:
         if name == "wait":
-            # No time passes: a bell, a lost bell and a timeout all end here.
+            # No time passes: a wakeup, a lost wakeup and a timeout all end here.
             self.wait(0)
         elif name == "read":
             self.read = max(self.appended, self.base)
@@ -90,7 +90,7 @@ class SteppedFlusher(Satellite):
         elif name == "publish":
             self.publish_position(self.read)
         else:
-            super().ring()
+            super().wake()
 
 
 class World:
@@ -129,7 +129,7 @@ class World:
         elif name == "publish":
             self.supervisor.publish_appended(END)
         else:
-            self.supervisor.ring()
+            self.supervisor.wake_for_append()
 
     def check(self) -> int:
         flushed = self.supervisor.progress().ends.synced
@@ -146,16 +146,16 @@ class World:
         """Its successor fences the flusher; nothing but the shared files connects the two lives."""
         dead = self.supervisor
         self.supervisor, report = self.start_commit_log()
-        # Not Doorbell.close: as after a SIGKILL, the name stays (and is the successor's by now).
-        assert dead._bell is not None
-        dead._bell._let_go()
-        for place in dead._seats.values():
+        # Not Wakeup.close: as after a SIGKILL, the name stays (and is the successor's by now).
+        assert dead._wakeup is not None
+        dead._wakeup._let_go()
+        for place in dead._leases.values():
             place.close()
         self.flusher = self.start_flusher()
         return report
 
     def finish(self) -> None:
-        """Without a single bell: the waits time out, the words tell."""
+        """Without a single wakeup: the waits time out, the words tell."""
         if self.supervisor._appended < self.disk.written:
             self.supervisor.publish_appended(self.disk.written)
         for step in FLUSHER_STEPS[:-1]:
@@ -178,10 +178,10 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
         def open(identity: ProcessIdentity, *, files: Files) -> Handle | None:
             return None if table.exited else Handle(table)
 
-    monkeypatch.setattr(seat, "ProcessHandle", Handles)
+    monkeypatch.setattr(lease, "ProcessHandle", Handles)
     monkeypatch.setattr(supervisor, "ProcessHandle", Handles)
     yield table
-    shutil.rmtree(doorbell_directory(str(tmp_path)))
+    shutil.rmtree(wakeup_directory(str(tmp_path)))
 
 
 @pytest.fixture
@@ -213,18 +213,18 @@ def run(world: World, order: list[tuple[str, str]]) -> None:
 
 
 def without_bells(order: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(who, step) for who, step in order if step != "ring"]
+    return [(who, step) for who, step in order if step != "wake"]
 
 
 def test_there_are_84_orders():
     assert len(ORDERS) == len({tuple(order) for order in ORDERS}) == 84
 
 
-@pytest.mark.parametrize("bells", [True, False])
-def test_every_order_ends_flushed(make_world: Callable[[], World], bells: bool):
+@pytest.mark.parametrize("wakeups", [True, False])
+def test_every_order_ends_flushed(make_world: Callable[[], World], wakeups: bool):
     for order in ORDERS:
         world = make_world()
-        run(world, order if bells else without_bells(order))
+        run(world, order if wakeups else without_bells(order))
         world.finish()
         world.close()
 
@@ -273,9 +273,9 @@ def test_a_sync_that_is_watched_for_is_seen_or_rung_for(make_world: Callable[[],
         world.supervisor._control.watching = watching
 
     steps = [lambda: watch(True), lambda: watch(False), lambda: seen.append(world.check() == END)]
-    # The flusher's own bell: its other steps do without.
+    # The flusher's own wakeup: its other steps do without.
     steps.insert(at, lambda: Satellite.publish_position(world.flusher, END))
-    world.flusher.ring = lambda commit_log=True: Satellite.ring(  # type: ignore[method-assign]
+    world.flusher.wake_others = lambda commit_log=True: Satellite.wake_others(  # type: ignore[method-assign]
         world.flusher, commit_log=commit_log
     )
     for do in steps:

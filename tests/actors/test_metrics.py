@@ -14,19 +14,8 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.commit_log_host import LeaderHost
-from raymq.actors.control_block import ROLES, ControlBlock, Registration
-from raymq.actors.latency import (
-    BOUNDS_S,
-    NO_LATENCIES,
-    WORDS,
-    Latencies,
-    LatencyCounter,
-    SyncTimer,
-)
-from raymq.actors.metrics import METRICS, Collector, Readings
-from raymq.actors.processes import ProcessIdentity
-from raymq.actors.readings import (
+from raymq.actors.leader.host import LeaderHost
+from raymq.actors.leader.leader_metrics import (
     LAGS_MAX,
     TOPICS_MAX,
     as_status,
@@ -34,6 +23,17 @@ from raymq.actors.readings import (
     read_leader,
     topic_messages,
 )
+from raymq.actors.leader.metrics import METRICS, Collector, MetricValues
+from raymq.actors.shared.control_block import ROLES, ControlBlock, Registration
+from raymq.actors.shared.latency import (
+    BOUNDS_S,
+    NO_LATENCIES,
+    WORDS,
+    Latencies,
+    LatencyCounter,
+    SyncTimer,
+)
+from raymq.actors.shared.processes import ProcessIdentity
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown, Rejected
 from raymq.store.files import Files
@@ -49,7 +49,7 @@ CONFIG = StoreConfig(
 )
 FLUSHER = """
 import sys
-from raymq.actors.flush_service import FlushService
+from raymq.actors.satellites.flush_service import FlushService
 from raymq.store.config import StoreConfig
 config = StoreConfig(segment_size_bytes=262144, flush_interval_ms=10, flush_least_pages=0)
 FlushService(sys.argv[1], sys.argv[2], config).run()
@@ -176,7 +176,7 @@ class Recorder:
 def collector(readings: dict[str, Any]) -> tuple[Collector, Recorder]:
     recorder = Recorder()
 
-    def read() -> Readings:
+    def read() -> MetricValues:
         return dict(readings)
 
     return Collector(read, recorder.make, cluster="c", shard=3), recorder
@@ -238,10 +238,10 @@ def test_a_latency_is_told_as_the_series_of_a_histogram() -> None:
 def test_a_turn_that_fails_is_said_once_and_the_next_one_is_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("raymq.actors.metrics.COLLECT_S", 0.001)
+    monkeypatch.setattr("raymq.actors.leader.metrics.COLLECT_S", 0.001)
     stopped, turns = threading.Event(), 0
 
-    def read() -> Readings:
+    def read() -> MetricValues:
         nonlocal turns
         turns += 1
         if turns < 4:
@@ -257,8 +257,8 @@ def test_a_turn_that_fails_is_said_once_and_the_next_one_is_taken(
 
 def test_where_nobody_listens_the_instruments_of_ray_stay_silent() -> None:
     code = """
-from raymq.actors.latency import NO_LATENCIES
-from raymq.actors.metrics import METRICS, Collector, ray_instrument
+from raymq.actors.shared.latency import NO_LATENCIES
+from raymq.actors.leader.metrics import METRICS, Collector, ray_instrument
 
 kinds = {"counter": 3, "gauge": 4, "latency": NO_LATENCIES}
 readings = {m.name: {m.tags: 1} if m.tags else kinds[m.kind] for m in METRICS}
@@ -431,13 +431,13 @@ def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader:
         )
     )
 
-    def seat() -> dict[str, Any]:
+    def lease() -> dict[str, Any]:
         found: dict[str, Any] = host.supervisor.describe()["roles"]["group_commit"]
         return found
 
-    until(lambda: seat()["granted"], wait_a_little)
+    until(lambda: lease()["granted"], wait_a_little)
     host.put(request([b"x"], producer=7)).wait(30)
-    assert seat()["grants"] == 1
+    assert lease()["grants"] == 1
     leader.flushers[0].kill()
     leader.flushers[0].wait()
     ticket = host.put(request([b"y"], producer=7, sequence=1))

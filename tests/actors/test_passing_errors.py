@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.commit_log_host import LeaderHost
-from raymq.actors.control_block import ControlBlock, shared_file
-from raymq.actors.flush_service import EXIT_BUG
-from raymq.actors.follower_host import FollowerHost
-from raymq.actors.housekeeper import Housekeeper
-from raymq.actors.readings import read_leader
+from raymq.actors.follower.host import FollowerHost
+from raymq.actors.leader.host import LeaderHost
+from raymq.actors.leader.leader_metrics import read_leader
+from raymq.actors.satellites.flush_service import EXIT_BUG
+from raymq.actors.shared.control_block import ControlBlock, shared_file
+from raymq.actors.shared.maintenance import Maintenance
 from raymq.store.checksum import crc32c
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Bug, StorageFull, Unavailable
@@ -38,7 +38,7 @@ CONFIG = StoreConfig(
 BODY = bytes(20_000)
 FLUSHER = """
 import errno, sys
-from raymq.actors.flush_service import FlushService
+from raymq.actors.satellites.flush_service import FlushService
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
 
@@ -325,8 +325,8 @@ def test_a_flusher_that_cannot_open_a_file_is_replaced_and_poisons_nothing(shard
 
 KIND_OF = {"leader": LeaderHost, "follower": FollowerHost}
 THREADS = {
-    "leader": "heart append acks dispatch delays allocate house compaction scrub",
-    "follower": "heart acks allocate house scrub",
+    "leader": "heartbeat append acks dispatch delays allocate house compaction scrub",
+    "follower": "heartbeat acks allocate house scrub",
 }
 
 
@@ -388,7 +388,7 @@ def test_a_start_that_lacks_memory_for_a_part_holds_nothing_and_the_next_one_goe
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Housekeeper, "__init__", no_memory)
+        patch.setattr(Maintenance, "__init__", no_memory)
         with pytest.raises(MemoryError):
             start(tmp_path, kind)
     assert open_things() == before

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.processes import (
+from raymq.actors.shared.processes import (
     ProcessHandle,
     ProcessIdentity,
     boot_id_hash,

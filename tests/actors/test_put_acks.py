@@ -12,9 +12,11 @@ from typing import IO, Any
 
 import pytest
 
-from raymq.actors import put_acks, ring, supervisor
-from raymq.actors.commit_log_host import LeaderHost
-from raymq.actors.shard_api import PutTicket
+from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.leader import put_acks
+from raymq.actors.leader.host import LeaderHost
+from raymq.actors.shared import ring
+from raymq.actors.supervise import supervisor
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown
 from raymq.store.promise import Acks, Flush
@@ -31,8 +33,8 @@ NEVER_MS = 600_000
 SATELLITE = """
 import sys
 from raymq.actors import ring
-from raymq.actors.flush_service import FlushService
-from raymq.actors.replicator import Replicator
+from raymq.actors.satellites.flush_service import FlushService
+from raymq.actors.satellites.replicator import Replicator
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Unavailable
 
@@ -52,7 +54,7 @@ else:
 #: a Replication that publishes the ends that it reads
 PUBLISHER = """
 import sys
-from raymq.actors.satellite import Satellite
+from raymq.actors.satellites.satellite import Satellite
 from raymq.store.clock import Clock
 from raymq.store.files import Files
 

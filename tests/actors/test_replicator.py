@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from raymq.actors.flush_service import EXIT_FENCED, EXIT_STOPPED
-from raymq.actors.troubles import TroubleNote
+from raymq.actors.satellites.flush_service import EXIT_FENCED, EXIT_STOPPED
+from raymq.actors.shared.troubles import TroubleNote
 from raymq.replication.mirror import MirrorLimits
 from raymq.store.checksum import crc32c
 from raymq.store.clock import Clock
@@ -38,7 +38,7 @@ def test_bytes_arrive_and_are_confirmed_when_both_have_synced(pair):
     pair.leader.sync()
     pair.follower.sync()
     pair.wait_confirmed(end)
-    wait_until(lambda: pair.follower.confirmed() == end, "the heart-beat tells the follower C")
+    wait_until(lambda: pair.follower.confirmed() == end, "the heartbeat-beat tells the follower C")
 
 
 def test_a_log_of_many_segments_arrives_in_whole_units(pair):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.ring import CAPACITY, LatePuts, ReplicationRings, Request
+from raymq.actors.shared.ring import CAPACITY, LatePuts, ReplicationRings, Request
 from raymq.store.errors import Bug
 from raymq.store.files import Files
 from tests.support.waiting import until
@@ -111,7 +111,7 @@ class RoleFile:
 
 PRODUCER = """
 import sys
-from raymq.actors.ring import Request, ReplicationRings
+from raymq.actors.shared.ring import Request, ReplicationRings
 from raymq.store.files import Files
 rings = ReplicationRings.open(sys.argv[1], files=Files())
 number = 0

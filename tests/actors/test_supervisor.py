@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.doorbell import doorbell_directory
-from raymq.actors.flush_service import (
+from raymq.actors.satellites.flush_service import (
     EXIT_FENCED,
     EXIT_STOPPED_BY_COMMIT_LOG,
     EXIT_SYNC_FAILED,
 )
-from raymq.actors.supervisor import STALE_MS, Supervisor
+from raymq.actors.shared.wakeup import wakeup_directory
+from raymq.actors.supervise.supervisor import STALE_MS, Supervisor
 from raymq.store.clock import Clock
 from raymq.store.errors import Bug, Rejected
 from raymq.store.files import Files
@@ -31,7 +31,7 @@ SEGMENT = 64 * 1024
 
 SERVICE = """
 import sys
-from raymq.actors.flush_service import FlushService
+from raymq.actors.satellites.flush_service import FlushService
 from raymq.store.config import StoreConfig
 config = StoreConfig(segment_size_bytes=int(sys.argv[3]), flush_interval_ms=20)
 FlushService(sys.argv[1], sys.argv[2], config).run()
@@ -108,7 +108,7 @@ class Replica:
 
     def put(self, nbytes: int) -> None:
         self.append(nbytes)
-        self.supervisor.ring()
+        self.supervisor.wake_for_append()
 
     def await_flushed(self) -> None:
         until(lambda: self.supervisor.progress().ends.synced == self.appended, self.step)
@@ -119,8 +119,8 @@ class Replica:
     def abandon(self) -> None:
         """As if this CommitLog were killed: nothing is told to anybody."""
         for supervisor in self.supervisors:
-            if supervisor._bell is not None:
-                supervisor._bell._let_go()
+            if supervisor._wakeup is not None:
+                supervisor._wakeup._let_go()
 
     def close(self) -> None:
         for child in self.children:
@@ -143,7 +143,7 @@ def make_replica(tmp_path: Path) -> Iterator[MakeReplica]:
     yield make
     for replica in made:
         replica.close()
-    shutil.rmtree(doorbell_directory(str(tmp_path)), ignore_errors=True)
+    shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)
 
 
 def test_a_put_is_flushed_by_another_process(make_replica: MakeReplica):
@@ -165,11 +165,11 @@ def test_a_flusher_that_syncs_all_there_is_gets_no_bell(
     replica.put(1000)
     replica.await_flushed()
     rung: list[str] = []
-    monkeypatch.setattr(replica.supervisor, "_ring", rung.append)
-    replica.supervisor.ring()
+    monkeypatch.setattr(replica.supervisor, "_wake", rung.append)
+    replica.supervisor.wake_for_append()
     assert rung == []
     replica.supervisor.revoke("group_commit", 5_000)
-    replica.supervisor.ring()
+    replica.supervisor.wake_for_append()
     assert rung == ["group_commit"]
 
 
@@ -178,20 +178,20 @@ def test_a_flusher_that_was_told_of_a_put_in_time_gets_no_second_bell(
 ):
     replica = make_replica()
     rung: list[str] = []
-    monkeypatch.setattr(replica.supervisor, "_ring", rung.append)
+    monkeypatch.setattr(replica.supervisor, "_wake", rung.append)
     monkeypatch.setattr(replica.clock, "monotonic", lambda: 100.0)
     replica.supervisor.announce_append()
     replica.append(1000)
-    replica.supervisor.ring()
+    replica.supervisor.wake_for_append()
     assert rung == []
     # Nobody has announced this one.
     replica.append(1000)
-    replica.supervisor.ring()
+    replica.supervisor.wake_for_append()
     assert rung == ["group_commit"]
     # It is at that one when this one is announced, and goes to sleep behind it.
     replica.supervisor.announce_append()
     replica.append(1000)
-    replica.supervisor.ring()
+    replica.supervisor.wake_for_append()
     assert rung == ["group_commit"] * 2
 
 
@@ -200,12 +200,12 @@ def test_a_flusher_that_may_sleep_again_gets_a_second_bell(
 ):
     replica = make_replica()
     rung: list[str] = []
-    monkeypatch.setattr(replica.supervisor, "_ring", rung.append)
+    monkeypatch.setattr(replica.supervisor, "_wake", rung.append)
     monkeypatch.setattr(replica.clock, "monotonic", lambda: 100.0)
     replica.supervisor.announce_append()
     replica.append(1000)
     monkeypatch.setattr(replica.clock, "monotonic", lambda: 100.001)
-    replica.supervisor.ring()
+    replica.supervisor.wake_for_append()
     assert rung == ["group_commit"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from raymq.actors.troubles import Troubles
+from raymq.actors.shared.troubles import Troubles
 
 #: long enough for a thread that nothing holds up; one that waits for the lock goes on afterwards
 MEANWHILE_S = 0.05

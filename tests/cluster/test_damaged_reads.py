@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.leader.host import LeaderHost
 from raymq.cluster.consume import shard_reader
 from raymq.cluster.consume.async_consumer import AsyncConsumer
 from raymq.cluster.consume.consumer import Consumer

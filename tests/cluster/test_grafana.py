@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.metrics import METRICS
+from raymq.actors.leader.metrics import METRICS
 from raymq.cluster.cli import grafana
 from raymq.cluster.cli.commands import Console
 from raymq.cluster.cli.main import main

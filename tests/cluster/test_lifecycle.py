@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.doorbell import Doorbell, doorbell_directory
+from raymq.actors.shared.wakeup import Wakeup, wakeup_directory
 from raymq.cluster import cluster as cluster_module
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
@@ -401,10 +401,10 @@ def test_stop_leaves_another_cluster_of_its_name_in_a_new_ray_alone(
 def test_stop_removes_the_directory_of_a_replicas_doorbells(ray: FakeRay, tmp_path: Path) -> None:
     begin(tmp_path)
     replica = str(ClusterPaths(tmp_path / "data").replica(0, 0))
-    Doorbell(replica, "commit_log", files=Files()).close()
-    assert Path(doorbell_directory(replica)).exists()
+    Wakeup(replica, "commit_log", files=Files()).close()
+    assert Path(wakeup_directory(replica)).exists()
     lifecycle.stop(tmp_path / "data")
-    assert not Path(doorbell_directory(replica)).exists()
+    assert not Path(wakeup_directory(replica)).exists()
 
 
 def test_stopping_twice_is_no_fault(ray: FakeRay, tmp_path: Path) -> None:

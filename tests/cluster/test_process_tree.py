@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.processes import boot_id_hash
+from raymq.actors.shared.processes import boot_id_hash
 from raymq.cluster.deploy import process_tree
 from raymq.cluster.deploy.process_tree import MARK, Family
 from raymq.store.clock import Clock

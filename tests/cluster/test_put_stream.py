@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.shard_api import PutTicket
+from raymq.actors.api.shard_api import PutTicket
 from raymq.cluster.transport.put_stream import (
     BUSY_BYTES,
     RECEIVED_BATCH_BYTES_MAX,

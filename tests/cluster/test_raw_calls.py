@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.ray_methods import RayMethods
+from raymq.actors.ray.ray_methods import RayMethods
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.store.errors import OffsetOutOfRange, Rejected
 from tests.support.batches import batch

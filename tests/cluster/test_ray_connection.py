@@ -13,8 +13,9 @@ import pytest
 import ray.exceptions
 
 import raymq
-from raymq.actors import ray_methods
-from raymq.actors.ray_methods import (
+from raymq.actors.ray import ray_methods
+from raymq.actors.ray.actor_classes import GROUP_OF, GROUPS
+from raymq.actors.ray.ray_methods import (
     EARLY_MAX,
     INLINE_BYTES,
     STREAMS_MAX,
@@ -24,7 +25,6 @@ from raymq.actors.ray_methods import (
     unpack_acks,
     unpack_call,
 )
-from raymq.actors.shells import GROUP_OF, GROUPS
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_client
 from raymq.cluster.produce.batch_sender import BatchSender

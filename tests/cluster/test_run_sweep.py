@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.doorbell import Doorbell
+from raymq.actors.shared.wakeup import Wakeup
 from raymq.cluster.deploy import run_sweep
 from raymq.cluster.deploy.process_tree import MARK
 from raymq.store.clock import Clock
@@ -25,16 +25,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def bells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Doorbell]]:
+def wakeups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wakeup]]:
     def directory(replica: str) -> str:
         return str(tmp_path / f"{int(replica):012x}")
 
-    monkeypatch.setattr("raymq.actors.doorbell.doorbell_directory", directory)
-    monkeypatch.setattr(run_sweep, "doorbell_directory", directory)
-    found = [Doorbell(str(number), "commit_log", files=Files()) for number in range(3)]
+    monkeypatch.setattr("raymq.actors.shared.wakeup.wakeup_directory", directory)
+    monkeypatch.setattr(run_sweep, "wakeup_directory", directory)
+    found = [Wakeup(str(number), "commit_log", files=Files()) for number in range(3)]
     yield found
-    for bell in found:
-        bell.close()
+    for wakeup in found:
+        wakeup.close()
 
 
 def age(place: Path) -> None:
@@ -44,22 +44,22 @@ def age(place: Path) -> None:
 
 
 def test_the_doorbells_of_dead_processes_go_and_those_of_living_ones_stay(
-    place: Path, bells: list[Doorbell]
+    place: Path, wakeups: list[Wakeup]
 ) -> None:
-    bells[0].close()
+    wakeups[0].close()
     # As after a SIGKILL: the name stays.
-    bells[1]._let_go()
+    wakeups[1]._let_go()
     age(place)
     removed = run_sweep.sweep(Files(), Clock())
     assert removed == ["000000000000", "000000000001"]
     assert [path.name for path in place.iterdir()] == ["000000000002"]
-    bells[2].ring_own()
-    assert bells[2].wait(1000)
+    wakeups[2].wake_own()
+    assert wakeups[2].wait(1000)
 
 
-def test_what_is_young_stays_unless_it_was_just_closed(place: Path, bells: list[Doorbell]) -> None:
-    bells[0].close()
-    bells[1].close()
+def test_what_is_young_stays_unless_it_was_just_closed(place: Path, wakeups: list[Wakeup]) -> None:
+    wakeups[0].close()
+    wakeups[1].close()
     assert run_sweep.sweep(Files(), Clock(), [Path("1"), Path("2")]) == ["000000000001"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.actors import put_acks
+from raymq.actors.leader import put_acks
 from raymq.cluster.produce import async_producer, shard_sender
 from raymq.cluster.produce import producer as producer_module
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from raymq.actors.row_message import pack_row, unpack_row
+from raymq.actors.api.row_message import pack_row, unpack_row
 from raymq.cluster.transport import protocol
 from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire

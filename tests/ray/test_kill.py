@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import raymq
-from raymq.actors.shells import read_endpoint
+from raymq.actors.ray.actor_classes import read_endpoint
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.deploy import owned_ray, process_tree, ray_host
 from raymq.cluster.messages.columns import message_batch
@@ -36,7 +36,7 @@ from tests.support.waiting import until
 TOPIC, ASIDE = "load", "aside"
 PRODUCERS, QUEUES = 2, 3
 LEADER, FOLLOWER = 0, 1
-#: longer than supervisor.STALE_MS, so that satellites which stand still are replaced; shorter than heart.SILENT_MS
+#: longer than supervisor.STALE_MS, so that satellites which stand still are replaced; shorter than heartbeat.SILENT_MS
 STOPPED_S = 3.0
 VICTIMS = [
     pytest.param(LEADER, "commit_log", id="leader's CommitLog"),
@@ -96,7 +96,7 @@ class Mirror:
         finally:
             connection.close()
 
-    def seat(self, replica: int, role: str) -> dict[str, Any]:
+    def lease(self, replica: int, role: str) -> dict[str, Any]:
         """{"pid", "granted"} of the process that has a role now; {} while nobody tells."""
         try:
             facts = self.status(replica)
@@ -106,8 +106,8 @@ class Mirror:
             return {}
         if role == "commit_log":
             return {"pid": facts["pid"], "granted": True}
-        seat: dict[str, Any] = facts["roles"]["roles"][role]
-        return seat if seat["granted"] else {}
+        lease: dict[str, Any] = facts["roles"]["roles"][role]
+        return lease if lease["granted"] else {}
 
     def commit_log(self, replica: int, stop: int) -> bytes:
         """The replica's log, up to a byte offset."""
@@ -184,17 +184,17 @@ def wait_for_writes(load: Load) -> None:
     until(lambda: load.history.acked_beyond(sent), load.pause)
 
 
-def wait_for_seat(mirror: Mirror, load: Load, replica: int, role: str, *, but: int = 0) -> int:
+def wait_for_lease(mirror: Mirror, load: Load, replica: int, role: str, *, but: int = 0) -> int:
     """The pid of the process that works in a role, once it is another than `but`."""
-    seat: dict[str, Any] = {}
+    lease: dict[str, Any] = {}
 
     def look() -> None:
-        seat.clear()
-        seat.update(mirror.seat(replica, role))
+        lease.clear()
+        lease.update(mirror.lease(replica, role))
         load.pause()
 
-    until(lambda: bool(seat) and seat["pid"] != but, look)
-    return int(seat["pid"])
+    until(lambda: bool(lease) and lease["pid"] != but, look)
+    return int(lease["pid"])
 
 
 def check(mirror: Mirror, history: History) -> int:
@@ -213,11 +213,11 @@ def check(mirror: Mirror, history: History) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(("replica", "role"), VICTIMS)
 def test_writes_come_back_after_kill_9(mirror: Mirror, load: Load, replica: int, role: str) -> None:
-    old = wait_for_seat(mirror, load, replica, role)
+    old = wait_for_lease(mirror, load, replica, role)
     with Target(old) as target:
         target.send(signal.SIGKILL)
     wait_for_writes(load)
-    wait_for_seat(mirror, load, replica, role, but=old)
+    wait_for_lease(mirror, load, replica, role, but=old)
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_writes_come_back_after_kill_9(mirror: Mirror, load: Load, replica: int,
 def test_writes_come_back_after_a_process_stood_still(
     mirror: Mirror, load: Load, replica: int, role: str
 ) -> None:
-    old = wait_for_seat(mirror, load, replica, role)
+    old = wait_for_lease(mirror, load, replica, role)
     with Target(old) as target:
         target.send(signal.SIGSTOP)
         # Ends early only when a producer fails.
@@ -234,28 +234,28 @@ def test_writes_come_back_after_a_process_stood_still(
     wait_for_writes(load)
     # A CommitLog goes on where it stood; a satellite was taken for dead and replaced.
     if role == "commit_log":
-        assert wait_for_seat(mirror, load, replica, role) == old
+        assert wait_for_lease(mirror, load, replica, role) == old
     else:
-        wait_for_seat(mirror, load, replica, role, but=old)
+        wait_for_lease(mirror, load, replica, role, but=old)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replica", [LEADER, FOLLOWER], ids=["leader", "follower"])
 def test_writes_come_back_after_a_commit_log_hung(mirror: Mirror, load: Load, replica: int) -> None:
-    old = wait_for_seat(mirror, load, replica, "commit_log")
+    old = wait_for_lease(mirror, load, replica, "commit_log")
     with Target(old) as target:
         target.send(signal.SIGSTOP)
         # Only a satellite ends that: it kills the process, and Ray starts the next one.
         until(target.ended, load.pause)
-        wait_for_seat(mirror, load, replica, "commit_log", but=old)
+        wait_for_lease(mirror, load, replica, "commit_log", but=old)
     wait_for_writes(load)
 
 
 @pytest.mark.slow
 def test_without_the_follower_only_the_leaders_promise_is_kept(mirror: Mirror, load: Load) -> None:
     cluster, texts = mirror.cluster, [b"leader", b"quorum"]
-    pid = wait_for_seat(mirror, load, FOLLOWER, "commit_log")
-    watcher_pid = wait_for_seat(mirror, load, FOLLOWER, "group_commit")
+    pid = wait_for_lease(mirror, load, FOLLOWER, "commit_log")
+    watcher_pid = wait_for_lease(mirror, load, FOLLOWER, "group_commit")
     with (
         cluster.producer(acks="leader") as leader,
         cluster.producer(acks="quorum", delivery_timeout_ms=8_000) as quorum,

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.metrics import METRICS
+from raymq.actors.leader.metrics import METRICS
 from raymq.cluster.cli import grafana
 from tests.support.waiting import DEADLINE_S
 
@@ -26,7 +26,7 @@ PROGRAM = """
 import contextlib, json, os, signal, sys, threading
 import ray
 import raymq
-from raymq.actors.shells import read_endpoint
+from raymq.actors.ray.actor_classes import read_endpoint
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.cluster.paths import ClusterPaths

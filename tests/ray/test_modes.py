@@ -130,8 +130,8 @@ class Shard:
         facts = self.status()
         if not facts or role == "commit_log":
             return int(facts.get("pid", 0))
-        seat = facts["roles"]["roles"][role]
-        return int(seat["pid"]) if seat["granted"] else 0
+        lease = facts["roles"]["roles"][role]
+        return int(lease["pid"]) if lease["granted"] else 0
 
     def await_role(self, load: Load, role: str, *, but: int = 0) -> int:
         """The pid of the process that works in a role, once it is another than `but`."""

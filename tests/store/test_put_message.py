@@ -45,7 +45,7 @@ CONFIG = StoreConfig(
 HELLO = InnerMessage("t", 0, b"hello", {"TAGS": "a"}, born_time_ms=5)
 
 
-class Door:
+class LocalClient:
     """A store on a simulated disk whose promises are kept at once, unless `promise` raises."""
 
     def __init__(self) -> None:
@@ -67,8 +67,8 @@ class Door:
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door()
+def door() -> LocalClient:
+    return LocalClient()
 
 
 class Refusing(PutHook):
@@ -84,7 +84,7 @@ class Refusing(PutHook):
 # --- every status --------------------------------------------------------------------------------
 
 
-def test_put_ok_says_where_the_message_stands(door: Door) -> None:
+def test_put_ok_says_where_the_message_stands(door: LocalClient) -> None:
     door.clock.advance(1000)
     first, second = door.put(), door.put()
     assert first.status is second.status is PutStatus.PUT_OK
@@ -109,7 +109,9 @@ def test_flush_disk_timeout_when_the_flush_does_not_finish(tmp_path: Path) -> No
     store.close()
 
 
-def test_flush_slave_timeout_when_the_replica_is_late_and_its_status_wins(door: Door) -> None:
+def test_flush_slave_timeout_when_the_replica_is_late_and_its_status_wins(
+    door: LocalClient,
+) -> None:
     combiner = PutCombiner(
         PROMISES["sync", True, "quorum"], flush_timeout_ms=5, replica_timeout_ms=3
     )
@@ -134,7 +136,9 @@ def test_flush_slave_timeout_when_the_replica_is_late_and_its_status_wins(door: 
         running_flags.LOGIC_DISK_FULL,
     ],
 )
-def test_service_not_available_while_a_running_flag_forbids_puts(door: Door, flag: int) -> None:
+def test_service_not_available_while_a_running_flag_forbids_puts(
+    door: LocalClient, flag: int
+) -> None:
     door.store.create_topic("t", 1, [0])
     assert door.store.flags.set(flag)
     assert door.put().status is PutStatus.SERVICE_NOT_AVAILABLE
@@ -153,7 +157,7 @@ def test_service_not_available_while_a_running_flag_forbids_puts(door: Door, fla
     assert door.store.put(request([b"x"])).first_offset == 1
 
 
-def test_service_not_available_when_the_store_is_closed(door: Door) -> None:
+def test_service_not_available_when_the_store_is_closed(door: LocalClient) -> None:
     door.store.close()
     before = door.store.log.end
     assert door.puts.put_message(HELLO).status is PutStatus.SERVICE_NOT_AVAILABLE
@@ -162,7 +166,7 @@ def test_service_not_available_when_the_store_is_closed(door: Door) -> None:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_create_mapped_file_failed_when_the_next_file_cannot_be_made(
-    door: Door, error: int
+    door: LocalClient, error: int
 ) -> None:
     while door.store.log.room() > 9000:
         assert door.put(replace(HELLO, body=b"x" * 7000)).status is PutStatus.PUT_OK
@@ -189,24 +193,26 @@ def test_create_mapped_file_failed_when_the_next_file_cannot_be_made(
     ],
     ids=["topic", "bytes", "empty", "retry", "body", "large", "inner", "flag", "separator"],
 )
-def test_message_illegal_for_what_no_store_may_hold(door: Door, message: InnerMessage) -> None:
+def test_message_illegal_for_what_no_store_may_hold(
+    door: LocalClient, message: InnerMessage
+) -> None:
     result = door.put(message)
     assert result.status is PutStatus.MESSAGE_ILLEGAL
     assert isinstance(result.error, Rejected)
 
 
-def test_a_retry_topic_may_be_longer_than_others(door: Door) -> None:
+def test_a_retry_topic_may_be_longer_than_others(door: LocalClient) -> None:
     assert door.put(replace(HELLO, topic="%RETRY%" + "x" * 248)).status is PutStatus.PUT_OK
 
 
-def test_properties_size_exceeded_above_32767_bytes(door: Door) -> None:
+def test_properties_size_exceeded_above_32767_bytes(door: LocalClient) -> None:
     fits = {"k": "v" * (32_767 - 3)}
     assert door.put(replace(HELLO, properties=fits)).status is PutStatus.PUT_OK
     longer = {"k": fits["k"] + "v"}
     assert door.put(replace(HELLO, properties=longer)).status is PutStatus.PROPERTIES_SIZE_EXCEEDED
 
 
-def test_os_page_cache_busy_while_an_append_takes_longer_than_the_limit(door: Door) -> None:
+def test_os_page_cache_busy_while_an_append_takes_longer_than_the_limit(door: LocalClient) -> None:
     limit = CONFIG.os_page_cache_busy_timeout_ms
     door.store.create_topic("t", 1, [0])
     lock = door.store.put_path._lock
@@ -222,7 +228,7 @@ def test_os_page_cache_busy_while_an_append_takes_longer_than_the_limit(door: Do
     assert door.put().status is PutStatus.PUT_OK
 
 
-def test_unknown_error_when_the_disk_fails_under_the_append(door: Door) -> None:
+def test_unknown_error_when_the_disk_fails_under_the_append(door: LocalClient) -> None:
     door.disk.fail("pwrite")
     assert door.put().status is PutStatus.UNKNOWN_ERROR
     assert door.put().status is PutStatus.PUT_OK
@@ -237,7 +243,7 @@ def test_unknown_error_when_the_disk_fails_under_the_append(door: Door) -> None:
     ],
 )
 def test_wheel_timer_statuses_are_what_the_timer_hook_refuses_with(
-    door: Door, status: PutStatus
+    door: LocalClient, status: PutStatus
 ) -> None:
     door.store.hooks.append(Refusing(status))
     assert door.put().status is status
@@ -266,7 +272,7 @@ def test_wheel_timer_statuses_are_what_the_timer_hook_refuses_with(
     ],
 )
 def test_what_a_record_or_a_directory_has_no_place_for_is_illegal(
-    door: Door, field: str, value: Any
+    door: LocalClient, field: str, value: Any
 ) -> None:
     end = door.store.log.end
     result = door.put(replace(HELLO, **{field: value}))
@@ -345,7 +351,7 @@ class Seen(PutHook):
             raise RuntimeError(self.name)
 
 
-def test_hooks_run_in_order_each_on_what_the_one_before_made(door: Door) -> None:
+def test_hooks_run_in_order_each_on_what_the_one_before_made(door: LocalClient) -> None:
     first, second = Seen("1", fails=True), Seen("2")
     door.store.hooks += [first, second]
     assert door.put().status is PutStatus.PUT_OK
@@ -354,14 +360,14 @@ def test_hooks_run_in_order_each_on_what_the_one_before_made(door: Door) -> None
     assert first.told == second.told == [(b"hello12", PutStatus.PUT_OK)]
 
 
-def test_a_hook_that_refuses_stops_the_ones_behind_it_and_all_are_told(door: Door) -> None:
+def test_a_hook_that_refuses_stops_the_ones_behind_it_and_all_are_told(door: LocalClient) -> None:
     behind = Seen("2")
     door.store.hooks += [Refusing(PutStatus.MESSAGE_ILLEGAL), behind]
     assert door.put().status is PutStatus.MESSAGE_ILLEGAL
     assert behind.told == [(b"hello", PutStatus.MESSAGE_ILLEGAL)]
 
 
-def test_what_a_hook_makes_too_large_is_refused(door: Door) -> None:
+def test_what_a_hook_makes_too_large_is_refused(door: LocalClient) -> None:
     door.store.hooks.append(Seen("x" * 8000))
     assert door.put().status is PutStatus.MESSAGE_ILLEGAL
 
@@ -369,7 +375,7 @@ def test_what_a_hook_makes_too_large_is_refused(door: Door) -> None:
 # --- batches -------------------------------------------------------------------------------------
 
 
-def test_a_batch_stands_together_in_one_file_with_offsets_in_a_row(door: Door) -> None:
+def test_a_batch_stands_together_in_one_file_with_offsets_in_a_row(door: LocalClient) -> None:
     size = CONFIG.segment_size_bytes
     messages = [replace(HELLO, body=b"%d" % i + b"x" * 600) for i in range(10)]
     seen = set()
@@ -402,14 +408,14 @@ def test_a_batch_stands_together_in_one_file_with_offsets_in_a_row(door: Door) -
     ids=["none", "queue", "topic", "txn", "delay", "retry", "wait", "inner", "large", "name"],
 )
 def test_a_batch_with_what_may_not_be_in_one_is_refused_whole(
-    door: Door, messages: list[InnerMessage]
+    door: LocalClient, messages: list[InnerMessage]
 ) -> None:
     before = door.store.log.end
     assert door.puts.put_messages(messages).status is PutStatus.MESSAGE_ILLEGAL
     assert door.store.log.end == before
 
 
-def test_a_delay_level_that_is_none_does_no_harm_in_a_batch(door: Door) -> None:
+def test_a_delay_level_that_is_none_does_no_harm_in_a_batch(door: LocalClient) -> None:
     none = [replace(HELLO, properties={"DELAY": level}) for level in ("0", "-1", "x")]
     assert door.puts.put_messages(none).status is PutStatus.PUT_OK
 
@@ -423,7 +429,7 @@ def never(_append: object) -> object:
 
 @pytest.mark.parametrize("wait", ["false", "FALSE", "no"])
 def test_a_message_that_says_wait_false_is_answered_without_its_promise(
-    door: Door, wait: str
+    door: LocalClient, wait: str
 ) -> None:
     door.promise = never
     message = replace(HELLO, properties={"WAIT": wait})

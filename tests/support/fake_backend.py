@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from raymq.actors.shard_api import PutTicket
+from raymq.actors.api.shard_api import PutTicket
 from raymq.cluster.transport.flight_server import Server, serve
 from raymq.cluster.transport.routes import Routes
 from raymq.store import record

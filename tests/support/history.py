@@ -12,7 +12,7 @@ from raymq.cluster.produce.send_future import SendFuture
 from raymq.store.errors import Unavailable
 from raymq.store.promise import Acks
 
-Lane = tuple[int, int]
+QueueSequence = tuple[int, int]
 """(producer, queue): messages of one lane have numbers from 0 on, in the order of their sends."""
 
 PADDING = b"." * 360
@@ -36,8 +36,8 @@ class History:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sent: dict[Lane, int] = {}
-        self._acked: dict[Lane, dict[int, int]] = {}
+        self._sent: dict[QueueSequence, int] = {}
+        self._acked: dict[QueueSequence, dict[int, int]] = {}
 
     def send(self, producer: int, queue: int) -> int:
         """The next number of the lane, noted as sent."""
@@ -51,17 +51,17 @@ class History:
         with self._lock:
             self._acked.setdefault((producer, queue), {})[number] = offset
 
-    def sent(self) -> dict[Lane, int]:
-        """Lane -> how many were sent."""
+    def sent(self) -> dict[QueueSequence, int]:
+        """QueueSequence -> how many were sent."""
         with self._lock:
             return dict(self._sent)
 
-    def acked(self) -> dict[Lane, dict[int, int]]:
-        """Lane -> number -> promised offset."""
+    def acked(self) -> dict[QueueSequence, dict[int, int]]:
+        """QueueSequence -> number -> promised offset."""
         with self._lock:
             return {lane: dict(numbers) for lane, numbers in self._acked.items()}
 
-    def acked_beyond(self, sent: dict[Lane, int]) -> bool:
+    def acked_beyond(self, sent: dict[QueueSequence, int]) -> bool:
         """Whether every lane has a receipt for something sent after `sent` was taken."""
         with self._lock:
             return all(
@@ -79,9 +79,9 @@ class Fault(NamedTuple):
 
 
 def faults(
-    acked: dict[Lane, dict[int, int]],
+    acked: dict[QueueSequence, dict[int, int]],
     reads: Iterable[Read],
-    sent: dict[Lane, int],
+    sent: dict[QueueSequence, int],
     seen: Iterable[Sequence[Read]] = (),
 ) -> list[Fault]:
     """What is wrong with a log, empty when nothing.
@@ -102,13 +102,13 @@ def faults(
 
 
 def _check_log(
-    log: Sequence[Read], sent: dict[Lane, int]
-) -> tuple[list[Fault], dict[Lane, dict[int, int]]]:
+    log: Sequence[Read], sent: dict[QueueSequence, int]
+) -> tuple[list[Fault], dict[QueueSequence, dict[int, int]]]:
     """Faults of the log alone, and where each message of each lane is."""
     found: list[Fault] = []
     next_offset: dict[int, int] = {}
-    last: dict[Lane, int] = {}
-    places: dict[Lane, dict[int, int]] = {}
+    last: dict[QueueSequence, int] = {}
+    places: dict[QueueSequence, dict[int, int]] = {}
     for read in log:
         expected = next_offset.get(read.queue, 0)
         if read.offset != expected:
@@ -141,7 +141,7 @@ def _check_log(
 
 
 def _check_receipts(
-    acked: dict[Lane, dict[int, int]], places: dict[Lane, dict[int, int]]
+    acked: dict[QueueSequence, dict[int, int]], places: dict[QueueSequence, dict[int, int]]
 ) -> list[Fault]:
     """Each message with a receipt is there, where the receipt says."""
     found: list[Fault] = []
@@ -180,7 +180,7 @@ def _check_reader(
     return found
 
 
-def _name(lane: Lane, number: int) -> str:
+def _name(lane: QueueSequence, number: int) -> str:
     return f"producer {lane[0]} queue {lane[1]} number {number}"
 
 

@@ -11,12 +11,12 @@ import threading
 import time
 from pathlib import Path
 
-from raymq.actors.control_block import ControlBlock, shared_file
-from raymq.actors.doorbell import Doorbell
-from raymq.actors.follower import FollowerSession
-from raymq.actors.processes import boot_id_hash, own_identity
-from raymq.actors.replicator import Replicator
-from raymq.actors.ring import ReplicationRings, Request
+from raymq.actors.follower.follower import FollowerSession
+from raymq.actors.satellites.replicator import Replicator
+from raymq.actors.shared.control_block import ControlBlock, shared_file
+from raymq.actors.shared.processes import boot_id_hash, own_identity
+from raymq.actors.shared.ring import ReplicationRings, Request
+from raymq.actors.shared.wakeup import Wakeup
 from raymq.store.checksum import crc32c
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
@@ -52,7 +52,7 @@ class Leader:
         self.chain = Chain(root / "raymq" / "chain", segment_size_bytes, files=self.files)
         self.chain.load()
         self.end = self.chain.last.end if self.chain.last else 0
-        self.bell = Doorbell(str(root), "commit_log", files=self.files)
+        self.wakeup = Wakeup(str(root), "commit_log", files=self.files)
         self.control = ControlBlock.open(shared_file(str(root), "control"), files=self.files)
         self.rings = ReplicationRings.open(
             shared_file(str(root), "ring-replication"), files=self.files
@@ -74,7 +74,7 @@ class Leader:
         )
         self.record.clear(base=confirmed)
         self.generation = self.record.give_grant(incarnation, confirmed)
-        self.bell.ring("replication")
+        self.wakeup.wake("replication")
 
     def write(self, *sizes: int, fill: int = 1) -> int:
         """Append units and publish, as CommitLog does. Returns: the end."""
@@ -84,7 +84,7 @@ class Leader:
                 self._unit(bytes(room))
             self._unit(bytes([fill]) * size)
         self.control.publish_appended(self.end)
-        self.bell.ring("replication")
+        self.wakeup.wake("replication")
         return self.end
 
     def _unit(self, data: bytes) -> None:
@@ -99,13 +99,13 @@ class Leader:
     def sync(self) -> None:
         """As GroupCommit does."""
         self.flusher.publish_position(self.flusher_generation, self.end)
-        self.bell.ring("replication")
+        self.wakeup.wake("replication")
 
     def submit(self) -> int:
         """Hand over a put that ends at the log's end. Returns: its number."""
         self.number += 1
         assert self.rings.request(Request(self.number, self.end, Clock().monotonic_ms()))
-        self.bell.ring("replication")
+        self.wakeup.wake("replication")
         return self.number
 
     @property
@@ -118,7 +118,7 @@ class Leader:
     def close(self) -> None:
         self.rings.close()
         self.control.close()
-        self.bell.close()
+        self.wakeup.close()
         self.chain.close()
         self.queue.close()
 

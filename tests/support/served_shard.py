@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from raymq.actors.commit_log_host import LeaderHost
+from raymq.actors.leader.host import LeaderHost
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.transport.flight_server import Server, serve
 from raymq.store.config import StoreConfig
@@ -31,7 +31,7 @@ HASTY = StoreConfig(
 
 FLUSHER = """
 import sys
-from raymq.actors.flush_service import FlushService
+from raymq.actors.satellites.flush_service import FlushService
 from raymq.store.config import StoreConfig
 
 FlushService(sys.argv[1], "group_commit", StoreConfig(segment_size_bytes=int(sys.argv[2]))).run()

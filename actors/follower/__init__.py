@@ -1,0 +1,1 @@
+"""The CommitLog process of a shard's follower."""

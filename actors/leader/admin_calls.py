@@ -1,0 +1,194 @@
+"""The administrative operations of a leader: what `call` takes. Each `_op_NAME` is the operation NAME."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from raymq.actors.api.call_arguments import (
+    SHARDS_MAX,
+    check_attributes,
+    check_known,
+    check_name,
+    check_offsets,
+    check_shards,
+    check_whole,
+)
+from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.records.producer_stamp import PRODUCER_MAX
+from raymq.store.requests import Append
+from raymq.store.services.retry import send_back
+from raymq.store.state import TopicInfo
+from raymq.store.topics import QUEUES_MAX
+
+if TYPE_CHECKING:
+    from .host import LeaderHost
+
+
+class AdminCalls:
+    """Topics, offsets, producers and facts of one leader. Callers: any thread."""
+
+    def __init__(self, host: LeaderHost) -> None:
+        self._host = host
+
+    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """An administrative operation.
+
+        Raises: Rejected for an unknown operation or bad arguments.
+        """
+        handler = getattr(self, f"_op_{op}", None)
+        if handler is None:
+            raise Rejected(f"unknown operation {op!r}", field="op", limit="a known operation")
+        try:
+            result: dict[str, Any] = handler(**args)
+        except OSError as error:
+            # Of a record of our own that could not be appended, as of a put.
+            raise Unavailable(f"{op}: {error}", field="store") from error
+        return result
+
+    def _op_describe(self) -> dict[str, Any]:
+        return self._host.identity()
+
+    def _op_routes(self) -> dict[str, Any]:
+        return dict(self._host.routes)
+
+    def _op_status(self) -> dict[str, Any]:
+        return self._host.status()
+
+    def _op_topics(self) -> dict[str, Any]:
+        return {
+            t.name: {
+                "queues": t.queues,
+                "shards": list(t.shards),
+                **({"compacted": True} if t.compacted else {}),
+            }
+            for t in list(self._host.store.state.topics.values())
+        }
+
+    def _op_delete_expired_files(self) -> dict[str, Any]:
+        """Source: TRIGGER_DELETE_FILES (27)."""
+        self._host.maintenance.delete_now()
+        return {}
+
+    def _op_create_topic(
+        self,
+        name: str,
+        queues: int,
+        shards: list[int],
+        attributes: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
+        self._host.check_serving()
+        facts = self._host.identity()
+        appended = self._host.store.create_topic(
+            check_name("topic", name),
+            check_whole("queues", queues, 1, QUEUES_MAX),
+            check_shards(shards, int(facts.get("shards", SHARDS_MAX))),
+            check_attributes(attributes),
+        )
+        # The record of a topic that exists may still wait for its flush, or for a follower that is away.
+        self._host.await_promise(appended or _promise_below(self._host.store.topic_end(name)))
+        return {"created": appended is not None}
+
+    def _op_queue_ranges(self, topic: str) -> dict[str, Any]:
+        info = self._topic(topic)
+        self._host.await_dispatch()
+        shard = int(self._host.identity()["shard"])
+        return {
+            str(queue): list(self._host.store.queue_range(topic, queue))
+            for queue in range(info.queues)
+            if info.shard_of(queue) == shard
+        }
+
+    def _op_check_record(self, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
+        """Whether the message at an offset is whole here. Raises: Corrupt naming file and place."""
+        self._check_queue(self._topic(topic), queue_id)
+        check_whole("offset", offset, 0)
+        self._host.store.check_record(topic, queue_id, offset)
+        return {}
+
+    def _topic(self, name: Any) -> TopicInfo:
+        """Raises: Rejected when there is none."""
+        topics = self._host.store.state.topics
+        return topics[check_known(name, topics)]
+
+    def _check_queue(self, info: TopicInfo, queue_id: Any) -> None:
+        """Raises: Rejected for a queue that is not this shard's."""
+        check_whole("queue_id", queue_id, 0, info.queues - 1)
+        shard = int(self._host.identity()["shard"])
+        if info.shard_of(queue_id) != shard:
+            raise Rejected(
+                f"queue {queue_id} of {info.name} is on shard {info.shard_of(queue_id)}, this is shard {shard}",
+                field="queue_id",
+                limit=f"the queues of shard {shard}",
+            )
+
+    def _op_commit_offsets(self, group: str, topic: str, offsets: dict[str, int]) -> dict[str, Any]:
+        self._host.check_serving()
+        check_name("group", group)
+        info = self._topic(topic)
+        wanted = check_offsets(offsets)
+        for queue_id, offset in wanted.items():
+            self._check_queue(info, queue_id)
+            self._check_offset(info, queue_id, offset)
+        self._host.await_promise(self._host.store.commit_offsets(group, topic, wanted))
+        return {}
+
+    def _check_offset(self, info: TopicInfo, queue_id: int, offset: int) -> None:
+        """Raises: OffsetOutOfRange for what a fetch would refuse as well."""
+        store = self._host.store
+        low, high = store.queue_range(info.name, queue_id)
+        if info.compacted:
+            # Offsets that were compacted away may be read from.
+            low = 0
+        # After a start, dispatch may not have come as far as the log yet.
+        high = max(high, store.state.next_offsets.get((info.name, queue_id), 0))
+        if not low <= offset <= high:
+            raise OffsetOutOfRange(
+                f"offset {offset} of queue {queue_id} of {info.name} cannot be committed: the queue holds "
+                f"{low} to {high}. Nothing was committed",
+                min=low,
+                max=high,
+                offset=offset,
+                queue_id=queue_id,
+                field="offsets",
+                limit=f"{low}..{high}",
+            )
+
+    def _op_send_back(
+        self, group: str, topic: str, queue_id: int, offset: int, delay_level: int
+    ) -> dict[str, Any]:
+        self._host.check_serving()
+        self._check_queue(self._topic(topic), queue_id)
+        check_whole("offset", offset)
+        check_whole("delay_level", delay_level, -(2**31), 2**31 - 1)
+        check_name("group", group)
+        shard = int(self._host.identity()["shard"])
+        target, appended = send_back(
+            self._host.store,
+            group,
+            topic,
+            queue_id,
+            offset,
+            delay_level=delay_level,
+            shard=shard,
+        )
+        self._host.await_promise(appended)
+        return {"topic": target}
+
+    def _op_offsets(self, group: str, topic: str) -> dict[str, Any]:
+        check_name("group", group)
+        self._topic(topic)
+        # A copy: commits change the table meanwhile.
+        table = dict(self._host.store.state.offsets.get((group, topic), {}))
+        return {str(queue): offset for queue, offset in table.items()}
+
+    def _op_init_producer(self, producer_id: int) -> dict[str, Any]:
+        self._host.check_serving()
+        check_whole("producer_id", producer_id, 0, PRODUCER_MAX)
+        epoch, appended = self._host.store.init_producer(producer_id)
+        self._host.await_promise(appended)
+        return {"epoch": epoch}
+
+
+def _promise_below(end: int) -> Append:
+    """An append of nothing: its promise is kept when that of everything below `end` is."""
+    return Append(-1, 0, 0, 0, -1, end)

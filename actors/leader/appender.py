@@ -1,0 +1,190 @@
+"""Puts of many threads, appended one group at a time.
+
+A thread that finds another one appending leaves its put to it and goes on receiving (flat combining): nobody waits
+for a lock, and puts that come together share one word and one wakeup. Large batches are appended by a thread of the
+shard, while the threads that brought them receive and check the next ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from raymq.actors.api.shard_api import PutTicket, tell_all
+from raymq.store.errors import Bug, RayMQError, Unavailable
+from raymq.store.promise import Acks
+from raymq.store.put.put_path import CheckedPut
+from raymq.store.record import batch_bytes
+from raymq.store.requests import Append
+
+log = logging.getLogger("raymq.commit_log")
+
+#: receiving a batch of this size takes long enough that it is appended by a thread of its own meanwhile
+LARGE_BYTES = 128 << 10
+#: puts, and bytes of large ones, that are appended before the flush service hears of them
+GROUP_PUTS_MAX = 64
+GROUP_BYTES_MAX = 4 << 20
+#: bytes of large batches that may wait, of all streams together
+QUEUED_BYTES_MAX = 64 << 20
+
+
+@dataclass(eq=False)
+class QueuedPut:
+    """A checked put that is not appended yet."""
+
+    ticket: PutTicket
+    checked: CheckedPut
+    #: bytes, where they are counted: of a large batch
+    size: int
+    taken: bool = False
+
+
+class AppendedPut(NamedTuple):
+    """A put that is in the log."""
+
+    ticket: PutTicket
+    appended: Append
+    acks: Acks
+
+
+class Appender:
+    """The queue of checked puts. Threads: any may `put`; `run` is one of its own."""
+
+    def __init__(
+        self,
+        append: Callable[[CheckedPut], Append],
+        hand_over: Callable[[list[AppendedPut]], list[PutTicket]],
+    ) -> None:
+        """Args: `append` is called by one thread at a time; it raises RayMQError for a put that it refuses.
+
+        `hand_over` gets what was appended, in order, and returns the tickets that are settled; it must not raise.
+        """
+        self._append = append
+        self._hand_over = hand_over
+        #: in the order of their streams
+        self._queued: deque[QueuedPut] = deque()
+        self._appending = threading.Lock()
+        self._wake = threading.Event()
+        #: bytes of large batches in the queue
+        self._bytes = 0
+        self._room = threading.Condition()
+        self._ended = False
+
+    @property
+    def waiting(self) -> int:
+        """Puts in the queue."""
+        return len(self._queued)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a put is in the queue or on its way from it to `hand_over`."""
+        return bool(self._queued) or self._appending.locked()
+
+    def put(self, ticket: PutTicket, checked: CheckedPut) -> bool:
+        """Take a put. A large one waits for room first, so that a slow disk slows its producers down.
+
+        Returns: whether it is appended by now. Raises: nothing; the ticket tells.
+        """
+        size = batch_bytes(checked.request.batch)
+        entry = QueuedPut(ticket, checked, size if size >= LARGE_BYTES else 0)
+        if entry.size:
+            with self._room:
+                self._room.wait_for(
+                    lambda: (
+                        not self._bytes
+                        or self._bytes + entry.size <= QUEUED_BYTES_MAX
+                        or self._ended
+                    )
+                )
+                self._bytes += entry.size
+        self._queued.append(entry)
+        if self._ended:
+            self._refuse_queued()
+        elif self._bytes:
+            # Behind large ones: they are the thread's.
+            self._wake.set()
+        else:
+            self._borrow(entry)
+        return entry.taken
+
+    def _borrow(self, mine: QueuedPut) -> None:
+        """Append what is queued, in the caller's thread, until its own put is."""
+        while not mine.taken and self._appending.acquire(blocking=False):
+            self._append_group()
+            if mine.taken and self._queued:
+                # Whoever queued these found us at it and left. They are not worth our own answer's delay.
+                self._wake.set()
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Append what nobody else does, until told to stop."""
+        while not stopping():
+            self._wake.wait()
+            self._wake.clear()
+            while self._queued and self._appending.acquire(blocking=False):
+                self._append_group()
+
+    def wake(self) -> None:
+        """End the wait of `run`."""
+        self._wake.set()
+
+    def _append_group(self) -> None:
+        """Needs `_appending`, and lets go of it."""
+        ended: list[PutTicket] = []
+        made: list[AppendedPut] = []
+        size = 0
+        try:
+            while self._queued and len(made) < GROUP_PUTS_MAX and size < GROUP_BYTES_MAX:
+                entry = self._queued.popleft()
+                entry.taken = True
+                if entry.size:
+                    size += entry.size
+                    with self._room:
+                        self._bytes -= entry.size
+                        self._room.notify_all()
+                try:
+                    appended = self._append(entry.checked)
+                except RayMQError as error:
+                    entry.ticket.settle(error)
+                    ended.append(entry.ticket)
+                    continue
+                except Exception as error:
+                    # An answer must go out, and what others have queued is still to be appended.
+                    log.exception("put")
+                    entry.ticket.settle(Bug(f"put: {error!r}"))
+                    ended.append(entry.ticket)
+                    continue
+                made.append(AppendedPut(entry.ticket, appended, entry.checked.request.acks))
+            if made:
+                ended += self._hand_over(made)
+        finally:
+            self._appending.release()
+        tell_all(ended)
+
+    def end(self) -> None:
+        """Refuse what is queued, and all that comes: the shard has stopped writing."""
+        with self._room:
+            self._ended = True
+            self._room.notify_all()
+        self._refuse_queued()
+
+    def _refuse_queued(self) -> None:
+        ended: list[PutTicket] = []
+        while self._queued:
+            try:
+                entry = self._queued.popleft()
+            except IndexError:
+                break
+            entry.taken = True
+            entry.ticket.settle(
+                Unavailable(
+                    "the shard stopped writing before this put; nothing of it is stored",
+                    field="shard",
+                    status="SERVICE_NOT_AVAILABLE",
+                )
+            )
+            ended.append(entry.ticket)
+        tell_all(ended)

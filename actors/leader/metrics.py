@@ -1,0 +1,207 @@
+"""What a shard tells Prometheus through `ray.util.metrics`: the names, and the thread that hands the numbers over.
+
+The hot path only keeps plain counters. Every COLLECT_S one thread reads all of them and tells Ray; without Ray's
+metrics agent (it comes with `ray[default]`) they end there, and nothing breaks.
+
+Latencies are told as the series of a Prometheus histogram (`_bucket` by `le`, `_count`, `_sum`), each as a gauge:
+`ray.util.metrics.Histogram` takes one value a call, and Ray's agent records each of them once more, at its bucket's
+middle. `rate` and `histogram_quantile` look at names and values only. As gauges they also tell of empty buckets
+(a Ray counter cannot be increased by 0), without which a quantile would be guessed from 0.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
+from typing import Literal, NamedTuple, Protocol
+
+from raymq.actors.shared.latency import BOUNDS_S, Latencies
+
+log = logging.getLogger("raymq.metrics")
+
+#: Ray hands them to its agent every 10 s
+COLLECT_S = 5.0
+
+#: values of a metric's own tags -> number
+ByTags = dict[tuple[str, ...], int]
+#: metric -> its number; totals since the process began; None: there is none now
+MetricValues = Mapping[str, "float | Latencies | ByTags | None"]
+Tags = dict[str, str]
+
+
+class Metric(NamedTuple):
+    """One metric. Its series are called `ray_<name>` in Prometheus, with the endings above for a latency."""
+
+    name: str
+    kind: Literal["counter", "gauge", "latency"]
+    help: str
+    #: beside cluster and shard
+    tags: tuple[str, ...] = ()
+
+    def series(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """(name, tags) of what Ray is told."""
+        tags = ("cluster", "shard", *self.tags)
+        if self.kind != "latency":
+            return ((self.name, tags),)
+        return (
+            (f"{self.name}_bucket", (*tags, "le")),
+            (f"{self.name}_count", tags),
+            (f"{self.name}_sum", tags),
+        )
+
+
+METRICS = (
+    Metric("raymq_append_batches_total", "counter", "Batches appended to the commit log."),
+    Metric("raymq_append_messages_total", "counter", "Messages appended, repeated ones left out."),
+    Metric("raymq_append_bytes_total", "counter", "Bytes of the records of these messages."),
+    Metric(
+        "raymq_append_seconds",
+        "latency",
+        "From a batch's arrival at the shard until what it was promised is kept.",
+    ),
+    Metric("raymq_flush_seconds", "latency", "One sync of the flush service."),
+    Metric("raymq_fsyncs_total", "counter", "Syncs of the flush service."),
+    Metric("raymq_duplicates_total", "counter", "Messages sent again and stored only once."),
+    Metric("raymq_rejected_total", "counter", "Batches refused, with nothing stored."),
+    Metric("raymq_unknown_total", "counter", "Batches answered with DeliveryUnknown."),
+    Metric("raymq_fetches_total", "counter", "Read requests."),
+    Metric("raymq_role_restarts_total", "counter", "Flush and replication services replaced."),
+    Metric("raymq_scrub_bytes_total", "counter", "Stored bytes read and compared with their CRCs."),
+    Metric(
+        "raymq_scrub_faults", "gauge", "Places of the log that do not read as they were stored."
+    ),
+    Metric("raymq_start_time_seconds", "gauge", "When the shard began to serve, since 1970."),
+    Metric("raymq_writable", "gauge", "1 while the shard takes messages, 0 while it refuses them."),
+    Metric("raymq_waiting_puts", "gauge", "Batches that wait for sync or replica."),
+    Metric("raymq_log_start_bytes", "gauge", "Where the commit log begins."),
+    Metric("raymq_log_appended_bytes", "gauge", "Where it ends."),
+    Metric("raymq_log_synced_bytes", "gauge", "Everything below is on disk."),
+    Metric("raymq_log_confirmed_bytes", "gauge", "C: everything below may be read."),
+    Metric("raymq_log_dispatched_bytes", "gauge", "Everything below is in the consume queues."),
+    Metric(
+        "raymq_replication_lag_bytes",
+        "gauge",
+        "What is durable on the leader and not yet on the follower; mirrored shards only.",
+    ),
+    Metric(
+        "raymq_consumer_lag_messages",
+        "gauge",
+        "Messages behind the offsets that a group has committed.",
+        ("topic", "group"),
+    ),
+    Metric("raymq_topic_messages", "gauge", "Messages that a topic has on the shard.", ("topic",)),
+    Metric("raymq_disk_used_bytes", "gauge", "Commit log files and consume queues."),
+    Metric("raymq_disk_free_bytes", "gauge", "Room left where the shard's directory is."),
+)
+
+
+class Instrument(Protocol):
+    """A Counter or Gauge of `ray.util.metrics`."""
+
+    def record(self, value: float, tags: Tags) -> None:
+        """Add to a counter (more than 0), or set a gauge."""
+
+
+#: (kind, name, help, tag keys)
+MakeInstrument = Callable[[Literal["counter", "gauge"], str, str, tuple[str, ...]], Instrument]
+
+
+class Collector:
+    """Hands numbers over to the instruments. Callers: one thread."""
+
+    def __init__(
+        self, read: Callable[[], MetricValues], make: MakeInstrument, *, cluster: str, shard: int
+    ) -> None:
+        self._read = read
+        self._tags = {"cluster": cluster, "shard": str(shard)}
+        #: counter -> the total that Ray was told of
+        self._told: dict[str, float] = {}
+        self._instruments: dict[str, Instrument] = {}
+        for metric in METRICS:
+            kind: Literal["counter", "gauge"] = "counter" if metric.kind == "counter" else "gauge"
+            for name, tags in metric.series():
+                self._instruments[name] = make(kind, name, metric.help, tags)
+
+    def collect(self) -> None:
+        """Read everything once and tell it."""
+        readings = self._read()
+        for metric in METRICS:
+            value = readings.get(metric.name)
+            if value is None:
+                continue
+            if isinstance(value, Latencies):
+                self._tell_latencies(metric.name, value)
+            elif isinstance(value, dict):
+                for names, number in value.items():
+                    tags = dict(zip(metric.tags, names, strict=True))
+                    self._instruments[metric.name].record(number, {**self._tags, **tags})
+            elif metric.kind == "counter":
+                self._tell_total(metric.name, value)
+            else:
+                self._instruments[metric.name].record(value, self._tags)
+
+    def run(self, stopped: threading.Event) -> None:
+        """Collect every COLLECT_S until `stopped`; a turn that fails is left out, and said once."""
+        failed = False
+        while not stopped.wait(COLLECT_S):
+            try:
+                self.collect()
+                failed = False
+            except Exception:
+                # Whatever it is: to watch must not stop what is watched.
+                # A shard that closes meanwhile has nothing to tell.
+                if not failed and not stopped.is_set():
+                    log.exception("metrics are not told for now")
+                failed = True
+
+    def _tell_total(self, name: str, total: float) -> None:
+        more = total - self._told.get(name, 0)
+        # A total made of two counts that were read while they grew may be too large, and the next one smaller.
+        if more > 0:
+            self._instruments[name].record(more, self._tags)
+            self._told[name] = total
+
+    def _tell_latencies(self, name: str, value: Latencies) -> None:
+        cumulative = list(accumulate(value.counts))
+        for bound, count in zip(_LE, cumulative, strict=True):
+            self._instruments[f"{name}_bucket"].record(count, {**self._tags, "le": bound})
+        self._instruments[f"{name}_count"].record(cumulative[-1], self._tags)
+        self._instruments[f"{name}_sum"].record(value.sum_s, self._tags)
+
+
+def _le(bounds: Iterable[float]) -> tuple[str, ...]:
+    return (*(f"{bound:.6f}".rstrip("0").rstrip(".") for bound in bounds), "+Inf")
+
+
+#: values of the tag `le`
+_LE = _le(BOUNDS_S)
+
+
+class _RayCounter:
+    def __init__(self, name: str, help_: str, tags: tuple[str, ...]) -> None:
+        from ray.util.metrics import Counter
+
+        self._counter = Counter(name, help_, tags)
+
+    def record(self, value: float, tags: Tags) -> None:
+        self._counter.inc(value, tags)
+
+
+class _RayGauge:
+    def __init__(self, name: str, help_: str, tags: tuple[str, ...]) -> None:
+        from ray.util.metrics import Gauge
+
+        self._gauge = Gauge(name, help_, tags)
+
+    def record(self, value: float, tags: Tags) -> None:
+        self._gauge.set(value, tags)
+
+
+def ray_instrument(
+    kind: Literal["counter", "gauge"], name: str, help_: str, tags: tuple[str, ...]
+) -> Instrument:
+    """An instrument of Ray. Callers: a process that Ray has started."""
+    make = _RayCounter if kind == "counter" else _RayGauge
+    return make(name, help_, tags)

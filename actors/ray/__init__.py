@@ -1,0 +1,1 @@
+"""The Ray actor classes, and the calls that come through Ray."""

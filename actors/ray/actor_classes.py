@@ -1,0 +1,496 @@
+"""The Ray actors: thin shells over plain classes (design D4, D12).
+
+No constructor recovers or blocks, because an exception in `__init__` on a restart kills a Ray actor for good:
+the state is STARTING until a thread has retried lock and recovery with success.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raymq.store.config import StoreConfig
+
+log = logging.getLogger("raymq")
+
+#: between two attempts to lock and recover a replica
+RETRY_S = 0.25
+RETRY_MAX_S = 5.0
+#: a process that cannot go on ends so long after it has said so
+END_PAUSE_S = 1.0
+EXIT_GAVE_UP = 71
+#: how long the leader waits for its follower's actor to tell where it listens
+PEER_TIMEOUT_S = 2.0
+
+#: the concurrency groups of a CommitLog and their threads: neither long polls nor operations hold up puts.
+#: A put holds one until it is answered, a read while it waits
+GROUPS = {"append": 16, "read": 64, "admin": 4}
+#: ...and a stream opens where its puts go: operations may wait for a disk or a follower
+GROUP_OF = {"open_stream": "append", "append": "append", "read": "read", "call": "admin"}
+
+#: glibc's numbers of these options, and what one arena may keep
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+KEEP_BYTES = 16 << 20
+
+
+def _keep_freed_memory() -> None:
+    """Let malloc keep what large batches free: given back, it costs a page fault per 4 KiB of the next batch.
+
+    Measured: 30 faults a batch of 1 MiB instead of 235, a third less CPU, 20 MB more memory; with an arena a thread
+    110 faults, because glibc gives back an arena as soon as it is empty. So Rays of our own have one arena
+    (`MALLOC_ARENA_MAX`, cluster/deploy/owned_ray.py). Without glibc nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, KEEP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)
+
+
+class _NoPandas:
+    """An import finder that knows of pandas only that it is not there."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is not looked for here", name=name)
+
+
+def _keep_pandas_out() -> None:
+    """Have Arrow find no pandas: with its first array of Python objects it imports it where it is installed.
+
+    Measured: 40 MB and 0.2 s of every start, for nothing. It looks once and remembers; anybody may import pandas later.
+    """
+    import pyarrow as pa
+
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class CommitLogActor:
+    """Hosts one replica's CommitLog role.
+
+    Spec: {cluster, cluster_id, name, shard, shards, replica, data_dir, mode, replication, flush, token, host,
+    options, server, version}.
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        self._host: Any = None
+        self._server: Any = None
+        #: a RayMethods; None while starting
+        self._methods: Any = None
+        self._endpoint: str | None = None
+        self._error: str | None = None
+        #: why a process of this replica gave up last, and when; None: none did
+        self._last_end: dict[str, Any] | None = None
+        self._closing = threading.Event()
+        self._incarnation = secrets.randbits(62)
+        # The default of 5 ms makes the ack thread wait that long for a busy reader thread.
+        sys.setswitchinterval(0.0005)
+        _keep_freed_memory()
+        try:
+            threading.Thread(target=self._start, name="raymq-start", daemon=True).start()
+        except RuntimeError:
+            # An exception here would end the actor for good; after an exit Ray starts it again.
+            log.exception("no thread could be made")
+            os._exit(EXIT_GAVE_UP)
+
+    def _start(self) -> None:
+        wait_s = RETRY_S
+        while not self._closing.is_set():
+            try:
+                self._open()
+                self._error = None
+                # What lives as long as the process is not looked at again by every full collection.
+                gc.collect()
+                gc.freeze()
+                break
+            except Exception as error:
+                # Not only RayMQError: whatever it is, the actor must stay up to tell it.
+                self._error = f"{type(error).__name__}: {error}"
+                log.warning("replica %s: %s", self._spec["data_dir"], self._error)
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, RETRY_MAX_S)
+        self._tell_metrics()
+
+    def _open(self) -> None:
+        _keep_pandas_out()
+        from raymq.actors.follower.host import FollowerHost
+        from raymq.actors.leader.host import LeaderHost
+        from raymq.actors.shared.control_block import FLUSHERS
+
+        from .ray_methods import RayMethods
+
+        spec = self._spec
+        leader = spec["mode"] == "leader"
+        roles = [FLUSHERS[spec["flush"]]]
+        if leader and spec["replication"] == "mirror":
+            roles.append("replication")
+        config = _config(spec)
+        if not leader:
+            # As in RocketMQ a slave has no pool: what it tells its leader is in its files.
+            config = replace(config, transient_pool=False)
+        if config.transient_pool:
+            roles.append("commit_real_time")
+        identity = {
+            "cluster_id": spec["cluster_id"],
+            "name": spec["cluster"],
+            "shard": spec["shard"],
+            "shards": spec["shards"],
+            "replica": spec["replica"],
+            "incarnation": self._incarnation,
+            "replication": spec["replication"],
+            "flush": spec["flush"],
+            "version": spec["version"],
+            "pid": os.getpid(),
+        }
+        root = Path(spec["data_dir"])
+        address = _load(spec["prepare"])(spec, restarted=_was_restarted())
+        kind = LeaderHost if leader else FollowerHost
+        self._last_end = _last_end(root)
+        host = kind(
+            root,
+            config,
+            identity=identity,
+            roles=tuple(roles),
+            give_up=lambda reason: _end_process_soon(root, reason),
+        )
+        with contextlib.ExitStack() as undo:
+            # What fails here is tried again, and must find neither an open store nor a server.
+            undo.callback(host.close, 0.0)
+            if isinstance(host, LeaderHost):
+                host.routes = _routes(root)
+            server = _load(spec["server"])(
+                host,
+                host=address.bind,
+                port=_old_port(root, address.bind),
+                token=spec["token"],
+                tls=spec["tls"],
+            )
+            undo.callback(server.close)
+            _write_endpoint(root, address.advertised, server.port, tls=spec["tls"])
+            self._endpoint = _endpoint(address.advertised, server.port, tls=spec["tls"])
+            self._methods = RayMethods(host)
+            self._server = server
+            self._host = host
+            undo.pop_all()
+
+    def _tell_metrics(self) -> None:
+        """Runs until `close`; a follower has nothing of its own to tell."""
+        from raymq.actors.leader.host import LeaderHost
+        from raymq.actors.leader.leader_metrics import read_leader
+        from raymq.actors.leader.metrics import Collector, ray_instrument
+
+        host = self._host
+        if isinstance(host, LeaderHost):
+            collector = Collector(
+                lambda: read_leader(host),
+                ray_instrument,
+                cluster=self._spec["cluster"],
+                shard=self._spec["shard"],
+            )
+            collector.run(self._closing)
+
+    def ready(self) -> dict[str, Any]:
+        """{state: STARTING | RUNNING | READ_ONLY, endpoint, error}."""
+        host = self._host
+        if host is None:
+            return {"state": "STARTING", "endpoint": None, "error": self._error}
+        return {"state": host.state, "endpoint": self.endpoint(), "error": host.cause}
+
+    def endpoint(self) -> str | None:
+        """host:port of the Flight server, with TLS tls://host:port; None while starting."""
+        return self._endpoint
+
+    def status(self) -> dict[str, Any]:
+        """The host's status, or why there is none yet."""
+        if self._host is None:
+            return {
+                **{k: self._spec[k] for k in ("cluster_id", "shard", "replica", "mode")},
+                "state": "STARTING",
+                "error": self._error,
+                "pid": os.getpid(),
+                "endpoint": None,
+                "roles": {},
+            }
+        status: dict[str, Any] = self._host.status()
+        return {**status, "endpoint": self.endpoint(), "last_end": self._last_end}
+
+    # --- the Ray client API: each in its group of GROUP_OF --------------------------------
+
+    def open_stream(self, *args: Any) -> Any:
+        """See `RayMethods.open_stream`."""
+        return _serving(self).open_stream(*args)
+
+    def append(self, *args: Any) -> Any:
+        """See `RayMethods.append`."""
+        return (self._methods or _serving(self)).append(*args)
+
+    def read(self, *args: Any) -> Any:
+        """See `RayMethods.read`."""
+        return _serving(self).read(*args)
+
+    def call(self, *args: Any) -> Any:
+        """See `RayMethods.call`."""
+        return _serving(self).call(*args)
+
+    def credentials(self) -> dict[str, Any]:
+        """What a client of the cluster needs; Ray is the trusted inner plane."""
+        names = ("cluster_id", "shards", "token", "ca", "placement")
+        return {name: self._spec[name] for name in names}
+
+    def set_routes(self, routes: dict[str, str]) -> None:
+        """Endpoints of all shards, so that any shard can tell a client where the others are."""
+        root = Path(self._spec["data_dir"])
+        from raymq.store.files import Files
+
+        Files().write_file_atomic(root / "raymq" / "routes", json.dumps(routes).encode())
+        if self._host is not None:
+            self._host.routes = routes
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Orderly shutdown; the caller kills the actor afterwards."""
+        self._closing.set()
+        if self._server is not None:
+            self._server.close()
+        if self._host is not None:
+            self._host.close(timeout_s)
+
+
+def _serving(actor: CommitLogActor) -> Any:
+    """Its RayMethods. No method of the actor: Ray wraps each of those. Raises: Unavailable while it starts."""
+    if actor._methods is None:
+        from raymq.store.errors import Unavailable
+
+        raise Unavailable(f"the shard is starting: {actor._error or 'recovering'}", field="shard")
+    return actor._methods
+
+
+class SatelliteActor:
+    """What a satellite's actor is for Ray: its service runs until `close`, or the process ends with it."""
+
+    def _serve(self, spec: dict[str, Any], make: Callable[[], Any]) -> None:
+        """An exception in an actor's constructor, of a lack of descriptors for example, would end it for good: so the
+        service is made in its thread.
+        """
+        self._spec = spec
+        self._service: Any = None
+        self._closed = False
+        try:
+            threading.Thread(target=_run_or_exit, args=(make, self._take), daemon=True).start()
+        except RuntimeError:
+            log.exception("no thread could be made")
+            os._exit(EXIT_GAVE_UP)
+
+    def _take(self, service: Any) -> None:
+        self._service = service
+        if self._closed:
+            service.stop()
+
+    def status(self) -> dict[str, Any]:
+        """Role and pid."""
+        return {"role": self._spec["role"], "pid": os.getpid()}
+
+    def close(self) -> None:
+        """Stop the loop after what is under way."""
+        self._closed = True
+        if self._service is not None:
+            self._service.stop()
+
+
+class FlushActor(SatelliteActor):
+    """Hosts GroupCommit or FlushRealTime; imports neither pyarrow nor Flight."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        def make() -> Any:
+            from raymq.actors.satellites.flush_service import FlushService
+
+            return FlushService(spec["data_dir"], spec["role"], _config(spec))
+
+        self._serve(spec, make)
+
+
+class CommitActor(SatelliteActor):
+    """Hosts CommitRealTime; imports neither pyarrow nor Flight."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        def make() -> Any:
+            from raymq.actors.satellites.commit_service import CommitService
+            from raymq.store.promise import awaits_commit
+
+            eager = awaits_commit(spec["flush"], mirrored=spec["replication"] == "mirror")
+            return CommitService(spec["data_dir"], _config(spec), eager=eager)
+
+        self._serve(spec, make)
+
+
+class ReplicationActor(SatelliteActor):
+    """Hosts the Replication role of a mirrored shard's leader."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._peer: Any = None
+        self._peer_last: str | None = None
+
+        def make() -> Any:
+            from raymq.actors.satellites.replicator import Replicator
+
+            _keep_freed_memory()
+            return Replicator.from_spec(spec, _config(spec), peer_endpoint=self._peer_endpoint)
+
+        self._serve(spec, make)
+
+    def _peer_endpoint(self) -> str | None:
+        """Where the follower listens now; None when nobody knows.
+
+        On one machine its endpoint file tells. Over nodes Ray is asked at each new connection, by the thread that
+        connects, which may wait; while Ray does not answer, the last answer counts.
+        """
+        if self._spec["node"] is None:
+            return read_endpoint(Path(self._spec["peer_data_dir"]))
+        import ray
+
+        try:
+            if self._peer is None:
+                self._peer = ray.get_actor(self._spec["peer_name"], namespace="raymq")
+            endpoint = ray.get(self._peer.endpoint.remote(), timeout=PEER_TIMEOUT_S)
+        except (ray.exceptions.RayError, ValueError) as error:
+            log.warning("the follower's actor does not answer: %s", error)
+            self._peer = None
+        else:
+            self._peer_last = endpoint or self._peer_last
+        return self._peer_last
+
+    def status(self) -> dict[str, Any]:
+        """Role, pid and how far replication is."""
+        service = {"role": self._spec["role"]} if self._service is None else self._service.status()
+        return {**service, "pid": os.getpid()}
+
+
+def _config(spec: dict[str, Any]) -> StoreConfig:
+    """The store's options as an actor was given them."""
+    from raymq.store.config import StoreConfig
+
+    return StoreConfig(flush=spec["flush"], **spec.get("options", {}))
+
+
+def _end_process_soon(root: Path, reason: str) -> None:
+    """End a CommitLog's process that cannot go on; Ray starts the next one, which recovers.
+
+    After a pause: answers that are on their way go out, and where the cause lasts the restarts do not follow each
+    other without end.
+    """
+    from raymq.store.clock import Clock
+    from raymq.store.errors import RayMQError
+    from raymq.store.files import Files
+
+    log.error("this process ends and is started again: %s", reason)
+    with contextlib.suppress(OSError, RayMQError):
+        body = {"time_ms": Clock().now_ms(), "reason": reason}
+        Files().write_file_atomic(root / "raymq" / "last-end", json.dumps(body).encode())
+    try:
+        threading.Timer(END_PAUSE_S, os._exit, (EXIT_GAVE_UP,)).start()
+    except RuntimeError:
+        # No thread can be made: that may be the reason.
+        os._exit(EXIT_GAVE_UP)
+
+
+def _last_end(root: Path) -> dict[str, Any] | None:
+    from raymq.store.files import Files
+
+    try:
+        found: dict[str, Any] = json.loads(Files().read_file(root / "raymq" / "last-end"))
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
+    """A role whose loop dies, or cannot be made, exits its process; Ray starts a new one (D12)."""
+    try:
+        service = make()
+        made(service)
+        service.run()
+    except BaseException:
+        log.exception("the service loop died")
+        os._exit(70)
+
+
+def read_endpoint(root: Path) -> str | None:
+    """The endpoint a replica wrote last; None before its first start."""
+    from raymq.store.files import Files
+
+    try:
+        value = json.loads(Files().read_file(root / "raymq" / "endpoint"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return _endpoint(value["host"], value["port"], tls=value.get("tls", False))
+
+
+def _write_endpoint(root: Path, host: str, port: int, *, tls: bool) -> None:
+    from raymq.store.files import Files
+
+    body = {"host": host, "port": port, "tls": tls}
+    Files().write_file_atomic(root / "raymq" / "endpoint", json.dumps(body).encode())
+
+
+def _endpoint(host: str, port: int, *, tls: bool) -> str:
+    return f"{'tls://' if tls else ''}{host}:{int(port)}"
+
+
+def _was_restarted() -> bool:
+    """Whether Ray runs this actor again, after its process or its node ended."""
+    import ray
+
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def _routes(root: Path) -> dict[str, str]:
+    from raymq.store.files import Files
+
+    try:
+        routes: dict[str, str] = json.loads(Files().read_file(root / "raymq" / "routes"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return routes
+
+
+def _old_port(root: Path, host: str) -> int:
+    """The port this replica had, when nobody else listens there; else 0.
+
+    gRPC listens with SO_REUSEPORT, so two servers could share a port unnoticed: a plain bind tells.
+    """
+    import socket
+
+    endpoint = read_endpoint(root)
+    if endpoint is None:
+        return 0
+    port = int(endpoint.rpartition(":")[2])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return 0
+    return port

@@ -1,0 +1,1 @@
+"""The processes beside CommitLog: GroupCommit, FlushRealTime, CommitRealTime, Replication."""

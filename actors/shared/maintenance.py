@@ -1,0 +1,79 @@
+"""The slow loop of a replica: samples and upkeep every second, deletion of old files every few seconds.
+
+Source: StoreStatsService#run and DefaultMessageStore#cleanFilesPeriodically, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from raymq.store.clock import Clock
+from raymq.store.log.clean import CleanService
+
+log = logging.getLogger("raymq.commit_log")
+
+STEP_S = 1.0
+#: the first pass comes so long after the start
+FIRST_PASS_MS = 60_000
+
+
+class Maintenance:
+    """Threads: `run` is one of its own."""
+
+    def __init__(
+        self,
+        cleaner: CleanService,
+        *,
+        clock: Clock,
+        interval_ms: int,
+        sample: Callable[[int], None] | None = None,
+        upkeep: Callable[[], None] | None = None,
+    ) -> None:
+        """Args: sample gets the monotonic time, ms; what upkeep raises ends `run`."""
+        self._cleaner = cleaner
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._sample = sample
+        self._upkeep = upkeep
+        self._next_pass_ms = clock.monotonic_ms() + FIRST_PASS_MS
+        self._wake = threading.Event()
+        #: why the last pass stopped, for status; None after the next one that did not
+        self.failed: str | None = None
+
+    def step(self) -> None:
+        """Do what is due."""
+        now_ms = self._clock.monotonic_ms()
+        if self._sample is not None:
+            self._sample(now_ms)
+        if self._upkeep is not None:
+            self._upkeep()
+        if now_ms < self._next_pass_ms:
+            return
+        self._next_pass_ms = now_ms + self._interval_ms
+        try:
+            self._cleaner.run_once()
+        except Exception as error:
+            # Old files that stay do no harm yet; the next pass tries again.
+            log.warning("old files could not be deleted: %s", error)
+            self.failed = str(error)
+        else:
+            self.failed = None
+
+    def delete_now(self) -> None:
+        """Begin a pass at once, and delete expired files at any hour for a while."""
+        self._cleaner.delete_now()
+        self._next_pass_ms = 0
+        self._wake.set()
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Work until told to stop."""
+        while not stopping():
+            self.step()
+            self._wake.wait(STEP_S)
+            self._wake.clear()
+
+    def wake(self) -> None:
+        """Look at once whether to stop."""
+        self._wake.set()

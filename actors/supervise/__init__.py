@@ -1,0 +1,1 @@
+"""What the CommitLog process knows of its satellites: leases, progress, fencing."""

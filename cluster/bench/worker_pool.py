@@ -1,0 +1,226 @@
+"""The workers of a benchmark, started and heard: as plain processes or as Ray tasks.
+
+A workers's life: made (the workers start, and say READY), `go`, `events` until none is left, `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, Protocol
+
+from raymq.store.errors import Bug, RayMQError
+
+from .job import Job
+from .worker import serve, work
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+#: workers begin together, so long after the last one was ready
+LEAD_S = 0.2
+_JOIN_S = 5.0
+
+#: number of the worker, and what it said; None: it is through
+Event = tuple[int, Any]
+
+
+class WorkerPool(Protocol):
+    """Workers that run; errors of theirs are raised by `events`."""
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """What workers said, waiting for the first up to a time. Raises: RayMQError of a worker."""
+
+    def go(self, start_s: float) -> None:
+        """Let all begin at a time of the wall clock, seconds."""
+
+    def end(self, ends: dict[int, int]) -> None:
+        """Tell live readers where to end: lane -> offset."""
+
+    def close(self) -> None:
+        """End what still runs."""
+
+
+class LocalWorkers:
+    """Each worker a process of this machine, with a pipe."""
+
+    def __init__(self, cluster: Cluster, jobs: Sequence[Job]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._processes: list[Any] = []
+        self._pipes: dict[Connection, int] = {}
+        for number, job in enumerate(jobs):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, job, cluster), daemon=True)
+            process.start()
+            # With our copy open the end of the process would not be seen.
+            theirs.close()
+            self._processes.append(process)
+            self._pipes[ours] = number
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """See WorkerPool."""
+        found: list[Event] = []
+        for pipe in wait(list(self._pipes), timeout_s):
+            if not isinstance(pipe, Connection):
+                continue
+            number = self._pipes[pipe]
+            try:
+                item = pipe.recv()
+            except EOFError:
+                self._processes[number].join(_JOIN_S)
+                raise Bug(
+                    f"bench worker {number} died, exit code {self._processes[number].exitcode}"
+                ) from None
+            if isinstance(item, RayMQError):
+                raise item
+            if item is None:
+                del self._pipes[pipe]
+                pipe.close()
+            found.append((number, item))
+        return found
+
+    def go(self, start_s: float) -> None:
+        """See WorkerPool."""
+        self._tell(start_s)
+
+    def end(self, ends: dict[int, int]) -> None:
+        """See WorkerPool."""
+        self._tell(ends)
+
+    def _tell(self, what: Any) -> None:
+        for pipe in self._pipes:
+            try:
+                pipe.send(what)
+            except OSError:
+                # It ended just now; `events` tells.
+                continue
+
+    def close(self) -> None:
+        """See WorkerPool."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(0.0 if self._pipes else _JOIN_S)
+            if process.is_alive():
+                process.terminate()
+                process.join(_JOIN_S)
+            process.close()
+
+
+class Gate:
+    """A Ray actor on which the tasks of a workers wait."""
+
+    def __init__(self) -> None:
+        self._started = asyncio.Event()
+        self._start_s = 0.0
+        self._ends: dict[int, int] | None = None
+
+    async def open(self, start_s: float) -> None:
+        """Let all pass."""
+        self._start_s = start_s
+        self._started.set()
+
+    async def passed(self) -> float:
+        """Returns, when it is opened, the time to begin."""
+        await self._started.wait()
+        return self._start_s
+
+    async def end(self, ends: dict[int, int]) -> None:
+        """Tell live readers where to end."""
+        self._ends = ends
+
+    async def ends(self) -> dict[int, int] | None:
+        """Where to end; None: nobody knows yet."""
+        return self._ends
+
+
+class RayControl:
+    """The control of a Ray task: the gate, asked again when it has answered."""
+
+    def __init__(self, ray: Any, gate: Any) -> None:
+        self._ray = ray
+        self._gate = gate
+        self._asked: Any = None
+
+    def start(self) -> float:
+        """See Control."""
+        return float(self._ray.get(self._gate.passed.remote()))
+
+    def ends(self) -> dict[int, int] | None:
+        """See Control."""
+        if self._asked is None:
+            self._asked = self._gate.ends.remote()
+        ready, _ = self._ray.wait([self._asked], timeout=0)
+        if not ready:
+            return None
+        asked, self._asked = self._asked, None
+        found: dict[int, int] | None = self._ray.get(asked)
+        return found
+
+
+def ray_task(job: Job, cluster: Cluster, gate: Any) -> Iterator[Any]:
+    """The body of a Ray task."""
+    import ray
+
+    # Ray sends values into the generator; `yield from` would hand them on to whatever yields inside.
+    for item in work(job, cluster, RayControl(ray, gate)):  # noqa: UP028
+        yield item
+
+
+class RayWorkers:
+    """Each worker a Ray task, spread over the nodes; what it says is streamed back.
+
+    Tasks need no CPU of Ray's count: all must run at once, on however small a cluster.
+    """
+
+    def __init__(self, ray: Any, cluster: Cluster, jobs: Sequence[Job]) -> None:
+        self._ray = ray
+        self._gate = ray.remote(num_cpus=0)(Gate).remote()
+        options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": "SPREAD"}
+        task = ray.remote(num_returns="streaming", **options)(ray_task)
+        # The handle travels once, not with every task.
+        shared = ray.put(cluster)
+        self._streams = {task.remote(job, shared, self._gate): n for n, job in enumerate(jobs)}
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """See WorkerPool."""
+        ready, _ = self._ray.wait(
+            list(self._streams), num_returns=len(self._streams), timeout=0, fetch_local=False
+        )
+        if not ready:
+            ready, _ = self._ray.wait(
+                list(self._streams), num_returns=1, timeout=timeout_s, fetch_local=False
+            )
+        found: list[Event] = []
+        for stream in ready:
+            number = self._streams[stream]
+            try:
+                item = self._ray.get(next(stream))
+            except StopIteration:
+                del self._streams[stream]
+                item = None
+            except self._ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                if isinstance(cause, RayMQError):
+                    raise cause from None
+                raise Bug(f"bench worker {number} ended with {cause!r}") from error
+            except self._ray.exceptions.RayError as error:
+                raise Bug(f"bench worker {number} died: {error}") from error
+            found.append((number, item))
+        return found
+
+    def go(self, start_s: float) -> None:
+        """See WorkerPool."""
+        self._ray.get(self._gate.open.remote(start_s))
+
+    def end(self, ends: dict[int, int]) -> None:
+        """See WorkerPool."""
+        self._ray.get(self._gate.end.remote(ends))
+
+    def close(self) -> None:
+        """See WorkerPool."""
+        for stream in self._streams:
+            self._ray.cancel(stream, force=True)
+        self._ray.kill(self._gate)

@@ -1,0 +1,131 @@
+"""What a CommitLog's process does before it opens anything."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.ray import actor_classes as shells
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import sys
+from raymq.actors.ray.actor_classes import _keep_pandas_out
+_keep_pandas_out()
+import pyarrow
+assert pyarrow.array([b"x"]).to_pylist() == [b"x"]
+assert "pandas" not in sys.modules
+import pandas
+assert pandas.__file__.startswith(sys.argv[1])
+"""
+
+
+def test_arrow_does_not_bring_pandas_in_and_others_still_can(tmp_path):
+    (tmp_path / "pandas.py").write_text("__version__ = '9.0'", encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+SATELLITE = """
+import errno, sys, threading
+from raymq.actors import satellite, shells
+
+def refuse(**_):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+satellite.boot_id_hash = refuse
+actor = shells.FlushActor({"data_dir": sys.argv[1], "role": "group_commit", "flush": "sync"})
+print("constructed", actor.status()["role"], flush=True)
+threading.Event().wait(60)
+"""
+
+GIVE_UP = """
+import sys, threading
+from pathlib import Path
+from raymq.actors import shells
+shells.END_PAUSE_S = 0.0
+shells._end_process_soon(Path(sys.argv[1]), "the disk said no")
+threading.Event().wait(60)
+"""
+
+
+def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_satellite_without_descriptors_ends_its_process_and_not_its_actor(tmp_path):
+    # An exception in the constructor of an actor that is restarted would end it for good.
+    done = run(SATELLITE, str(tmp_path))
+    assert done.stdout == "constructed group_commit\n"
+    assert done.returncode == 70
+    assert "Too many open files" in done.stderr
+
+
+def test_a_process_that_gives_up_leaves_the_reason_to_the_next_one(tmp_path):
+    (tmp_path / "raymq").mkdir()
+    assert shells._last_end(tmp_path) is None
+    assert run(GIVE_UP, str(tmp_path)).returncode == shells.EXIT_GAVE_UP
+    found = shells._last_end(tmp_path)
+    assert found is not None
+    assert found["reason"] == "the disk said no"
+
+
+START = """
+import errno, socket, sys, threading
+from types import SimpleNamespace
+from raymq.actors import shells
+from tests.support.waiting import until
+
+ports = []
+def prepare(spec, *, restarted):
+    return SimpleNamespace(bind="127.0.0.1", advertised="127.0.0.1")
+
+def write_endpoint(root, host, port, **more):
+    ports.append(port)
+    if len(ports) == 1:
+        raise OSError(errno.EMFILE, "Too many open files")
+    real(root, host, port, **more)
+
+real, shells._write_endpoint = shells._write_endpoint, write_endpoint
+shells.RETRY_S = 0.01
+shells._was_restarted = lambda: False
+actor = shells.CommitLogActor({
+    "cluster": "c", "cluster_id": "c", "shard": 0, "shards": 1, "replica": 0,
+    "data_dir": sys.argv[1], "mode": sys.argv[2], "replication": "none", "flush": "sync",
+    "options": {"segment_size_bytes": 262144, "prewrite_window_bytes": 65536},
+    "token": "secret", "tls": False, "version": "1", "prepare": "__main__:prepare",
+    "server": "raymq.cluster.transport.flight_server:serve",
+})
+until(lambda: actor._error is not None, lambda: threading.Event().wait(0.01))
+print(actor._error)
+until(lambda: actor.ready()["state"] == "RUNNING", lambda: threading.Event().wait(0.01))
+with socket.socket() as probe:
+    print(probe.connect_ex(("127.0.0.1", ports[0])) == errno.ECONNREFUSED or ports[0] == ports[1])
+print(actor.endpoint() == f"127.0.0.1:{ports[1]}", len(ports))
+actor.close(0.0)
+"""
+
+
+@pytest.mark.parametrize("mode", ["leader", "follower"])
+def test_a_start_whose_endpoint_cannot_be_written_lets_go_and_the_next_try_serves(tmp_path, mode):
+    done = run(START, str(tmp_path), mode)
+    # The first try's server listens no more.
+    assert done.stdout.splitlines() == [
+        "OSError: [Errno 24] Too many open files",
+        "True",
+        "True 2",
+    ], done.stderr

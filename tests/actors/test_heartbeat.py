@@ -1,0 +1,272 @@
+"""A CommitLog that hangs is killed by its satellites; one that only takes its time is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.leader.host import LeaderHost
+from raymq.actors.shared import heartbeat as heartbeat
+from raymq.actors.shared.control_block import ControlBlock, shared_file
+from raymq.actors.shared.heartbeat import (
+    LATE_MS,
+    PERIOD_MS,
+    ROUND_MS,
+    SILENT_MS,
+    Heartbeat,
+    HeartbeatWatch,
+)
+from raymq.actors.shared.processes import ProcessIdentity, identify
+from raymq.store.config import StoreConfig
+from raymq.store.files import Files
+from raymq.store.message_store import MessageStore
+from tests.support.clock import ManualClock
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = Files()
+
+#: a satellite whose patience is short
+FLUSHER = """
+import sys
+from raymq.actors import heartbeat, satellite
+from raymq.actors.satellites.flush_service import FlushService
+from raymq.store.config import StoreConfig
+heartbeat.SILENT_MS, heartbeat.LATE_MS, satellite.HEART_PERIOD_MS = 400, 2000, 50
+FlushService(sys.argv[1], sys.argv[2], StoreConfig(segment_size_bytes=262144)).run()
+"""
+HOST = """
+import sys, threading
+from pathlib import Path
+from raymq.actors import heartbeat
+from raymq.actors.leader.host import LeaderHost
+from raymq.actors.follower.host import FollowerHost
+from raymq.store.config import StoreConfig
+heartbeat.PERIOD_MS = 50
+kind = {"leader": LeaderHost, "follower": FollowerHost}[sys.argv[3]]
+host = kind(
+    Path(sys.argv[1]),
+    StoreConfig(segment_size_bytes=262144, prewrite_window_bytes=65536),
+    identity={"cluster_id": "c", "shard": 0, "replica": 0, "incarnation": 1},
+    roles=(sys.argv[2],),
+)
+print(host.status()["state"], flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Iterator[ControlBlock]:
+    (tmp_path / "raymq").mkdir()
+    page = ControlBlock.open(shared_file(str(tmp_path), "control"), files=FILES)
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(["sleep", "600"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+def identity_of(child: subprocess.Popen[bytes]) -> ProcessIdentity:
+    found = identify(child.pid, files=FILES)
+    assert found is not None
+    return found
+
+
+class Looking:
+    """A satellite that looks every PERIOD_MS."""
+
+    def __init__(self, control: ControlBlock) -> None:
+        self.watch = HeartbeatWatch(control, files=FILES)
+        self.now_ms = 1_000_000
+
+    def look(self, after_ms: int = PERIOD_MS) -> bool:
+        self.now_ms += after_ms
+        return self.watch.look(self.now_ms)
+
+    def looks(self, total_ms: int) -> bool:
+        return any(self.look() for _ in range(total_ms // PERIOD_MS))
+
+
+def test_a_commit_log_that_is_silent_through_looks_in_time_is_killed(
+    control: ControlBlock, sleeper: subprocess.Popen[bytes]
+) -> None:
+    control.begin_beating(identity_of(sleeper), 7)
+    satellite = Looking(control)
+    assert not satellite.looks(SILENT_MS)
+    assert satellite.looks(2 * PERIOD_MS)
+    assert sleeper.wait(10) == -signal.SIGKILL
+
+
+def test_a_commit_log_that_beats_is_not_killed(
+    control: ControlBlock, sleeper: subprocess.Popen[bytes]
+) -> None:
+    control.begin_beating(identity_of(sleeper), 7)
+    satellite = Looking(control)
+    for beat in range(5):
+        assert not satellite.looks(SILENT_MS - PERIOD_MS)
+        control.beat(100 + beat)
+    assert sleeper.poll() is None
+
+
+def test_time_that_the_satellite_did_not_run_itself_proves_nothing(
+    control: ControlBlock, sleeper: subprocess.Popen[bytes]
+) -> None:
+    control.begin_beating(identity_of(sleeper), 7)
+    satellite = Looking(control)
+    assert not satellite.looks(SILENT_MS - PERIOD_MS)
+    for _ in range(5):
+        # All stood still, or the machine did.
+        assert not satellite.look(LATE_MS + 1)
+    assert not satellite.look(10 * SILENT_MS)
+    assert sleeper.poll() is None
+
+
+def test_late_looks_of_a_busy_machine_hide_no_commit_log_that_hangs(
+    control: ControlBlock, sleeper: subprocess.Popen[bytes]
+) -> None:
+    control.begin_beating(identity_of(sleeper), 7)
+    satellite = Looking(control)
+    assert not satellite.looks(SILENT_MS - PERIOD_MS)
+    assert not satellite.look(LATE_MS + 1)
+    assert satellite.looks(3 * PERIOD_MS)
+    assert sleeper.wait(30) != 0
+
+
+def test_a_commit_log_that_stops_in_order_or_never_said_that_it_beats_is_not_killed(
+    control: ControlBlock, sleeper: subprocess.Popen[bytes]
+) -> None:
+    satellite = Looking(control)
+    control.begin(5, identity_of(sleeper), 0, 7)
+    assert not satellite.looks(3 * SILENT_MS)
+    control.begin_beating(identity_of(sleeper), 8)
+    control.end_beating()
+    assert not satellite.looks(3 * SILENT_MS)
+    assert sleeper.poll() is None
+
+
+def test_the_next_process_with_the_same_pid_is_not_killed(
+    control: ControlBlock, sleeper: subprocess.Popen[bytes]
+) -> None:
+    found = identity_of(sleeper)
+    control.begin_beating(found._replace(start_time=found.start_time - 1), 7)
+    assert not Looking(control).looks(3 * SILENT_MS)
+    assert sleeper.poll() is None
+
+
+def test_the_heart_stops_with_an_ack_loop_that_does_not_come_round(
+    control: ControlBlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    beating = Heartbeat(control, files=FILES)
+    monkeypatch.setattr(beating, "_clock", clock)
+
+    def beats() -> bool:
+        before = control.heartbeat_ms
+        beating.beat_if_well()
+        return control.heartbeat_ms > before
+
+    # In a recovery there is no ack loop.
+    clock.advance(10 * ROUND_MS)
+    assert beats()
+    beating.come_round()
+    clock.advance(ROUND_MS)
+    assert beats()
+    clock.advance(1)
+    assert not beats()
+    beating.come_round()
+    with beating.long_call():
+        clock.advance(10 * ROUND_MS)
+        assert beats()
+    clock.advance(ROUND_MS)
+    assert beats()
+    clock.advance(ROUND_MS)
+    assert not beats()
+    beating.rest()
+    clock.advance(1)
+    assert beats()
+
+
+def test_a_heart_whose_thread_could_not_be_started_stops_and_says_so(
+    control: ControlBlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beating = Heartbeat(control, files=FILES)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            beating.start()
+    beating.stop()
+    assert not control.beating
+
+
+def test_a_commit_log_beats_while_it_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "PERIOD_MS", 10)
+    recover = MessageStore._recover
+    seen: list[int] = []
+
+    def slowly(store: MessageStore) -> None:
+        page = ControlBlock.open(shared_file(str(tmp_path), "control"), files=FILES)
+        try:
+            assert page.beating
+            assert page.process.pid == os.getpid()
+            until(
+                lambda: len(set(seen)) > 3,
+                lambda: (seen.append(page.heartbeat_ms), threading.Event().wait(0.005)),
+            )
+        finally:
+            page.close()
+        recover(store)
+
+    monkeypatch.setattr(MessageStore, "_recover", slowly)
+    host = LeaderHost(
+        tmp_path,
+        StoreConfig(segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024),
+        identity={"cluster_id": "c", "shard": 0},
+        roles=("group_commit",),
+    )
+    host.close(0.0)
+    assert len(set(seen)) > 3
+    page = ControlBlock.open(shared_file(str(tmp_path), "control"), files=FILES)
+    assert not page.beating
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "role"), [("leader", "group_commit"), ("follower", "flush_real_time")]
+)
+def test_a_stopped_process_of_a_commit_log_is_killed_by_its_satellite(
+    tmp_path: Path, kind: str, role: str
+) -> None:
+    words = [str(tmp_path / "store"), role, kind]
+    host = subprocess.Popen([sys.executable, "-c", HOST, *words], cwd=ROOT, stdout=subprocess.PIPE)
+    flusher = subprocess.Popen([sys.executable, "-c", FLUSHER, *words], cwd=ROOT)
+    try:
+        assert host.stdout is not None
+        assert host.stdout.readline() == b"RUNNING\n"
+        page = ControlBlock.open(shared_file(words[0], "control"), files=FILES)
+        until(lambda: page.roles[role].granted, lambda: threading.Event().wait(0.01))
+        page.close()
+        host.send_signal(signal.SIGSTOP)
+        assert host.wait(30) == -signal.SIGKILL
+        assert flusher.poll() is None
+    finally:
+        for child in (host, flusher):
+            child.kill()
+            child.communicate()

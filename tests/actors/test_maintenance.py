@@ -1,0 +1,249 @@
+"""The slow loop of a replica, and what leaders and followers delete and answer with it."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.follower.host import FollowerHost
+from raymq.actors.leader.host import LeaderHost
+from raymq.actors.shared.maintenance import FIRST_PASS_MS, Maintenance
+from raymq.store.config import StoreConfig
+from raymq.store.errors import OffsetOutOfRange, Unavailable
+from raymq.store.message_store import MessageStore
+from raymq.store.put.put_errors import status_of
+from raymq.store.requests import FetchRequest
+from raymq.store.services import upkeep
+from raymq.store.status import PutStatus
+from tests.support.batches import request
+from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
+from tests.support.simulated_disk import SimulatedDisk
+from tests.support.waiting import until
+
+SIZE = 64 * 1024
+CONFIG = StoreConfig(
+    segment_size_bytes=SIZE,
+    consume_queue_file_size_bytes=2000,
+    prewrite_window_bytes=4096,
+    delete_when=";".join(f"{hour:02d}" for hour in range(24)),
+    delete_files_interval_ms=0,
+    sync_flush_timeout_ms=100,
+)
+
+
+def pause() -> None:
+    """Let other threads run."""
+    threading.Event().wait(0.001)
+
+
+def fill(store: MessageStore, files: int) -> None:
+    until_end = store.log.end + files * SIZE
+    while store.log.end < until_end:
+        store.put(request([b"x" * 4000]))
+
+
+# --- the loop ------------------------------------------------------------------------------------
+
+
+def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> None:
+    disk, clock = SimulatedDisk(record=False), ManualClock()
+    store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
+    store.create_topic("t", 1, [0])
+    samples: list[int] = []
+    house = Maintenance(store.cleaner, clock=clock, interval_ms=10_000, sample=samples.append)
+    passes = []
+    for _ in range(90):
+        disk.used["/s/commitlog"] = disk.used.get("/s/commitlog", 0) + 0.5
+        seen = store.cleaner.log_ratio
+        house.step()
+        if store.cleaner.log_ratio != seen:
+            passes.append(len(samples))
+        clock.advance(1000)
+    assert passes == [FIRST_PASS_MS // 1000 + 1, 71, 81]
+    assert len(samples) == 90
+
+
+def test_a_pass_that_fails_is_told_and_tried_again() -> None:
+    disk, clock = SimulatedDisk(record=False), ManualClock()
+    store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
+    store.create_topic("t", 1, [0])
+    fill(store, 2)
+    confirm(store)
+    clock.advance(4 * 24 * 3_600_000)
+    house = Maintenance(store.cleaner, clock=clock, interval_ms=10_000)
+    house.delete_now()
+    disk.fail("unlink")
+    house.step()
+    assert house.failed is not None
+    assert "Input/output error" in house.failed
+    house.step()
+    assert store.log.start == 0
+    clock.advance(10_000)
+    house.step()
+    assert house.failed is None
+    assert store.log.start == 2 * SIZE
+
+
+def test_an_error_that_nobody_foresaw_ends_a_pass_and_not_the_loop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, clock = SimulatedDisk(record=False), ManualClock()
+    store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
+    house = Maintenance(store.cleaner, clock=clock, interval_ms=10_000)
+    told: list[str | None] = []
+
+    def broken() -> int:
+        raise ValueError("of no known kind")
+
+    def stopping() -> bool:
+        """Between two rounds: the first one fails."""
+        if house._next_pass_ms > clock.monotonic_ms():
+            told.append(house.failed)
+            clock.advance(10_000)
+            monkeypatch.undo()
+        house.wake()
+        return len(told) == 2
+
+    monkeypatch.setattr(store.cleaner, "run_once", broken)
+    house.delete_now()
+    house.run(stopping)
+    assert told == ["of no known kind", None]
+    assert "old files could not be deleted: of no known kind" in caplog.text
+    store.abandon()
+
+
+# --- a leader ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[LeaderHost]:
+    """Without a flusher: nothing is synced unless the test does it."""
+    host = LeaderHost(
+        tmp_path / "leader",
+        replace(CONFIG, file_reserved_hours=0),
+        identity={"cluster_id": "c", "shard": 0},
+        roles=("group_commit",),
+    )
+    yield host
+    host.close(0.1)
+
+
+def test_a_leader_deletes_on_demand_and_its_status_says_so(leader: LeaderHost) -> None:
+    leader.store.create_topic("t", 1, [0])
+    fill(leader.store, 3)
+    leader.store.log.sync()
+    leader.store.log.note_confirmed(leader.store.log.end)
+    leader._dispatcher.wake()
+    until(lambda: leader.store.dispatched == leader.store.log.end, pause)
+    assert leader.call("status", {})["min_offset"] == 0
+    leader.call("delete_expired_files", {})
+    until(lambda: leader.store.cleaner.deleted == 3, pause)
+    status = leader.call("status", {})
+    assert status["min_offset"] == 3 * SIZE
+    assert status["clean"]["deleted_files"] == 3
+    assert status["clean"]["error"] is None
+    assert status["flags"] == []
+    assert status["store_stats"]["topics"]["t"]["messages"] > 40
+    (part,) = leader.fetch(FetchRequest("t", {0: 0}, 1000, 1, 0))
+    assert isinstance(part.error, OffsetOutOfRange)
+    assert part.min_offset > 0
+
+
+def test_a_leader_writes_the_checkpoint_and_the_configuration_while_it_runs(
+    leader: LeaderHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = leader.store
+    monkeypatch.setattr(upkeep, "PAUSE_MIN_MS", 0)
+    store.upkeep._next_sync_ms = store.upkeep._next_config_ms = 0
+    store.create_topic("t", 1, [0])
+    store.commit_offsets("g", "t", {0: 0})
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    leader._dispatcher.wake()
+
+    def look() -> None:
+        leader.maintenance.wake()
+        pause()
+
+    until(lambda: (store.log.root / "config" / "consumerOffset.json").exists(), look)
+    until(lambda: store.log.checkpoint.logics_ms == store.state.store_time_ms, look)
+    assert store.log.checkpoint.physic_ms == store.state.store_time_ms
+    times = (store.log.root / "checkpoint").read_bytes()[:16]
+    assert times == 2 * store.state.store_time_ms.to_bytes(8, "big")
+    assert leader.call("status", {})["upkeep"] == {"error": None}
+
+
+def test_what_ends_the_upkeep_ends_the_loop(leader: LeaderHost) -> None:
+    def broken() -> None:
+        raise OSError(errno.EIO, "the disk does not answer")
+
+    house = Maintenance(
+        leader.store.cleaner, clock=ManualClock(), interval_ms=10_000, upkeep=broken
+    )
+    with pytest.raises(OSError, match="does not answer"):
+        house.run(lambda: False)
+
+
+def test_a_columnar_put_that_says_wait_false_is_answered_before_any_sync(
+    leader: LeaderHost,
+) -> None:
+    leader.store.create_topic("t", 1, [0])
+    put = request([b"x"])
+    columns = {**put.batch.to_pydict(), "properties": [b"WAIT\x01false\x02"]}
+    batch = type(put.batch).from_pydict(columns, schema=put.batch.schema)
+    synced = leader.store.log.synced
+    assert leader.put(put._replace(batch=batch)).wait(5).first_offset == 0
+    assert leader.store.log.synced == synced
+
+
+# --- a follower ----------------------------------------------------------------------------------
+
+
+def test_a_follower_deletes_below_what_it_knows_to_be_confirmed(tmp_path: Path) -> None:
+    source = MessageStore.open(tmp_path / "leader", config=CONFIG)
+    source.create_topic("t", 1, [0])
+    fill(source, 4)
+    follower = FollowerHost(
+        tmp_path / "follower",
+        replace(CONFIG, file_reserved_hours=0),
+        identity={"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 1},
+        roles=("group_commit",),
+    )
+    try:
+        for unit in source.log.chain.units(0, source.log.end):
+            follower.append_units([unit], memoryview(source.log.read(unit.start, unit.end)))
+        follower.log.sync()
+        follower.advance_confirmed(2 * SIZE + 30_000)
+        clean = follower._maintenance._cleaner
+        # It does not know what waits to be delivered: whatever is asked for, it keeps 72 hours.
+        assert clean.run_once() == 0
+        clean._reserved_hours_min = 0
+        assert clean.run_once() == 2
+        assert follower.log.start == 2 * SIZE
+        names = sorted(path.name for path in (tmp_path / "follower/raymq/chain").iterdir())
+        assert int(names[0]) == 2 * SIZE
+        # What a leader asks of it at a new connection still has its answers.
+        (first,) = source.log.chain.units(2 * SIZE, 2 * SIZE + 1)
+        assert follower.chain_at(2 * SIZE) == (first.previous, 0)
+        assert follower.chain_at(SIZE) is None
+        end = follower.end()
+        with pytest.raises(Unavailable) as refused:
+            follower.put(request([b"x"]))
+        assert status_of(refused.value) is PutStatus.SERVICE_NOT_AVAILABLE
+    finally:
+        follower.close()
+    again = FollowerHost(
+        tmp_path / "follower",
+        CONFIG,
+        identity={"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 2},
+        roles=("group_commit",),
+    )
+    assert again.end() == end
+    again.close()
+    source.abandon()

@@ -1,0 +1,457 @@
+"""Who is given which item of a durable queue, against a shard in memory behind real Flight; no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.util.queue import Empty, Full
+
+from raymq.cluster.produce.queue_sequence import BatchReceipt
+from raymq.cluster.queue.coordinator import QueueCoordinator
+from raymq.cluster.queue.durable_queue import Queue
+from raymq.cluster.queue.items import ItemReader
+from raymq.cluster.queue.log import Taken, TakenLog, make_topics
+from raymq.store.clock import Clock
+from raymq.store.errors import DeliveryUnknown, Fenced, Rejected, Unavailable
+from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
+from raymq.store.state import CLEANUP_POLICY, COMPACTION, TopicInfo
+from tests.support.batches import batch
+from tests.support.fake_backend import FakeBackend, FakeCluster
+
+NAME = "jobs"
+TAKEN = "%TAKEN%" + NAME
+
+
+class QueueCluster(FakeCluster):
+    """With what a queue asks of a Cluster handle."""
+
+    data_dir = ray_address = None
+
+    def topics(self) -> dict[str, dict[str, Any]]:
+        """As Cluster.topics."""
+        return self.call(0, "topics", {})
+
+    def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """As Cluster.call, without the wire."""
+        if op == "create_topic":
+            self.backends[shard].create(args["name"], args["queues"], tuple(args["shards"]))
+            return {"created": True}
+        return self.backends[shard].call(op, args)
+
+    def refresh(self) -> dict[int, str]:
+        """As Cluster.refresh."""
+        return dict(self.endpoints)
+
+
+@pytest.fixture
+def cluster() -> Iterator[QueueCluster]:
+    cluster = QueueCluster()
+    assert make_topics(cluster, NAME) == 0  # type: ignore[arg-type]
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def backend(cluster: QueueCluster) -> FakeBackend:
+    return cluster.backends[0]
+
+
+Make = Callable[[], QueueCoordinator]
+
+
+@pytest.fixture
+def make(cluster: QueueCluster) -> Make:
+    return lambda: QueueCoordinator(cluster, NAME, 0)  # type: ignore[arg-type]
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(main, 30))
+
+
+def put(backend: FakeBackend, count: int) -> None:
+    backend.put(PutRequest(NAME, 0, batch([b"x"] * count), None, 0, 0, "quorum"))
+
+
+def test_items_are_given_in_order_and_once(make: Make, backend: FakeBackend) -> None:
+    async def main() -> None:
+        keeper = make()
+        put(backend, 5)
+        assert await keeper.size() == 5
+        assert await keeper.take(1, 1, 0.0) == (0, 1)
+        assert await keeper.take(2, 3, 0.0) == (1, 3)
+        assert await keeper.take(3, 2, 0.0) is None
+        assert await keeper.take(4, 1, 0.0) == (4, 1)
+        assert await keeper.take(5, 1, 0.0) is None
+        assert await keeper.size() == 0
+        await keeper.close()
+
+    run(main())
+
+
+def test_items_that_were_deleted_are_given_to_nobody(make: Make, backend: FakeBackend) -> None:
+    async def main() -> None:
+        keeper = make()
+        put(backend, 9)
+        assert await keeper.take(1, 2, 0.0) == (0, 2)
+        backend.trim(NAME, 0, 5)
+        # It asks when it has to, and now and then.
+        assert await keeper.size() == 4
+        assert await keeper.take(2, 1, 0.0) == (5, 1)
+        await keeper.close()
+        backend.trim(NAME, 0, 8)
+        successor = make()
+        assert await successor.take(3, 1, 0.0) == (8, 1)
+        assert await successor.size() == 0
+        await successor.close()
+
+    run(main())
+
+
+def test_getters_that_wait_share_records_and_are_served_in_order(
+    make: Make, backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        keeper = make()
+        await keeper.size()
+        waiting = [asyncio.create_task(keeper.take(n, 1, 20.0)) for n in range(20)]
+        while (await keeper.describe())["getters"] < 20:
+            await asyncio.sleep(0)
+        put(backend, 20)
+        assert await asyncio.gather(*waiting) == [(n, 1) for n in range(20)]
+        await keeper.close()
+
+    run(main())
+    # One that opened, and far fewer than one a getter.
+    assert len(backend.bodies(TAKEN)) < 10
+
+
+def test_a_request_that_is_asked_again_gets_the_same_items_also_from_a_successor(
+    make: Make, backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        first = make()
+        put(backend, 4)
+        assert await first.take(7, 2, 0.0) == (0, 2)
+        assert await first.take(7, 2, 0.0) == (0, 2)
+        second = make()
+        assert await second.take(7, 2, 0.0) == (0, 2)
+        assert await second.take(8, 1, 0.0) == (2, 1)
+        await first.close()
+        await second.close()
+
+    run(main())
+
+
+def test_two_keepers_at_once_never_give_an_item_twice(make: Make, backend: FakeBackend) -> None:
+    async def main() -> None:
+        keepers = [make(), make()]
+        put(backend, 30)
+        found = []
+        for request in range(30):
+            # Each fences the other, learns of it by the refusal, and reads the log again.
+            found.append(await keepers[request % 2].take(request, 1, 0.0))
+        assert found == [(n, 1) for n in range(30)]
+        for keeper in keepers:
+            await keeper.close()
+
+    run(main())
+
+
+def test_an_earlier_writer_is_fenced_before_the_log_is_read(
+    cluster: QueueCluster, backend: FakeBackend
+) -> None:
+    put(backend, 3)
+    first, second = (TakenLog(cluster, NAME, 0, Clock()) for _ in range(2))  # type: ignore[arg-type]
+    first.open()
+    second.open()
+    with pytest.raises(Fenced):
+        first.write(1, []).result(10)
+    assert (second.next, second.end, second.given) == (0, 3, [])
+    first.close()
+    second.close()
+
+
+def lag(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, polls: int) -> Callable[[], None]:
+    """What it returns makes the shard show, of %TAKEN%, what is there now and no more, `polls` times."""
+    call, answers = backend.call, []
+
+    def stale(op: str, args: dict[str, Any]) -> dict[str, Any]:
+        if op == "queue_ranges" and args["topic"] == TAKEN and answers:
+            return answers.pop()
+        return call(op, args)
+
+    monkeypatch.setattr(backend, "call", stale)
+    return lambda: answers.extend([call("queue_ranges", {"topic": TAKEN})] * polls)
+
+
+def test_a_successor_waits_until_readers_see_what_was_stored_before_it(
+    make: Make, cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = lag(backend, monkeypatch, polls=3)
+    first = TakenLog(cluster, NAME, 0, Clock())  # type: ignore[arg-type]
+    first.open()
+    put(backend, 4)
+    begin()
+    first.write(2, [Taken(1, 0, 2)]).result(10)
+    first.close()
+
+    async def main() -> None:
+        keeper = make()
+        assert await keeper.take(2, 2, 0.0) == (2, 2)
+        assert await keeper.take(1, 2, 0.0) == (0, 2)
+        await keeper.close()
+
+    run(main())
+
+
+def test_what_a_writer_stored_just_before_it_was_fenced_is_waited_for(
+    cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (TakenLog(cluster, NAME, 0, Clock()) for _ in range(2))  # type: ignore[arg-type]
+    begin = lag(backend, monkeypatch, polls=3)
+    first.open()
+    call = second._routes.call
+
+    def fence(shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        if op == "init_producer":
+            begin()
+            first.write(2, [Taken(1, 0, 2)]).result(10)
+        return call(shard, op, args)
+
+    monkeypatch.setattr(second._routes, "call", fence)
+    second.open()
+    assert (second.next, second.given) == (2, [Taken(1, 0, 2)])
+    first.close()
+    second.close()
+
+
+def test_a_record_of_which_nobody_knows_is_looked_for_in_the_log(
+    make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raymq.cluster.queue.log.DELIVERY_TIMEOUT_MS", 300)
+
+    async def main() -> None:
+        keeper = make()
+        put(backend, 2)
+        assert await keeper.size() == 2
+        # Refused for good, as a fenced one is: nothing is stored.
+        backend.refusals += [Rejected("no", field="body")]
+        assert await keeper.take(1, 1, 0.0) == (0, 1)
+        # Stored, and no receipt comes until the keeper has begun to read the log again.
+        stored = len(backend.bodies(TAKEN))
+        backend.hold()
+        taking = asyncio.create_task(keeper.take(2, 1, 0.0))
+        await asyncio.to_thread(backend.wait_for, lambda: len(backend.bodies(TAKEN)) == stored + 2)
+        backend.release()
+        assert await taking == (1, 1)
+        assert await keeper.size() == 0
+        await keeper.close()
+
+    run(main())
+
+
+def test_a_shard_that_is_away_is_told_and_the_same_request_can_be_asked_again(
+    make: Make, cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raymq.cluster.queue.coordinator.ANSWER_S", 0.3)
+    monkeypatch.setattr("raymq.cluster.queue.log.DELIVERY_TIMEOUT_MS", 500)
+
+    async def main() -> None:
+        keeper = make()
+        put(backend, 2)
+        assert await keeper.size() == 2
+        await asyncio.to_thread(cluster.down)
+        with pytest.raises(Unavailable, match="does not answer"):
+            await keeper.take(1, 1, 0.0)
+        with pytest.raises(Unavailable, match="does not answer"):
+            await keeper.take(2, 1, 0.0)
+        await asyncio.to_thread(cluster.up)
+        found = set()
+        while len(found) < 2:
+            for request in (1, 2):
+                with contextlib.suppress(Unavailable):
+                    taken = await keeper.take(request, 1, 0.0)
+                    assert taken is not None
+                    found.add(taken)
+        assert found == {(0, 1), (1, 1)}
+        await keeper.close()
+
+    run(main())
+
+
+def test_who_was_told_that_nobody_knows_is_given_nothing_unless_it_asks_again(
+    make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        keeper = make()
+        put(backend, 2)
+        await keeper.size()
+        fate: Future[BatchReceipt] = Future()
+        with monkeypatch.context() as patch:
+            patch.setattr("raymq.cluster.queue.coordinator.ANSWER_S", 0.05)
+            patch.setattr(TakenLog, "write", lambda *_: fate)
+            with pytest.raises(Unavailable):
+                await keeper.take(1, 1, 0.0)
+        fate.set_exception(DeliveryUnknown("late", status="UNKNOWN_ERROR"))
+        assert await keeper.take(2, 1, 0.0) == (0, 1)
+        assert await keeper.take(1, 1, 0.0) == (1, 1)
+        await keeper.close()
+
+    run(main())
+
+
+def test_who_waits_no_longer_takes_nothing(make: Make, backend: FakeBackend) -> None:
+    async def main() -> None:
+        keeper = make()
+        assert await keeper.take(1, 1, 0.01) is None
+        waiting = asyncio.create_task(keeper.take(2, 1, 20.0))
+        while (await keeper.describe())["getters"] < 1:
+            await asyncio.sleep(0)
+        await keeper.forget(2)
+        assert await waiting is None
+        put(backend, 1)
+        assert await keeper.take(3, 1, 10.0) == (0, 1)
+        await keeper.close()
+
+    run(main())
+
+
+def test_room_is_given_in_order_and_comes_back(make: Make, backend: FakeBackend) -> None:
+    async def main() -> None:
+        keeper = make()
+        assert await keeper.reserve(1, 2, 3, 0.0)
+        assert await keeper.reserve(1, 2, 3, 0.0)
+        assert not await keeper.reserve(2, 2, 3, 0.0)
+        put(backend, 2)
+        await keeper.release(1, 2)
+        assert await keeper.reserve(3, 1, 3, 0.0)
+        large = asyncio.create_task(keeper.reserve(4, 2, 3, 20.0))
+        while (await keeper.describe())["putters"] < 1:
+            await asyncio.sleep(0)
+        # It would fit as soon as one is taken, but the large one was first.
+        small = asyncio.create_task(keeper.reserve(5, 1, 3, 20.0))
+        await keeper.take(1, 1, 0.0)
+        assert not large.done()
+        await keeper.take(2, 1, 0.0)
+        assert await large
+        await keeper.release(3, 0)
+        assert await small
+        await keeper.close()
+
+    run(main())
+
+
+class DoorQueue(Queue):
+    """A handle in a process that Ray does not know."""
+
+    @property
+    def actor(self) -> Any:
+        """None is started."""
+        return None
+
+    def _submit(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        raise AssertionError(f"{method} went by Ray")
+
+
+def test_where_the_keeper_is_near_what_need_not_wait_goes_by_its_door(
+    make: Make, cluster: QueueCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("raymq.cluster.queue.local_socket.run_dir", lambda _: tmp_path)
+
+    def use() -> None:
+        few = DoorQueue(NAME, cluster=cluster, maxsize=3)  # type: ignore[arg-type]
+        for number in range(3):
+            few.put_nowait(number)
+        assert few.full()
+        for attempt in (lambda: few.put_nowait(9), lambda: few.put(9, timeout=0.01)):
+            with pytest.raises(Full):
+                attempt()
+        assert [few.get() for _ in range(3)] == [0, 1, 2]
+        # Its room is free as soon as a put has returned.
+        for _ in range(5):
+            few.put_nowait_batch([1, 2, 3])
+            assert few.get_nowait_batch(3) == [1, 2, 3]
+        for attempt in (few.get_nowait, lambda: few.get(timeout=0.01)):
+            with pytest.raises(Empty):
+                attempt()
+        few._link().close()
+
+    async def main() -> None:
+        keeper = make()
+        await keeper.size()
+        await asyncio.to_thread(use)
+        await keeper.close()
+
+    run(main())
+
+
+def test_items_are_read_by_offset_in_pieces_and_ahead(
+    cluster: QueueCluster, backend: FakeBackend
+) -> None:
+    bodies = [b"%d" % n for n in range(300)]
+    backend.put(PutRequest(NAME, 0, batch(bodies), None, 0, 0, "quorum"))
+    reader = ItemReader(cluster.routes(), NAME, 0, Clock())
+    for first, count in ((0, 300), (5, 1), (6, 1), (299, 1), (0, 1), (200, 7)):
+        pieces = reader.read(first, count, timeout_s=10)
+        found = [body for piece in pieces for body in piece.bodies]
+        assert found == bodies[first : first + count]
+    cluster.down()
+    cluster.up()
+    assert reader.read(299, 1, timeout_s=10)[0].bodies == bodies[299:]
+    reader.close()
+
+
+def test_the_longer_items_are_neighbours_the_more_are_read_ahead(
+    cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(backend, 2000)
+    fetch, asked = backend.fetch, []
+
+    def note(request: FetchRequest) -> list[FetchSlice]:
+        asked.append(request.max_records)
+        return fetch(request)
+
+    monkeypatch.setattr(backend, "fetch", note)
+    reader = ItemReader(cluster.routes(), NAME, 0, Clock())
+    for first in range(0, 1000, 10):
+        reader.read(first, 10, timeout_s=10)
+    assert asked == [10, 256, 512, 1024]
+    # Another's items lie between: as at first.
+    reader.read(1900, 20, timeout_s=10)
+    assert asked[4:] == [20]
+    reader.close()
+
+
+def test_a_topic_with_several_queues_is_no_queue(cluster: QueueCluster) -> None:
+    cluster.create_topic("many", queues=2)
+    with pytest.raises(Rejected, match="2 queues"):
+        make_topics(cluster, "many")  # type: ignore[arg-type]
+
+
+def test_a_compacted_topic_is_no_queue(cluster: QueueCluster, backend: FakeBackend) -> None:
+    attributes = ((CLEANUP_POLICY, COMPACTION),)
+    backend.state.topics["latest"] = TopicInfo("latest", 1, (0,), attributes)
+    with pytest.raises(Rejected, match="compacted"):
+        make_topics(cluster, "latest")  # type: ignore[arg-type]
+    assert "%TAKEN%latest" not in backend.state.topics
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "field"),
+    [
+        (5, {}, "name"),
+        ("q", {"maxsize": "x"}, "maxsize"),
+        ("q", {"maxsize": -1}, "maxsize"),
+        ("q", {"linger_ms": None}, "linger_ms"),
+    ],
+)
+def test_what_a_queue_is_given_is_checked_before_anybody_is_asked(name, options, field):
+    with pytest.raises(Rejected) as refused:
+        Queue(name, **options)
+    assert refused.value.field == field
