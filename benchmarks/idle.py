@@ -46,6 +46,10 @@ def processes(cluster: raymq.Cluster, replicas: int) -> dict[str, int]:
         names = [(shard, replica, "commit_log") for replica in range(replicas)]
         for member in actor_set.find(ray, cluster.name, names):
             status = ray.get(member.handle.status.remote())
+            # A satellite may still be starting.
+            while not all(facts["granted"] for facts in status["roles"]["roles"].values()):
+                time.sleep(0.1)
+                status = ray.get(member.handle.status.remote())
             found[f"{member.name}"] = int(status["pid"])
             for role, facts in status["roles"]["roles"].items():
                 found[f"{member.name}/{role}"] = int(facts["pid"])

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from tests.support.leftovers import claim, sweep
 from tests.support.network_namespaces import can_make_namespaces
-from tests.support.programs import Program, run
+from tests.support.programs import run
 from tests.support.workers import Workers
 
 PARTS = {"store", "actors", "replication", "cluster", "spark"}
@@ -55,6 +57,13 @@ class BareImportGuard(MetaPathFinder):
 
 
 sys.meta_path.insert(0, BareImportGuard())
+
+# A store that a test lets crash keeps its descriptors. The usual soft limit, 1,024, is too low for all of them.
+DESCRIPTORS = 65_536
+_soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+if _soft not in (resource.RLIM_INFINITY, DESCRIPTORS):
+    _wanted = DESCRIPTORS if _hard == resource.RLIM_INFINITY else min(_hard, DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(_soft, _wanted), _hard))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -96,11 +105,20 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin the programs that this run has chosen, one after the other: most of their time they wait."""
-    marks = [item.get_closest_marker("program") for item in session.items]
-    programs: list[Program] = [mark.args[0] for mark in marks if mark is not None]
-    if programs and not session.config.option.collectonly:
+    chosen = [work for work in map(work_beside, session.items) if work is not None]
+    if chosen and not session.config.option.collectonly:
         session.config.stash[_programs] = made = Workers(1)
-        made.start(run, programs)
+        for work, key in chosen:
+            made.start(work, [key])
+
+
+def work_beside(item: pytest.Item) -> tuple[Callable[[Any], Any], Any] | None:
+    """The function and the argument that a test's mark names; None without a mark."""
+    program = item.get_closest_marker("program")
+    if program is not None:
+        return run, program.args[0]
+    beside = item.get_closest_marker("beside")
+    return None if beside is None else (beside.args[0], beside.args[1])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -112,6 +130,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture
 def printed(request: pytest.FixtureRequest) -> list[str]:
     """What the program of the test's mark printed, each time it was run. Raises: what `programs.run` raises."""
-    return request.config.stash[_programs].result(
-        run, request.node.get_closest_marker("program").args[0]
-    )
+    found: list[str] = _result_beside(request)
+    return found
+
+
+@pytest.fixture
+def beside(request: pytest.FixtureRequest) -> Any:
+    """What the function of the test's mark `beside` returned. Raises: what it raised."""
+    return _result_beside(request)
+
+
+def _result_beside(request: pytest.FixtureRequest) -> Any:
+    work = work_beside(request.node)
+    assert work is not None, "the test has neither mark `program` nor `beside`"
+    return request.config.stash[_programs].result(*work)

@@ -141,7 +141,10 @@ class Target:
 
     def ended(self) -> bool:
         """Whether the process has ended."""
-        return bool(select.select([self._descriptor], [], [], 0)[0])
+        # Not select(): it refuses a descriptor above 1,023.
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(0))
 
     def send(self, number: signal.Signals) -> None:
         """A signal; one that has ended needs none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from tests.support.delays import LEVELS_MS, START_MS, DelayWorld
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> DelayWorld:
-    return DelayWorld(tmp_path)
+def world(tmp_path: Path) -> Iterator[DelayWorld]:
+    made = DelayWorld(tmp_path)
+    yield made
+    made.store.abandon()
 
 
 def test_each_level_is_delivered_at_its_time_and_the_next_time_is_told(world):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +21,12 @@ GOOD = {"TIMER_OUT_MS": str(START_MS + 3_000), "REAL_TOPIC": "t", "REAL_QID": "1
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> DelayWorld:
+def world(tmp_path: Path) -> Iterator[DelayWorld]:
     made = DelayWorld(tmp_path)
     made.store.create_topic("t", 2, [0])
     made.confirm()
-    return made
+    yield made
+    made.store.abandon()
 
 
 def put(world: DelayWorld, properties: dict[str, str] | None, rows: int = 1, **fields: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,10 @@ DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> DelayWorld:
-    return DelayWorld(tmp_path)
+def world(tmp_path: Path) -> Iterator[DelayWorld]:
+    made = DelayWorld(tmp_path)
+    yield made
+    made.store.abandon()
 
 
 def bodies(world: DelayWorld, queue: int = 0) -> list[bytes]:

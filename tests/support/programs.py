@@ -44,7 +44,7 @@ def run(program: Program) -> list[str]:
 
     Callers: the main thread of a worker, which a SIGTERM ends; nothing that was begun stays.
     """
-    signal.signal(signal.SIGTERM, _raise_exit)
+    signal.signal(signal.SIGTERM, raise_exit)
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
     place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
     claim(place)
@@ -90,5 +90,6 @@ def _clean_up(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-def _raise_exit(signal_number: int, frame: object) -> None:
+def raise_exit(signal_number: int, frame: object) -> None:
+    """A handler of SIGTERM: what is under way cleans up after itself."""
     raise SystemExit(128 + signal_number)
