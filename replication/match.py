@@ -86,7 +86,7 @@ class MatchSearch:
             self._ask()
 
     def _finish(self, start: int) -> None:
-        # Logs that begin at 0 are equal there. What a leader has deleted cannot be compared.
+        # Logs that begin at 0 are equal there. Bytes that a leader has deleted cannot be compared.
         if start == self._log_start == 0:
             self.found = Match(0, 0)
         else:

@@ -103,7 +103,7 @@ class CommitService:
         return status
 
     def _commit_eagerly(self, commit: CommitRealTime) -> GrantStatus:
-        """Waits as GroupCommit does: for a put's wakeup, or for a time that grows while there is no work."""
+        """Waits as GroupCommit does: for a put's wakeup, or for a time that grows while it is idle."""
         satellite = self._satellite
         wait_ms = BUSY_WAIT_MS
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
