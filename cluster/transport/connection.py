@@ -17,13 +17,13 @@ Transport = Literal["flight", "ray"]
 
 
 class PutStream(Protocol):
-    """Batches out, acks in, in order. See `flight_client.PutStream`."""
+    """Batches out, acks in, in order. See `flight_client.FlightPutStream`."""
 
-    #: bytes that may be unanswered, as the shard told; None: it set no limit
+    #: bytes that may be unanswered, as the shard said; None: it set no limit
     window_bytes: int | None
 
     def opened(self) -> None:
-        """Wait until the shard has taken the stream."""
+        """Wait until the shard has accepted the stream."""
 
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
         """Send one batch."""
@@ -39,7 +39,7 @@ class PutStream(Protocol):
 
 
 class FetchStream(Protocol):
-    """Reads, one request at a time. See `flight_client.FetchStream`."""
+    """Reads, one request at a time. See `flight_client.FlightFetchStream`."""
 
     def fetch(
         self,
@@ -50,7 +50,7 @@ class FetchStream(Protocol):
         max_records: int,
         wait_ms: int,
     ) -> list[FetchSlice]:
-        """Read queues; waits up to `wait_ms` while none has anything."""
+        """Read queues; waits up to `wait_ms` while all are empty."""
 
     def abort(self) -> None:
         """Break the stream; any thread may."""
@@ -60,7 +60,7 @@ class FetchStream(Protocol):
 
 
 class Connection(Protocol):
-    """What clients use of a connection. See `flight_client.ShardConnection`."""
+    """A connection as clients use it. See `flight_client.ShardConnection`."""
 
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = 30.0
@@ -95,6 +95,6 @@ def open_connection(
     if transport == "flight":
         return ShardConnection(endpoint, token, cluster_id, shard, ca=ca)
     check_choice("transport", transport, ("flight", "ray"))
-    # By name: Spark's workers come through here, and must not even seem to depend on Ray.
+    # Imported here: Spark's workers use this module and must not depend on Ray.
     module = importlib.import_module("raymq.cluster.transport.ray_connection")
     return cast(Connection, module.RayShardConnection(endpoint, cluster_id))

@@ -1,4 +1,4 @@
-"""Where shards listen and which topics there are; looked up again after a break. No Ray."""
+"""Addresses of shards, and topics; looked up again after a connection breaks. No Ray."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TopicRoute(NamedTuple):
     shards: tuple[int, ...]
 
     def shard_of(self, queue_id: int) -> int:
-        """The shard that stores a queue. Raises: Rejected when there is no such queue."""
+        """The shard that stores a queue. Raises: Rejected for another number."""
         if type(queue_id) is not int:
             check_number("queue_id", queue_id, 0)
         if not 0 <= queue_id < self.queues:
@@ -77,7 +77,7 @@ class Routes:
                 cluster.actor_names(),
                 cluster.token,
                 cluster_id=cluster.cluster_id,
-                # A name stays, wherever the actor is.
+                # The actor's name stays, wherever the actor runs.
                 resolver=dict,
                 transport="ray",
             )
@@ -90,11 +90,11 @@ class Routes:
         )
 
     def connect(self, shard: int) -> Connection:
-        """A connection to where a shard listened last. Raises: Unavailable if nobody knows."""
+        """A connection to the last known address of a shard. Raises: Unavailable when none is known."""
         with self._lock:
             endpoint = self._endpoints.get(shard)
         if endpoint is None:
-            raise Unavailable(f"nobody knows yet where shard {shard} listens", shard=shard)
+            raise Unavailable(f"the address of shard {shard} is not known yet", shard=shard)
         return open_connection(
             self._transport,
             endpoint,
@@ -142,7 +142,7 @@ class Routes:
             return self._call(shard, op, args)
 
     def known(self, name: str) -> TopicRoute | None:
-        """A topic's queues, where they were looked up before."""
+        """A topic's queues, if they were looked up before."""
         return self._topics.get(name)
 
     def topic(self, name: str) -> TopicRoute:
@@ -160,7 +160,7 @@ class Routes:
             self.refresh()
             found = self._topics_of(shards)
         with self._lock:
-            # What was known stays: a shard that missed a topic's creation does not know it yet.
+            # Known topics stay: a shard that missed a topic's creation does not know it yet.
             self._topics = self._topics | {
                 each: TopicRoute(each, int(facts["queues"]), tuple(facts["shards"]))
                 for each, facts in found.items()

@@ -29,7 +29,7 @@ PLAIN_URL, TLS_URL = "raymq://", "raymq+tls://"
 
 
 class ServerIdentity(NamedTuple):
-    """What a server shows to its clients, PEM."""
+    """The certificate and key of a server, PEM."""
 
     certificate: bytes
     key: bytes
@@ -102,7 +102,7 @@ def read_ca(path: str | os.PathLike[str], files: Files, *, name: str = "ca") -> 
 def check_exposed(host: str, *, tls: bool, insecure: bool) -> bool:
     """Whether others on the network can read what goes to `host`: no loopback, no TLS.
 
-    Raises: Rejected when they can and `insecure` does not accept it (design D9).
+    Raises: Rejected when they can and `insecure` does not accept it.
     """
     if tls or is_loopback(host):
         return False
@@ -149,10 +149,10 @@ def url_of(endpoint: str) -> str:
 
 
 def failure(words: str, endpoint: str) -> RayMQError:
-    """The error of a connection that gRPC describes with `words`; what TLS has to do with it is said.
+    """The error of a connection that gRPC describes with `words`; with advice where TLS is the cause.
 
     A certificate that is not accepted will not be after a retry. Other failures may pass: a port can
-    belong to somebody else until the endpoint is looked up again.
+    belong to another process until the endpoint is looked up again.
     """
     if endpoint.startswith(TLS_PREFIX):
         if "certificate has expired" in words or "certificate is not yet valid" in words:
