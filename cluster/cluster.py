@@ -279,7 +279,7 @@ class Cluster:
             clock.sleep_ms(CREATE_PAUSE_MS)
 
     def describe_topic(self, name: str) -> dict[str, Any]:
-        """{"topic", "queues": [{"queue", "shard", "min_offset", "max_offset"}...], "messages"}.
+        """{"topic", "queues": [{"queue_id", "shard", "min_offset", "max_offset"}...], "messages"}.
 
         A queue holds [min_offset, max_offset). Raises: Rejected when there is no such topic.
         """
@@ -298,9 +298,14 @@ class Cluster:
                 # A shard answers only for its own queues; the check keeps a foreign answer out.
                 if shards[int(queue) % len(shards)] == shard:
                     queues.append(
-                        {"queue": int(queue), "shard": shard, "min_offset": low, "max_offset": high}
+                        {
+                            "queue_id": int(queue),
+                            "shard": shard,
+                            "min_offset": low,
+                            "max_offset": high,
+                        }
                     )
-        queues.sort(key=lambda facts: facts["queue"])
+        queues.sort(key=lambda facts: facts["queue_id"])
         return {
             "topic": name,
             "queues": queues,

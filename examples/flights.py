@@ -190,7 +190,7 @@ def consume(cluster: raymq.Cluster, progress: Progress) -> Iterator[tuple[int, A
     facts = cluster.describe_topic(TOPIC)
     bar = progress.add_task("plain consumer", total=facts["messages"])
     for queue in facts["queues"]:
-        number = queue["queue"]
+        number = queue["queue_id"]
         for records in read_range(
             cluster, TOPIC, number, queue["shard"], queue["min_offset"], queue["max_offset"]
         ):
