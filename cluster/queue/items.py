@@ -9,11 +9,12 @@ import pyarrow.compute as pc
 
 from raymq.cluster.consume.checked import checked
 from raymq.cluster.messages import codecs
-from raymq.cluster.messages.message import decode_records, encode_properties
+from raymq.cluster.messages.message import encode_properties
 from raymq.cluster.transport.connection import Connection, FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
+from raymq.store.records.raw_records import decode_records
 
 #: limits of one fetch
 FETCH_BYTES = 8 << 20

@@ -14,13 +14,13 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.messages.message import decode_records
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.queue_sequence import BatchReceipt, new_producer_id
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.record import Row
+from raymq.store.records.raw_records import decode_records
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster

@@ -15,7 +15,6 @@ from raymq.cluster.consume import shard_reader
 from raymq.cluster.consume.async_consumer import AsyncConsumer
 from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.messages.message import decode_records
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.items import ItemReader
 from raymq.cluster.transport.flight_server import serve
@@ -23,6 +22,7 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError
+from raymq.store.records.raw_records import decode_records
 from tests.support.batches import request
 from tests.support.damaged_store import FIRST_LOG, flip
 
