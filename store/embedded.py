@@ -153,8 +153,8 @@ class EmbeddedStore:
 
         Raises: DeliveryUnknown with status FLUSH_DISK_TIMEOUT after the sync flush timeout.
         """
-        # In sync mode what was synced before is dispatched while the disk works. Where that fails, the put did not: a
-        # running flag tells, and whoever reads.
+        # In sync mode earlier synced messages are dispatched while the disk works. If that fails, the put has not
+        # failed: a running flag reports the failure, and so does the next read.
         with contextlib.suppress(OSError, StorageFull):
             self._dispatch()
         if not appended.waits or self._acknowledged_at_once:
@@ -301,7 +301,7 @@ class EmbeddedStore:
                 if self._ended.is_set():
                     return
                 if idle:
-                    # What was put last waits for nobody to put more. Whoever reads hears of a failure himself.
+                    # The latest messages are dispatched without a further put. The next read raises any failure.
                     with contextlib.suppress(OSError, RayMQError):
                         self._advance()
                 try:

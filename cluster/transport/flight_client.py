@@ -1,4 +1,4 @@
-"""The client's end of the wire: a connection a replica; put, fetch and replica streams. No Ray."""
+"""The client's end of the wire: one connection per replica, with put, fetch and replica streams. No Ray."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from . import protocol, tls
 
 CALL_TIMEOUT_S = 30.0
 
-#: Without a pool of its own a new client inherits the back-off of earlier ones to the same address:
-#: a server that is back would not be tried for up to two minutes. Retries would hide breaks.
+#: Without a pool of its own a new client inherits the back-off of earlier clients to the same address: it would not try
+#: a restarted server for up to two minutes. Retries would hide broken connections.
 _OPTIONS = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
 
-#: how a stream or call of a server that is gone fails
+#: exceptions of a stream or call whose server is gone
 BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
 def translate(error: BaseException, endpoint: str) -> RayMQError:
-    """A Flight failure in our words: what the server raised, a wrong token, else Unavailable."""
+    """Translate a Flight failure: the error that the server raised, a wrong token, else Unavailable."""
     if isinstance(error, RayMQError):
         return error
     if isinstance(error, flight.FlightUnauthenticatedError):
@@ -42,7 +42,8 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
             pass
     if isinstance(error, flight.FlightTimedOutError):
         return DeliveryUnknown(
-            f"{endpoint}: no answer in time; it may or may not have been done", status="TIMEOUT"
+            f"{endpoint}: no answer in time; the operation may or may not have run",
+            status="TIMEOUT",
         )
     if isinstance(error, StopIteration):
         return Unavailable(f"{endpoint}: the server ended the stream", endpoint=endpoint)
@@ -50,7 +51,7 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
 
 
 def _plain(error: BaseException) -> str:
-    """The message without what gRPC and Flight wrap around it."""
+    """The message without the text that gRPC and Flight add."""
     text = str(error).partition(". Detail: ")[0].partition(" gRPC client debug context")[0]
     text = text.rpartition(", with message: ")[2]
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__
@@ -59,12 +60,12 @@ def _plain(error: BaseException) -> str:
 class ShardConnection:
     """A connection to one replica. Threads: any; each stream has one sender and one receiver.
 
-    `close` may be called beside the calls and streams of other threads: these end by themselves, and the native client
-    is closed after the last of them. (A native client that is closed inside a call crashes the process.)
+    `close` may be called during calls and streams of other threads. These end by themselves, and the last one closes
+    the native client: a native client that is closed during a call crashes the process.
 
-    With `cluster_id` and `shard` given, a server that is another one refuses every call: ports are
-    reused. Nothing is sent before the first call. The server of an endpoint with TLS must show a
-    certificate of `ca` (PEM), without it of RAY_TLS_CA_CERT, else one that the system trusts.
+    Ports are reused, so with `cluster_id` and `shard` given any other server refuses every call. Nothing is sent before
+    the first call. With TLS the server's certificate must be signed by `ca` (PEM), by default by RAY_TLS_CA_CERT, else
+    by an authority that the system trusts.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class ShardConnection:
     ) -> None:
         """Raises: Rejected when RAY_TLS_CA_CERT is needed and cannot be used."""
         self.endpoint = endpoint
-        #: guards the two below
+        #: guards the two fields below
         self._lock = threading.Lock()
-        #: calls and streams that use the native client
+        #: number of calls and streams that use the native client
         self._users = 0
         self._closed = False
         self._identity = {"cluster_id": cluster_id, "shard": shard}
@@ -99,8 +100,8 @@ class ShardConnection:
     ) -> dict[str, Any]:
         """An administrative operation; `timeout` in seconds.
 
-        Raises: what the shard raised; Unavailable when it cannot be reached; DeliveryUnknown when
-        it does not answer in time.
+        Raises: the shard's error; Unavailable when the shard cannot be reached; DeliveryUnknown when it does not answer
+        in time.
         """
         body = protocol.pack({**self._identity, "args": args or {}})
         options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
@@ -152,7 +153,7 @@ class ShardConnection:
             self._users += 1
 
     def release(self) -> None:
-        """A call or stream has ended. Callers: this class, and each stream once when it is closed."""
+        """Note the end of a call or stream. Callers: this class, and each stream once when it is closed."""
         with self._lock:
             self._users -= 1
             last = self._closed and not self._users
@@ -160,7 +161,7 @@ class ShardConnection:
             self._client.close()
 
     def close(self) -> None:
-        """Close the connection: no new calls or streams. The last one that runs closes the native client."""
+        """Refuse new calls and streams. The last one under way closes the native client."""
         with self._lock:
             if self._closed:
                 return
@@ -171,7 +172,7 @@ class ShardConnection:
 
 
 class _Stream:
-    """What the streams share. Any thread may call `abort`, only the owner the rest."""
+    """Common part of the streams. Any thread may call `abort`; only the owner calls the rest."""
 
     schema = PUT_SCHEMA
 
@@ -208,18 +209,18 @@ class _Stream:
         return chunk
 
     def opened(self) -> None:
-        """Wait until the server has taken the stream. Raises: Unavailable; Rejected when refused."""
+        """Wait until the server has accepted the stream. Raises: Unavailable; Rejected when refused."""
         try:
             _ = self._reader.schema
         except BROKEN as error:
             raise translate(error, self._connection.endpoint) from error
 
     def abort(self) -> None:
-        """Break the stream: whoever reads or writes it gets Unavailable."""
+        """Break the stream: its reader and its writer get Unavailable."""
         self._reader.cancel()
 
     def close(self) -> None:
-        """End the stream at once, answered or not; it must not be used afterwards."""
+        """End the stream at once, even with unanswered requests. It must not be used afterwards."""
         if self._closed:
             return
         self._closed = True
@@ -227,7 +228,7 @@ class _Stream:
         try:
             self._writer.close()
         except BROKEN:
-            # The stream was broken or cancelled: nothing is left to close.
+            # A broken or cancelled stream needs no closing.
             pass
         finally:
             self._connection.release()
@@ -237,7 +238,7 @@ class FlightPutStream(_Stream):
     """Batches out, acks in, in order."""
 
     schema = PUT_SCHEMA
-    #: bytes that may be unanswered, as the server told; None before it has
+    #: the server's limit of unacknowledged bytes; None before the server has sent it
     window_bytes: int | None = None
 
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
@@ -270,10 +271,10 @@ class FlightFetchStream(_Stream):
         max_records: int,
         wait_ms: int,
     ) -> list[FetchSlice]:
-        """Read queues; waits up to `wait_ms` at the server while none has anything.
+        """Read queues; wait up to `wait_ms` at the server while none has a message.
 
         Returns: a FetchSlice for each queue that has records or an error (OffsetOutOfRange...).
-        Raises: what the server refused the request with; Unavailable when the stream broke.
+        Raises: the server's error if it refused the request; Unavailable when the stream broke.
         """
         self._number += 1
         request = {
@@ -311,7 +312,7 @@ class FlightFetchStream(_Stream):
 
 
 class ReplicaStream(_Stream):
-    """Frames to a follower and back: the Stream of the Replication role."""
+    """Frames between the Replication role of a leader and its follower."""
 
     schema = protocol.FRAME_SCHEMA
 
@@ -335,12 +336,12 @@ class ReplicaStream(_Stream):
         except RayMQError as error:
             self._received.put(error)
         except ValueError as error:
-            self._received.put(Unavailable(f"no frame of a replica: {error}", field="stream"))
+            self._received.put(Unavailable(f"not a frame of a replica: {error}", field="stream"))
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
-        """The next frame (header, body or None); None when none came in time.
+        """The next frame (header, body or None); None when no frame arrived in time.
 
-        Raises: Unavailable when the stream broke, then always.
+        Raises: Unavailable when the stream broke, and at every later call.
         """
         try:
             item = self._received.get(timeout=timeout_ms / 1000)
@@ -368,7 +369,7 @@ class ReplicaTransport:
         self._shard = shard
 
     def connect(self, endpoint: str) -> ReplicaStream:
-        """A stream to the follower at host:port. Raises: Unavailable."""
+        """Open a stream to the follower at host:port. Raises: Unavailable."""
         connection = ShardConnection(endpoint, self._token, self._cluster_id, self._shard)
         try:
             return connection.replica_stream()

@@ -1,4 +1,4 @@
-"""The Flight server of a replica: put, fetch and replica streams; everything else as actions.
+"""The Flight server of a replica: put, fetch and replica streams, and all other operations as actions.
 
 The put stream is in put_stream.py.
 """
@@ -27,12 +27,12 @@ from . import tls as tls_files
 from .put_stream import GONE, PutStreamServer, chunks
 from .receive_memory import ReceiveMemory
 
-#: what one fetch may ask for; larger wishes are cut
+#: limits of one fetch; larger requests are cut
 FETCH_BYTES_MAX = 64 << 20
 FETCH_WAIT_MS_MAX = 60_000
-#: how soon a waiting fetch sees that its client has left
+#: interval at which a waiting fetch checks whether its client has left
 FETCH_STEP_MS = 250
-#: how long `close` waits for clients to take their leave
+#: how long `close` waits for clients to end their streams
 CLOSE_TIMEOUT_S = 2.0
 
 
@@ -47,7 +47,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         token: str,
         identity: tls_files.ServerIdentity | None = None,
     ) -> None:
-        """Args: identity: serve with TLS, as this."""
+        """Args: identity: certificate and key to serve with TLS."""
         super().__init__(
             f"{'grpc' if identity is None else 'grpc+tls'}://{host}:{port}",
             tls_certificates=None if identity is None else [tuple(identity)],
@@ -60,10 +60,10 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         self._stopping = False
 
     def close(self) -> None:
-        """Stop listening at once, ask every stream's client to leave, wait for that a short while.
+        """Stop listening, ask every client to end its streams, and wait for that up to CLOSE_TIMEOUT_S.
 
-        Callers: one thread, none of a stream. A client that does not leave keeps a thread of this
-        process, which is about to end.
+        Callers: one thread, not a stream's. A client that keeps its stream occupies a thread of this process, which
+        is about to end.
         """
         with self._lock:
             if self._stopping:
@@ -71,7 +71,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             self._stopping = True
             self._memory.close()
             farewells = list(self._farewells)
-        # Flight's shutdown stops listening, then waits for streams without a limit.
+        # Flight's shutdown stops listening, then waits for all streams without a limit.
         stopper = threading.Thread(target=self.shutdown, name="raymq-flight-stop", daemon=True)
         stopper.start()
         for say_bye in farewells:
@@ -80,7 +80,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _leave_taking(self, say_bye: Callable[[], None]) -> Iterator[None]:
-        """While a stream runs, `close` can tell its client that the server stops."""
+        """Let `close` notify the client of a running stream that the server stops."""
         with self._lock:
             self._farewells.add(say_bye)
             stopping = self._stopping
@@ -95,7 +95,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     # --- actions --------------------------------------------------------------------------------
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
-        """An administrative operation: JSON in, {"result"} or {"error"} out."""
+        """Serve one administrative operation: JSON in, {"result"} or {"error"} out."""
         try:
             request = protocol.unpack(action.body)
             self._check_identity(request)
@@ -124,7 +124,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     # --- streams --------------------------------------------------------------------------------
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Serve a stream until its client ends it; failures leave as errors of errors.py."""
+        """Serve a stream until its client ends it. Failures leave as errors of store/errors.py."""
         try:
             opening = protocol.unpack(descriptor.command)
             self._check_identity(opening)
@@ -165,14 +165,14 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     def _read(self, context: Any, request: FetchRequest) -> list[FetchSlice]:
         """One fetch, whose wait ends early when the client has left or the server stops.
 
-        Neither wakes a thread that waits in the backend, so it waits a little at a time.
+        Neither event wakes a thread that waits in the backend, so the wait is cut into FETCH_STEP_MS.
         """
         clock = Clock()
         deadline = clock.monotonic_ms() + request.wait_ms
         left = request.wait_ms
         while True:
             found = self._backend.fetch(request._replace(wait_ms=min(left, FETCH_STEP_MS)))
-            # By the clock: the backend waits longer than told where its readers are behind.
+            # Measured by the clock: the backend may wait longer than asked when its readers lag.
             left = deadline - clock.monotonic_ms()
             if found or left <= 0 or self._stopping or context.is_cancelled():
                 return found
@@ -225,10 +225,10 @@ def _flight_error(error: RayMQError) -> flight.FlightServerError:
 
 
 class _LockedSend:
-    """Writes of a stream by its handler, the backend's threads and `close`.
+    """Serialises the writes of a stream by its handler, the backend's threads and `close`.
 
-    The native writer is gone as soon as the handler returns: writing then would crash the process,
-    so it writes inside a with block of this.
+    The native writer ends when the handler returns, and a later write would crash the process. The `with` block marks
+    the time in which writing is allowed.
     """
 
     def __init__(self, writer: Any) -> None:
@@ -249,11 +249,11 @@ class _LockedSend:
                 raise Unavailable(f"the client is gone: {error}", field="stream") from error
 
     def bye(self) -> None:
-        """Tell the client that the server stops."""
+        """Notify the client that the server stops."""
         try:
             self(protocol.BYE)
         except Unavailable:
-            # It left by itself.
+            # The client has left already.
             return
 
     def __enter__(self) -> _LockedSend:
@@ -265,7 +265,7 @@ class _LockedSend:
 
 
 class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every call without the cluster's token (design D9)."""
+    """Refuses every call without the cluster's token."""
 
     def __init__(self, token: str) -> None:
         self._want = protocol.bearer(token)
@@ -286,10 +286,10 @@ class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 def serve(backend: ShardBackend, *, host: str, port: int, token: str, tls: bool = False) -> Server:
-    """Serve a backend at host:port (0: any free port); `.port` tells it, `.close()` ends it.
+    """Serve a backend at host:port (0: any free port, which `.port` holds); `.close()` ends it.
 
-    With `tls` as the node that Ray's certificate variables describe (tls.py). Raises: Rejected when
-    they do not.
+    With `tls` the certificate comes from Ray's certificate variables (tls.py). Raises: Rejected when they are missing
+    or wrong.
     """
     identity = tls_files.server_identity(os.environ, Files()) if tls else None
     return Server(backend, host, port, token, identity)

@@ -1,21 +1,21 @@
-"""The words on the wire between clients and shards, and between leaders and followers.
+"""The wire format between clients and shards, and between leaders and followers.
 
 A stream opens with the descriptor command {"op", "cluster_id", "shard"}. Every message carries its
 metadata as JSON in app_metadata and its rows as an Arrow batch:
 
-    put        -> {"id","topic","queue","pid","epoch","seq","acks","read"} + PUT_SCHEMA; ids grow,
+    put        -> {"id","topic","queue","pid","epoch","seq","acks","read"} + PUT_SCHEMA; ids grow, and
                   "read" is the id of the last ack read (without it acks may come a little later);
-                  or a small single row and its words as bytes, without a batch: see actors/api/row_message.py
+                  or a small single row and its metadata as bytes, without a batch: see actors/api/row_message.py
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...}
                            or {"id","error"}, ...]}, in the order of the batches; sometimes with
-                  "window": bytes that the client may have unanswered from now on
+                  "window": bytes that the client may have unacknowledged from now on
     fetch      -> {"id","topic","offsets":{queue: offset},"max_bytes","max_records","wait_ms"}
                <- {"id","queue","first_offset","next_offset","min_offset","max_offset"}
-                  + FETCH_SCHEMA, or {"id","queue","error"}, a queue; then {"id","end":true};
-                  or just {"id","error"}
+                  + FETCH_SCHEMA, or {"id","queue","error"}, per queue; then {"id","end":true};
+                  or only {"id","error"}
     replicate  frames of replication/wire.py both ways, log bytes beside them
 
-A server that stops says BYE on each stream; the client must then end the stream.
+A server that stops sends BYE on each stream; the client must then end the stream.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FRAME_SCHEMA = pa.schema([pa.field("bytes", pa.large_binary(), nullable=False)])
 
 AUTHORIZATION = "authorization"
 
-#: the server stops: the whole metadata of its last message; no JSON and no frame begins like it
+#: the metadata of a stopping server's last message; neither JSON nor a frame begins with these bytes
 BYE = b"bye"
 
 
@@ -44,7 +44,7 @@ def pack(value: dict[str, Any]) -> bytes:
 
 
 def unpack(data: Any) -> dict[str, Any]:
-    """Metadata from a buffer. Raises: ValueError when it is no JSON object."""
+    """Metadata from a buffer. Raises: ValueError when they are not a JSON object."""
     if data is None:
         raise ValueError("the message has no metadata")
     try:
@@ -72,7 +72,7 @@ def frame_batch(body: Any) -> pa.RecordBatch:
 def frame_body(batch: pa.RecordBatch | None) -> memoryview | None:
     """The bytes of a frame batch, without a copy; None when it has none.
 
-    Raises: ValueError when it is no frame: its offsets came over the network.
+    Raises: ValueError when it is not a frame: its offsets came over the network.
     """
     if batch is None or batch.num_rows == 0:
         return None

@@ -1,8 +1,8 @@
 """A client's connection to a shard through its Ray actor: what `flight_client.ShardConnection` does over Flight.
 
-For whoever reaches only Ray's port (`ray://`). It has no generators and no sockets of its own, so put streams are
-pipelined actor calls and long polls are calls that wait a short time each. Only this module of the clients' side
-imports Ray; it is loaded where transport="ray" is used.
+For processes that reach only Ray's port (`ray://`), where neither generators nor sockets work. Put streams are
+pipelined actor calls, and a long poll is several calls that wait a short time each. This is the only client module that
+imports Ray; transport="ray" loads it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from raymq.store.requests import FetchSlice
 
 from .flight_client import CALL_TIMEOUT_S
 
-#: calls of one put stream under way: one at the disk, one on its way there, one on its way back
+#: concurrent calls of one put stream: at the disk, on the way to it and on the way back
 CALLS_MAX = 4
-#: batches that are ready ride together in one call up to this size
+#: batches that are ready share one call up to this size
 CALL_BYTES = 4 << 20
-#: an answer is waited for so long by the thread that wants it, which `abort` cannot wake; a future's callback comes in
-#: another thread, which costs 0.15 ms
+#: the calling thread waits directly for so long, and `abort` cannot wake it; after that it waits by a future, whose
+#: callback runs in another thread and costs 0.15 ms
 DIRECT_S = 0.05
 
 
 def translate(error: BaseException, name: str) -> RayMQError:
-    """A failed call in our words: what the shard raised, else Unavailable.
+    """Translate a failed call: the error that the shard raised, else Unavailable.
 
-    A call that broke off may have been done: who must know (ShardSender) takes a broken stream as unknown, and every
-    operation of `call` may be repeated.
+    An interrupted call may have run. ShardSender treats a broken stream as unknown, and every operation of `call` may
+    be repeated.
     """
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
@@ -59,7 +59,7 @@ class RayShardConnection:
         """Raises: Rejected when this process is not connected to a Ray; Unavailable when the actor does not run."""
         if not ray.is_initialized():
             raise Rejected(
-                "this process is not connected to Ray, through which the shards are to be reached: call "
+                "this process is not connected to Ray, by which it should reach the shards: call "
                 "ray.init(address=...) first, or connect with transport='flight'",
                 field="transport",
                 limit="flight",
@@ -69,7 +69,7 @@ class RayShardConnection:
         try:
             self._actor = ray.get_actor(name, namespace=NAMESPACE)
         except Exception as error:
-            # Ray Client raises all sorts of things, gRPC's own among them.
+            # Ray Client raises many kinds of exceptions, gRPC's among them.
             raise translate(error, name) from error
 
     def call(
@@ -81,7 +81,7 @@ class RayShardConnection:
             result: dict[str, Any] = ray.get(reference, timeout=timeout)
         except ray.exceptions.GetTimeoutError as error:
             raise DeliveryUnknown(
-                f"{self.endpoint}: no answer in time; it may or may not have been done",
+                f"{self.endpoint}: no answer in time; the operation may or may not have run",
                 status="TIMEOUT",
             ) from error
         except Exception as error:
@@ -97,24 +97,24 @@ class RayShardConnection:
         return RayFetchStream(self._actor, self.endpoint, self._cluster_id)
 
     def close(self) -> None:
-        """Nothing is held open: Ray's own connections stay."""
+        """Do nothing: the connection holds nothing open, and Ray's own connections stay."""
 
 
 class _Stream:
-    """What the streams share. Any thread may call `abort`."""
+    """Common part of the streams. Any thread may call `abort`."""
 
     def __init__(self, actor: Any, name: str, cluster_id: str) -> None:
         self._actor = actor
         self._name = name
         self._cluster_id = cluster_id
-        #: the stream is broken: as a word for who looks, as a future for who waits
+        #: whether the stream is broken; `_aborted` wakes threads that wait for an answer
         self._left = False
         self._aborted: Future[None] = Future()
 
     def _result(self, reference: Any) -> Any:
-        """What a call answers. Raises: what it raised; Unavailable when the stream is broken meanwhile."""
+        """The answer of a call. Raises: the call's error; Unavailable when the stream breaks meanwhile."""
         try:
-            # Not in Ray Client, where each try costs a round trip.
+            # Not with Ray Client, where each try costs a round trip.
             if type(reference) is ray.ObjectRef:
                 try:
                     return ray.get(reference, timeout=DIRECT_S)
@@ -126,31 +126,31 @@ class _Stream:
                 return answer.result()
         except Exception as error:
             raise translate(error, self._name) from error
-        why = "the stream was left" if self._left else f"silent for {CALL_TIMEOUT_S:g} s"
+        why = "the stream was closed" if self._left else f"no answer for {CALL_TIMEOUT_S:g} s"
         raise Unavailable(f"{self._name}: {why}", actor=self._name)
 
     def _check(self) -> None:
         if self._left:
-            raise Unavailable(f"{self._name}: the stream was left", actor=self._name)
+            raise Unavailable(f"{self._name}: the stream was closed", actor=self._name)
 
     def abort(self) -> None:
-        """Break the stream: whoever reads or writes it gets Unavailable. What is under way may still be done."""
+        """Break the stream: its reader and its writer get Unavailable. A call under way may still run."""
         self._left = True
         try:
             self._aborted.set_result(None)
         except InvalidStateError:
-            # It was broken before.
+            # The stream was broken before.
             return
 
     def close(self) -> None:
-        """End the stream at once, answered or not; then nobody may use it."""
+        """End the stream at once, even with unanswered calls. It must not be used afterwards."""
         self.abort()
 
 
 class RayPutStream(_Stream):
-    """Batches out, acks in, in order: at most CALLS_MAX calls under way, the rest waits here for the next."""
+    """Batches out, acks in, in order. Beyond CALLS_MAX calls under way, batches wait here for the next call."""
 
-    #: the shard sets none: `CALLS_MAX` bounds what is under way
+    #: the shard sets no limit: `CALLS_MAX` bounds the calls under way
     window_bytes: int | None = None
 
     def __init__(self, actor: Any, name: str, cluster_id: str) -> None:
@@ -159,18 +159,18 @@ class RayPutStream(_Stream):
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: guards everything below
         self._lock = threading.Lock()
-        #: of the call that was answered last; Ray's work of letting it go is done while the next answer is waited for
+        #: reference of the latest answered call: Ray releases it while the next answer is awaited
         self._answered: Any = None
-        #: the actor's method, bound once: each look-up makes a new one
+        #: the actor's method, looked up once: each lookup makes a new object
         self._append: Any = None
-        #: its name at the shard; empty before it is open
+        #: the stream's name at the shard; empty before the stream is open
         self._stream = ""
         self._number = 0
         self._under_way = 0
         self._waiting: deque[tuple[dict[str, Any], pa.RecordBatch | Row]] = deque()
 
     def opened(self) -> None:
-        """Wait until the shard has taken the stream. Raises: Unavailable; Rejected when refused."""
+        """Wait until the shard has accepted the stream. Raises: Unavailable; Rejected when refused."""
         try:
             self._append = self._actor.append
             reference = self._actor.open_stream.remote(self._cluster_id)
@@ -190,7 +190,7 @@ class RayPutStream(_Stream):
             self._submit()
 
     def _submit(self) -> None:
-        """Make calls of what waits. Needs the lock."""
+        """Submit waiting batches as calls. Needs the lock."""
         while self._waiting and self._under_way < CALLS_MAX:
             items = [self._waiting.popleft()]
             size = batch_bytes(items[0][1]) if self._waiting else 0
@@ -203,7 +203,7 @@ class RayPutStream(_Stream):
                     *pack_call(self._stream, self._number, items, alone=alone)
                 )
             except Exception as error:
-                # A number is missing now: the stream is of no more use.
+                # A call number is missing now, so the stream cannot be used any more.
                 self.abort()
                 raise translate(error, self._name) from error
             self._under_way += 1
@@ -241,7 +241,7 @@ class RayFetchStream(_Stream):
         max_records: int,
         wait_ms: int,
     ) -> list[FetchSlice]:
-        """As `flight_client.FetchStream.fetch`; a long wait is several calls."""
+        """As `flight_client.FlightFetchStream.fetch`; a long wait is several calls."""
         clock = Clock()
         deadline = clock.monotonic_ms() + wait_ms
         while True:

@@ -1,4 +1,4 @@
-"""Where shards listen and which topics there are; looked up again after a break. No Ray."""
+"""The shards' endpoints and the topics' queues, looked up again after a failure. No Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .flight_client import CALL_TIMEOUT_S
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-#: a lookup must not hold up the tries of other endpoints for long
+#: a lookup must not delay the tries of other endpoints for long
 LOOKUP_TIMEOUT_S = 5.0
 
 Resolver = Callable[[], Mapping[int, str]]
@@ -31,7 +31,7 @@ class TopicRoute(NamedTuple):
     shards: tuple[int, ...]
 
     def shard_of(self, queue_id: int) -> int:
-        """The shard that stores a queue. Raises: Rejected when there is no such queue."""
+        """The shard that stores a queue. Raises: Rejected for a queue id out of range."""
         if type(queue_id) is not int:
             check_number("queue_id", queue_id, 0)
         if not 0 <= queue_id < self.queues:
@@ -43,7 +43,7 @@ class TopicRoute(NamedTuple):
         return self.shards[queue_id % len(self.shards)]
 
     def queues_of(self, shard: int) -> list[int]:
-        """The queues that a shard stores."""
+        """The ids of the queues that a shard stores."""
         return [queue for queue in range(self.queues) if self.shard_of(queue) == shard]
 
 
@@ -77,7 +77,7 @@ class Routes:
                 cluster.actor_names(),
                 cluster.token,
                 cluster_id=cluster.cluster_id,
-                # A name stays, wherever the actor is.
+                # Actor names never change.
                 resolver=dict,
                 transport="ray",
             )
@@ -90,11 +90,11 @@ class Routes:
         )
 
     def connect(self, shard: int) -> Connection:
-        """A connection to where a shard listened last. Raises: Unavailable if nobody knows."""
+        """A connection to the shard's last known endpoint. Raises: Unavailable if none is known."""
         with self._lock:
             endpoint = self._endpoints.get(shard)
         if endpoint is None:
-            raise Unavailable(f"nobody knows yet where shard {shard} listens", shard=shard)
+            raise Unavailable(f"no endpoint of shard {shard} is known yet", shard=shard)
         return open_connection(
             self._transport,
             endpoint,
@@ -107,7 +107,7 @@ class Routes:
     def refresh(self) -> None:
         """Look up all endpoints again, through the resolver or any shard that answers.
 
-        Never raises for shards that do not answer: the last known endpoints stay.
+        Never raises: shards that do not answer keep their last known endpoints.
         """
         if self._resolver is not None:
             try:
@@ -131,9 +131,9 @@ class Routes:
             self._endpoints.update({int(key): str(place) for key, place in answer.items()})
 
     def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """One operation that may be repeated; a second try after a new lookup.
+        """Call an operation that may be repeated; try again once after a new lookup.
 
-        Raises: what the shard answers; Unavailable when it does not.
+        Raises: the shard's error; Unavailable when the shard does not answer.
         """
         try:
             return self._call(shard, op, args)
@@ -142,7 +142,7 @@ class Routes:
             return self._call(shard, op, args)
 
     def known(self, name: str) -> TopicRoute | None:
-        """A topic's queues, where they were looked up before."""
+        """A topic's queues, if they were looked up before."""
         return self._topics.get(name)
 
     def topic(self, name: str) -> TopicRoute:
@@ -160,7 +160,7 @@ class Routes:
             self.refresh()
             found = self._topics_of(shards)
         with self._lock:
-            # What was known stays: a shard that missed a topic's creation does not know it yet.
+            # Known topics stay: a shard that missed a topic's creation does not report that topic.
             self._topics = self._topics | {
                 each: TopicRoute(each, int(facts["queues"]), tuple(facts["shards"]))
                 for each, facts in found.items()

@@ -220,7 +220,7 @@ def test_a_range_whose_messages_do_not_come_is_given_up(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster.backends[0], "fetch", lambda request: [])
-    with pytest.raises(Unavailable, match="queue 0 at 3 or behind it"):
+    with pytest.raises(Unavailable, match="queue 0 at offset 3 or after it"):
         list(read_range(cluster, "t", 0, 0, 3, 5, timeout_s=0))  # type: ignore[arg-type]
 
 
