@@ -266,12 +266,12 @@ def _send_all(
 ) -> Iterator[pa.RecordBatch]:
     futures: list[tuple[int, Any]] = []
     for turn, batch in enumerate(batches):
-        for queue, part in split(batch, queues, turn):
-            futures.append((queue, sender.send(topic, queue, part)))
+        for queue_id, part in split(batch, queues, turn):
+            futures.append((queue_id, sender.send(topic, queue_id, part)))
     rows: dict[int, list[int]] = {}
-    for queue, future in futures:
+    for queue_id, future in futures:
         receipt = future.result()
-        have = rows.setdefault(queue, [0, 0, receipt.first_offset, -1])
+        have = rows.setdefault(queue_id, [0, 0, receipt.first_offset, -1])
         have[0] += receipt.count
         have[1] += receipt.duplicates
         have[3] = receipt.last_offset
@@ -325,7 +325,7 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
     taken = table.take(pa.array(order))
     taken = pa.record_batch(taken.columns, schema=PUT_SCHEMA)
     edges = np.searchsorted(where[order], np.arange(queues + 1))
-    for queue in range(queues):
-        low, high = int(edges[queue]), int(edges[queue + 1])
+    for queue_id in range(queues):
+        low, high = int(edges[queue_id]), int(edges[queue_id + 1])
         if high > low:
-            yield queue, taken.slice(low, high - low)
+            yield queue_id, taken.slice(low, high - low)

@@ -91,11 +91,11 @@ def read(
     )
     ranges: list[tuple[int, int, int, int]] = []
     for f in facts:
-        queue, low, high = f["queue_id"], f["min_offset"], f["max_offset"]
-        first = _resolve("startingOffsets", begin, queue, low, high)
-        last = _resolve("endingOffsets", end, queue, low, high)
+        queue_id, low, high = f["queue_id"], f["min_offset"], f["max_offset"]
+        first = _resolve("startingOffsets", begin, queue_id, low, high)
+        last = _resolve("endingOffsets", end, queue_id, low, high)
         if last > first:
-            ranges.append((queue, f["shard"], first, last))
+            ranges.append((queue_id, f["shard"], first, last))
     ranges = _split(ranges, minPartitions or 1)
     plan = spark.createDataFrame(
         ranges or [(0, 0, 0, 0)], "queue_id int, shard int, first bigint, last bigint"
@@ -107,7 +107,7 @@ def _offsets(option: str, value: str | dict[int, int]) -> str | dict[int, int]:
     if isinstance(value, str) and value.startswith("{"):
         value = json.loads(value)
     if isinstance(value, dict):
-        return {int(queue): int(offset) for queue, offset in value.items()}
+        return {int(queue_id): int(offset) for queue_id, offset in value.items()}
     if value not in ("earliest", "latest"):
         raise Rejected(
             f"{option}={value!r}: use 'earliest', 'latest' or {{queue_id: offset}}",
@@ -117,20 +117,20 @@ def _offsets(option: str, value: str | dict[int, int]) -> str | dict[int, int]:
     return value
 
 
-def _resolve(option: str, value: str | dict[int, int], queue: int, low: int, high: int) -> int:
+def _resolve(option: str, value: str | dict[int, int], queue_id: int, low: int, high: int) -> int:
     if value == "earliest":
         return low
     if value == "latest":
         return high
     default = low if option == "startingOffsets" else high
-    offset = value.get(queue, default) if isinstance(value, dict) else default
+    offset = value.get(queue_id, default) if isinstance(value, dict) else default
     if not low <= offset <= high:
         raise OffsetOutOfRange(
-            f"{option}: queue {queue} holds offsets {low} to {high}, not {offset}",
+            f"{option}: queue {queue_id} holds offsets {low} to {high}, not {offset}",
             min=low,
             max=high,
             offset=offset,
-            queue_id=queue,
+            queue_id=queue_id,
         )
     return offset
 
@@ -142,10 +142,10 @@ def _split(
     if not total or len(ranges) >= at_least:
         return ranges
     found: list[tuple[int, int, int, int]] = []
-    for queue, shard, first, last in ranges:
+    for queue_id, shard, first, last in ranges:
         parts = max(1, round(at_least * (last - first) / total))
         step = -(-(last - first) // parts)
-        found += [(queue, shard, at, min(at + step, last)) for at in range(first, last, step)]
+        found += [(queue_id, shard, at, min(at + step, last)) for at in range(first, last, step)]
     return found
 
 

@@ -44,7 +44,7 @@ class TopicRoute(NamedTuple):
 
     def queues_of(self, shard: int) -> list[int]:
         """The ids of the queues that a shard stores."""
-        return [queue for queue in range(self.queues) if self.shard_of(queue) == shard]
+        return [queue_id for queue_id in range(self.queues) if self.shard_of(queue_id) == shard]
 
 
 class Routes:
