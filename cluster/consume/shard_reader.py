@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from raymq.cluster.transport.connection import Connection, FetchStream
+from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
@@ -88,11 +88,9 @@ class ShardReader:
     def _run(self) -> None:
         failures = 0
         while not self._state.closed:
-            connection: Connection | None = None
             stream: FetchStream | None = None
             try:
-                connection = self._routes.connect(self.shard)
-                stream = connection.fetch_stream()
+                stream = self._routes.fetch_stream(self.shard)
                 with self._state.changed:
                     self._stream = stream
                 while self._fetch(stream):
@@ -105,8 +103,6 @@ class ShardReader:
                     self._stream = None
                 if stream is not None:
                     stream.close()
-                if connection is not None:
-                    connection.close()
             if failures and not self._state.closed:
                 self._back_off(failures)
 

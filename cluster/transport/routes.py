@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.cluster.arguments import check_number
@@ -11,7 +12,7 @@ from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.format import SYSTEM_TOPICS, check_topic_name
 
 from .ask import first
-from .connection import Connection, Transport, open_connection
+from .connection import Connection, FetchStream, Transport, open_connection
 from .flight_client import CALL_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -103,6 +104,12 @@ class Routes:
             shard=shard,
             ca=self._ca,
         )
+
+    def fetch_stream(self, shard: int) -> FetchStream:
+        """A stream for reads; closing it closes its connection. Raises: Unavailable."""
+        # A connection that is closed here stays open until its stream is closed.
+        with closing(self.connect(shard)) as connection:
+            return connection.fetch_stream()
 
     def refresh(self) -> None:
         """Look up all endpoints again, through the resolver or any shard that answers.
