@@ -70,8 +70,8 @@ class WaitingPut:
 class QueueCoordinator:
     """Assigns items to gets in the order of their calls, and room to puts. One event loop.
 
-    Every method may be called again with the same request number, also at a successor: items that were assigned to a
-    number are assigned to that number again, and to no other.
+    Every method may be called again with the same request number, also at a successor. Items that were assigned to a
+    number are returned to that number again, and to no other.
     """
 
     def __init__(self, cluster: Cluster, name: str, shard: int) -> None:

@@ -20,7 +20,7 @@ from . import protocol, tls
 
 CALL_TIMEOUT_S = 30.0
 
-#: Without a pool of its own a new client inherits the back-off of earlier clients to the same address: it would not try
+#: Without a pool of its own a new client inherits the back-off of earlier clients to the same address. It would not try
 #: a restarted server for up to two minutes. Retries would hide broken connections.
 _OPTIONS = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
 
