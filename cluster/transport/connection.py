@@ -19,7 +19,7 @@ Transport = Literal["flight", "ray"]
 class PutStream(Protocol):
     """Batches out, acks in, in order. See `flight_client.FlightPutStream`."""
 
-    #: the shard's limit of unacknowledged bytes; None: the shard has not set a limit
+    #: bytes that may be unanswered, as the shard said; None: it set no limit
     window_bytes: int | None
 
     def opened(self) -> None:
@@ -50,7 +50,7 @@ class FetchStream(Protocol):
         max_records: int,
         wait_ms: int,
     ) -> list[FetchSlice]:
-        """Read queues; wait up to `wait_ms` while none has a message."""
+        """Read queues; waits up to `wait_ms` while all are empty."""
 
     def abort(self) -> None:
         """Break the stream. Callers: any thread."""
@@ -60,7 +60,7 @@ class FetchStream(Protocol):
 
 
 class Connection(Protocol):
-    """A connection to one shard. See `flight_client.ShardConnection`."""
+    """A connection as clients use it. See `flight_client.ShardConnection`."""
 
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = 30.0
@@ -95,6 +95,6 @@ def open_connection(
     if transport == "flight":
         return ShardConnection(endpoint, token, cluster_id, shard, ca=ca)
     check_choice("transport", transport, ("flight", "ray"))
-    # Imported by name: Spark's workers use this module and must not depend on Ray.
+    # Imported here: Spark's workers use this module and must not depend on Ray.
     module = importlib.import_module("raymq.cluster.transport.ray_connection")
     return cast(Connection, module.RayShardConnection(endpoint, cluster_id))

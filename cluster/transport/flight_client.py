@@ -1,4 +1,4 @@
-"""The client's end of the wire: one connection per replica, with put, fetch and replica streams. No Ray."""
+"""The client's side of Arrow Flight: one connection per replica; put, fetch and replication streams. No Ray."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.api.row_message import pack_row
+from raymq.actors.protocol import flight_messages
+from raymq.actors.protocol.row_message import pack_row
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.files import Files
 from raymq.store.record import PUT_SCHEMA, Row
 from raymq.store.requests import FetchSlice
 
-from . import protocol, tls
+from . import tls
 
 CALL_TIMEOUT_S = 30.0
 
@@ -29,7 +30,7 @@ BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
 def translate(error: BaseException, endpoint: str) -> RayMQError:
-    """Translate a Flight failure: the error that the server raised, a wrong token, else Unavailable."""
+    """A Flight failure as RayMQError: the server's error, a wrong token, else Unavailable."""
     if isinstance(error, RayMQError):
         return error
     if isinstance(error, flight.FlightUnauthenticatedError):
@@ -37,7 +38,7 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
     extra = getattr(error, "extra_info", None)
     if extra:
         try:
-            return from_wire(protocol.unpack(extra))
+            return from_wire(flight_messages.unpack(extra))
         except (ValueError, KeyError):
             pass
     if isinstance(error, flight.FlightTimedOutError):
@@ -85,7 +86,7 @@ class ShardConnection:
         self._users = 0
         self._closed = False
         self._identity = {"cluster_id": cluster_id, "shard": shard}
-        self._headers = [(protocol.AUTHORIZATION.encode(), protocol.bearer(token))]
+        self._headers = [(flight_messages.AUTHORIZATION.encode(), flight_messages.bearer(token))]
         if endpoint.startswith(tls.TLS_PREFIX):
             self._client = flight.FlightClient(
                 f"grpc+{endpoint}",
@@ -100,10 +101,10 @@ class ShardConnection:
     ) -> dict[str, Any]:
         """An administrative operation; `timeout` in seconds.
 
-        Raises: the shard's error; Unavailable when the shard cannot be reached; DeliveryUnknown when it does not answer
-        in time.
+        Raises: the shard's error; Unavailable when it cannot be reached; DeliveryUnknown when it does not answer in
+        time.
         """
-        body = protocol.pack({**self._identity, "args": args or {}})
+        body = flight_messages.pack({**self._identity, "args": args or {}})
         options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
         self._acquire()
         try:
@@ -112,7 +113,7 @@ class ShardConnection:
             raise translate(error, self.endpoint) from error
         finally:
             self.release()
-        answer = protocol.unpack(results[0].body)
+        answer = flight_messages.unpack(results[0].body)
         if "error" in answer:
             raise from_wire(answer["error"])
         result: dict[str, Any] = answer["result"]
@@ -120,19 +121,19 @@ class ShardConnection:
 
     def put_stream(self) -> FlightPutStream:
         """A stream for batches of PUT_SCHEMA. Raises: Unavailable."""
-        return FlightPutStream(*self._exchange(protocol.PUT), self)
+        return FlightPutStream(*self._exchange(flight_messages.PUT), self)
 
     def fetch_stream(self) -> FlightFetchStream:
         """A stream for reads. Raises: Unavailable."""
-        return FlightFetchStream(*self._exchange(protocol.FETCH), self)
+        return FlightFetchStream(*self._exchange(flight_messages.FETCH), self)
 
     def replica_stream(self) -> ReplicaStream:
-        """A stream of a leader's Replication role to a follower. Raises: Unavailable."""
-        return ReplicaStream(*self._exchange(protocol.REPLICATE), self)
+        """A stream of a leader's Replication to a follower. Raises: Unavailable."""
+        return ReplicaStream(*self._exchange(flight_messages.REPLICATE), self)
 
     def _exchange(self, op: str) -> tuple[Any, Any]:
         descriptor = flight.FlightDescriptor.for_command(
-            protocol.pack({"op": op, **self._identity})
+            flight_messages.pack({"op": op, **self._identity})
         )
         options = flight.FlightCallOptions(headers=self._headers)
         self._acquire()
@@ -172,7 +173,7 @@ class ShardConnection:
 
 
 class _Stream:
-    """Common part of the streams. Any thread may call `abort`; only the owner calls the rest."""
+    """The base of the streams. Any thread may call `abort`, only the owner the rest."""
 
     schema = PUT_SCHEMA
 
@@ -201,7 +202,7 @@ class _Stream:
             chunk = self._reader.read_chunk()
         except BROKEN as error:
             raise translate(error, self._connection.endpoint) from error
-        if chunk.data is None and bytes(chunk.app_metadata) == protocol.BYE:
+        if chunk.data is None and bytes(chunk.app_metadata) == flight_messages.GOAWAY:
             raise Unavailable(
                 f"{self._connection.endpoint}: the server stops",
                 endpoint=self._connection.endpoint,
@@ -216,7 +217,7 @@ class _Stream:
             raise translate(error, self._connection.endpoint) from error
 
     def abort(self) -> None:
-        """Break the stream: its reader and its writer get Unavailable."""
+        """Break the stream: threads that read or write it get Unavailable."""
         self._reader.cancel()
 
     def close(self) -> None:
@@ -238,7 +239,7 @@ class FlightPutStream(_Stream):
     """Batches out, acks in, in order."""
 
     schema = PUT_SCHEMA
-    #: the server's limit of unacknowledged bytes; None before the server has sent it
+    #: bytes that may be unanswered, as the server said; None before it has
     window_bytes: int | None = None
 
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
@@ -246,11 +247,11 @@ class FlightPutStream(_Stream):
         if isinstance(batch, Row):
             self._write(pack_row(meta, batch))
         else:
-            self._write(protocol.pack(meta), batch)
+            self._write(flight_messages.pack(meta), batch)
 
     def receive(self) -> list[dict[str, Any]]:
         """The next acks; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
-        message = protocol.unpack(self._read().app_metadata)
+        message = flight_messages.unpack(self._read().app_metadata)
         self.window_bytes = message.get("window", self.window_bytes)
         acks: list[dict[str, Any]] = message["acks"]
         return acks
@@ -259,7 +260,7 @@ class FlightPutStream(_Stream):
 class FlightFetchStream(_Stream):
     """Requests out, batches of raw records in; one request at a time."""
 
-    schema = protocol.FETCH_SCHEMA
+    schema = flight_messages.FETCH_SCHEMA
     _number = 0
 
     def fetch(
@@ -271,7 +272,7 @@ class FlightFetchStream(_Stream):
         max_records: int,
         wait_ms: int,
     ) -> list[FetchSlice]:
-        """Read queues; wait up to `wait_ms` at the server while none has a message.
+        """Read queues; waits up to `wait_ms` at the server while all are empty.
 
         Returns: a FetchSlice for each queue that has records or an error (OffsetOutOfRange...).
         Raises: the server's error if it refused the request; Unavailable when the stream broke.
@@ -285,11 +286,11 @@ class FlightFetchStream(_Stream):
             "max_records": max_records,
             "wait_ms": wait_ms,
         }
-        self._write(protocol.pack(request))
+        self._write(flight_messages.pack(request))
         found: list[FetchSlice] = []
         while True:
             chunk = self._read()
-            meta = protocol.unpack(chunk.app_metadata)
+            meta = flight_messages.unpack(chunk.app_metadata)
             if meta.get("end"):
                 return found
             if "queue" not in meta:
@@ -312,9 +313,9 @@ class FlightFetchStream(_Stream):
 
 
 class ReplicaStream(_Stream):
-    """Frames between the Replication role of a leader and its follower."""
+    """Frames to a follower and back: the ReplicationStream of Replication."""
 
-    schema = protocol.FRAME_SCHEMA
+    schema = flight_messages.FRAME_SCHEMA
 
     def __init__(self, writer: Any, reader: Any, connection: ShardConnection) -> None:
         super().__init__(writer, reader, connection)
@@ -326,13 +327,15 @@ class ReplicaStream(_Stream):
 
     def send(self, header: bytes, body: Any = None) -> None:
         """Send one frame; `body` is any buffer of log bytes. Raises: Unavailable."""
-        self._write(header, None if body is None else protocol.frame_batch(body))
+        self._write(header, None if body is None else flight_messages.frame_batch(body))
 
     def _receive(self) -> None:
         try:
             while True:
                 chunk = self._read()
-                self._received.put((bytes(chunk.app_metadata), protocol.frame_body(chunk.data)))
+                self._received.put(
+                    (bytes(chunk.app_metadata), flight_messages.frame_body(chunk.data))
+                )
         except RayMQError as error:
             self._received.put(error)
         except ValueError as error:
@@ -361,7 +364,7 @@ class ReplicaStream(_Stream):
 
 
 class ReplicaTransport:
-    """Connects a leader's Replication role to its follower."""
+    """Connects a leader's Replication to its follower."""
 
     def __init__(self, token: str, *, cluster_id: str, shard: int) -> None:
         self._token = token

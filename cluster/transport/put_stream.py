@@ -1,7 +1,7 @@
-"""The server's end of a put stream: batches in, acks out in the same order.
+"""The server's side of a put stream: batches in, acks out in the same order.
 
-Each stream has a reader thread (Flight's handler) and a writer thread for acks whose write may block. Bytes in flight
-are bounded, so a slow disk slows its producers down instead of filling memory.
+Each stream has one reader thread (Flight's handler) and one writer thread for acks that may have to wait. Bytes in
+flight are bounded, so a slow disk slows its producers down instead of filling memory.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.api.row_message import unpack_row
 from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
+from raymq.actors.protocol import flight_messages
+from raymq.actors.protocol.flight_messages import ACK_TEMPLATE
+from raymq.actors.protocol.row_message import unpack_row
 from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
 from raymq.store.record import batch_bytes
-from raymq.store.requests import PutOutcome
 
-from . import protocol
 from .receive_memory import LIMIT_BYTES, ReceiveMemory
 
 #: limit of one batch; clients send parts of a few MiB
 RECEIVED_BATCH_BYTES_MAX = 64 << 20
 #: limit of acks in one message
 ACKS_MAX = 256
-#: acks of so many bytes are written before the client has read them: HTTP/2 buffers 64 KiB without blocking
+#: unread bytes of acks up to which a write cannot block: HTTP/2 lets 64 KiB pass
 UNREAD_BYTES_MAX = 16 << 10
-#: with so many bytes arriving, the write of an ack may wait for the read of a batch
+#: with so many bytes on their way in, the write of an ack may wait for the read of a batch
 BUSY_BYTES = 128 << 10
 
 #: exceptions of a stream whose other side is gone
@@ -45,12 +45,12 @@ def chunks(reader: Any) -> Iterator[Any]:
         except (StopIteration, *GONE):
             return
         yield chunk
-        # Release its memory before waiting for the next message.
+        # Release its memory while waiting for the next one.
         del chunk
 
 
 class _Answer(NamedTuple):
-    """The ticket or error of one batch, and the bytes that the batch holds."""
+    """The ticket or error of one batch, and the bytes it holds."""
 
     number: int
     result: PutTicket | RayMQError
@@ -65,9 +65,9 @@ class _Answer(NamedTuple):
 class PutStreamServer:
     """One producer's stream. A refused batch leaves the stream usable.
 
-    The thread that completes a put sends its ack, usually the shard's ack loop: a separate thread would cost one
-    context switch per ack. A client that does not read could block that thread. So the bytes of unread acks are
-    bounded, and beyond the bound the stream's writer thread, which may block, takes over.
+    The thread that finishes a put writes its ack, usually the shard's ack loop: handing each ack to a thread of the
+    stream would cost a thread switch. A client that does not read could block such a write. So unread acks are bounded,
+    and beyond the bound the stream's writer thread, which may block, takes over.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class PutStreamServer:
         """Args: memory: shared by all streams of the server."""
         self._backend = backend
         self._memory = memory or ReceiveMemory()
-        #: the share of the memory that was announced to the client
-        self._share_told = LIMIT_BYTES
-        #: bytes of all batches read so far; written by the reader thread
+        #: the share of the memory that was sent to the client
+        self._share_sent = LIMIT_BYTES
+        #: bytes of all batches that were read; written by the reader thread
         self._taken_bytes = 0
         #: bytes of all batches answered so far; written under `_sending`
         self._answered_bytes = 0
@@ -88,9 +88,9 @@ class PutStreamServer:
         self._answers: deque[_Answer | bytes] = deque()
         #: held while answers are taken and written
         self._sending = threading.Lock()
-        #: (number of its last ack, bytes) of each ack message that the client has not confirmed to have read
+        #: (number of its last ack, bytes) of each unread message
         self._unread: deque[tuple[int, int]] = deque()
-        #: bytes of ack messages read (written by the reader thread) and sent (written under `_sending`)
+        #: bytes of all messages read; written by the reader thread. The other one is written under `_sending`.
         self._read_bytes = 0
         self._sent_bytes = 0
         #: wakes the writer thread
@@ -99,8 +99,8 @@ class PutStreamServer:
         self._gone = False
 
     def run(self) -> None:
-        """Serve until the producer ends the stream; returns when every batch that was read is answered."""
-        # Taken before the client sees the stream open.
+        """Read until the producer ends; returns when every batch that was read is answered."""
+        # Before the client sees the stream open: it has its share then.
         self._memory.join()
         try:
             self._serve()
@@ -108,7 +108,7 @@ class PutStreamServer:
             self._memory.leave()
 
     def _serve(self) -> None:
-        self._writer.begin(protocol.FETCH_SCHEMA)
+        self._writer.begin(flight_messages.FETCH_SCHEMA)
         writer = threading.Thread(target=self._write, name="raymq-put-acks", daemon=True)
         writer.start()
         try:
@@ -117,7 +117,7 @@ class PutStreamServer:
                 self._send_bytes(b'{"acks":[]%b}' % window)
             for chunk in chunks(self._reader):
                 self._take(chunk)
-                # The batch belongs to the shard: a reference here would keep its memory until the next batch.
+                # The batch belongs to the shard now; this name would keep its memory until the next one arrives.
                 del chunk
                 if self._gone:
                     return
@@ -142,7 +142,7 @@ class PutStreamServer:
             self._send_ready(may_block=True)
 
     def _send_rest(self) -> None:
-        """Answer every batch that was read. Then writing ends: the native writer ends with the handler."""
+        """Answer all batches. Then no thread may write: the native writer is freed with the handler."""
         while self._answers:
             with contextlib.suppress(IndexError, RayMQError):
                 head = self._answers[0]
@@ -152,9 +152,9 @@ class PutStreamServer:
         with self._sending:
             self._gone = True
 
-    def bye(self) -> None:
-        """Notify the producer that the server stops, after the acks of earlier batches."""
-        self._answers.append(protocol.BYE)
+    def goaway(self) -> None:
+        """Send GOAWAY after the acks of all batches: the server stops."""
+        self._answers.append(flight_messages.GOAWAY)
         self._write_wake.set()
 
     def _put(self, chunk: Any, size: int) -> None:
@@ -163,7 +163,7 @@ class PutStreamServer:
         try:
             words, batch = bytes(chunk.app_metadata or b""), chunk.data
             single = unpack_row(words) if batch is None else None
-            meta, batch = (protocol.unpack(words), batch) if single is None else single
+            meta, batch = (flight_messages.unpack(words), batch) if single is None else single
             number, read = int(meta["id"]), int(meta.get("read", -1))
             if batch is None:
                 raise Rejected("the message has no rows", field="batch", limit="a record batch")
@@ -180,20 +180,20 @@ class PutStreamServer:
             result = Rejected(
                 f"bad put metadata: {error!r}",
                 field="metadata",
-                limit="cluster/transport/protocol.py",
+                limit="raymq.actors.protocol",
             )
         else:
             self._note_read(read)
             try:
-                # A client that has read all acks probably waits for this one.
+                # A client that has read all acks may be waiting for this one.
                 result = self._backend.put(request, self._send_ready, alone=read == number - 1)
             except RayMQError as error:
                 result = error
             except Exception as error:
-                # Without an answer the producer would wait forever for this batch and all later ones.
+                # Without an answer the producer would wait for ever, for this batch and all later ones.
                 result = Bug(f"put: {error!r}")
         self._answers.append(_Answer(number, result, size))
-        # The put may have ended before its answer was in the queue.
+        # The put may have been finished before its answer was queued.
         self._send_ready()
 
     def _note_read(self, number: int) -> None:
@@ -203,7 +203,7 @@ class PutStreamServer:
             self._read_bytes += unread.popleft()[1]
 
     def _send_ready(self, *, may_block: bool = False) -> None:
-        """Write the answers that are ready, in order. If another thread is writing, that thread sends them."""
+        """Write the answers that are ready, in order, unless another thread is writing: it sees these, too."""
         while self._ready() and self._sending.acquire(blocking=may_block):
             try:
                 while self._ready():
@@ -215,9 +215,9 @@ class PutStreamServer:
                 self._sending.release()
 
     def _may_block(self) -> bool:
-        """Whether a write may block: the client may not be reading, or many bytes are arriving.
+        """Whether a write may block: the client may not be reading, or many bytes are on their way in.
 
-        During a large read, the write of an ack was measured to take milliseconds.
+        While a large batch was being read, the write of an ack was measured to take milliseconds.
         """
         unread = self._sent_bytes - self._read_bytes
         in_flight = self._taken_bytes - self._answered_bytes
@@ -231,7 +231,7 @@ class PutStreamServer:
         return not isinstance(head, _Answer) or head.ready
 
     def _send_some(self) -> None:
-        """Send the answers that are ready in one message."""
+        """Write one message with the answers that are ready; none waits for a later one."""
         acks: list[bytes] = []
         size = number = 0
         while self._ready() and len(acks) < ACKS_MAX:
@@ -254,11 +254,11 @@ class PutStreamServer:
         self._memory.release(size)
 
     def _window(self) -> bytes:
-        """The part of an ack message that announces a new share of the memory; empty without a new share."""
+        """The field of an ack message with the client's new share of the memory; empty while it is unchanged."""
         share = self._memory.share
-        if share == self._share_told:
+        if share == self._share_sent:
             return b""
-        self._share_told = share
+        self._share_sent = share
         return b',"window":%d' % share
 
     def _send_bytes(self, metadata: bytes) -> None:
@@ -267,15 +267,9 @@ class PutStreamServer:
         try:
             self._writer.write_metadata(metadata)
         except GONE:
-            # The producer's messages stay stored: it sends them again with the same sequences.
+            # Stored batches stay stored; the producer sends them again with the same sequences.
             self._gone = True
             self._memory.wake()
-
-
-#: the JSON of `protocol.pack`, in a third of the time
-_KEPT = (
-    b'{"id":%d,' + b",".join(b'"%b":%%d' % field.encode() for field in PutOutcome._fields) + b"}"
-)
 
 
 def _ack(answer: _Answer) -> bytes:
@@ -283,9 +277,9 @@ def _ack(answer: _Answer) -> bytes:
     try:
         if isinstance(answer.result, RayMQError):
             raise answer.result
-        return _KEPT % (answer.number, *answer.result.wait())
+        return ACK_TEMPLATE % (answer.number, *answer.result.wait())
     except RayMQError as error:
-        return protocol.pack({"id": answer.number, "error": to_wire(error)})
+        return flight_messages.pack({"id": answer.number, "error": to_wire(error)})
     except Exception as error:
-        # Without an answer the producer would wait forever.
-        return protocol.pack({"id": answer.number, "error": to_wire(Bug(f"put: {error!r}"))})
+        # As in `_put`.
+        return flight_messages.pack({"id": answer.number, "error": to_wire(Bug(f"put: {error!r}"))})

@@ -1,8 +1,8 @@
 """A client's connection to a shard through its Ray actor: what `flight_client.ShardConnection` does over Flight.
 
-For processes that reach only Ray's port (`ray://`), where neither generators nor sockets work. Put streams are
-pipelined actor calls, and a long poll is several calls that wait a short time each. This is the only client module that
-imports Ray; transport="ray" loads it.
+For clients that reach only Ray's port (`ray://`). It has no generators and no sockets of its own, so put streams are
+pipelined actor calls and long polls are calls that wait a short time each. Only this module of the clients' side
+imports Ray; it is loaded where transport="ray" is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import pyarrow as pa
 import ray
 import ray.exceptions
 
-from raymq.actors.ray.ray_methods import READ_WAIT_MS_MAX, RECORD_SCHEMA, pack_call, unpack_acks
+from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
+from raymq.actors.protocol.ray_calls import pack_call, unpack_acks
+from raymq.actors.ray.ray_methods import READ_WAIT_MS_MAX
 from raymq.cluster.paths import NAMESPACE
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
@@ -36,7 +38,7 @@ DIRECT_S = 0.05
 
 
 def translate(error: BaseException, name: str) -> RayMQError:
-    """Translate a failed call: the error that the shard raised, else Unavailable.
+    """A failed call as RayMQError: the shard's error, else Unavailable.
 
     An interrupted call may have run. ShardSender treats a broken stream as unknown, and every operation of `call` may
     be repeated.
@@ -69,13 +71,13 @@ class RayShardConnection:
         try:
             self._actor = ray.get_actor(name, namespace=NAMESPACE)
         except Exception as error:
-            # Ray Client raises many kinds of exceptions, gRPC's among them.
+            # Ray Client raises errors of many types, gRPC's own among them.
             raise translate(error, name) from error
 
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
-        """An administrative operation; `timeout` in seconds. Raises: as `ShardConnection.call`."""
+        """An administrative operation; `timeout` in seconds. Raises: like `ShardConnection.call`."""
         try:
             reference: Any = self._actor.call.remote(self._cluster_id, op, args or {})
             result: dict[str, Any] = ray.get(reference, timeout=timeout)
@@ -101,7 +103,7 @@ class RayShardConnection:
 
 
 class _Stream:
-    """Common part of the streams. Any thread may call `abort`."""
+    """The base of the streams. Any thread may call `abort`."""
 
     def __init__(self, actor: Any, name: str, cluster_id: str) -> None:
         self._actor = actor
@@ -112,7 +114,7 @@ class _Stream:
         self._aborted: Future[None] = Future()
 
     def _result(self, reference: Any) -> Any:
-        """The answer of a call. Raises: the call's error; Unavailable when the stream breaks meanwhile."""
+        """The answer of a call. Raises: the call's error; Unavailable when the stream is broken meanwhile."""
         try:
             # Not with Ray Client, where each try costs a round trip.
             if type(reference) is ray.ObjectRef:
@@ -134,21 +136,21 @@ class _Stream:
             raise Unavailable(f"{self._name}: the stream was closed", actor=self._name)
 
     def abort(self) -> None:
-        """Break the stream: its reader and its writer get Unavailable. A call under way may still run."""
+        """Break the stream: threads that read or write it get Unavailable. Calls under way may still be done."""
         self._left = True
         try:
             self._aborted.set_result(None)
         except InvalidStateError:
-            # The stream was broken before.
+            # It is broken already.
             return
 
     def close(self) -> None:
-        """End the stream at once, even with unanswered calls. It must not be used afterwards."""
+        """End the stream at once, answered or not; it must not be used afterwards."""
         self.abort()
 
 
 class RayPutStream(_Stream):
-    """Batches out, acks in, in order. Beyond CALLS_MAX calls under way, batches wait here for the next call."""
+    """Batches out, acks in, in order: at most CALLS_MAX calls under way, later batches wait here for the next call."""
 
     #: the shard sets no limit: `CALLS_MAX` bounds the calls under way
     window_bytes: int | None = None
@@ -190,7 +192,7 @@ class RayPutStream(_Stream):
             self._submit()
 
     def _submit(self) -> None:
-        """Submit waiting batches as calls. Needs the lock."""
+        """Make calls of the waiting batches. Needs the lock."""
         while self._waiting and self._under_way < CALLS_MAX:
             items = [self._waiting.popleft()]
             size = batch_bytes(items[0][1]) if self._waiting else 0
@@ -203,7 +205,7 @@ class RayPutStream(_Stream):
                     *pack_call(self._stream, self._number, items, alone=alone)
                 )
             except Exception as error:
-                # A call number is missing now, so the stream cannot be used any more.
+                # A number is missing now: the stream cannot be used any more.
                 self.abort()
                 raise translate(error, self._name) from error
             self._under_way += 1
@@ -224,7 +226,7 @@ class RayPutStream(_Stream):
         return acks
 
     def abort(self) -> None:
-        """As `_Stream.abort`."""
+        """Like `_Stream.abort`."""
         super().abort()
         self._calls.put(None)
 
@@ -241,7 +243,7 @@ class RayFetchStream(_Stream):
         max_records: int,
         wait_ms: int,
     ) -> list[FetchSlice]:
-        """As `flight_client.FlightFetchStream.fetch`; a long wait is several calls."""
+        """Like `flight_client.FlightFetchStream.fetch`; a long wait is several calls."""
         clock = Clock()
         deadline = clock.monotonic_ms() + wait_ms
         while True:
@@ -267,5 +269,5 @@ def _fetched(part: tuple[Any, ...]) -> FetchSlice:
     queue_id, first, after, low, high, data, error = part
     if error is not None:
         return FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(error))
-    records = pa.ipc.read_record_batch(data, RECORD_SCHEMA).column(0)
+    records = pa.ipc.read_record_batch(data, FETCH_SCHEMA).column(0)
     return FetchSlice(queue_id, first, after, low, high, records, None)

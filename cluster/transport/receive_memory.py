@@ -1,4 +1,4 @@
-"""Bounds the memory of unanswered batches over all put streams of a server, and returns it to the system."""
+"""Bounds the memory of batches that a server has received and not answered, over all its put streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 #: limit of unanswered bytes over all put streams of a server
 LIMIT_BYTES = 64 << 20
-#: smallest share of a stream; one batch is always allowed
+#: the smallest share of a stream; one batch may always be in flight
 SHARE_BYTES_MIN = 1 << 20
 #: peak above which a trim of the allocator pays for its later page faults
 TRIM_BYTES = 48 << 20
@@ -22,9 +22,9 @@ IDLE_S = 5.0
 class ReceiveMemory:
     """Counts bytes that are received and not answered. Threads: any.
 
-    Streams wait in the order of their requests, so that small batches cannot overtake a large one forever. The server
-    does not read a waiting stream, but gRPC receives its messages anyway, without a limit. So each stream announces its
-    share to its producer, which keeps at most that many bytes in flight.
+    Streams wait in the order in which they came, so that small batches cannot overtake a large one for ever. A stream
+    that waits is not read, but gRPC receives its messages all the same, without a limit. So every stream's client is
+    sent a share, and producers keep no more than that in flight.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class ReceiveMemory:
         trim: Callable[[], None] | None = None,
     ) -> None:
         """Args: idle_s: seconds; trim: returns free memory to the system (`give_back`)."""
-        #: acquired bytes
+        #: bytes taken now
         self.used = 0
         #: bytes that each stream may have in flight: an equal part of the limit
         self.share = limit_bytes
         self._streams = 0
-        #: guards all fields; notified when bytes are released and when a stream's client is gone
+        #: guards all fields; notified when bytes are released and when a stream's client has gone
         self._changed = threading.Condition()
         self._limit = limit_bytes
         self._idle_s = idle_s
@@ -103,7 +103,7 @@ class ReceiveMemory:
                 self._trimmer.start()
 
     def wake(self) -> None:
-        """Make waiting streams check again whether their client has left."""
+        """Have waiting streams check again whether their client has gone."""
         with self._changed:
             self._changed.notify_all()
 

@@ -1,4 +1,4 @@
-"""The shards' endpoints and the topics' queues, looked up again after a failure. No Ray."""
+"""Addresses of shards, and topics; looked up again after a connection breaks. No Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TopicRoute(NamedTuple):
     shards: tuple[int, ...]
 
     def shard_of(self, queue_id: int) -> int:
-        """The shard that stores a queue. Raises: Rejected for a queue id out of range."""
+        """The shard that stores a queue. Raises: Rejected for another number."""
         if type(queue_id) is not int:
             check_number("queue_id", queue_id, 0)
         if not 0 <= queue_id < self.queues:
@@ -78,7 +78,7 @@ class Routes:
                 cluster.actor_names(),
                 cluster.token,
                 cluster_id=cluster.cluster_id,
-                # Actor names never change.
+                # The actor's name stays, wherever the actor runs.
                 resolver=dict,
                 transport="ray",
             )
@@ -91,11 +91,11 @@ class Routes:
         )
 
     def connect(self, shard: int) -> Connection:
-        """A connection to the shard's last known endpoint. Raises: Unavailable if none is known."""
+        """A connection to the last known address of a shard. Raises: Unavailable when none is known."""
         with self._lock:
             endpoint = self._endpoints.get(shard)
         if endpoint is None:
-            raise Unavailable(f"no endpoint of shard {shard} is known yet", shard=shard)
+            raise Unavailable(f"the address of shard {shard} is not known yet", shard=shard)
         return open_connection(
             self._transport,
             endpoint,
@@ -167,7 +167,7 @@ class Routes:
             self.refresh()
             found = self._topics_of(shards)
         with self._lock:
-            # Known topics stay: a shard that missed a topic's creation does not report that topic.
+            # Known topics stay: a shard that missed a topic's creation does not know it yet.
             self._topics = self._topics | {
                 each: TopicRoute(each, int(facts["queues"]), tuple(facts["shards"]))
                 for each, facts in found.items()

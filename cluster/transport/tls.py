@@ -101,7 +101,7 @@ def read_ca(path: str | os.PathLike[str], files: Files, *, name: str = "ca") -> 
 def check_exposed(host: str, *, tls: bool, insecure: bool) -> bool:
     """Whether other machines can read the traffic of `host`: not loopback, and without TLS.
 
-    Raises: Rejected when they can and `insecure` does not accept that.
+    Raises: Rejected when they can and `insecure` does not accept it.
     """
     if tls or is_loopback(host):
         return False
@@ -148,10 +148,10 @@ def url_of(endpoint: str) -> str:
 
 
 def failure(words: str, endpoint: str) -> RayMQError:
-    """The error of a failed connection that gRPC describes with `words`, explained as far as TLS is its cause.
+    """The error of a connection that gRPC describes with `words`; with advice where TLS is the cause.
 
-    A refused certificate is refused again, so it is Rejected. Other failures may pass: a port can belong to another
-    process until the endpoint is looked up again.
+    A certificate that is not accepted will not be after a retry. Other failures may pass: a port can
+    belong to another process until the endpoint is looked up again.
     """
     if endpoint.startswith(TLS_PREFIX):
         if "certificate has expired" in words or "certificate is not yet valid" in words:

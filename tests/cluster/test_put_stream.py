@@ -177,7 +177,7 @@ def test_a_stream_answers_everything_then_says_bye(stream: Stream) -> None:
     stream.send(0, size=BUSY_BYTES)
     stream.send(1)
     stream.wait_for(lambda: len(stream.tickets) == 2)
-    stream.server.bye()
+    stream.server.goaway()
     ending = threading.Thread(target=stream.end)
     ending.start()
     stream.complete(1)

@@ -13,18 +13,16 @@ import pytest
 import ray.exceptions
 
 import raymq
-from raymq.actors.ray import ray_methods
-from raymq.actors.ray.actor_classes import GROUP_OF, GROUPS
-from raymq.actors.ray.ray_methods import (
-    EARLY_MAX,
+from raymq.actors.protocol.ray_calls import (
     INLINE_BYTES,
-    STREAMS_MAX,
-    RayMethods,
     pack_acks,
     pack_call,
     unpack_acks,
     unpack_call,
 )
+from raymq.actors.ray import ray_methods
+from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
+from raymq.actors.ray.ray_methods import EARLY_MAX, STREAMS_MAX, RayMethods
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_client
 from raymq.cluster.produce.batch_sender import BatchSender
