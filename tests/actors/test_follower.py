@@ -49,7 +49,12 @@ class Line:
 
     def say(self, message, body=None, *, to: int = 5) -> None:
         header = FrameHeader(
-            cluster_key("c"), 0, ReplicaProcess(0, self.incarnation), ReplicaProcess(1, to), self.epoch, 1
+            cluster_key("c"),
+            0,
+            ReplicaProcess(0, self.incarnation),
+            ReplicaProcess(1, to),
+            self.epoch,
+            1,
         )
         self._frames.put((encode(header, message), body))
 
