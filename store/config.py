@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from .delay.delay_levels import DEFAULT_LEVELS, parse_levels
+from .delay_levels import DEFAULT_LEVELS, parse_levels
 from .errors import Rejected
 from .promise import FLUSHES, Flush
 

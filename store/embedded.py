@@ -20,7 +20,7 @@ from .message_store import MessageStore
 from .promise import PROMISES, Ends
 from .put.async_put import AsyncPut
 from .put.inner_message import InnerMessage
-from .put.put_message import MessagePut, PutResult
+from .put_message import MessagePut, PutResult
 from .requests import Append, FetchSlice, PutRequest
 from .services.transaction import Half, TransactionService
 

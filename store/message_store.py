@@ -17,17 +17,20 @@ from typing import Any
 
 import pyarrow as pa
 
+from raymq.store.log.snapshot_head import read_head
+from raymq.store.queues.raw_records import before, fault_of
+
 from . import config_json, record
 from .clock import Clock
 from .compaction.compaction_store import CompactionStore
 from .compaction.get_compacted import get_compacted
 from .config import StoreConfig
 from .delay.delay_hook import DelayHook
-from .delay.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
+from .delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
 from .errors import Corrupt, RayMQError, Unavailable
 from .failpoints import fail_point
 from .files import NOT_TRIED, Files
-from .format import check_group_name
+from .format import TIMER_TOPIC, check_group_name
 from .index.index_builder import IndexBuilder
 from .index.index_service import IndexService
 from .index.query import TIME_MAX_MS, Boundary, Query, QueryResult
@@ -36,16 +39,14 @@ from .log.clean import CleanService, Derived
 from .log.commit_log import QUEUES_DOUBTFUL, CommitLog
 from .put.inner_message import InnerMessage, Progress
 from .put.put_hooks import PutHook
-from .put.put_lock import PutLock
 from .put.put_path import CheckedPut, PutPath
-from .put.segment_head import read_head
+from .put_lock import PutLock
 from .queues.consume_queues import ConsumeQueues
 from .queues.dispatch import Dispatch
 from .queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .queues.message_filter import MessageFilter
 from .queues.reader import Reader
 from .records import properties, rows
-from .records.raw_records import before, fault_of
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
 from .services.upkeep import Upkeep
@@ -118,7 +119,7 @@ class MessageStore:
             flags=self.flags,
             stats=self.stats,
             hooks=self.hooks,
-            delays=self.delay_hook,
+            guards={TIMER_TOPIC: self.delay_hook},
         )
         self._put_lock = lock
         #: stores made from the log, which forget what is deleted there

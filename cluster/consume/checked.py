@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.errors import Corrupt, Rejected, Unavailable
-from raymq.store.records.raw_records import before, fault_of
+from raymq.store.queues.raw_records import before, fault_of
 from raymq.store.records.record_walk import Fault
 from raymq.store.requests import FetchSlice
 

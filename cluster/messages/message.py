@@ -13,7 +13,7 @@ import pyarrow as pa
 from raymq.cluster.arguments import check_text
 from raymq.store import record
 from raymq.store.errors import Rejected
-from raymq.store.format import PROPERTIES_MAX_BYTES
+from raymq.store.format import PROPERTIES_MAX_BYTES, QUEUE_OFFSET_AT
 from raymq.store.records.binary_columns import value_offsets
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import TAGS, encode, separators_absent
@@ -25,9 +25,6 @@ from .keys import BASE64_KEY, TEXT_KEY, key_property
 #: RocketMQ's property for the index keys, and what stands between them
 INDEX_KEYS = "KEYS"
 INDEX_KEY_SEPARATOR = " "
-
-#: where a record has its queue offset
-_QUEUE_OFFSET_AT = 20
 
 #: names that users neither see nor set: RayMQ's own, and what RocketMQ's clients and brokers write.
 #: Source: MessageConst.STRING_HASH_SET of RocketMQ 5.3.3.
@@ -167,7 +164,7 @@ def queue_offsets(records: pa.Array) -> npt.NDArray[np.int64]:
     ends = np.frombuffer(records.buffers()[1], dtype=np.int32)
     starts = ends[records.offset : records.offset + len(records)].astype(np.int64)
     found: npt.NDArray[np.int64] = gather(
-        records.buffers()[2], starts + _QUEUE_OFFSET_AT, np.dtype(">i8")
+        records.buffers()[2], starts + QUEUE_OFFSET_AT, np.dtype(">i8")
     )
     return found.astype(np.int64)
 

@@ -21,6 +21,7 @@ from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Unavailabl
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.records.keys import key_column
 from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
 
@@ -32,7 +33,6 @@ from .units import (
     DIRECTORY,
     LOG,
     file_sizes,
-    keys_of,
     log_directory,
     queue_directory,
 )
@@ -198,7 +198,7 @@ class CompactionStore:
         # What is damaged is noted and left out: it must not hold up all that comes after it.
         found, rows = self._log.sound_records(positions, sizes)
         batch = record.decode(*found)
-        keyed = keys_of(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
+        keyed = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
         times = batch.column("store_time_ms").to_numpy()
         if keyed.any():
             kept = rows[keyed]

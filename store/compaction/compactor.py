@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 
 from raymq.store import record
 from raymq.store.files import Files
+from raymq.store.records.keys import key_column
 
 from .sparse_log import Pair, Rows, SparseLog
-from .units import COMPACTING, keys_of
+from .units import COMPACTING
 
 Bools = npt.NDArray[np.bool_]
 
@@ -57,7 +58,7 @@ def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
     bodies: list[Bools] = []
     for pair in pairs:
         for _, batch in slices(pair):
-            keys.append(keys_of(batch.column("properties")))
+            keys.append(key_column(batch.column("properties")))
             lengths = pc.binary_length(batch.column("body")).to_numpy(zero_copy_only=False)
             bodies.append(lengths > 0)
     if not keys:

@@ -27,7 +27,6 @@ from .units import UNIT_BYTES, UNIT_DTYPE, end_unit
 
 Int64s = npt.NDArray[np.int64]
 
-_PHYSICAL_OFFSET_AT = 28
 _LONG = np.arange(8)
 #: units read at a time while their end is looked for
 SCAN_UNITS = 8192
@@ -255,7 +254,7 @@ class SparseLog:
         data = np.frombuffer(records.buffers()[2], dtype=np.uint8)[edges[0] : edges[-1]].copy()
         places = (edges[:-1] - edges[0]).astype(np.int64)
         positions = pair.start + pair.log_bytes + places
-        data[places[:, None] + _PHYSICAL_OFFSET_AT + _LONG] = (
+        data[places[:, None] + fmt.PHYSICAL_OFFSET_AT + _LONG] = (
             positions.astype(">i8").view(np.uint8).reshape(-1, 8)
         )
         units: Any = np.zeros(len(places), dtype=UNIT_DTYPE)

@@ -7,16 +7,12 @@ BatchConsumeQueue, SparseConsumeQueue#putEndPositionInfo, CompactionLog, RocketM
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from raymq.store.errors import Rejected, require
-from raymq.store.records.record_row import Row
+from raymq.store.errors import require
 
 UNIT_DTYPE = np.dtype(
     [
@@ -38,10 +34,8 @@ LOG, QUEUES, POSITIONS = "compactionLog", "compactionCq", "position-checkpoint"
 #: new files stand here until they take the place of the old ones (CompactionLog.COMPACTING_SUB_FOLDER)
 COMPACTING = "compacting"
 
-_KEYS = r"(?s)^(?:.*\x02)?KEYS\x01(?P<v>[^\x02]+)"
 #: a log file is at least as large as so many files of units
 _LEAST_RATIO = 5
-_BLANK = r"^\s*$"
 
 
 def file_sizes(log_bytes: int, queue_bytes: int) -> tuple[int, int]:
@@ -71,45 +65,3 @@ def end_unit() -> bytes:
     unit: Any = np.zeros(1, dtype=UNIT_DTYPE)
     unit["position"], unit["compacted"] = -1, -1
     return bytes(unit.tobytes())
-
-
-def keys_of(properties: pa.Array) -> pa.Array:
-    """KEYS of each properties string, the whole value; null without one, or with only blanks.
-
-    Source: CompactionLog#shouldRetainMsg takes KEYS as one key, however many words it has.
-    """
-    found = pc.struct_field(pc.extract_regex(properties, _KEYS), 0)
-    blank = pc.match_substring_regex(found, _BLANK)
-    return pc.if_else(pc.fill_null(blank, True), pa.scalar(None, found.type), found)
-
-
-def check_keys(
-    topic: str, batch: pa.RecordBatch | Row, rows: pa.BooleanArray | None = None
-) -> None:
-    """Refuse messages without KEYS for a compaction topic. Raises: Rejected (MESSAGE_ILLEGAL); nothing was stored.
-
-    Args: `rows`, those that go there; None: all.
-    RocketMQ stores them, and they never reach a reader: its reads of such a topic come from the compacted log.
-    """
-    if isinstance(batch, Row):
-        batch = batch.to_batch()
-    bare = keys_of(batch.column("properties")).is_null()
-    row = pc.index(bare if rows is None else pc.and_(bare, rows), True).as_py()
-    if row >= 0:
-        raise _without_key(topic, f"row {row}", row=row)
-
-
-def check_key(topic: str, properties: Mapping[str, str]) -> None:
-    """As `check_keys`, for one message."""
-    if not properties.get("KEYS", "").strip():
-        raise _without_key(topic, "the message")
-
-
-def _without_key(topic: str, what: str, **fields: int) -> Rejected:
-    return Rejected(
-        f"{what} has no KEYS; topic {topic} keeps the latest message of each key: set index_keys",
-        field="KEYS",
-        limit="a key",
-        status="MESSAGE_ILLEGAL",
-        **fields,
-    )

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from raymq.store.delay_levels import LEVELS_SERVICE
 from raymq.store.failpoints import fail_point
+from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 
-from .delay_levels import LEVELS_SERVICE, SCHEDULE_TOPIC
 from .delayed_record import by_queue, fitting, waiting
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
+
 from .delay_schedule import ScheduleMessageService, level_offsets
 from .timer_store import TimerMessageStore
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.errors import Rejected
+from raymq.store.format import HALF_TOPIC
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.producer_stamp import without_stamp
@@ -24,8 +25,6 @@ from raymq.store.state import INTERNAL_TOPIC
 Int64s = npt.NDArray[np.int64]
 
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
-#: topic of prepared messages: nothing is delivered there
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 #: what a group needs beside its messages: the record of the progress
 GROUP_RESERVE_BYTES = 1024
 #: most messages of a group: for its time no other put gets into the log
@@ -33,7 +32,6 @@ GROUP_MESSAGES_MAX = 512
 #: most bytes that a record grows by on its delivery: its topic, longer addresses, the timer's properties
 ROW_RESERVE_BYTES = 512
 
-_V6_BITS = fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6
 # Greedy: of several properties of one name the last counts.
 _REAL_TOPIC = re.compile(rb"(?:.*\x02)?REAL_TOPIC\x01([^\x02]+)", re.DOTALL)
 _REAL_QUEUE = re.compile(rb"(?:.*\x02)?REAL_QID\x01(\d{1,9})(?:\x02|\Z)", re.DOTALL)
@@ -61,7 +59,7 @@ class Waiting(NamedTuple):
             queue_id,
             self.body,
             flag=self.flag,
-            sys_flag=self.sys_flag & ~_V6_BITS,
+            sys_flag=self.sys_flag & ~fmt.SYS_ANY_HOST_V6,
             born_time_ms=self.born_time_ms,
             born_host=_host(self.born_host),
             reconsume_times=self.reconsume_times,

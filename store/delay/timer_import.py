@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import decode
 
-from .delay_levels import TIMER_TOPIC
 from .delayed_record import Waiting, waiting_rows
 from .timer_check import TimerCheck
 from .timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress

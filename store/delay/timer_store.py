@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from raymq.store.delay_levels import TIMERS_SERVICE
 from raymq.store.failpoints import fail_point
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.records.properties import decode
 
-from .delay_levels import TIMER_TOPIC, TIMERS_SERVICE
 from .delayed_record import Waiting, by_queue, fitting, waiting, waiting_rows
 from .timer_cache import TimerCache
 from .timer_check import TimerCheck

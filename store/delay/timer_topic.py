@@ -9,20 +9,17 @@ import numpy.typing as npt
 
 from raymq.store import format as fmt
 from raymq.store.errors import Corrupt
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records.record_walk import gather
 
-from .delay_levels import TIMER_TOPIC
 from .delayed_record import sound_batch
 from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, Due, due
 
 Int64s = npt.NDArray[np.int64]
 
-_QUEUE_OFFSET_AT, _SYS_FLAG_AT, _BORN_HOST_AT = 20, 36, 48
-#: as far as the store time; no record is shorter
-_HEAD_BYTES = fmt.RECORD_MIN_BYTES
 
 _NOTHING = Due(
     np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
@@ -120,19 +117,17 @@ class TimerTopic:
         if int(unit["size"]) == BLANK_SIZE or position < self._log.start:
             return 0
         try:
-            head = self._log.read(position, position + _HEAD_BYTES)
+            head = self._log.read(position, position + fmt.STORE_TIME_END_MAX)
         except Corrupt as error:
             # For a bound it is as good as one that is gone.
             self._log.note_damage(error)
             return 0
-        sys_flag = int.from_bytes(head[_SYS_FLAG_AT : _SYS_FLAG_AT + 4], "big")
-        at = _BORN_HOST_AT + (20 if sys_flag & 0x10 else 8)
-        return int.from_bytes(head[at : at + 8], "big")
+        return fmt.store_time_ms(head)
 
     def offsets_of(self, positions: Int64s) -> Int64s:
         """The queue offsets of records at ascending positions; -1 of one that cannot be read."""
-        sizes = np.full(len(positions), _HEAD_BYTES, dtype=np.int64)
+        sizes = np.full(len(positions), fmt.STORE_TIME_END_MAX, dtype=np.int64)
         found, rows = self._log.heads(positions, sizes)
         offsets = np.full(len(positions), -1, dtype=np.int64)
-        offsets[rows] = gather(found.data, found.starts + _QUEUE_OFFSET_AT, np.dtype(">i8"))
+        offsets[rows] = gather(found.data, found.starts + fmt.QUEUE_OFFSET_AT, np.dtype(">i8"))
         return offsets

@@ -7,7 +7,6 @@ falls behind: it never holds up puts or consume queues, and catches up.
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,17 +16,9 @@ from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, OffsetOutOfRange, StorageFull
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.records.keys import Keyed, KeyedUnit, keyed_column, keys_of
 
-from .index_keys import (
-    Int64s,
-    Keyed,
-    UInt32s,
-    hash_keys,
-    key_hash,
-    keyed_column,
-    keys_of,
-    topic_hash,
-)
+from .index_keys import Int64s, UInt32s, hash_keys, key_hash, topic_hash
 from .index_service import IndexService
 
 log = logging.getLogger(__name__)
@@ -42,17 +33,7 @@ BATCH_BYTES = 4 << 20
 FEW_RECORDS = 2
 RETRY_MS = 1000
 
-_ROLLBACK, _TRANSACTION_MASK = 0xC, 0xC
 _COLUMNS = ("topic", "store_time_ms", "sys_flag", "properties")
-
-
-class KeyedUnit(NamedTuple):
-    """Neighbours in the log, of one topic, that may have keys."""
-
-    topic: str
-    positions: Int64s
-    store_time_ms: int
-    keyed: Keyed
 
 
 class IndexBuilder:
@@ -195,9 +176,9 @@ class IndexBuilder:
         self._service.indexed = max(at, end)
 
     def _put_batch(self, batch: pa.RecordBatch, positions: Int64s, end: int) -> bool:
-        kinds = batch.column("sys_flag").to_numpy() & _TRANSACTION_MASK
-        if (kinds == _ROLLBACK).any():
-            kept = kinds != _ROLLBACK
+        kinds = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
+        if (kinds == fmt.SYS_ROLLBACK).any():
+            kept = kinds != fmt.SYS_ROLLBACK
             batch, positions = batch.filter(kept), positions[kept]
         keyed = keyed_column(batch.column("properties"))
         if keyed is None:

@@ -12,24 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from raymq.store import format as fmt
-from raymq.store.records.binary_columns import one_value, value_offsets
+from raymq.store.records.keys import KEY_NAMES, KEY_SEPARATOR, UNIQ_KEY_NAME, Keyed
 from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from raymq.store.records.properties import decode as decode_properties
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 UInt32s = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
 
-KEYS, UNIQ_KEY = "KEYS", "UNIQ_KEY"
-KEY_SEPARATOR = " "
 #: between topic and key in what is hashed
 TOPIC_SEPARATOR = "#"
 
-_NAMES = (KEYS.encode() + NAME_VALUE_SEPARATOR, UNIQ_KEY.encode() + NAME_VALUE_SEPARATOR)
 _BLANK, _NAME_END, _VALUE_END = ord(KEY_SEPARATOR), NAME_VALUE_SEPARATOR[0], PROPERTY_SEPARATOR[0]
 _INTEGER_MIN = -(1 << 31)
 _NONE = np.empty(0, dtype=np.int64)
@@ -49,21 +44,6 @@ _POWER = _powers(31)
 _INVERSE = _powers(pow(31, -1, 1 << 32))
 
 
-class Keyed(NamedTuple):
-    """The properties of consecutive records, some of which have keys."""
-
-    #: the properties strings one behind the other
-    data: bytes
-    #: where each begins, and the end of the last
-    offsets: Int64s
-
-    def rows(self, start: int, stop: int) -> Keyed:
-        """Those of rows [start, stop)."""
-        offsets = self.offsets[start : stop + 1]
-        low = int(offsets[0])
-        return Keyed(self.data[low : int(offsets[-1])], offsets - low)
-
-
 class Hashes(NamedTuple):
     """One item a key, in the order in which they are indexed."""
 
@@ -71,40 +51,6 @@ class Hashes(NamedTuple):
     rows: Int64s
     #: hash of topic#key, as it stands in the index
     values: Int32s
-
-
-def keyed_column(properties: pa.Array) -> Keyed | None:
-    """The encoded properties of a batch; None, at next to no cost, when no row has a key."""
-    if properties.null_count == len(properties) or not len(properties):
-        return None
-    same = one_value(properties)
-    if same is not None and not has_keys(same):
-        return None
-    offsets = value_offsets(properties)
-    low = int(offsets[0])
-    data = properties.buffers()[2].slice(low, int(offsets[-1]) - low).to_pybytes()
-    # A copy: what stays in memory until it is indexed must not keep the bodies there.
-    return Keyed(data, offsets.astype(np.int64) - low) if has_keys(data) else None
-
-
-def has_keys(data: bytes) -> bool:
-    """Whether properties may have a key."""
-    return any(name in data for name in _NAMES)
-
-
-def keyed_row(properties: bytes | None) -> Keyed | None:
-    """The same as `keyed_column` of one row."""
-    if not properties or not has_keys(properties):
-        return None
-    return Keyed(properties, np.array([0, len(properties)], dtype=np.int64))
-
-
-def keyed_rows(properties: Sequence[bytes]) -> Keyed | None:
-    """The same of several rows."""
-    if not any(has_keys(each) for each in properties):
-        return None
-    ends = np.cumsum([0, *map(len, properties)], dtype=np.int64)
-    return Keyed(b"".join(properties), ends)
 
 
 def key_hash(topic: str, key: str) -> int:
@@ -115,16 +61,11 @@ def key_hash(topic: str, key: str) -> int:
 
 def key_hashes(topic: str, keys: Sequence[str]) -> Int64s:
     """`key_hash` of many keys, none of which is empty."""
-    texts = [_NAMES[1] + key.encode("utf-8", "surrogatepass") + PROPERTY_SEPARATOR for key in keys]
+    texts = [
+        UNIQ_KEY_NAME + key.encode("utf-8", "surrogatepass") + PROPERTY_SEPARATOR for key in keys
+    ]
     ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     return hash_keys(topic_hash(topic), Keyed(b"".join(texts), ends)).values.astype(np.int64)
-
-
-def keys_of(properties: bytes) -> list[str]:
-    """The keys of one record, in the order in which they are indexed."""
-    values = decode_properties(properties)
-    found = [values[UNIQ_KEY]] if UNIQ_KEY in values else []
-    return found + [word for word in values.get(KEYS, "").split(KEY_SEPARATOR) if word]
 
 
 def topic_hash(topic: str) -> int:
@@ -178,7 +119,8 @@ def _words(data: Bytes, offsets: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Row, start and end of every key, in the order in which they are indexed."""
     text = data.tobytes()
     keys, unique = (
-        _values(data, offsets, name) if name in text else (_NONE, _NONE, _NONE) for name in _NAMES
+        _values(data, offsets, name) if name in text else (_NONE, _NONE, _NONE)
+        for name in KEY_NAMES
     )
     rows, starts, ends = keys
     blanks = np.flatnonzero(data == _BLANK)

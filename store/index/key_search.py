@@ -15,10 +15,10 @@ import pyarrow as pa
 from raymq.store.checksum import body_crc
 from raymq.store.errors import OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.records.keys import keys_of
 from raymq.store.records.one_record import record_at
 from raymq.store.records.record_walk import WalkStop
 
-from .index_keys import keys_of
 from .index_service import IndexService
 
 #: bytes read for one record; a larger one is read whole

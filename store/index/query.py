@@ -19,15 +19,10 @@ from raymq.store.files import READABLE
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
-from raymq.store.records.record_walk import gather
 
 from .index_service import IndexService
 from .key_search import newest
 
-_INT, _LONG = np.dtype(">i4"), np.dtype(">i8")
-_SYS_FLAG_AT, _STORE_TIME_AT = 36, 56
-#: as far as the store time of a record with IPv6 hosts; no record is shorter
-_HEAD_BYTES = _STORE_TIME_AT + fmt.IPV6_EXTRA_BYTES + 8
 #: bytes read for one record; a larger one is read whole
 LOOK_BYTES = 8 << 10
 #: hex digits of a message id: store host and physical offset, with an IPv4 and an IPv6 host
@@ -142,7 +137,7 @@ class Query:
         queue = self._queues.find(row["topic"], row["queue_id"])
         if queue is None or not queue.min_offset <= row["queue_offset"] < queue.max_offset:
             return False
-        if batch.column("sys_flag")[0].as_py() & fmt.SYS_TRANSACTION_MASK in (0x4, 0xC):
+        if batch.column("sys_flag")[0].as_py() & fmt.SYS_TRANSACTION_MASK in fmt.SYS_UNQUEUED:
             return False
         units = queue.read(row["queue_offset"], 1)
         return len(units) == 1 and int(units["position"][0]) != row["physical_offset"]
@@ -223,11 +218,7 @@ class _StoreTimes:
 
 
 def _store_time(log: CommitLog, position: int) -> int:
-    view = log.read(position, position + _HEAD_BYTES)
-    where = np.zeros(1, dtype=np.int64)
-    v6 = int(gather(view, where + _SYS_FLAG_AT, _INT)[0]) & fmt.SYS_BORN_HOST_V6
-    at = where + _STORE_TIME_AT + (fmt.IPV6_EXTRA_BYTES if v6 else 0)
-    return int(gather(view, at, _LONG)[0])
+    return fmt.store_time_ms(log.read(position, position + fmt.STORE_TIME_END_MAX))
 
 
 def parse_message_id(message_id: str) -> tuple[str, int]:

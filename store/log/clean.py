@@ -13,18 +13,17 @@ store time of the message behind it, not by the file's time stamp, which a copy 
 from __future__ import annotations
 
 import logging
-import struct
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from raymq.store import format as fmt
 from raymq.store.failpoints import fail_point
-from raymq.store.put.segment_head import read_head
 from raymq.store.running_flags import DISK_FULL, LOGIC_DISK_FULL, RunningFlags
 
 from .commit_log import CommitLog
 from .mapped_file import MappedFile
+from .snapshot_head import read_head
 
 log = logging.getLogger("raymq.store")
 
@@ -35,10 +34,6 @@ FREE_FILES = 8
 #: the wall clock against the monotonic one between two passes: more is a jump, and believed after a day
 JUMP_MS = 3_600_000
 JUMP_BELIEVED_MS = 24 * 3_600_000
-_SYS_FLAG, _STORE_TIME = struct.Struct(">36xi"), struct.Struct(">q")
-_STORE_TIME_AT = 56
-_IPV6_EXTRA_BYTES = 12
-_HEAD_BYTES = _STORE_TIME_AT + _IPV6_EXTRA_BYTES + 8
 
 
 class Derived(Protocol):
@@ -245,7 +240,4 @@ class CleanService:
 
 def first_store_time(file: MappedFile) -> int:
     """When the first message of a commit log file was stored, ms."""
-    view = file.read(0, min(file.size, _HEAD_BYTES))
-    ipv6 = _SYS_FLAG.unpack_from(view)[0] & fmt.SYS_BORN_HOST_V6
-    (found,) = _STORE_TIME.unpack_from(view, _STORE_TIME_AT + (_IPV6_EXTRA_BYTES if ipv6 else 0))
-    return int(found)
+    return fmt.store_time_ms(file.read(0, min(file.size, fmt.STORE_TIME_END_MAX)))

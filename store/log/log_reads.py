@@ -249,8 +249,8 @@ def walk_with(
 
 def _size_of(head: bytes) -> int | None:
     """The size that the head of a record gives, where its body's length makes that possible."""
-    size, flags = int.from_bytes(head[:4], "big"), int.from_bytes(head[36:40], "big")
-    at = fmt.HEADER_BYTES - 4
+    size, *_, flags, _, _ = fmt.HEADER_ESSENTIALS.unpack_from(head)
+    at = fmt.BODY_LENGTH_AT
     for flag in (fmt.SYS_BORN_HOST_V6, fmt.SYS_STORE_HOST_V6):
         at += fmt.IPV6_EXTRA_BYTES if flags & flag else 0
     rest = size - int.from_bytes(head[at : at + 4], "big")

@@ -17,14 +17,12 @@ from typing import Any
 
 from raymq.store.checksum import crc32c
 from raymq.store.clock import Clock
-from raymq.store.errors import Corrupt, RayMQError, Rejected
+from raymq.store.errors import Corrupt, RayMQError
 from raymq.store.files import NOT_TRIED, READABLE, Files
-from raymq.store.tools.read_only import ReadOnlyStore
 
 from .chain import ChainReader, ChainUnit
 from .commit_log import CommitLog
-from .marks import read_marks
-from .segment_paths import find_segment, list_segments, other_directories
+from .segment_paths import find_segment
 
 #: a pass over little is no quicker than it need be, and not slower than this, bytes a second
 LEAST_BYTES_PER_S = 8 << 20
@@ -397,42 +395,4 @@ def scrub_of_log(log: CommitLog, *, on_fault: Callable[[Corrupt], None]) -> Scru
         pause_ms=interval_ms // 2,
         pass_ms=max(1, interval_ms // 2),
         on_fault=on_fault,
-    )
-
-
-def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scrub:
-    """A scrub of a store that somebody else may have open, or nobody. It reads from the disk, past the page cache.
-
-    Raises: Rejected when `root` is no store, or has no chain yet.
-    """
-    files = files or Files()
-    store = ReadOnlyStore(root, files)
-    size = store.segment_size_bytes
-    store.close()
-    if not store.own or not size or not files.exists(root / "raymq" / "chain"):
-        raise Rejected(
-            f"{root} has no chain to compare with: a store of RocketMQ gets it at its first start here; "
-            "`raymq store verify` checks its body CRCs",
-            field="DIR",
-            limit="a store that RayMQ has opened",
-        )
-
-    def start() -> int:
-        directories = [root / "commitlog", *other_directories(root, files=files)]
-        names = [path.name for path in list_segments(directories, files=files)]
-        return int(names[0]) if names else 0
-
-    def limit() -> int:
-        return read_marks(root / "raymq" / "marks", files=files).synced_end
-
-    return Scrub(
-        root,
-        size,
-        start=start,
-        limit=limit,
-        files=files,
-        bytes_per_s=bytes_per_s,
-        pause_ms=0,
-        memory="scrub-command",
-        from_disk=True,
     )

@@ -34,7 +34,6 @@ SLICE_MS_LOW, SLICE_MS_HIGH = 0.25, 1.0
 _STAMP = np.dtype(f"V{STAMP_BYTES}")
 _INT = np.dtype(">i4")
 _LONG = np.dtype(">i8")
-_QUEUE_ID_OFFSET, _QUEUE_OFFSET_OFFSET = 12, 20
 
 
 class OwnRows(NamedTuple):
@@ -173,14 +172,14 @@ class Search:
     def _own_records(self, view: memoryview, base: int, walk: record.Walk) -> OwnRows:
         where = walk.positions - base
         own, sequences, parts = self._stamps(view, where, walk.sizes)
-        own &= gather(view, where + _QUEUE_ID_OFFSET, _INT) == self._queue_id
+        own &= gather(view, where + fmt.QUEUE_ID_AT, _INT) == self._queue_id
         own &= parts.topic_end - parts.topic_start == len(self._topic)
         rows = np.flatnonzero(own)
         if len(rows):
             topic = np.dtype(f"V{len(self._topic)}")
             names = gather(view, parts.topic_start[rows], topic).view(np.uint8)
             rows = rows[(names.reshape(len(rows), -1) == self._topic).all(axis=1)]
-        offsets = gather(view, where[rows] + _QUEUE_OFFSET_OFFSET, _LONG).astype(np.int64)
+        offsets = gather(view, where[rows] + fmt.QUEUE_OFFSET_AT, _LONG).astype(np.int64)
         return OwnRows(offsets, sequences[rows], walk.positions[rows] + walk.sizes[rows])
 
     def _stamps(

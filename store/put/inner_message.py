@@ -22,8 +22,6 @@ from raymq.store.records.producer_stamp import STAMP_NAME, without_stamp
 from raymq.store.state import INTERNAL_QUEUE, INTERNAL_TOPIC, PROGRESS
 
 _LONG = struct.Struct(">q")
-_QUEUE_OFFSET_AT, _PHYSICAL_OFFSET_AT, _BORN_HOST_AT = 20, 28, 48
-_TRANSACTION_MASK, _NO_QUEUE = 0xC, (0x4, 0xC)
 _END_DIGITS = 20
 
 
@@ -68,7 +66,7 @@ class PreparedInner:
                 {name: value for name, value in message.properties.items() if name != STAMP_NAME}
             )
         #: False: prepared or rolled back; it belongs to no queue and its queue offset is 0
-        self.queued = message.sys_flag & _TRANSACTION_MASK not in _NO_QUEUE
+        self.queued = message.sys_flag & fmt.SYS_TRANSACTION_MASK not in fmt.SYS_UNQUEUED
         born_host = message.born_host or store_host
         self._data = bytearray(
             record.encode_record(
@@ -85,7 +83,7 @@ class PreparedInner:
                 prepared_transaction_offset=message.prepared_transaction_offset,
             )
         )
-        self._store_time_at = _BORN_HOST_AT + len(fmt.pack_host(*born_host))
+        self._store_time_at = fmt.BORN_HOST_AT + len(fmt.pack_host(*born_host))
 
     @property
     def size(self) -> int:
@@ -96,8 +94,8 @@ class PreparedInner:
         self, *, queue_offset: int, physical_offset: int, store_time_ms: int
     ) -> bytes | bytearray:
         """The record."""
-        _LONG.pack_into(self._data, _QUEUE_OFFSET_AT, queue_offset if self.queued else 0)
-        _LONG.pack_into(self._data, _PHYSICAL_OFFSET_AT, physical_offset)
+        _LONG.pack_into(self._data, fmt.QUEUE_OFFSET_AT, queue_offset if self.queued else 0)
+        _LONG.pack_into(self._data, fmt.PHYSICAL_OFFSET_AT, physical_offset)
         _LONG.pack_into(self._data, self._store_time_at, store_time_ms)
         return self._data
 

@@ -6,12 +6,14 @@ Source: PutMessageHook (before: delay levels, timers, checks) and SendMessageHoo
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from raymq.store.errors import Rejected
 from raymq.store.records.record_check import check_columns
 from raymq.store.records.record_row import Row
 from raymq.store.requests import Append, PutRequest
+from raymq.store.state import TopicInfo
 from raymq.store.status import PutStatus
 
 from .inner_message import InnerMessage
@@ -51,6 +53,19 @@ class PutHook:
 
         Not told of columns that were checked and still waited to be appended when their shard stopped writing.
         The flush and the replicas come after it, other than for `after_put`.
+        """
+
+
+class TopicGuard(Protocol):
+    """Opens one system topic to the columns that users put: checks all that a put to it must satisfy."""
+
+    #: the largest record that may go there
+    record_bytes_max: int
+
+    def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
+        """Refuse columns that the topic cannot take. Their schema and lengths were checked before.
+
+        Raises: Rejected, Unavailable; then nothing is stored.
         """
 
 

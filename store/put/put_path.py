@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from raymq.store import record
-from raymq.store.compaction.units import check_keys
-from raymq.store.delay.delay_hook import DelayHook
-from raymq.store.delay.delay_levels import TIMER_TOPIC
-from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
-from raymq.store.delay.timer_put import check_timer_put
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from raymq.store.failpoints import fail_point
-from raymq.store.index.index_keys import keyed_rows
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.producer_table import UNKNOWN_OFFSET
+from raymq.store.put_lock import PutLock
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.dispatch import Dispatch, Pending
+from raymq.store.records.key_check import check_keys
+from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.requests import Append, PutRequest
 from raymq.store.running_flags import BLOCKS_PUTS, RunningFlags
@@ -44,8 +41,7 @@ from raymq.store.topics import check_target
 
 from .duplicates import Search
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
-from .put_hooks import PutHook, after_batch, before_batch
-from .put_lock import PutLock
+from .put_hooks import PutHook, TopicGuard, after_batch, before_batch
 
 logger = logging.getLogger("raymq.store")
 
@@ -80,7 +76,7 @@ class PutPath:
         flags: RunningFlags,
         stats: StoreStats,
         hooks: list[PutHook],
-        delays: DelayHook,
+        guards: Mapping[str, TopicGuard],
     ) -> None:
         self._log = log
         self._config = log.config
@@ -94,7 +90,8 @@ class PutPath:
         self._flags = flags
         self._stats = stats
         self._hooks = hooks
-        self._delays = delays
+        #: system topics that users may put columns to, and what checks those
+        self._guards = guards
         self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self._record_bytes_max = log.config.record_bytes_max
         self.epoch = 0
@@ -145,23 +142,16 @@ class PutPath:
             )
 
     def _check(self, request: PutRequest) -> CheckedPut:
-        timer = request.topic == TIMER_TOPIC
-        if not timer:
+        guard = self._guards.get(request.topic)
+        if guard is None:
             check_target(request.topic, request.queue_id, self._state.topics)
         row = record.check_put(
             request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
         )
         if row is None and not request.batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
-        if timer:
-            check_timer_put(
-                request.queue_id,
-                request.batch,
-                topics=self._state.topics,
-                config=self._config,
-                now_ms=self._clock.now_ms(),
-                waiting=self._delays.waiting,
-            )
+        if guard is not None:
+            guard.check_batch(request, self._state.topics)
         elif self._state.topics[request.topic].compacted:
             check_keys(request.topic, request.batch)
         stamp = None
@@ -175,7 +165,8 @@ class PutPath:
             store_host=self._config.store_host,
             row=row,
         )
-        self._check_sizes(prepared, timer=timer)
+        limit = self._record_bytes_max if guard is None else guard.record_bytes_max
+        self._check_sizes(prepared, limit)
         # The offsets of duplicates are searched here, where nobody else waits for it.
         plain = row is not None and not row.properties
         waits = plain or record.waits(row or request.batch)
@@ -268,15 +259,11 @@ class PutPath:
         first_offset = search.find(first, entry, queue, dispatched)
         return first_offset, search.find(last, entry, queue, dispatched)
 
-    def _check_sizes(self, prepared: Prepared, *, timer: bool = False) -> None:
+    def _check_sizes(self, prepared: Prepared, limit: int) -> None:
         if isinstance(prepared, record.PreparedRow):
             largest = prepared.size
         else:
             largest = int(prepared.sizes.max())
-        limit = self._record_bytes_max
-        if timer:
-            # It is delivered in a group.
-            limit = self._config.group_bytes_max - GROUP_RESERVE_BYTES - ROW_RESERVE_BYTES
         if largest > limit:
             row = int(prepared.sizes.argmax())
             pool = self._config.transient_pool_bytes if self._config.transient_pool else 0
@@ -453,7 +440,7 @@ class PutPath:
             stamp=None,
             store_host=self._config.store_host,
         )
-        self._check_sizes(prepared)
+        self._check_sizes(prepared, self._record_bytes_max)
         request = PutRequest(INTERNAL_TOPIC, INTERNAL_QUEUE, batch, None, 0, 0, "quorum")
         return CheckedPut(request, prepared)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,11 @@ import numpy.typing as npt
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.clock import Clock
-from raymq.store.delay.delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
-from raymq.store.index.index_builder import IndexBuilder, KeyedUnit
-from raymq.store.index.index_keys import Keyed
+from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.put.put_lock import PutLock
+from raymq.store.put_lock import PutLock
 from raymq.store.records import rows
+from raymq.store.records.keys import Keyed, KeyedUnit
 from raymq.store.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 
 from .consume_queue import ConsumeQueue
@@ -51,6 +50,26 @@ class Pending(NamedTuple):
     keyed: Keyed | None
 
 
+class RecordIndex(Protocol):
+    """The index of records by key, as dispatch sees it (`IndexBuilder`)."""
+
+    @property
+    def full(self) -> bool:
+        """Whether enough records wait to be indexed together."""
+
+    def add(self, start: int, end: int, unit: KeyedUnit | None) -> None:
+        """Take records [start, end) that were just dispatched; None when none has a key."""
+
+    def due(self, dispatched: int) -> bool:
+        """Whether `run` should be called although more records are coming."""
+
+    def run(self, upto: int) -> None:
+        """Index what was added; where the index is behind, a slice of the log below `upto`."""
+
+    def behind(self, dispatched: int) -> bool:
+        """Whether records below `dispatched` can be indexed at once."""
+
+
 class Dispatch:
     """The dispatched end of a store, and the way there. Callers: one thread; `pend` under the put lock."""
 
@@ -72,7 +91,7 @@ class Dispatch:
         #: everything below this is in the consume queues
         self.dispatched = 0
         #: None: records are not indexed
-        self.index: IndexBuilder | None = None
+        self.index: RecordIndex | None = None
         #: grows with what waits for a delay level or a timer
         self.delayed = 0
         #: queues that got units since `take_touched` was called last
@@ -157,7 +176,7 @@ class Dispatch:
             if self._clock.monotonic() > deadline:
                 break
 
-    def _index(self, index: IndexBuilder, unit: Pending) -> None:
+    def _index(self, index: RecordIndex, unit: Pending) -> None:
         keyed = None
         if unit.keyed is not None:
             keyed = KeyedUnit(unit.topic, unit.positions, unit.store_time_ms, unit.keyed)

@@ -37,7 +37,6 @@ RECORD_SCHEMA = pa.schema(
 )
 
 _NUMBERS = [field.name for field in RECORD_SCHEMA if pa.types.is_integer(field.type)]
-_V6 = fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6
 
 
 def decode(
@@ -95,7 +94,7 @@ def _check_bounds(view: memoryview, starts: Int64s, sizes: Int64s) -> None:
 
 def _fields(view: memoryview, starts: Int64s, names: list[str]) -> dict[str, Any]:
     """The fixed-width columns among `names`."""
-    kind = gather(view, starts + 36, np.dtype(">i4")) & _V6
+    kind = gather(view, starts + fmt.SYS_FLAG_AT, np.dtype(">i4")) & fmt.SYS_ANY_HOST_V6
     if (kind == kind[0]).all():
         return _fields_of_kind(view, starts, int(kind[0]), names)
     # Rows of several header widths: each kind on its own, then back into the order asked for.

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from raymq.store import format as fmt
 from raymq.store.checksum import body_crc, body_crcs
 from raymq.store.errors import Rejected, require
-from raymq.store.index.index_keys import Keyed, keyed_column
 
 from .binary_columns import value_lengths
+from .keys import Keyed, keyed_column
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
 from .properties import TAG_NAME
 from .record_row import PreparedRow, Row

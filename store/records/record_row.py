@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +13,9 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store.checksum import body_crc
-from raymq.store.errors import broken, require
-from raymq.store.index.index_keys import keyed_row
+from raymq.store.errors import broken
 
+from .keys import keyed_row
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_bytes
 from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separators_absent
@@ -36,9 +35,7 @@ PUT_SCHEMA = pa.schema(
 #: a longer row costs more to copy than the arrays cost
 BATCH_BYTES_MAX = 64 << 10
 
-#: fmt.HEADER_DTYPE from `size` to `body_length`, both hosts IPv4
-_HEADER = struct.Struct(">iIiiiqqiq8sq8siqi")
-require(_HEADER.size == fmt.HEADER_BYTES, "the header's layouts agree", found=_HEADER.size)
+_HEADER = fmt.HEADER
 
 
 class Row(NamedTuple):

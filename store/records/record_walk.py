@@ -200,8 +200,6 @@ class Layout(NamedTuple):
 _BYTE = np.dtype(np.int8)
 _SHORT = np.dtype(">i2")
 _INT = np.dtype(">i4")
-#: of an IPv4 record
-_STORE_TIME_OFFSET, _BODY_LENGTH_OFFSET = 56, 84
 
 
 def layout(view: Any, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
@@ -221,7 +219,7 @@ def _layout(
     extra: Int64s | int = 0
     topic_width: Int64s | int = 1
     sys_flags, v2 = headers["sys_flag"], headers["magic"] == fmt.MAGIC_V2
-    any_v6 = (sys_flags & (fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6)).any()
+    any_v6 = (sys_flags & fmt.SYS_ANY_HOST_V6).any()
     any_v2 = v2.any()
     if any_v6:
         extra = fmt.IPV6_EXTRA_BYTES * (
@@ -240,7 +238,7 @@ def _layout(
 
     body_length = headers["body_length"].astype(np.int64)
     if any_v6:
-        at = inside(starts + extra + _BODY_LENGTH_OFFSET)
+        at = inside(starts + extra + fmt.BODY_LENGTH_AT)
         body_length = gather(view, at, _INT).astype(np.int64)
     body_end = body_start + body_length
     good &= (body_length >= 0) & (body_end + topic_width + 3 <= ends)
@@ -392,7 +390,7 @@ def records_at(view: Any, starts: Int64s, positions: Int64s) -> Found:
     times_ms = headers["store_time_ms"].astype(np.int64)
     moved = good & ((headers["sys_flag"] & fmt.SYS_BORN_HOST_V6) != 0)
     if moved.any():
-        at = where[moved] + _STORE_TIME_OFFSET + fmt.IPV6_EXTRA_BYTES
+        at = where[moved] + fmt.STORE_TIME_AT + fmt.IPV6_EXTRA_BYTES
         times_ms[moved] = gather(view, at, np.dtype(">i8"))
     begins, ends = parts.body_start - where, parts.body_end - where
     found = Found(there, sizes, times_ms, begins, ends, headers["body_crc"])

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raymq.store import format as fmt
-from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
 from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
 from raymq.store.errors import Rejected
+from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.put.inner_message import InnerMessage, PreparedInner
 from raymq.store.requests import Append
 from raymq.store.state import TopicInfo

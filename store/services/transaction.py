@@ -14,10 +14,11 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raymq.store.compaction.units import check_key
 from raymq.store.errors import Corrupt, Rejected, Unavailable
+from raymq.store.format import HALF_TOPIC, SYS_COMMITTED, SYS_TRANSACTION_MASK
 from raymq.store.producer_table import UNKNOWN_OFFSET
 from raymq.store.put.inner_message import InnerMessage, PreparedInner, Progress
+from raymq.store.records.key_check import check_key
 from raymq.store.requests import Append
 from raymq.store.topics import check_target
 
@@ -29,16 +30,12 @@ log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
 
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DISCARD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 #: whose offsets tell RocketMQ how far half messages and op records are done
 GROUP = "CID_RMQ_SYS_TRANS"
 SERVICE = "transaction"
 
-#: sysFlag of a committed message (MessageSysFlag.TRANSACTION_COMMIT_TYPE)
-COMMITTED = 0x8
-_TRANSACTION_BITS = 0xC
 _OP_TAG = "d"
 _OP_SEPARATOR = ","
 _CHECKS = "checks:"
@@ -116,7 +113,7 @@ class TransactionService:
             message.body,
             properties,
             flag=message.flag,
-            sys_flag=message.sys_flag & ~_TRANSACTION_BITS,
+            sys_flag=message.sys_flag & ~SYS_TRANSACTION_MASK,
             born_time_ms=message.born_time_ms,
             born_host=message.born_host,
             reconsume_times=message.reconsume_times,
@@ -191,7 +188,7 @@ class TransactionService:
             half.properties["REAL_TOPIC"],
             int(half.properties["REAL_QID"]),
             half.properties,
-            sys_flag=half.sys_flag & ~_TRANSACTION_BITS | COMMITTED,
+            sys_flag=half.sys_flag & ~SYS_TRANSACTION_MASK | SYS_COMMITTED,
             prepared_transaction_offset=half.physical_offset,
         )
         return self._end(half, Resolution.COMMIT, [message])

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
+from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.log.log_reads import Records, read_records
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 from raymq.store.records import rows
@@ -20,7 +20,6 @@ Int64s = npt.NDArray[np.int64]
 
 #: bytes of records decoded at a time; a single larger record goes alone
 SLICE_BYTES = 32 << 20
-_NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: in no consume queue
 
 
 class Stretch(NamedTuple):
@@ -78,7 +77,7 @@ class QueueRows(NamedTuple):
 def queued(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     """Which rows stand in a consume queue: those of no transaction, and committed ones."""
     kind = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
-    return np.asarray(~np.isin(kind, _NO_QUEUE), dtype=np.bool_)
+    return np.asarray(~np.isin(kind, fmt.SYS_UNQUEUED), dtype=np.bool_)
 
 
 def by_queue(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[QueueRows]:

@@ -41,7 +41,6 @@ ENTRY_DTYPE = np.dtype(
 ENTRIES_PER_SLOT = 4
 PER_SLOT_BYTES = 4 + ENTRIES_PER_SLOT * ENTRY_DTYPE.itemsize
 _MAX_INT = 0x7FFFFFFF
-_ROLLBACK = 0xC
 
 
 class _Kept(NamedTuple):
@@ -108,7 +107,7 @@ def key_hashes(batch: pa.RecordBatch) -> tuple[Int64s, Int64s]:
     """The row and the index hash of each key of a decoded slice, by row: UNIQ_KEY, then the words of KEYS."""
     found_rows: list[Int64s] = []
     hashes: list[Int64s] = []
-    kept = (batch.column("sys_flag").to_numpy() & _ROLLBACK) != _ROLLBACK
+    kept = (batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK) != fmt.SYS_ROLLBACK
     for name, split in (("UNIQ_KEY", False), ("KEYS", True)):
         values = _property(batch.column("properties"), name)
         rows = np.flatnonzero(kept & values.is_valid().to_numpy(zero_copy_only=False))

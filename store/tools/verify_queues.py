@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.store import format as fmt
-from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
 from raymq.store.errors import Corrupt
+from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.queue_files import OpenFiles
 

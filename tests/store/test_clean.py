@@ -18,9 +18,9 @@ from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull, Unavaila
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.log.clean import MANUAL_PASSES
+from raymq.store.log.snapshot_head import read_head
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put.segment_head import read_head
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock

@@ -18,13 +18,13 @@ from raymq.store.compaction import compaction_store
 from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.compaction.units import file_sizes
 from raymq.store.config import StoreConfig
-from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put.put_message import MessagePut
+from raymq.store.put_message import MessagePut
 from raymq.store.queues.get_message import GetMessageStatus
 from raymq.store.queues.message_filter import TagFilter
 from raymq.store.queues.sql_filter import SqlFilter

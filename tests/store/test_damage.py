@@ -16,15 +16,14 @@ import pytest
 
 from raymq.store import record
 from raymq.store.config import StoreConfig
-from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt
 from raymq.store.files import READABLE, Files
+from raymq.store.format import HALF_TOPIC, SCHEDULE_TOPIC
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.resolutions import Resolution
 from raymq.store.services.retry import send_back
-from raymq.store.services.transaction import HALF_TOPIC
 from raymq.store.tools.export import export
 from raymq.store.tools.inspect import verify
 from tests.support.bad_sectors import SECTOR, BadSectors

@@ -25,13 +25,14 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.failpoints import failpoint
 from raymq.store.files import Files
-from raymq.store.index import index_builder, index_keys
+from raymq.store.index import index_builder
 from raymq.store.index.index_file import HEADER, ITEM_GAP_BYTES, SLOT_BYTES, IndexFile
-from raymq.store.index.index_keys import Keyed, hash_keys, key_hash, keys_of, topic_hash
+from raymq.store.index.index_keys import hash_keys, key_hash, topic_hash
 from raymq.store.index.index_service import IndexService
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage, Progress
 from raymq.store.records import properties
+from raymq.store.records.keys import Keyed, keyed_row, keys_of
 from raymq.store.requests import PutRequest
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, confirm_with_index
@@ -60,7 +61,7 @@ def test_a_hash_without_an_absolute_value_is_0():
     key = "mhenejuycG"
     assert fmt.java_hash("t#" + key) == -(1 << 31)
     assert key_hash("t", key) == 0
-    keyed = index_keys.keyed_row(properties.encode({"KEYS": key}))
+    keyed = keyed_row(properties.encode({"KEYS": key}))
     assert keyed is not None
     assert hash_keys(topic_hash("t"), keyed).values.tolist() == [0]
 

@@ -30,8 +30,8 @@ from raymq.store.promise import PROMISES, Ends
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.put_errors import ERRORS, error_of, status_of
 from raymq.store.put.put_hooks import PutHook
-from raymq.store.put.put_lock import BUSY_MAX_MS
-from raymq.store.put.put_message import MessagePut, PutResult
+from raymq.store.put_lock import BUSY_MAX_MS
+from raymq.store.put_message import MessagePut, PutResult
 from raymq.store.records.properties import decode
 from raymq.store.status import PutStatus
 from tests.support.batches import batch, request

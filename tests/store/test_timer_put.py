@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from raymq.store.config import StoreConfig
-from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Rejected, Unavailable
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.record import Row
 from raymq.store.records.properties import encode
 from raymq.store.requests import PutRequest

@@ -10,7 +10,6 @@ import pytest
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.delay.timer_check import TimerCheck, read_check, write_check
 from raymq.store.delay.timer_log import UNIT_BYTES, UNIT_DTYPE
@@ -19,6 +18,7 @@ from raymq.store.delay.timer_wheel import FILE_BYTES, SLOT
 from raymq.store.errors import StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from tests.support.delays import CONFIG, START_MS, DelayWorld

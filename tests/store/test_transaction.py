@@ -8,11 +8,11 @@ import pytest
 
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Rejected, Unavailable
+from raymq.store.format import SYS_COMMITTED
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.resolutions import Resolution
 from raymq.store.services.stored_message import StoredMessage, read
 from raymq.store.services.transaction import (
-    COMMITTED,
     DISCARD_TOPIC,
     GROUP,
     HALF_TOPIC,
@@ -39,7 +39,7 @@ def test_a_half_message_is_read_by_nobody_until_it_is_committed(engine: Engine) 
     assert half.properties["__transactionId__"] == half.properties["UNIQ_KEY"]
     engine.service.commit(offset, group="g")
     (message,) = engine.read()
-    assert (message.body, message.flag, message.sys_flag) == (b"x", 3, 0x1 | COMMITTED)
+    assert (message.body, message.flag, message.sys_flag) == (b"x", 3, 0x1 | SYS_COMMITTED)
     assert message.prepared_transaction_offset == half.physical_offset
     assert (message.properties["TAGS"], message.properties["TRAN_MSG"]) == ("tag", "true")
     assert message.born_time_ms == half.born_time_ms

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-from raymq.store.clock import Clock
+from .clock import Clock
 
 #: a longer hold is a clock that jumped, not a busy disk
 BUSY_MAX_MS = 10_000_000

@@ -12,18 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from raymq.store import format as fmt
-from raymq.store.compaction.units import check_key
 from raymq.store.delay.delayed_record import REAL_TOPIC
-from raymq.store.errors import RayMQError, Rejected
-from raymq.store.message_store import MessageStore
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.put.put_errors import error_of, status_of
+from raymq.store.put.put_hooks import PutHook
+from raymq.store.records.key_check import check_key
 from raymq.store.records.properties import DELAY, INNER_NUM, WAIT, decode
-from raymq.store.requests import Append
-from raymq.store.status import PutStatus
-from raymq.store.topics import is_system_topic
 
-from .inner_message import InnerMessage
-from .put_errors import error_of, status_of
-from .put_hooks import PutHook
+from .errors import RayMQError, Rejected
+from .message_store import MessageStore
+from .requests import Append
+from .status import PutStatus
+from .topics import is_system_topic
 
 log = logging.getLogger("raymq.store")
 

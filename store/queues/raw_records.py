@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
 
+from raymq.store import format as fmt
+from raymq.store.records.record_walk import Fault, first_fault
 from raymq.store.requests import FetchSlice
 
-from .record_walk import Fault, first_fault
-
-_QUEUE_OFFSET = slice(20, 28)
+_LONG = struct.Struct(">q")
 
 
 def fault_of(part: FetchSlice) -> Fault | None:
@@ -31,5 +32,5 @@ def before(part: FetchSlice, row: int) -> FetchSlice:
     following = part.first_offset + row
     if part.next_offset - part.first_offset != len(records):
         # Of a compacted topic there are gaps.
-        following = int.from_bytes(whole[row - 1].as_py()[_QUEUE_OFFSET], "big") + 1
+        following = _LONG.unpack_from(whole[row - 1].as_py(), fmt.QUEUE_OFFSET_AT)[0] + 1
     return part._replace(records=whole, next_offset=following)

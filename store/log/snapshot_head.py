@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from raymq.store.log.log_reads import walk_with
-from raymq.store.log.mapped_file import MappedFile
 from raymq.store.records import properties
 from raymq.store.records.record_walk import layout
 from raymq.store.state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts, reading_internal
+
+from .log_reads import walk_with
+from .mapped_file import MappedFile
 
 #: bytes read at a time; a larger record is read whole
 HEAD_BYTES = 64 << 10
