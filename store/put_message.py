@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from raymq.store import format as fmt
-from raymq.store.delay.delayed_record import REAL_TOPIC
-from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put.put_errors import error_of, status_of
-from raymq.store.put.put_hooks import PutHook
-from raymq.store.records.key_check import check_key
-from raymq.store.records.properties import DELAY, INNER_NUM, WAIT, decode
 
+from .delay.delayed_record import REAL_TOPIC
 from .errors import RayMQError, Rejected
 from .message_store import MessageStore
+from .put.inner_message import InnerMessage
+from .put.put_errors import error_of, status_of
+from .put.put_hooks import PutHook
+from .records.key_check import check_key
+from .records.properties import DELAY, INNER_NUM, WAIT, decode
 from .requests import Append
 from .status import PutStatus
 from .topics import is_system_topic

@@ -21,6 +21,8 @@ from raymq.store.records.record_walk import WalkStop
 
 from .index_service import IndexService
 
+#: later than any store time
+TIME_MAX_MS = (1 << 63) - 1
 #: bytes read for one record; a larger one is read whole
 LOOK_BYTES = 2048
 BAD_CRC = WalkStop.BAD_CRC.value

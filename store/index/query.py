@@ -6,6 +6,7 @@ Source: DefaultMessageStore#queryMessage, #lookMessageByOffset, #getOffsetInQueu
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -21,13 +22,13 @@ from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
 
 from .index_service import IndexService
-from .key_search import newest
+from .key_search import TIME_MAX_MS, newest
+from .query_keys import KeyHits, by_keys
 
 #: bytes read for one record; a larger one is read whole
 LOOK_BYTES = 8 << 10
 #: hex digits of a message id: store host and physical offset, with an IPv4 and an IPv6 host
 ID_DIGITS, ID_DIGITS_V6 = 32, 56
-TIME_MAX_MS = (1 << 63) - 1
 
 
 class Boundary(Enum):
@@ -64,7 +65,7 @@ class Query:
         topic: str,
         key: str,
         *,
-        max_num: int,
+        max_num: int = 64,
         begin_ms: int = 0,
         end_ms: int = TIME_MAX_MS,
         exact: bool = False,
@@ -90,6 +91,27 @@ class Query:
         sizes = np.array([len(raw) for raw in raws], dtype=np.int64)
         records = record.decode(b"".join(raws), np.cumsum(sizes) - sizes, sizes)
         return QueryResult(records, *self._index.last)
+
+    def by_keys(
+        self,
+        topic: str,
+        keys: Sequence[str],
+        *,
+        max_num: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = TIME_MAX_MS,
+        exact: bool = False,
+    ) -> KeyHits:
+        """The newest messages of each of many keys, found together: `query_keys.by_keys`."""
+        return by_keys(
+            self._log,
+            self._index,
+            topic,
+            keys,
+            max_num=max_num,
+            span=(begin_ms, end_ms),
+            exact=exact,
+        )
 
     # --- by place -------------------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ def test_every_key_finds_in_rocketmqs_index_what_rocketmq_finds(tmp_path):
         # The delayed message was indexed under the topic in which it waits.
         for key in [props.get("UNIQ_KEY"), *props.get("KEYS", "").split(" ")]:
             if key:
-                result = store.query_message(line["topic"], key, exact=True)
+                result = store.query.by_key(line["topic"], key, exact=True)
                 assert line["phy"] in result.records.column("physical_offset").to_pylist()
                 found += 1
     assert found >= next(line["keys"] for line in lines if line["kind"] == "end")
@@ -410,7 +410,7 @@ def keyed_request(
 
 
 def bodies(store: MessageStore, key: str, **options: object) -> list[bytes]:
-    return store.query_message("t", key, exact=True, **options).records.column("body").to_pylist()
+    return store.query.by_key("t", key, exact=True, **options).records.column("body").to_pylist()
 
 
 def opened(root: Path, **options: object) -> MessageStore:

@@ -110,7 +110,7 @@ def test_the_key_of_the_last_message_is_found_although_nobody_puts_another(store
         schema=PUT_SCHEMA,
     )
     store.put(PutRequest("t", 0, row, None, 0, 0, "quorum"))
-    until(lambda: len(store.store.query_messages("t", ["k"], max_num=1).records), wait_a_little)
+    until(lambda: len(store.store.query.by_keys("t", ["k"], max_num=1).records), wait_a_little)
 
 
 def test_an_embedded_store_has_warm_files_where_they_are_asked_for(tmp_path):
