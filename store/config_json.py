@@ -23,7 +23,7 @@ from .errors import Corrupt, RayMQError
 from .failpoints import fail_point
 from .files import Files
 from .log.commit_log import CommitLog
-from .put.inner_message import InnerMessage, Progress
+from .put.inner_message import InnerMessage, ServiceProgress
 from .requests import Append
 from .state import INTERNAL_TOPIC, OFFSETS, TOPIC, ShardState, TopicInfo
 from .topics import QUEUES_MAX, SYSTEM_PREFIX
@@ -77,7 +77,9 @@ class ConfiguredStore(Protocol):
     def put_internal(self, kind: str, body: bytes) -> Append:
         """Append one record of the internal topic and apply it to the state."""
 
-    def put_inner(self, messages: Sequence[InnerMessage], *, progress: Progress) -> list[Append]:
+    def put_inner(
+        self, messages: Sequence[InnerMessage], *, progress: ServiceProgress
+    ) -> list[Append]:
         """Append messages together with the progress of a service."""
 
 
@@ -125,7 +127,7 @@ def import_changed(store: ConfiguredStore) -> list[str]:
             raise _unlike(name, str(error)) from error
         if new:
             fail_point("config.imported")
-            store.put_inner([], progress=Progress(IMPORT_SERVICE, {name: found[1]}))
+            store.put_inner([], progress=ServiceProgress(IMPORT_SERVICE, {name: found[1]}))
             changed.append(name)
     return changed
 
@@ -362,7 +364,7 @@ def _import_levels(store: ConfiguredStore, table: Table, new: bool) -> None:
     taken = _to_take(found, store.state.progress.get(LEVELS_SERVICE, {}), new)
     if taken:
         values = {level: found[level] for level in taken}
-        store.put_inner([], progress=Progress(LEVELS_SERVICE, values))
+        store.put_inner([], progress=ServiceProgress(LEVELS_SERVICE, values))
 
 
 def _export_levels(tables: Tables, table: Table) -> None:

@@ -31,7 +31,7 @@ from .index.index_service import IndexService
 from .index.query import Query
 from .log.clean import CleanService, Derived
 from .log.commit_log import QUEUES_DOUBTFUL, CommitLog
-from .put.inner_message import InnerMessage, Progress
+from .put.inner_message import InnerMessage, ServiceProgress
 from .put.put_hooks import PutHook
 from .put.put_path import PutPath
 from .put_lock import PutLock
@@ -233,7 +233,7 @@ class MessageStore:
         return self.put_path.put(request)
 
     def put_inner(
-        self, messages: Sequence[InnerMessage], *, progress: Progress | None = None
+        self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
     ) -> list[Append]:
         """Append messages of the store's own services: `PutPath.put_inner`."""
         return self.put_path.put_inner(messages, progress=progress)

@@ -70,7 +70,7 @@ class Run(NamedTuple):
     first_offset: int
 
 
-class Found(NamedTuple):
+class FoundRun(NamedTuple):
     """A run that a search found, and the physical end of its last record."""
 
     first_sequence: int
@@ -90,7 +90,7 @@ class ProducerQueue:
     #: the first run, some that are old, the newest; never changed in place but at its end
     runs: list[Run] = field(default_factory=list)
     #: what was searched last: the next rows are asked for next. No part of the state
-    found: Found | None = field(default=None, compare=False)
+    found: FoundRun | None = field(default=None, compare=False)
     #: when it was written last
     time_ms: int = field(default=0, compare=False)
     #: its row in the table

@@ -25,7 +25,7 @@ from .requests import Append
 from .status import PutStatus
 from .topics import is_system_topic
 
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
 RETRY_PREFIX = "%RETRY%"
 #: a record may have so much more than its body (MessageExtEncoder)
@@ -287,4 +287,4 @@ def _run_after(hooks: Sequence[PutHook], message: InnerMessage, result: PutResul
             hook.after_put(message, result.status)
         except Exception:
             # Advisory: what is stored stays stored.
-            log.exception("put hook %s", hook.name)
+            logger.exception("put hook %s", hook.name)

@@ -27,7 +27,7 @@ from raymq.store.state import ShardState
 
 from . import swap
 from .compactor import Compacted, write_compacted
-from .sparse_log import Part, Rows, SparseLog
+from .sparse_log import CompactedRows, Part, SparseLog
 from .units import (
     COMPACTING,
     DIRECTORY,
@@ -204,7 +204,7 @@ class CompactionStore:
             kept = rows[keyed]
             with log.lock:
                 log.append(
-                    Rows(
+                    CompactedRows(
                         found.data,
                         found.starts[keyed],
                         found.sizes[keyed],

@@ -18,7 +18,7 @@ from raymq.store import record
 from raymq.store.files import Files
 from raymq.store.records.keys import key_column
 
-from .sparse_log import Pair, Rows, SparseLog
+from .sparse_log import CompactedRows, Pair, SparseLog
 from .units import COMPACTING
 
 Bools = npt.NDArray[np.bool_]
@@ -95,7 +95,7 @@ def write_compacted(
                 lengths = part["size"].astype(np.int64)
                 places = part["position"].astype(np.int64) - pair.start
                 new.append(
-                    Rows(
+                    CompactedRows(
                         *pair.records(places, lengths),
                         lengths,
                         part["tags_code"].astype(np.int64),

@@ -110,7 +110,7 @@ class Pair:
         self.queue.sync()
 
 
-class Rows(NamedTuple):
+class CompactedRows(NamedTuple):
     """Records that go in: columns, ascending by queue offset."""
 
     view: memoryview
@@ -219,7 +219,7 @@ class SparseLog:
 
     # --- appending ------------------------------------------------------------------------------------------
 
-    def append(self, rows: Rows) -> None:
+    def append(self, rows: CompactedRows) -> None:
         """Append records, in as many files as they need. Raises: StorageFull, OSError; `cut` mends what they leave."""
         low, count = 0, len(rows.sizes)
         while low < count:
@@ -228,7 +228,9 @@ class SparseLog:
             pair = self.pairs[-1]
             stop = low + self._fitting(pair, rows.sizes[low:])
             if stop > low:
-                self._write(pair, Rows(rows.view, *(column[low:stop] for column in rows[1:])))
+                self._write(
+                    pair, CompactedRows(rows.view, *(column[low:stop] for column in rows[1:]))
+                )
                 low = stop
             if low < count:
                 self.seal()
@@ -246,7 +248,7 @@ class SparseLog:
             )
         return max(0, min(fits, units))
 
-    def _write(self, pair: Pair, rows: Rows) -> None:
+    def _write(self, pair: Pair, rows: CompactedRows) -> None:
         records = record.select(rows.view, rows.starts, rows.sizes)
         edges = np.frombuffer(records.buffers()[1], dtype=np.int32)[
             records.offset : records.offset + len(records) + 1

@@ -15,7 +15,7 @@ import numpy as np
 from raymq.store.delay_levels import LEVELS_SERVICE
 from raymq.store.failpoints import fail_point
 from raymq.store.format import SCHEDULE_TOPIC
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 
 from .delayed_record import by_queue, fitting, waiting
@@ -85,7 +85,9 @@ class ScheduleMessageService:
         return min(max(offset, queue.min_offset), known)
 
     def _note(self, level: int, offset: int, messages: list[InnerMessage]) -> None:
-        self._store.put_inner(messages, progress=Progress(LEVELS_SERVICE, {str(level): offset}))
+        self._store.put_inner(
+            messages, progress=ServiceProgress(LEVELS_SERVICE, {str(level): offset})
+        )
 
     def _deliver_slice(
         self, level: int, queue: ConsumeQueue, offset: int, now_ms: int

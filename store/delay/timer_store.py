@@ -18,7 +18,7 @@ import numpy.typing as npt
 from raymq.store.delay_levels import TIMERS_SERVICE
 from raymq.store.failpoints import fail_point
 from raymq.store.format import TIMER_TOPIC
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records.properties import decode
 
 from .delayed_record import Waiting, by_queue, fitting, waiting, waiting_rows
@@ -33,7 +33,7 @@ from .timer_rule import (
     ROLL_TIMES,
     TimerProgress,
 )
-from .timer_topic import Rows, TimerTopic
+from .timer_topic import TimerRows, TimerTopic
 
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
@@ -172,7 +172,7 @@ class TimerMessageStore:
             if self._log.synced < self._needed_end:
                 return False
             self._cache.reset()
-            self._store.put_inner([], progress=Progress(TIMERS_SERVICE, {"foreign": None}))
+            self._store.put_inner([], progress=ServiceProgress(TIMERS_SERVICE, {"foreign": None}))
         check = self._cache.check()
         if check is not None and check.queue_offset > self._topic.end:
             if check.queue_offset == self._read_by(check):
@@ -212,7 +212,7 @@ class TimerMessageStore:
             progress = taken_over(check, before, self._topic.end)
             messages = pending_rolls(self._log, self._topic, before, progress)
         values = {**progress.values(), "foreign": None if check is None else True}
-        self._store.put_inner(by_queue(messages), progress=Progress(TIMERS_SERVICE, values))
+        self._store.put_inner(by_queue(messages), progress=ServiceProgress(TIMERS_SERVICE, values))
         self._needed_end = self._log.end
 
     # --- from the topic into the wheel ----------------------------------------------------------------------
@@ -232,7 +232,7 @@ class TimerMessageStore:
             count += self._take(rows, now_ms)
         return count
 
-    def _that_fit(self, rows: Rows) -> Rows:
+    def _that_fit(self, rows: TimerRows) -> TimerRows:
         """The first rows whose seconds lie within the wheel; after a long stop some wait until others are delivered."""
         if not len(rows.offsets) or self._cache.takes(rows.due.slot_ms):
             return rows
@@ -242,7 +242,7 @@ class TimerMessageStore:
                 return rows.part(0, count - 1, int(rows.offsets[count - 1]))
         return rows
 
-    def _take(self, rows: Rows, now_ms: int) -> int:
+    def _take(self, rows: TimerRows, now_ms: int) -> int:
         """Rows into the wheel; those of seconds that are over are delivered in their order, group by group."""
         late = np.flatnonzero(rows.due.slot_ms < self._progress.time)
         # A timer and its cancellation are rolled together, and may both be late after that.
@@ -271,7 +271,7 @@ class TimerMessageStore:
         self._progress = self._progress.at_queue(max(rows.next_offset, self._progress.queue))
         return count
 
-    def _add(self, rows: Rows) -> None:
+    def _add(self, rows: TimerRows) -> None:
         if not len(rows.offsets):
             return
         self._cache.add(rows.due, rows.positions, rows.sizes, self._progress.time)
@@ -390,7 +390,7 @@ class TimerMessageStore:
 
     def _append(self, messages: list[InnerMessage], progress: TimerProgress) -> None:
         self._store.put_inner(
-            by_queue(messages), progress=Progress(TIMERS_SERVICE, progress.values())
+            by_queue(messages), progress=ServiceProgress(TIMERS_SERVICE, progress.values())
         )
         fail_point("delay.group_appended")
         self._progress = progress

@@ -26,7 +26,7 @@ _NOTHING = Due(
 )
 
 
-class Rows(NamedTuple):
+class TimerRows(NamedTuple):
     """Consecutive records of the timer topic; none for an offset that the log has no more."""
 
     offsets: Int64s
@@ -36,9 +36,9 @@ class Rows(NamedTuple):
     #: the offset behind the last
     next_offset: int
 
-    def part(self, low: int, high: int, next_offset: int) -> Rows:
+    def part(self, low: int, high: int, next_offset: int) -> TimerRows:
         """Rows [low, high)."""
-        return Rows(
+        return TimerRows(
             self.offsets[low:high],
             self.positions[low:high],
             self.sizes[low:high],
@@ -46,9 +46,9 @@ class Rows(NamedTuple):
             next_offset,
         )
 
-    def where(self, keep: npt.NDArray[np.bool_]) -> Rows:
+    def where(self, keep: npt.NDArray[np.bool_]) -> TimerRows:
         """Only some."""
-        return Rows(
+        return TimerRows(
             self.offsets[keep],
             self.positions[keep],
             self.sizes[keep],
@@ -73,12 +73,12 @@ class TimerTopic:
     def _queue(self) -> ConsumeQueue | None:
         return self._queues.find(TIMER_TOPIC, 0)
 
-    def read(self, offset: int, count: int) -> Rows:
+    def read(self, offset: int, count: int) -> TimerRows:
         """Records from an offset on, as far as there are."""
         queue = self._queue()
         empty = np.empty(0, dtype=np.int64)
         if queue is None:
-            return Rows(empty, empty, empty, _NOTHING, offset)
+            return TimerRows(empty, empty, empty, _NOTHING, offset)
         offset = max(offset, queue.min_offset)
         units = queue.read(offset, count)
         offsets = np.arange(offset, offset + len(units), dtype=np.int64)
@@ -90,7 +90,7 @@ class TimerTopic:
         # Bodies are compared when they are delivered.
         batch, rows = sound_batch(self._log, positions, sizes, check_crc=False)
         times = due(batch) if len(rows) else _NOTHING
-        return Rows(offsets[rows], positions[rows], sizes[rows], times, following)
+        return TimerRows(offsets[rows], positions[rows], sizes[rows], times, following)
 
     def first_that_may_wait(self, time_ms: int) -> int:
         """Offset of the first record that may be due in the second `time_ms` or later.

@@ -21,7 +21,7 @@ from raymq.store.records.keys import Keyed, KeyedUnit, keyed_column, keys_of
 from .index_keys import Int64s, UInt32s, hash_keys, key_hash, topic_hash
 from .index_service import IndexService
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: records of the log that are looked through in one go: about 2 ms
 SLICE_RECORDS = 2048
@@ -86,7 +86,7 @@ class IndexBuilder:
             self._forget_taken()
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
             if self.failed is None:
-                log.warning("the index falls behind: %s", error)
+                logger.warning("the index falls behind: %s", error)
             self.failed = error
         else:
             self.failed = None

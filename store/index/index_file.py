@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ STRETCH_ITEMS = 16
 _SLOT = np.dtype(">i4")
 
 
-class Header(NamedTuple):
+class IndexHeader(NamedTuple):
     """The header's fields; times in ms."""
 
     begin_time_ms: int = 0
@@ -62,6 +62,16 @@ class Header(NamedTuple):
     slots_used: int = 0
     #: number of the next entry
     count: int = 1  # type: ignore[assignment]  # hides tuple.count
+
+
+class _Linked(NamedTuple):
+    """Entries ready to be written."""
+
+    entries: Any
+    #: how many of them are the only one of their slot
+    new_chains: int
+    #: makes the slots point at them
+    set_slots: Callable[[], None]
 
 
 class IndexFile:
@@ -96,7 +106,7 @@ class IndexFile:
 
     @classmethod
     def create(
-        cls, path: Path, slots: int, entries: int, before: Header | None, *, files: Files
+        cls, path: Path, slots: int, entries: int, before: IndexHeader | None, *, files: Files
     ) -> IndexFile:
         """Create a sparse file that continues the one whose header was `before`.
 
@@ -141,8 +151,8 @@ class IndexFile:
             )
         return cls(path, slots, entries, fd, files=files)
 
-    def _read_header(self) -> Header:
-        found = Header(*HEADER.unpack(self._files.pread(self._fd, HEADER.size, 0)))
+    def _read_header(self) -> IndexHeader:
+        found = IndexHeader(*HEADER.unpack(self._files.pread(self._fd, HEADER.size, 0)))
         return found._replace(count=min(max(found.count, 1), self._entry_count))
 
     @property
@@ -158,7 +168,7 @@ class IndexFile:
     # --- writing --------------------------------------------------------------------------------------------
 
     def append(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> None:
-        """Write entries, in order: as many as there is room for is the caller's business.
+        """Write entries, in order. Callers: with no more entries than there is `room` for.
 
         Raises: StorageFull, OSError; the entries do not count then.
         """
@@ -166,59 +176,68 @@ class IndexFile:
         require(0 < count <= self.room, "entries fit the file", count=count, room=self.room)
         if self._torn:
             self.cut(header.count)
-        if count <= FEW_ENTRIES:
-            self._append_few(hashes.tolist(), physical_offsets.tolist(), times_ms.tolist())
-            return
-        begin = header.begin_time_ms
-        first_time = int(times_ms[0])
-        seconds = np.zeros(count, dtype=np.int64)
-        # The first entry's time counts from what the file inherited, only then the file gets its own.
-        if begin > 0:
-            seconds[0] = (first_time - begin) // 1000
-        if header.count > 1:
-            seconds = (times_ms - begin) // 1000 if begin > 0 else seconds
-        elif first_time > 0:
-            seconds[1:] = (times_ms[1:] - first_time) // 1000
-        slots = self._slots()
-        numbers = np.arange(header.count, header.count + count, dtype=np.int32)
-        places = hashes % np.int32(self._slot_count)
-        entries = np.empty(count, dtype=ENTRY_DTYPE)
-        entries["hash"] = hashes
-        entries["physical_offset"] = physical_offsets
-        entries["seconds"] = np.clip(seconds, 0, _INT_MAX)
-        before = slots[places].astype(np.int32)
-        new_chains = int(np.count_nonzero(before == 0))
-        if count > 1:
-            order = np.argsort(places, kind="stable")
-            same = np.flatnonzero(places[order[1:]] == places[order[:-1]])
-            later = order[same + 1]
-            new_chains -= int(np.count_nonzero(before[later] == 0))
-            before[later] = numbers[order[same]]
-        entries["previous"] = before
-        at = HEADER.size + self._slot_count * SLOT_BYTES + header.count * ENTRY_BYTES
+        link = self._link_few if count <= FEW_ENTRIES else self._link
+        linked = link(hashes, physical_offsets, times_ms)
+        at = self._entries_at + header.count * ENTRY_BYTES
         self.dirty = self._torn = True
-        self._files.pwrite(self._fd, entries.view(np.uint8), at)
+        self._files.pwrite(self._fd, linked.entries, at)
         fail_point("index.entries_written")
-        # Of several entries of one slot the last one stays.
-        slots[places] = numbers
+        linked.set_slots()
         fail_point("index.slots_written")
         first = header.count <= 1
         self._write_header(
-            Header(
-                first_time if first else begin,
+            IndexHeader(
+                int(times_ms[0]) if first else header.begin_time_ms,
                 int(times_ms[-1]),
                 int(physical_offsets[0]) if first else header.begin_offset,
                 int(physical_offsets[-1]),
-                header.slots_used + new_chains,
+                header.slots_used + linked.new_chains,
                 header.count + count,
             )
         )
         self._torn = False
 
-    def _append_few(
-        self, hashes: list[int], physical_offsets: list[int], times_ms: list[int]
-    ) -> None:
-        """The same, one entry after the other: arrays would cost more than the work."""
+    def _link(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> _Linked:
+        """Put new entries in front of the chains of their slots."""
+        slots = self._slots()
+        first = self.header.count
+        numbers = np.arange(first, first + len(hashes), dtype=np.int32)
+        places = hashes % np.int32(self._slot_count)
+        before = slots[places].astype(np.int32)
+        starts_chain = before == 0
+        # An entry whose slot another new entry takes too follows that one: neighbours in a stable order by place.
+        order = np.argsort(places, kind="stable")
+        same = np.flatnonzero(places[order[1:]] == places[order[:-1]])
+        later = order[same + 1]
+        before[later] = numbers[order[same]]
+        starts_chain[later] = False
+        entries = np.empty(len(hashes), dtype=ENTRY_DTYPE)
+        entries["hash"] = hashes
+        entries["physical_offset"] = physical_offsets
+        entries["seconds"] = np.clip(self._seconds(times_ms), 0, _INT_MAX)
+        entries["previous"] = before
+
+        def set_slots() -> None:
+            # Of several entries of one slot the last one stays.
+            slots[places] = numbers
+
+        return _Linked(entries.view(np.uint8), int(np.count_nonzero(starts_chain)), set_slots)
+
+    def _seconds(self, times_ms: Int64s) -> Int64s:
+        """Seconds from the file's begin time to each of the entries that are next.
+
+        The first entry of a file counts from the time that the file inherited. The file's own begin time is the first
+        entry's, and the others count from that.
+        """
+        begin, first_time = self.header.begin_time_ms, int(times_ms[0])
+        if self.header.count > 1:
+            return (times_ms - begin) // 1000 if begin > 0 else np.zeros_like(times_ms)
+        seconds = (times_ms - first_time) // 1000 if first_time > 0 else np.zeros_like(times_ms)
+        seconds[0] = (first_time - begin) // 1000 if begin > 0 else 0
+        return seconds
+
+    def _link_few(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> _Linked:
+        """`_link` without arrays, which for few entries take eight times as long."""
         self._slots()
         slots, header = self._slot_map, self.header
         require(slots is not None, "the slots are mapped")
@@ -226,7 +245,8 @@ class IndexFile:
         entries = []
         heads: dict[int, bytes] = {}
         new_chains = 0
-        for hashed, offset, time_ms in zip(hashes, physical_offsets, times_ms, strict=True):
+        columns = (hashes.tolist(), physical_offsets.tolist(), times_ms.tolist())
+        for hashed, offset, time_ms in zip(*columns, strict=True):
             place = HEADER.size + hashed % self._slot_count * SLOT_BYTES
             head = heads.get(place) or bytes(slots[place : place + SLOT_BYTES])  # type: ignore[index]
             seconds = (time_ms - begin) // 1000 if begin > 0 else 0
@@ -237,26 +257,14 @@ class IndexFile:
             if number == 1:
                 begin = time_ms
             number += 1
-        at = HEADER.size + self._slot_count * SLOT_BYTES + header.count * ENTRY_BYTES
-        self.dirty = self._torn = True
-        self._files.pwrite(self._fd, b"".join(entries), at)
-        fail_point("index.entries_written")
-        for place, head in heads.items():
-            slots[place : place + SLOT_BYTES] = head  # type: ignore[index]
-        fail_point("index.slots_written")
-        self._write_header(
-            Header(
-                begin,
-                times_ms[-1],
-                physical_offsets[0] if header.count <= 1 else header.begin_offset,
-                physical_offsets[-1],
-                header.slots_used + new_chains,
-                number,
-            )
-        )
-        self._torn = False
 
-    def _write_header(self, header: Header) -> None:
+        def set_slots() -> None:
+            for place, head in heads.items():
+                slots[place : place + SLOT_BYTES] = head  # type: ignore[index]
+
+        return _Linked(b"".join(entries), new_chains, set_slots)
+
+    def _write_header(self, header: IndexHeader) -> None:
         self._files.pwrite(self._fd, HEADER.pack(*header), 0)
         self.header = header
 
@@ -287,7 +295,7 @@ class IndexFile:
                 rows = np.flatnonzero(beyond[places])
                 slots[places[rows]] = (rows + low).astype(np.int32)
         if count < header.count:
-            start = HEADER.size + self._slot_count * SLOT_BYTES
+            start = self._entries_at
             self._files.zero(
                 self._fd, start + count * ENTRY_BYTES, start + header.count * ENTRY_BYTES
             )
@@ -356,7 +364,13 @@ class IndexFile:
         return gather(data, where, dtype)[rows]
 
     def _follow(
-        self, header: Header, number: int, steps: int, key_hash: int, begin_ms: int, end_ms: int
+        self,
+        header: IndexHeader,
+        number: int,
+        steps: int,
+        key_hash: int,
+        begin_ms: int,
+        end_ms: int,
     ) -> tuple[list[int], int]:
         """As `find`, so many steps of a chain. Returns: offsets, and the number that comes next; 0: none."""
         begin, count = header.begin_time_ms, header.count

@@ -8,7 +8,7 @@ Source: IndexService#buildIndex, IndexFile#indexKeyHashMethod, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -97,79 +97,118 @@ def hash_keys(topic_hashes: UInt32s | int, keyed: Keyed) -> Hashes:
     return Hashes(np.concatenate(rows), np.concatenate(values))
 
 
+class _Spans(NamedTuple):
+    """Stretches [start, end) of the properties of some records, ascending by row."""
+
+    #: which record
+    rows: Int64s
+    starts: Int64s
+    ends: Int64s
+
+    def where(self, kept: Any) -> _Spans:
+        """Some of them, by a mask or by row numbers."""
+        return _Spans(self.rows[kept], self.starts[kept], self.ends[kept])
+
+
 def _hash_chunk(topic_hashes: UInt32s | int, data: Bytes, offsets: Int64s) -> Hashes:
-    rows, starts, ends = _words(data, offsets)
+    keys = _key_spans(data, offsets)
+    hashes, lengths = _span_hashes(data, keys)
+    seeds = topic_hashes if isinstance(topic_hashes, int) else topic_hashes[keys.rows]
+    # hash(topic# + key) = hash(topic#) * 31 ** length(key) + hash(key)
+    signed = (np.uint32(seeds) * _POWER[lengths] + hashes).view(np.int32)
+    return Hashes(keys.rows, np.where(signed == _INTEGER_MIN, 0, np.abs(signed)).astype(np.int32))
+
+
+# --- where the keys are -------------------------------------------------------------------------------------------
+
+
+def _key_spans(data: Bytes, offsets: Int64s) -> _Spans:
+    """Every key: of each record first its UNIQ_KEY, then the words of KEYS."""
+    text = data.tobytes()
+    words, unique = (
+        _property_values(data, offsets, name) if name in text else _NO_SPANS for name in KEY_NAMES
+    )
+    words = _split_at_blanks(data, words)
+    return _interleaved(unique, words) if len(unique.rows) else words
+
+
+def _property_values(data: Bytes, offsets: Int64s, name: bytes) -> _Spans:
+    """The values of one property that are not empty; of several in one record the last one."""
+    starts = _ends_of_name(data, name)
+    if not len(starts):
+        return _NO_SPANS
+    name_starts = starts - len(name)
+    rows = np.searchsorted(offsets, name_starts, side="right") - 1
+    # The name is a whole one where it begins its record's properties, or another value ends before it.
+    whole = (name_starts == offsets[rows]) | (data[name_starts - 1] == _VALUE_END)
+    starts, rows = starts[whole], rows[whole]
+    value_ends = np.append(np.flatnonzero(data == _VALUE_END), len(data))
+    # The last value of a record may lack its separator.
+    ends = np.minimum(value_ends[np.searchsorted(value_ends, starts)], offsets[rows + 1])
+    found = _Spans(rows, starts, ends)
+    found = found.where(ends > starts)
+    return found.where(np.append(found.rows[1:] != found.rows[:-1], True)[: len(found.rows)])
+
+
+def _ends_of_name(data: Bytes, name: bytes) -> Int64s:
+    """The positions after each occurrence of `name`, which ends with the separator of name and value."""
+    found = np.flatnonzero(data == _NAME_END) + 1
+    found = found[found >= len(name)]
+    # From the last letter to the first: each comparison leaves fewer candidates.
+    for back in range(2, len(name) + 1):
+        found = found[data[found - back] == name[-back]]
+    return found
+
+
+def _split_at_blanks(data: Bytes, values: _Spans) -> _Spans:
+    """The words of values. A word begins with its value or after a blank, and ends at a blank or with its value."""
+    blanks = np.flatnonzero(data == _BLANK)
+    if not len(blanks) or not len(values.rows):
+        return values
+    value_of = np.searchsorted(values.starts, blanks, side="right") - 1
+    inside = (value_of >= 0) & (blanks < values.ends[value_of])
+    blanks, value_of = blanks[inside], value_of[inside]
+    starts = np.concatenate((values.starts, blanks + 1))
+    order = np.argsort(starts, kind="stable")
+    rows = np.concatenate((values.rows, values.rows[value_of]))[order]
+    ends = np.sort(np.concatenate((values.ends, blanks)))
+    words = _Spans(rows, starts[order], ends)
+    return words.where(words.ends > words.starts)
+
+
+def _interleaved(first: _Spans, second: _Spans) -> _Spans:
+    """Both together by row; where both have a row, `first` comes first."""
+    both = _Spans(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
+    return both.where(np.argsort(both.rows, kind="stable"))
+
+
+# --- the hashes of stretches --------------------------------------------------------------------------------------
+
+
+def _span_hashes(data: Bytes, spans: _Spans) -> tuple[UInt32s, Int64s]:
+    """Java's hash of each stretch, modulo 2 ** 32, and its number of UTF-16 units."""
+    _, starts, ends = spans
     lengths = ends - starts
-    # Every byte times a power that falls with its place: the differences of their running sums are the words' hashes.
+    # With running sums of byte[i] * 31 ** -i, the hash of a stretch is one difference times 31 ** (end - 1).
     sums = np.zeros(len(data) + 1, dtype=np.uint32)
     np.cumsum(data.astype(np.uint32) * _INVERSE[: len(data)], dtype=np.uint32, out=sums[1:])
     hashes = (sums[ends] - sums[starts]) * _POWER[ends - 1]
-    high = data >= 0x80
-    if high.any():
-        before = np.concatenate(([0], np.cumsum(high)))
+    not_ascii = data >= 0x80
+    if not_ascii.any():
+        before = np.concatenate(([0], np.cumsum(not_ascii)))
         wide = np.flatnonzero(before[ends] > before[starts])
         if len(wide):
             hashes[wide], lengths[wide] = _hash_wide(data, starts[wide], ends[wide])
-    seeds = topic_hashes if isinstance(topic_hashes, int) else topic_hashes[rows]
-    signed = (np.uint32(seeds) * _POWER[lengths] + hashes).view(np.int32)
-    return Hashes(rows, np.where(signed == _INTEGER_MIN, 0, np.abs(signed)).astype(np.int32))
-
-
-def _words(data: Bytes, offsets: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Row, start and end of every key, in the order in which they are indexed."""
-    text = data.tobytes()
-    keys, unique = (
-        _values(data, offsets, name) if name in text else (_NONE, _NONE, _NONE)
-        for name in KEY_NAMES
-    )
-    rows, starts, ends = keys
-    blanks = np.flatnonzero(data == _BLANK)
-    if len(blanks) and len(rows):
-        # A word begins with the value and behind each of its blanks, and ends at the next blank or with the value.
-        inside = np.searchsorted(starts, blanks, side="right") - 1
-        inside_value = (inside >= 0) & (blanks < ends[inside])
-        blanks, inside = blanks[inside_value], inside[inside_value]
-        order = np.argsort(np.concatenate((starts, blanks + 1)), kind="stable")
-        starts = np.concatenate((starts, blanks + 1))[order]
-        rows = np.concatenate((rows, rows[inside]))[order]
-        ends = np.sort(np.concatenate((ends, blanks)))
-        words = ends > starts
-        rows, starts, ends = rows[words], starts[words], ends[words]
-    if not len(unique[0]):
-        return rows, starts, ends
-    order = np.argsort(np.concatenate((unique[0], rows)), kind="stable")
-    first, second, third = (
-        np.concatenate(pair)[order] for pair in zip(unique, (rows, starts, ends), strict=True)
-    )
-    return first, second, third
-
-
-def _values(data: Bytes, offsets: Int64s, name: bytes) -> tuple[Int64s, Int64s, Int64s]:
-    """Row, start and end of one property's values, ascending; the last one counts where a record has several."""
-    found = np.flatnonzero(data == _NAME_END) + 1
-    found = found[found >= len(name)]
-    for back in range(2, len(name) + 1):
-        found = found[data[found - back] == name[-back]]
-    if not len(found):
-        return found, found, found
-    begins = found - len(name)
-    rows = np.searchsorted(offsets, begins, side="right") - 1
-    first = (begins == offsets[rows]) | (data[begins - 1] == _VALUE_END)
-    found, rows = found[first], rows[first]
-    stops = np.append(np.flatnonzero(data == _VALUE_END), len(data))
-    ends = np.minimum(stops[np.searchsorted(stops, found)], offsets[rows + 1])
-    filled = ends > found
-    found, rows, ends = found[filled], rows[filled], ends[filled]
-    if len(rows) > 1:
-        last = np.append(rows[1:] != rows[:-1], True)
-        found, rows, ends = found[last], rows[last], ends[last]
-    return rows, found, ends
+    return hashes, lengths
 
 
 def _hash_wide(data: Bytes, starts: Int64s, ends: Int64s) -> tuple[UInt32s, Int64s]:
-    """Hash and number of UTF-16 units of words that are not ASCII."""
+    """`_span_hashes` of stretches that are not ASCII, one by one."""
     pairs = zip(starts.tolist(), ends.tolist(), strict=True)
     texts = [data[a:b].tobytes().decode("utf-8", "replace") for a, b in pairs]
     hashes = np.array([fmt.java_hash(text) & 0xFFFFFFFF for text in texts], dtype=np.uint32)
     lengths = [len(text.encode("utf-16-be", "surrogatepass")) // 2 for text in texts]
     return hashes, np.array(lengths, dtype=np.int64)
+
+
+_NO_SPANS = _Spans(_NONE, _NONE, _NONE)

@@ -25,7 +25,7 @@ from .commit_log import CommitLog
 from .mapped_file import MappedFile
 from .snapshot_head import read_head
 
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
 #: passes after `delete_now` that work at any hour (manualDeleteFileSeveralTimes)
 MANUAL_PASSES = 20
@@ -61,7 +61,7 @@ class CleanService:
 
     def __init__(
         self,
-        log_: CommitLog,
+        log: CommitLog,
         store: Cleaned,
         *,
         flags: RunningFlags,
@@ -69,11 +69,11 @@ class CleanService:
     ) -> None:
         """Args: `reserved_hours_min` counts where `file_reserved_hours` is less."""
         self._reserved_hours_min = reserved_hours_min
-        self._log = log_
+        self._log = log
         self._store = store
-        self._config = log_.config
-        self._files = log_.files
-        self._clock = log_.clock
+        self._config = log.config
+        self._files = log.files
+        self._clock = log.clock
         self._flags = flags
         self._manual_passes = 0
         #: wall clock and monotonic clock at the last look; by how much the wall clock jumped ahead, and when
@@ -138,9 +138,9 @@ class CleanService:
         room = FREE_FILES * self._config.segment_size_bytes
         if ratio > limit and max(map(self._files.free_bytes, paths)) < room:
             if self._flags.set(flag):
-                log.error("%s: %.0f %% full, above %d %%: puts are refused", where, ratio, limit)
+                logger.error("%s: %.0f %% full, above %d %%: puts are refused", where, ratio, limit)
         elif self._flags.clear(flag):
-            log.warning("%s: %.0f %% full: puts are taken again", where, ratio)
+            logger.warning("%s: %.0f %% full: puts are taken again", where, ratio)
 
     def _delete_log(self, *, at_once: bool) -> int:
         start = self._new_start(at_once=at_once)
@@ -155,8 +155,8 @@ class CleanService:
             self._log.delete_first()
             self.deleted += 1
             deleted += 1
-        tell = log.warning if at_once else log.info
-        tell(
+        report = logger.warning if at_once else logger.info
+        report(
             "%d commit log files deleted%s; the log begins at %d",
             deleted,
             ", expired or not, because the disk is nearly full" if at_once else "",

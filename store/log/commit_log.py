@@ -43,9 +43,9 @@ from .log_pool import LogPool
 from .log_reads import (
     WALK_BYTES,
     Int64s,
-    Piece,
     Records,
     Stored,
+    WalkedPiece,
     damaged,
     read_records,
     read_some,
@@ -59,7 +59,7 @@ from .marks import Marks
 from .meta import Meta
 from .recovery import Decision, Recovered
 
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
 #: in `raymq/meta`: a sync of a consume queue failed, and what is in the page cache of one may never reach the disk
 QUEUES_DOUBTFUL = "queues_doubtful"
@@ -262,7 +262,7 @@ class CommitLog:
         nbytes: int = WALK_BYTES,
         check_crc: bool = True,
         check_position: bool = True,
-    ) -> Piece:
+    ) -> WalkedPiece:
         """See `log_reads.walk_piece`; a `stop` in a later file is the end of this one."""
         size = self.config.segment_size_bytes
         return walk_piece(
@@ -285,7 +285,7 @@ class CommitLog:
         offset = int(error.fields.get("offset", -1))
         if offset not in self.damage_met and len(self.damage_met) < DAMAGE_MAX:
             self.damage_met[offset] = error
-            log.error("%s", error)
+            logger.error("%s", error)
 
     def sound_records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True

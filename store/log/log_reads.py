@@ -45,7 +45,7 @@ class Records(NamedTuple):
     sizes: Int64s
 
 
-class Piece(NamedTuple):
+class WalkedPiece(NamedTuple):
     """A stretch of a log file, and the records that a walk over it found."""
 
     view: memoryview
@@ -184,7 +184,7 @@ def walk_piece(
     nbytes: int = WALK_BYTES,
     check_crc: bool = True,
     check_position: bool = True,
-) -> Piece:
+) -> WalkedPiece:
     """Read and walk records from `at` on, which is in the same file as `stop`, where the walk ends.
 
     See `walk_with`. Raises: OffsetOutOfRange below the log's start.
@@ -209,7 +209,7 @@ def walk_with(
     nbytes: int = WALK_BYTES,
     check_crc: bool = True,
     check_position: bool = True,
-) -> Piece:
+) -> WalkedPiece:
     """As `walk_piece`; `read(start, stop)` gives log bytes.
 
     A piece ends where so many bytes were read: as STOPPED, behind at least one record where one is whole. What the disk
@@ -244,7 +244,7 @@ def walk_with(
                 elif at + size <= stop:
                     upto = at + size
                     continue
-        return Piece(memoryview(data), base, walk)
+        return WalkedPiece(memoryview(data), base, walk)
 
 
 def _size_of(head: bytes) -> int | None:

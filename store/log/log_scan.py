@@ -16,7 +16,7 @@ from .log_files import read_of
 from .log_reads import walk_piece
 from .mapped_file import MappedFile
 from .mapped_file_queue import MappedFileQueue
-from .recovery import UNREADABLE, Facts, Row, decide, written_until
+from .recovery import UNREADABLE, Facts, RecoveryRow, decide, written_until
 
 #: bytes searched at a time for a record's magic
 SEARCH_BYTES = 8 << 20
@@ -50,7 +50,7 @@ class Scan(NamedTuple):
     #: why the walk ended
     fault: str
     #: the decision about the end
-    row: Row
+    row: RecoveryRow
 
 
 def foreign_end(queue: MappedFileQueue, queues_end: int, *, crashed: bool) -> int:

@@ -20,7 +20,7 @@ from .mapped_file import MappedFile, not_yet_made
 from .segment_paths import list_segments
 from .spare_files import SpareFiles
 
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
 #: zeros written ahead at a time: small, so that the flush service's sync never waits long behind
 #: them
@@ -402,7 +402,7 @@ class AllocateAhead:
                 try:
                     file.lock_memory()
                 except OSError as error:
-                    log.warning("%s is not locked in memory: %s", file.path, error)
+                    logger.warning("%s is not locked in memory: %s", file.path, error)
 
     @property
     def ready(self) -> int:

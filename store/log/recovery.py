@@ -63,7 +63,7 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class RecoveryRow:
     """One row: None matches either value."""
 
     name: str
@@ -91,34 +91,34 @@ class Row:
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[RecoveryRow, ...] = (
     # name own boot synced appended dirty later
-    Row("A", True, None, True, None, None, None, Decision.CORRUPT,
+    RecoveryRow("A", True, None, True, None, None, None, Decision.CORRUPT,
         "Synced bytes do not come back: the disk lost or changed what it had confirmed."),
-    Row("B", True, True, False, True, None, None, Decision.CORRUPT,
+    RecoveryRow("B", True, True, False, True, None, None, Decision.CORRUPT,
         "No reboot, so the page cache kept every completed write; the bytes were changed afterwards."),
-    Row("C", True, True, False, False, None, True, Decision.CORRUPT,
+    RecoveryRow("C", True, True, False, False, None, True, Decision.CORRUPT,
         "No reboot and one writer appends in order: nothing valid can stand behind a torn append."),
-    Row("D", True, True, False, False, True, False, Decision.TRUNCATE,
+    RecoveryRow("D", True, True, False, False, True, False, Decision.TRUNCATE,
         "The writer died inside its last pwrite; that append was never published or acknowledged."),
-    Row("E", True, True, False, False, False, False, Decision.KEEP,
+    RecoveryRow("E", True, True, False, False, False, False, Decision.KEEP,
         "The writer ended between appends."),
-    Row("F", True, False, False, None, True, False, Decision.TRUNCATE,
+    RecoveryRow("F", True, False, False, None, True, False, Decision.TRUNCATE,
         "Power loss: parts of an append that no sync confirmed reached the disk, in this file or in a later one."),
-    Row("G", True, False, False, None, False, False, Decision.KEEP,
+    RecoveryRow("G", True, False, False, None, False, False, Decision.KEEP,
         "Power loss with no trace of unsynced bytes behind the end."),
-    Row("H", True, False, False, None, None, True, Decision.TRUNCATE,
+    RecoveryRow("H", True, False, False, None, None, True, Decision.TRUNCATE,
         "Power loss: unsynced blocks reached the disk in any order, so whole records may follow a hole. "
         "No sync confirmed the hole, so nothing behind it was acknowledged as synced."),
-    Row("I", False, None, None, True, None, True, Decision.CORRUPT,
+    RecoveryRow("I", False, None, None, True, None, True, Decision.CORRUPT,
         "Written by RocketMQ, damaged in the middle, or with leftovers of its own cut that its queues may know. Stock "
         "would cut everything behind it; we cannot tell an acknowledged record from a leftover, so we do not."),
-    Row("L", False, None, None, False, None, True, Decision.TRUNCATE,
+    RecoveryRow("L", False, None, None, False, None, True, Decision.TRUNCATE,
         "Written by RocketMQ and stopped in order: no consume queue knows a record behind the end, so these are "
         "leftovers of its own un-zeroed cut."),
-    Row("J", False, None, None, None, True, False, Decision.TRUNCATE,
+    RecoveryRow("J", False, None, None, None, True, False, Decision.TRUNCATE,
         "Written by RocketMQ, torn tail of a crash (or its own un-zeroed truncation leftovers)."),
-    Row("K", False, None, None, None, False, False, Decision.KEEP,
+    RecoveryRow("K", False, None, None, None, False, False, Decision.KEEP,
         "Written by RocketMQ, ends in zeros."),
 )
 
@@ -127,7 +127,7 @@ ROWS: tuple[Row, ...] = (
 
 
 #: what no table need decide: nobody can tell what stood there
-UNREADABLE = Row(
+UNREADABLE = RecoveryRow(
     "U",
     None,
     None,
@@ -140,7 +140,7 @@ UNREADABLE = Row(
 )
 
 
-def decide(facts: Facts) -> Row:
+def decide(facts: Facts) -> RecoveryRow:
     """The one row that answers these facts.
 
     Source: `ROWS`; tests/store/test_recovery_table.py enumerates every combination.

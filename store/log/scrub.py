@@ -44,7 +44,7 @@ COVERED = "the chain covers the log"
 
 
 @dataclass
-class Counters:
+class ScrubCounters:
     """What was done since this object was made; totals, for metrics."""
 
     bytes: int = 0
@@ -117,7 +117,7 @@ class Scrub:
         #: where no unit began when it was come to last
         self._gap = -1
         self._wake = threading.Event()
-        self.counters = Counters()
+        self.counters = ScrubCounters()
         #: found, and not read well since
         self.faults: list[Corrupt] = [
             Corrupt(item["message"], **item["fields"]) for item in self._state.faults

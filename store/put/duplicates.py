@@ -16,7 +16,7 @@ from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.producer_table import UNKNOWN_OFFSET, Found, ProducerQueue
+from raymq.store.producer_table import UNKNOWN_OFFSET, FoundRun, ProducerQueue
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.records.producer_stamp import STAMP_BYTES, read_column
 from raymq.store.records.record_walk import Layout, gather, layout
@@ -89,7 +89,7 @@ class Search:
         entry.found = found
         return found.first_offset
 
-    def _in_units(self, queue: ConsumeQueue, low: int, high: int, sequence: int) -> Found | None:
+    def _in_units(self, queue: ConsumeQueue, low: int, high: int, sequence: int) -> FoundRun | None:
         """Bisect units [low, high). Rows of others between ours cost time, at most once each."""
         # The first look is at the low end: what is sent again is sent in order.
         at = low
@@ -148,7 +148,7 @@ class Search:
         rows = rows[own]
         return OwnRows(first_offset + rows, sequences[own], positions[rows] + sizes[rows])
 
-    def _in_log(self, position: int, end: int, sequence: int) -> Found | None:
+    def _in_log(self, position: int, end: int, sequence: int) -> FoundRun | None:
         """Walk log[position, end), which begins at a record."""
         size = self._log.config.segment_size_bytes
         while position < end:
@@ -204,11 +204,11 @@ class Search:
             self._rows = min(SLICE_ROWS_MAX, self._rows * 2)
 
 
-def _run_at(own: OwnRows, sequence: int) -> Found | None:
+def _run_at(own: OwnRows, sequence: int) -> FoundRun | None:
     """The row with this sequence and the rows behind it that follow it without a gap."""
     row = int(np.searchsorted(own.sequences, sequence))
     if row == len(own.sequences) or own.sequences[row] != sequence:
         return None
     together = (np.diff(own.offsets[row:]) == 1) & (np.diff(own.sequences[row:]) == 1)
     count = 1 + (len(together) if together.all() else int(together.argmin()))
-    return Found(sequence, count, int(own.offsets[row]), int(own.ends[row + count - 1]))
+    return FoundRun(sequence, count, int(own.offsets[row]), int(own.ends[row + count - 1]))

@@ -44,7 +44,7 @@ class InnerMessage:
     properties_text: bytes | None = None
 
 
-class Progress(NamedTuple):
+class ServiceProgress(NamedTuple):
     """How far a service of the store came: part of the shard's state (`ShardState.progress`)."""
 
     service: str
@@ -107,7 +107,9 @@ class PreparedInner:
 class PreparedProgress(PreparedInner):
     """The record that a group begins with. It says where the group ends: half a group is none."""
 
-    def __init__(self, progress: Progress, *, now_ms: int, store_host: tuple[str, int]) -> None:
+    def __init__(
+        self, progress: ServiceProgress, *, now_ms: int, store_host: tuple[str, int]
+    ) -> None:
         """Args: `now_ms` is its born time."""
         text = json.dumps(
             {"service": progress.service, "set": dict(progress.values)}, separators=(",", ":")

@@ -18,7 +18,7 @@ from raymq.store.status import PutStatus
 
 from .inner_message import InnerMessage
 
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
 
 class PutHook:
@@ -99,4 +99,4 @@ def after_batch(hooks: Sequence[PutHook], request: PutRequest, append: Append | 
             hook.after_batch(request, append)
         except Exception:
             # Advisory: what is stored stays stored.
-            log.exception("put hook %s", hook.name)
+            logger.exception("put hook %s", hook.name)

@@ -20,7 +20,7 @@ from raymq.store.log.commit_log import CommitLog
 from raymq.store.producer_table import UNKNOWN_OFFSET
 from raymq.store.put_lock import PutLock
 from raymq.store.queues.consume_queues import ConsumeQueues
-from raymq.store.queues.dispatch import Dispatch, Pending
+from raymq.store.queues.dispatch import Dispatch, UndispatchedUnit
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
@@ -40,7 +40,7 @@ from raymq.store.status import PutStatus
 from raymq.store.topics import check_target
 
 from .duplicates import Search
-from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
+from .inner_message import InnerMessage, PreparedInner, PreparedProgress, ServiceProgress
 from .put_hooks import PutHook, TopicGuard, after_batch, before_batch
 
 logger = logging.getLogger("raymq.store")
@@ -335,7 +335,7 @@ class PutPath:
         start = log.append(data, self.epoch)
         sizes = prepared.sizes[row:stop]
         self._dispatch.pend(
-            Pending(
+            UndispatchedUnit(
                 start,
                 log.end,
                 request.topic,
@@ -468,7 +468,7 @@ class PutPath:
         return appended
 
     def put_inner(
-        self, messages: Sequence[InnerMessage], *, progress: Progress | None = None
+        self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
     ) -> list[Append]:
         """Append messages of the store's own services, in order. Returns: one Append a message.
 
@@ -493,7 +493,7 @@ class PutPath:
     def _put_together(
         self,
         messages: Sequence[InnerMessage],
-        progress: Progress | None,
+        progress: ServiceProgress | None,
         limit: int,
         record_bytes_max: int | None = None,
     ) -> list[Append]:
@@ -579,7 +579,7 @@ class PutPath:
         levels = self._config.delay_levels_ms
         codes = [each.tags_code(first.store_time_ms, levels) for each in stored]
         self._dispatch.pend(
-            Pending(
+            UndispatchedUnit(
                 first.physical_offset,
                 last.physical_offset + stored[-1].size,
                 topic,

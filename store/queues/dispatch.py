@@ -34,7 +34,7 @@ SLICE_MS = 2.0
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 
 
-class Pending(NamedTuple):
+class UndispatchedUnit(NamedTuple):
     """Appended records, neighbours in the log and in one queue, that wait for C."""
 
     start: int
@@ -87,7 +87,7 @@ class Dispatch:
         self._clock = clock
         self._put_lock = put_lock
         self._flags = flags
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[UndispatchedUnit] = deque()
         #: everything below this is in the consume queues
         self.dispatched = 0
         #: None: records are not indexed
@@ -99,7 +99,7 @@ class Dispatch:
         #: damage below C that was come to, [start, stop)
         self._holes: list[tuple[int, int]] = []
 
-    def pend(self, unit: Pending) -> None:
+    def pend(self, unit: UndispatchedUnit) -> None:
         """Remember what was just appended, so that it need not be read back."""
         if len(self._pending) >= PENDING_MAX:
             # Dispatch is far behind (a replica is away): it will read these units back from the log.
@@ -176,7 +176,7 @@ class Dispatch:
             if self._clock.monotonic() > deadline:
                 break
 
-    def _index(self, index: RecordIndex, unit: Pending) -> None:
+    def _index(self, index: RecordIndex, unit: UndispatchedUnit) -> None:
         keyed = None
         if unit.keyed is not None:
             keyed = KeyedUnit(unit.topic, unit.positions, unit.store_time_ms, unit.keyed)

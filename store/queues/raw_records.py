@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from raymq.store import format as fmt
-from raymq.store.records.record_walk import Fault, first_fault
+from raymq.store.records.record_walk import RecordFault, first_fault
 from raymq.store.requests import FetchSlice
 
 _LONG = struct.Struct(">q")
 
 
-def fault_of(part: FetchSlice) -> Fault | None:
+def fault_of(part: FetchSlice) -> RecordFault | None:
     """The first record of an answer that is not what was stored there; None when all are, or there is none."""
     records: Any = part.records
     if records is None or not len(records):

@@ -288,7 +288,7 @@ def _check(
     return count, fault
 
 
-class Fault(NamedTuple):
+class RecordFault(NamedTuple):
     """What is wrong with a record that was to be whole."""
 
     row: int
@@ -302,7 +302,7 @@ def first_fault(
     positions: Int64s | None = None,
     *,
     check_crc: bool = True,
-) -> Fault | None:
+) -> RecordFault | None:
     """The first of some records that is not the whole record it was stored as; None when all are.
 
     Args: every [start, start + size) lies inside `view`; `positions`: the physical offsets that they must have.
@@ -320,7 +320,7 @@ def first_fault(
             None if positions is None else positions[:row],
             check_crc=check_crc,
         )
-        return fault or Fault(row, WalkStop.BAD_LENGTH.value)
+        return fault or RecordFault(row, WalkStop.BAD_LENGTH.value)
     if not len(starts):
         return None
     headers = gather(view, starts, fmt.HEADER_DTYPE)
@@ -329,22 +329,22 @@ def first_fault(
     count, fault = len(starts), None
     if not right.all():
         count = int(right.argmin())
-        fault = Fault(count, WalkStop.BAD_MAGIC.value + " or size")
+        fault = RecordFault(count, WalkStop.BAD_MAGIC.value + " or size")
     parts, good = _layout(view, headers, starts, sizes)
     if not good[:count].all():
         count = int(good.argmin())
-        fault = Fault(count, WalkStop.BAD_LENGTH.value)
+        fault = RecordFault(count, WalkStop.BAD_LENGTH.value)
     if positions is not None:
         wrong = headers["physical_offset"][:count] != positions[:count]
         if wrong.any():
             count = int(wrong.argmax())
-            fault = Fault(count, WalkStop.WRONG_POSITION.value)
+            fault = RecordFault(count, WalkStop.WRONG_POSITION.value)
     if check_crc and count:
         body_start, body_end = parts.body_start[:count], parts.body_end[:count]
         wrong = stretch_crcs(memoryview(view), body_start, body_end) != headers["body_crc"][:count]
         wrong &= body_end > body_start
         if wrong.any():
-            fault = Fault(int(wrong.argmax()), WalkStop.BAD_CRC.value)
+            fault = RecordFault(int(wrong.argmax()), WalkStop.BAD_CRC.value)
     return fault
 
 
@@ -357,7 +357,7 @@ def _are_whole(
     return all(is_whole(data, at, size, place, check_crc=check_crc) for at, size, place in rows)
 
 
-class Found(NamedTuple):
+class FoundRecords(NamedTuple):
     """What stands at some places of a file."""
 
     #: at which of them a whole record begins
@@ -371,7 +371,7 @@ class Found(NamedTuple):
     body_crcs: npt.NDArray[np.integer[Any]]
 
 
-def records_at(view: Any, starts: Int64s, positions: Int64s) -> Found:
+def records_at(view: Any, starts: Int64s, positions: Int64s) -> FoundRecords:
     """The records at `starts` (0 or more) of a buffer, which have these physical offsets.
 
     Bodies are not looked at. `one_record.record_at` does the same for one of them.
@@ -393,5 +393,5 @@ def records_at(view: Any, starts: Int64s, positions: Int64s) -> Found:
         at = where[moved] + fmt.STORE_TIME_AT + fmt.IPV6_EXTRA_BYTES
         times_ms[moved] = gather(view, at, np.dtype(">i8"))
     begins, ends = parts.body_start - where, parts.body_end - where
-    found = Found(there, sizes, times_ms, begins, ends, headers["body_crc"])
-    return found if good.all() else Found(there, *(column[good] for column in found[1:]))  # type: ignore[arg-type]
+    found = FoundRecords(there, sizes, times_ms, begins, ends, headers["body_crc"])
+    return found if good.all() else FoundRecords(there, *(column[good] for column in found[1:]))  # type: ignore[arg-type]

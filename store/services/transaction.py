@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.format import HALF_TOPIC, SYS_COMMITTED, SYS_TRANSACTION_MASK
 from raymq.store.producer_table import UNKNOWN_OFFSET
-from raymq.store.put.inner_message import InnerMessage, PreparedInner, Progress
+from raymq.store.put.inner_message import InnerMessage, PreparedInner, ServiceProgress
 from raymq.store.records.key_check import check_key
 from raymq.store.requests import Append
 from raymq.store.topics import check_target
@@ -25,7 +25,7 @@ from raymq.store.topics import check_target
 from .resolutions import Resolution, Resolutions
 from .stored_message import StoredMessage, read, read_one
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
@@ -208,7 +208,7 @@ class TransactionService:
             {"TAGS": _OP_TAG},
             born_time_ms=self._store.clock.now_ms(),
         )
-        return self._store.put_inner([*messages, op], progress=Progress(SERVICE, values))[0]
+        return self._store.put_inner([*messages, op], progress=ServiceProgress(SERVICE, values))[0]
 
     def _again(self) -> Append:
         """The answer to a repeated call: as durable as the log is now."""
@@ -265,7 +265,7 @@ class TransactionService:
         with self._lock:
             if self._resolutions().of(offset) is Resolution.OPEN:
                 self._store.put_inner(
-                    [], progress=Progress(SERVICE, {f"{_CHECKS}{offset}": checks})
+                    [], progress=ServiceProgress(SERVICE, {f"{_CHECKS}{offset}": checks})
                 )
 
     def _settle(self, half: StoredMessage, resolution: Resolution) -> bool:
@@ -279,7 +279,7 @@ class TransactionService:
                     return True
             except (Rejected, KeyError, ValueError) as error:
                 # Another engine's, that says of no queue where it belongs: it must not hold up the others.
-                log.warning("half message %d cannot be committed: %s", half.queue_offset, error)
+                logger.warning("half message %d cannot be committed: %s", half.queue_offset, error)
                 return False
             if resolution is Resolution.DISCARD:
                 discarded = half.moved(DISCARD_TOPIC, 0, half.properties)
@@ -319,7 +319,7 @@ class TransactionService:
                             found[int(text)] = Resolution.DISCARD
             if found:
                 values = resolutions.resolve(found)
-                self._store.put_inner([], progress=Progress(SERVICE, values))
+                self._store.put_inner([], progress=ServiceProgress(SERVICE, values))
         self._note_offsets()
 
     def _note_offsets(self) -> None:

@@ -15,7 +15,7 @@ from raymq.store import config_json
 from raymq.store.errors import Corrupt, RayMQError
 from raymq.store.files import NOT_TRIED
 
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
 #: bounds of the time between two syncs of the consume queues, and between two writes of the configuration
 PAUSE_MIN_MS, PAUSE_MAX_MS = 5_000, 60_000
@@ -77,7 +77,7 @@ class Upkeep:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        log.warning("what a crash should leave could not be written: %s", error)
+        logger.warning("what a crash should leave could not be written: %s", error)
         self.failed = str(error)
 
     def _after(self, began_ms: int) -> int:
@@ -102,14 +102,14 @@ class Upkeep:
 
     def _write_checkpoint(self) -> None:
         """Never ahead of what is synced: RocketMQ takes all that was stored earlier for complete."""
-        log_ = self._store.log
-        checkpoint, queued = log_.checkpoint, log_.marks.dispatched_end
-        physic_ms = max(checkpoint.physic_ms, self._time_below(log_.synced))
+        log = self._store.log
+        checkpoint, queued = log.checkpoint, log.marks.dispatched_end
+        physic_ms = max(checkpoint.physic_ms, self._time_below(log.synced))
         logics_ms = max(checkpoint.logics_ms, self._time_below(queued))
         if (physic_ms, logics_ms) != (checkpoint.physic_ms, checkpoint.logics_ms):
             checkpoint.physic_ms, checkpoint.logics_ms = physic_ms, logics_ms
             checkpoint.write()
-        known = [at for at, (end, _) in enumerate(self._times) if end <= min(log_.synced, queued)]
+        known = [at for at, (end, _) in enumerate(self._times) if end <= min(log.synced, queued)]
         del self._times[: known[-1] if known else 0]
 
     # --- configuration --------------------------------------------------------------------------------------

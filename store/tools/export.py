@@ -22,7 +22,7 @@ from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
 from raymq.store.state import INTERNAL_TOPIC
 
-from .faults import Progress
+from .faults import ReportProgress
 from .read_only import ReadOnlyStore
 from .slices import Stretch, queued
 
@@ -113,7 +113,7 @@ def export(
     *,
     file_bytes: int = FILE_BYTES,
     files: Files | None = None,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
 ) -> Exported:
     """Write the chosen messages of a store into the new directory `target`, as part-00000.parquet and so on.
 

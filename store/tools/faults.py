@@ -13,7 +13,7 @@ from raymq.store.errors import RayMQError
 NAMED_MAX = 20
 
 #: told how far a long walk is: (what, bytes done, bytes in all)
-Progress = Callable[[str, int, int], None]
+ReportProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LogVerdict:
     """What a start would do where the log ends: a row of the decision table of docs/recovery.md."""
 
     end: int
@@ -113,6 +113,6 @@ class Report:
 
     faults: list[Fault]
     #: None when the log could not be walked or has no file
-    verdict: Verdict | None
+    verdict: LogVerdict | None
     #: files of caches that the next start makes anew, in part or whole
     anew: list[str] = field(default_factory=list)

@@ -12,7 +12,7 @@ from raymq.store.files import Files
 from raymq.store.tools.verify_compaction import check_compaction
 
 from .dump import dump
-from .faults import Fault, Faults, Progress, Report, from_error
+from .faults import Fault, Faults, Report, ReportProgress, from_error
 from .read_only import ReadOnlyStore
 from .verify_chain import check_chain
 from .verify_files import check_checkpoint, check_config, check_marks, check_timer
@@ -22,7 +22,7 @@ from .verify_queues import QueueCheck
 __all__ = ["Fault", "Faults", "Report", "check", "check_derived", "dump", "verify"]
 
 
-def check(root: Path, files: Files | None = None, progress: Progress | None = None) -> Report:
+def check(root: Path, files: Files | None = None, progress: ReportProgress | None = None) -> Report:
     """Every fault of a store, and what a start would do where its log ends.
 
     Raises: Rejected when `root` is no store. Changes nothing.

@@ -33,7 +33,7 @@ from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records.rows import tag_column
 from raymq.store.state import INTERNAL_TOPIC, PROGRESS
 
-from .faults import Faults, Progress, Verdict
+from .faults import Faults, LogVerdict, ReportProgress
 from .slices import Stretch
 
 _BLANK = record.WalkStop.BLANK
@@ -45,11 +45,11 @@ class ReadOnlyStore:
     """The files of a store. `scan` first; what it finds wrong is in `faults`."""
 
     def __init__(
-        self, root: Path, files: Files | None = None, progress: Progress | None = None
+        self, root: Path, files: Files | None = None, progress: ReportProgress | None = None
     ) -> None:
         self.root = root
         self.files = files or Files()
-        self.progress: Progress = progress or (lambda what, done, total: None)
+        self.progress: ReportProgress = progress or (lambda what, done, total: None)
         if not self.files.exists(root / "commitlog"):
             raise Rejected(
                 f"{root} is no store: it has no commitlog directory",
@@ -75,7 +75,7 @@ class ReadOnlyStore:
         self.own = self.meta.get("store_id") is not None
         #: the last stop was no orderly one, or the store is open
         self.crashed = self.files.exists(root / "abort")
-        self.verdict: Verdict | None = None
+        self.verdict: LogVerdict | None = None
         self.start = self.log.min_offset if self.log is not None else 0
         self.end = self.start
         #: the records below `end`
@@ -132,7 +132,9 @@ class ReadOnlyStore:
         try:
             found = self._scan(self.log, chain)
             self.end, row = found.end, found.row
-            self.verdict = Verdict(found.end, row.decision.value, row.name, found.fault, row.cause)
+            self.verdict = LogVerdict(
+                found.end, row.decision.value, row.name, found.fault, row.cause
+            )
             if row.decision is Decision.CORRUPT:
                 self._fault_at(found.end, f"recovery row {row.name}", f"{found.fault}: {row.cause}")
                 self._look_behind(self.log, chain)

@@ -29,7 +29,7 @@ from raymq.store.log.recovery import Decision
 from raymq.store.log.segment_paths import other_directories
 
 from . import rebuild
-from .faults import Fault, Progress, Verdict
+from .faults import Fault, LogVerdict, ReportProgress
 from .inspect import check, check_derived
 from .keep_aside import KeepAside
 from .read_only import ReadOnlyStore
@@ -144,7 +144,7 @@ class Repair:
         keep: Path | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
-        progress: Progress | None = None,
+        progress: ReportProgress | None = None,
     ) -> None:
         unknown = set(rebuild) - set(PARTS)
         if unknown:
@@ -349,7 +349,7 @@ class Repair:
         return min(store.end, max(confirmed, self._queues_known))
 
 
-def _is_corrupt(verdict: Verdict | None) -> bool:
+def _is_corrupt(verdict: LogVerdict | None) -> bool:
     return verdict is not None and verdict.decision == Decision.CORRUPT.value
 
 

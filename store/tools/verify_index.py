@@ -68,7 +68,7 @@ class _File(NamedTuple):
     cut: bool = False
 
 
-class Keys(NamedTuple):
+class StoredKeys(NamedTuple):
     """The keys of the log's records: `codes` = number of the record << 31 | hash of the key, ascending."""
 
     codes: Int64s
@@ -139,7 +139,7 @@ def _property(properties: pa.Array, name: str) -> pa.Array:
     return pc.struct_field(pc.extract_regex(properties, pattern), 0)
 
 
-def keys_of(store: ReadOnlyStore) -> Keys:
+def keys_of(store: ReadOnlyStore) -> StoredKeys:
     """Every key of every record below the log's end."""
     starts, _ = joined(store.records)
     codes: list[Int64s] = [np.empty(0, dtype=np.int64)]
@@ -154,7 +154,7 @@ def keys_of(store: ReadOnlyStore) -> Keys:
         store.progress(
             "index", int(part.positions[-1]) - store.start, max(1, store.end - store.start)
         )
-    return Keys(np.sort(np.concatenate(codes)), starts, np.concatenate(times))
+    return StoredKeys(np.sort(np.concatenate(codes)), starts, np.concatenate(times))
 
 
 def slots_of(view: memoryview) -> int | None:
@@ -203,7 +203,7 @@ class IndexCheck:
         if not names:
             return
         kept, kept_until = self._kept(names), self._kept_until()
-        keys: Keys | None = None
+        keys: StoredKeys | None = None
         held: list[tuple[int, memoryview]] = []
         found: list[tuple[_File, Int64s]] = []
         try:
@@ -346,7 +346,7 @@ class IndexCheck:
     def _entry_at(self, file: _File, row: int) -> int:
         return HEADER_STRUCT.size + 4 * len(file.slots) + (row + 1) * ENTRY_DTYPE.itemsize
 
-    def _check_entries(self, file: _File, keys: Keys) -> Int64s:
+    def _check_entries(self, file: _File, keys: StoredKeys) -> Int64s:
         """Every entry against its record. Returns: the codes that the file's entries stand for."""
         store, entries = self._store, file.entries
         positions = entries["position"].astype(np.int64)
@@ -377,7 +377,7 @@ class IndexCheck:
         return codes
 
     def _check_complete(
-        self, found: list[tuple[_File, Int64s]], keys: Keys, *, goes_on: bool
+        self, found: list[tuple[_File, Int64s]], keys: StoredKeys, *, goes_on: bool
     ) -> None:
         """In the range of a file each key has an entry: in it, or at its ends in a neighbour.
 

@@ -30,7 +30,7 @@ from raymq.store.index.index_file import HEADER, ITEM_GAP_BYTES, SLOT_BYTES, Ind
 from raymq.store.index.index_keys import hash_keys, key_hash, topic_hash
 from raymq.store.index.index_service import IndexService
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records import properties
 from raymq.store.records.keys import Keyed, keyed_row, keys_of
 from raymq.store.requests import PutRequest
@@ -466,7 +466,7 @@ def test_prepared_messages_are_indexed_and_rolled_back_ones_are_not(tmp_path):
     for number, kind in enumerate((0x4, 0x8, 0xC)):
         store.put_inner(
             [InnerMessage("t", 0, b"%d" % number, {"KEYS": "k"}, sys_flag=kind)],
-            progress=Progress("test", {}),
+            progress=ServiceProgress("test", {}),
         )
     confirm_with_index(store)
     assert bodies(store, "k") == [b"0", b"1"]

@@ -10,7 +10,7 @@ import pytest
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.queues import dispatch
 from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock
@@ -116,7 +116,7 @@ def test_half_a_group_that_memory_mode_had_confirmed_is_cut_after_a_power_loss(
     confirm(store)
     start = store.log.end
     group = [InnerMessage("t", 0, b"x" * 5000)] * 3
-    appends = store.put_inner(group, progress=Progress("service", {"k": 1}))
+    appends = store.put_inner(group, progress=ServiceProgress("service", {"k": 1}))
     store.log.note_confirmed(store.log.end)
     last, end = appends[-1].physical_offset, store.log.end
     store.abandon()
