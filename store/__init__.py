@@ -1,1 +1,1 @@
-"""The storage engine: one shard on one disk. No Ray, no sockets (design D8)."""
+"""The storage engine: one shard on one disk. No Ray, no sockets."""

@@ -17,7 +17,7 @@ PRODUCER_SNAPSHOT_BYTES = 128
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """Options of one store; every store of a replica set uses the same."""
+    """Options of one store. Every store of a replica set uses the same."""
 
     #: bytes of one commit log file (mappedFileSizeCommitLog)
     segment_size_bytes: int = 1024 * MIB
@@ -35,7 +35,7 @@ class StoreConfig:
     max_filter_message_size: int = 16_000
     #: consume queue files that one read looks at while it finds nothing (travelCqFileNumWhenGetMessage)
     travel_cq_file_num_when_get_message: int = 1
-    #: percent of this host's memory: records that far behind the log's end are taken for being in the page cache
+    #: percent of this host's memory: records within that distance of the log's end count as being in the page cache
     #: (accessMessageInMemoryMaxRatio)
     access_message_in_memory_max_ratio: int = 40
     #: most bytes and messages of one read: in the page cache, and on disk (maxTransfer...OnMessageIn...)
@@ -71,11 +71,11 @@ class StoreConfig:
     max_message_bytes: int = 4 * MIB
     #: zeros are written this far ahead of the tail: pre-written blocks sync several times faster
     prewrite_window_bytes: int = 64 * MIB
-    #: a snapshot of the state is written so often within a file: recovery reads about twice as much
+    #: log bytes between two snapshots of the state; recovery reads about twice as much
     snapshot_interval_bytes: int = 32 * MIB
-    #: stored bytes are read and compared with the chain's CRCs (scrub), at most so many a second; 0: never
+    #: the scrub reads stored bytes and compares them with the chain's CRCs, at most so many per second; 0: never
     scrub_bytes_per_s: int = 64 * MIB
-    #: all of them so often, but twice within `file_reserved_hours` at least
+    #: how often the scrub reads all of them; at least twice within `file_reserved_hours`
     scrub_interval_ms: int = 24 * 3600 * 1000
     #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for what is made of both
     compaction_file_size_bytes: int = 100 * MIB
@@ -116,12 +116,13 @@ class StoreConfig:
     delete_file_batch_max: int = 10
     #: whole files are written ahead and locked in memory, as far as permitted (warmMapedFileEnable)
     warm_mapped_file: bool = False
-    #: deleted files are zeroed and used again, once nobody reads them (not by a mirror's leader)
+    #: deleted files are zeroed and used again after the last reader let go of them (not by a mirror's leader)
     recycle_commit_log_files: bool = False
     #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list);
-    #: none: in `commitlog/`, whose files are read in any case
+    #: with an empty tuple they are made in `commitlog/`, whose files are read in any case
     commit_log_paths: tuple[str, ...] = ()
-    #: directories whose commit log files are read and deleted, none is made there (readOnlyCommitLogStorePaths)
+    #: directories whose commit log files are read and deleted; new files are made elsewhere
+    #: (readOnlyCommitLogStorePaths)
     read_only_commit_log_paths: tuple[str, ...] = ()
     #: pause between two deletions (deleteCommitLogFilesInterval, deleteConsumeQueueFilesInterval)
     delete_files_interval_ms: int = 100
@@ -172,7 +173,7 @@ class StoreConfig:
             self._check_pool()
 
     def _check_kinds(self) -> None:
-        """What a number or a switch is, and that no number is below 0."""
+        """Refuse values of a wrong type, and numbers below 0."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "bool" and not isinstance(value, bool):
@@ -193,7 +194,7 @@ class StoreConfig:
                 )
 
     def _check_retention(self) -> None:
-        """RocketMQ clamps what is out of range without a word."""
+        """Refuse values out of range, which RocketMQ clamps silently."""
         hours = self.delete_when.split(";")
         if not all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours):
             raise Rejected(
@@ -257,7 +258,7 @@ class StoreConfig:
 
     @property
     def append_unit_bytes(self) -> int:
-        """Most bytes of one append unit: each is contiguous in one file and has one chain unit (D3)."""
+        """Most bytes of one append unit: each is contiguous in one file and has one chain unit."""
         return min(4 * MIB + 64 * 1024, self.segment_size_bytes // 4)
 
     @property

@@ -1,10 +1,10 @@
-"""RocketMQ's configuration files: taken over into the log, and written back from the state (design D6).
+"""RocketMQ's configuration files: imported into the log, and written back from the state.
 
-What counts for us stands in the log. A file that somebody else wrote since we last looked (RocketMQ, that had the
-store open) is taken over at the start, once; at the end the files say what the state says, so that RocketMQ finds its
-topics and offsets. What we have no place for (permissions, groups' settings) stays in the files as it is.
+Topics and offsets live in records of the log. A file that RocketMQ changed while it had the store open is imported
+once, at the next start. At a stop the files are written from the state, so that RocketMQ finds its topics and offsets.
+Fields that the log has no place for (permissions, settings of groups) stay in the files as they are.
 Source: ConfigManager, TopicConfigManager, ConsumerOffsetManager, SubscriptionGroupManager, ScheduleMessageService of
-RocketMQ 5.3.3 (reference 5.4). Theirs overwrite in place; here a crash leaves the old or the new file.
+RocketMQ 5.3.3, which overwrite in place. Here a crash leaves the old or the new file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GROUPS = "subscriptionGroup.json"
 LEVELS = "delayOffset.json"
 NAMES = (TOPICS, CONSUMER_OFFSETS, GROUPS, LEVELS)
 
-#: whose progress the CRCs of the files are that were taken over: in the log, behind what was taken over
+#: the service whose progress holds the CRCs of imported files, in the log after the records of the import
 IMPORT_SERVICE = "config"
 #: in raymq/meta: file name -> CRCs of what we wrote into it last
 WRITTEN = "config"
@@ -84,7 +84,7 @@ class ConfiguredStore(Protocol):
 
 
 class Tables(NamedTuple):
-    """What the files are to say, as it was at one moment."""
+    """The content of all files, as of one moment."""
 
     topics: Mapping[str, TopicInfo]
     #: (group, topic) -> queue -> next offset
@@ -96,7 +96,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(store: ConfiguredStore) -> Tables:
-    """What is known now. Callers: any thread; each table is copied in one step of the interpreter."""
+    """The tables of the current state. Callers: any thread; each table is copied in one step of the interpreter."""
     state = store.state
     return Tables(
         dict(state.topics),
@@ -111,7 +111,7 @@ def import_changed(store: ConfiguredStore) -> list[str]:
 
     Of a file that we know only what is missing, and only where RocketMQ deleted the snapshots that said it.
     Callers: a store that was recovered and is not in use yet. A crash on the way imports once more, which is harmless.
-    Raises: Corrupt when a file and its `.bak` are no configuration of RocketMQ's.
+    Raises: Corrupt when neither a file nor its `.bak` is a configuration of RocketMQ.
     """
     changed = []
     for name in NAMES:
@@ -140,7 +140,8 @@ def write_back(
 ) -> list[str]:
     """Make the files say what the state says, or `tables`. Returns: the names of those that were written.
 
-    Args: known: what the files held after the last call, which is kept there; nobody else writes an open store's.
+    Args: `known`, the content of the files after the last call, updated here. No other program writes those of an open
+    store.
     Durable: at return. Callers: one at a time. Raises: Corrupt as `import_changed`; StorageFull, OSError.
     """
     tables = tables or tables_of(store)
@@ -250,7 +251,7 @@ def _import_topics(store: ConfiguredStore, table: Table, new: bool) -> None:
 
 def _export_topics(tables: Tables, table: Table) -> None:
     queues = {info.name: info.queues for info in tables.topics.values()}
-    # A queue that has messages must be readable even if nobody created its topic here (retry and dead letters).
+    # A queue that has messages must be readable even if its topic was never created here (retry and dead letters).
     for topic, queue_id in tables.queues:
         if not _is_brokers_own(topic):
             queues[topic] = max(queues.get(topic, 0), queue_id + 1)
@@ -305,7 +306,7 @@ def _import_offsets(store: ConfiguredStore, table: Table, new: bool) -> None:
 
 
 def _to_take(found: Table, have: Table, new: bool) -> list[Any]:
-    """The keys whose values a file changes: of a new one those that differ, else those that are missing."""
+    """The keys that an import changes: of a new file those that differ, else those that are missing."""
     return [key for key in found if (found[key] != have.get(key) if new else key not in have)]
 
 
@@ -316,7 +317,7 @@ def _export_offsets(tables: Tables, table: Table) -> None:
 
 def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
     """Have consumerOffset.json say what offsets are known of each (group, topic)."""
-    # RocketMQ derives it anew and never reads it.
+    # RocketMQ derives it again and never reads it.
     table.pop("groupTopicMap", None)
     offsets = table.setdefault("offsetTable", {})
     for (group, topic), ours in known.items():
@@ -325,7 +326,7 @@ def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]
 
 
 def _import_groups(store: ConfiguredStore, table: Table, new: bool) -> None:
-    """Groups are who commits offsets; their settings stay in the file."""
+    """Nothing is imported: a group exists as soon as it commits offsets, and its settings stay in the file."""
 
 
 def _export_groups(tables: Tables, table: Table) -> None:
@@ -378,7 +379,7 @@ def _rows(table: Table, name: str, file: str) -> list[tuple[str, Table]]:
     """The rows of a table whose values are tables. Raises: Corrupt."""
     rows = table.get(name) or {}
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
-        raise _unlike(file, f"its {name} is no table of tables")
+        raise _unlike(file, f"its {name} is not a table of tables")
     return [(str(key), row) for key, row in rows.items()]
 
 

@@ -20,7 +20,7 @@ _LEVEL = re.compile(r"(\d{1,9})([smhd])")
 
 @lru_cache(maxsize=16)
 def parse_levels(text: str) -> tuple[int, ...]:
-    """The delays of levels 1, 2, ... in ms. Raises: Rejected for a string that is no list of delays."""
+    """The delays of levels 1, 2, ... in ms. Raises: Rejected for a string that is not a list of delays."""
     found = [_LEVEL.fullmatch(part) for part in text.split()]
     levels = tuple(int(part[1]) * _UNIT_MS[part[2]] for part in found if part)
     if not levels or len(levels) < len(found):

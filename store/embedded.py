@@ -1,6 +1,6 @@
-"""The engine in one process: a store with its flush service on a thread (design D8).
+"""The engine in one process: a store with its flush service on a thread.
 
-The same put, sync, C, dispatch order as the actors, without Ray, sockets or other processes. Tests and
+Put, sync, confirm and dispatch follow each other as in the actors, without Ray, sockets or other processes. Tests and
 benchmarks measure the actors against it.
 """
 
@@ -107,8 +107,8 @@ class EmbeddedStore:
 
         Raises: DeliveryUnknown with status FLUSH_DISK_TIMEOUT after the sync flush timeout.
         """
-        # In sync mode what was synced before is dispatched while the disk works. Where that fails, the put did not: a
-        # running flag tells, and whoever reads.
+        # In sync mode earlier records are dispatched while the disk works. A failure of that is not one of the put: a
+        # running flag reports it, and so do reads.
         with contextlib.suppress(OSError, StorageFull):
             self._dispatch()
         if not appended.waits or self._acknowledged_at_once:
@@ -200,7 +200,7 @@ class EmbeddedStore:
     def deliver_due(self) -> int | None:
         """Deliver what waited for a delay level or a timer, and is due. Callers: one thread.
 
-        Returns: when to call again, ms since 1970, for what is put meanwhile earlier; None: nothing waits.
+        Returns: when to call again, ms since 1970 (earlier for later puts); None: no message waits.
         """
         self._check_working()
         log = self.store.log
@@ -232,7 +232,7 @@ class EmbeddedStore:
             self.store.dispatch(self.store.log.confirmed)
 
     def await_index(self) -> None:
-        """Index everything that is confirmed: keys wait for more of them, and after a start the index may be behind."""
+        """Index everything that is confirmed: keys wait for more of them, and after a start the index may lag."""
         self._advance()
         with self._dispatching:
             while self.store.index_behind:
@@ -254,7 +254,7 @@ class EmbeddedStore:
                 if self._ended.is_set():
                     return
                 if idle:
-                    # What was put last waits for nobody to put more. Whoever reads hears of a failure himself.
+                    # The last put must not wait for another one to be dispatched. A failure is raised to readers.
                     with contextlib.suppress(OSError, RayMQError):
                         self._advance()
                 try:
@@ -319,7 +319,7 @@ class EmbeddedStore:
 
     @property
     def ends(self) -> Ends:
-        """How far the store is. There is no replica: what is confirmed stands for it."""
+        """How far the store is. Without a replica the confirmed end takes the place of the replicated one."""
         return self.store.log.ends
 
     @property

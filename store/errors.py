@@ -1,4 +1,4 @@
-"""Every error RayMQ raises, by what the caller can do about it (design D11).
+"""Every error RayMQ raises, by what the caller can do about it.
 
 All pickle with their fields (Ray re-raises them in other processes), all travel on the wire through
 `to_wire`/`from_wire`, and all carry the class attribute `retriable`.
@@ -112,5 +112,5 @@ def require(condition: bool, message: str, **values: Any) -> None:
 
 
 def broken(message: str, **values: Any) -> Bug:
-    """What `require` raises, for the way of every put: there the call costs more than the look."""
+    """The error that `require` raises, for hot paths, where the call of `require` costs more than the comparison."""
     return Bug(f"{message} ({', '.join(f'{k}={v!r}' for k, v in values.items())})", **values)

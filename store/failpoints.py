@@ -55,7 +55,7 @@ _active: dict[str, Callable[[], None]] = {}
 
 
 class FailPointReached(Exception):  # noqa: N818 (an event, not an error)
-    """What the action "raise" raises."""
+    """The error of the action "raise"."""
 
 
 def fail_point(name: str) -> None:

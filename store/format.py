@@ -179,7 +179,7 @@ def parse_file_name(name: str) -> int:
     """The start offset of a file. Raises: Corrupt for any other name."""
     if not _FILE_NAME.fullmatch(name):
         raise Corrupt(
-            f"{name!r} is no file of a store: names there have 20 digits; move it away",
+            f"{name!r} is not a file of a store: names there have 20 digits; move it away",
             path=name,
             rule="file name",
             expected="20 digits",
@@ -249,15 +249,21 @@ def tags_code(tags: str | None) -> int:
 
 @lru_cache(maxsize=256)
 def pack_host(ip: str, port: int) -> bytes:
-    """A host field: 4 or 16 bytes address, int32 port. Raises: Rejected when `ip` is no address."""
+    """A host field: 4 or 16 bytes address, int32 port. Raises: Rejected when `ip` is not an address."""
     try:
         return ipaddress.ip_address(ip).packed + port.to_bytes(4, "big", signed=True)
     except (ValueError, OverflowError, AttributeError) as error:
         raise Rejected(
-            f"host {ip!r} port {port!r} is no IP address and port; a record stores no names",
+            f"host {ip!r} port {port!r} is not an IP address and port; a record stores no names",
             field="host",
             limit="an IPv4 or IPv6 address",
         ) from error
+
+
+def host_flags(born: bytes, store: bytes) -> int:
+    """The sysFlag bits of a record with these host fields."""
+    flags = SYS_BORN_HOST_V6 if len(born) > 8 else 0
+    return flags | (SYS_STORE_HOST_V6 if len(store) > 8 else 0)
 
 
 def format_host(packed: bytes) -> str:

@@ -1,7 +1,7 @@
-"""One shard's store: RocketMQ's DefaultMessageStore, columnar (design D3, D6, D7, section 3).
+"""One shard's store: RocketMQ's DefaultMessageStore, in columns.
 
-`put` appends and returns at once; who waits for the sync, the replica and C is the host's business. `dispatch`
-builds consume queues from log[0, C); `fetch` reads them. The engine is usable alone: see `embedded.py`.
+`put` appends and returns at once. The host of the store awaits the sync and the replica, and moves the confirmed end.
+`dispatch` builds consume queues and index below the confirmed end, `fetch` reads them. `embedded.py` is such a host.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from .topics import check_new_topic
 
 logger = logging.getLogger(__name__)
 
-#: an orderly stop waits this long for an index that is behind; later `abort` stays (reference 7, step 7)
+#: an orderly stop waits this long for an index that lags; after that the file `abort` stays
 INDEX_WAIT_MS = 5_000
-#: and for compacted queues; what is not copied by then RocketMQ would never serve
+#: and this long for compacted queues, because RocketMQ would never serve what is not copied
 COPY_WAIT_MS = 60_000
-#: earlier looks at what can be deleted that wait for a sync
+#: most earlier results of `deletable_end` that wait for a sync
 HELD_MAX = 8
 
 
@@ -92,12 +92,12 @@ class MessageStore:
         self._get_message = GetMessage(log, self.consume_queues, self.state)
         #: finds messages by key, id, place and time
         self.query = Query(log, self.consume_queues, self.index)
-        #: what is allowed at present
+        #: reads, puts and dispatch may be blocked here
         self.flags = RunningFlags()
         self.stats = StoreStats()
-        #: moves what is to be delivered later to where it waits
+        #: moves messages with a delivery time to the topics where they wait
         self.delay_hook = DelayHook(log.config, log.clock)
-        #: see every put on its way
+        #: called for every put but those of the store's own services
         self.hooks: list[PutHook] = [self.delay_hook]
         lock = PutLock(log.clock)
         self._dispatch = Dispatch(
@@ -115,24 +115,24 @@ class MessageStore:
             guards={TIMER_TOPIC: self.delay_hook},
         )
         self._put_lock = lock
-        #: stores made from the log, which forget what is deleted there
+        #: derived stores, which forget messages that the log deletes
         self.derived: list[Derived] = [self.index]
-        #: each tells from which physical offset on records are still needed; None: it needs none
+        #: each returns the physical offset from which it still needs records; None: it needs none
         self.holds: list[Callable[[], int | None]] = [self.compaction.holds_from]
-        #: the log's end and what could be deleted, as of earlier looks
+        #: the log's end and the deletable end, as of earlier calls
         self._held: list[tuple[int, int]] = []
-        #: deletes old files; its `run_once` is called by whoever owns this store
+        #: deletes old files; the host calls its `run_once`
         self.cleaner = CleanService(log, self, flags=self.flags)
-        #: writes what a start after a crash needs; its `run_once` is called by whoever owns this store
+        #: writes checkpoint and configuration for the start after a crash; the host calls its `run_once`
         self.upkeep = Upkeep(self)
         #: whether recovery met a snapshot
         self._met_snapshot = False
-        #: up to where consume queues are being built anew, and the next offsets of those that were lost
+        #: the end up to which consume queues are being rebuilt, and the next offsets of those that were lost
         self._rebuilding: tuple[int, dict[tuple[str, int], int]] | None = None
-        #: where the records of topics end that were created since the store was opened, and where the log ended then
+        #: ends of the records of topics that were created since the store was opened, and the log's end at that time
         self._topic_ends: dict[str, int] = {}
         self._opened_end = 0
-        #: held from the look whether a topic exists until its record's end is noted
+        #: held from the check whether a topic exists until its record's end is noted
         self._topics_lock = threading.Lock()
         self._closed = False
         #: the log alone says where each consume queue ends
@@ -155,8 +155,8 @@ class MessageStore:
         """Open or create the store in `root` and recover it.
 
         `on_locked` runs after the store's lock is held and before anything is recovered: the place to end
-        whatever an earlier process left running.
-        Raises: Unavailable when another process has it open; Corrupt when it is damaged where it must not be.
+        processes that an earlier host left running.
+        Raises: Unavailable when another process has it open; Corrupt for damage that recovery may not cut off.
         """
         log = CommitLog(
             root,
@@ -277,7 +277,7 @@ class MessageStore:
 
     @property
     def damage(self) -> list[Corrupt]:
-        """Damage below C that dispatch, index or deliveries came to and passed over."""
+        """Damage below the confirmed end that dispatch, index or deliveries met and passed over."""
         return list(self.log.damage_met.values())
 
     @property
@@ -297,7 +297,7 @@ class MessageStore:
     def _sync_queues(self, *, closing: bool) -> None:
         if self._queues_doubtful:
             raise Unavailable(
-                "an fdatasync of a consume queue failed; the next start builds anew what was not synced",
+                "an fdatasync of a consume queue failed; the next start rebuilds what was not synced",
                 field="consumequeue",
             )
         upto = self.dispatched
@@ -318,7 +318,7 @@ class MessageStore:
     # --- deletion: what `cleaner` asks ------------------------------------------------------------------------
 
     def deletable_end(self) -> int:
-        """What is in the consume queues, durably: a power loss must not bring them back behind the log's start."""
+        """The end below which consume queues are durable: after a power loss none may end below the log's start."""
         self.sync_queues()
         log = self.log
         held = [end for hold in self.holds if (end := hold()) is not None]
@@ -326,7 +326,7 @@ class MessageStore:
             self.state.progress.get(service) for service in (LEVELS_SERVICE, TIMERS_SERVICE)
         ):
             return min([log.marks.dispatched_end, *held])
-        # What no longer waits was delivered by records that must be on disk before their origins go.
+        # A delivered message waits no more, but the record of its delivery must be on disk before its original goes.
         self._held.append((log.end, min([log.marks.dispatched_end, *held])))
         certain = [each for each in self._held if each[0] <= log.synced]
         self._held = [*certain[-1:], *(each for each in self._held if each not in certain)][
@@ -339,7 +339,7 @@ class MessageStore:
         self.consume_queues.correct_min_offsets(start)
 
     def delete_derived(self, start: int) -> None:
-        """Delete chain, consume queue files and indexes of what stood below `start`."""
+        """Delete chain, consume queue files and indexes of records below `start`."""
         with self._put_lock:
             self.log.chain.delete_before(start)
         fail_point("clean.after_chain")
@@ -363,7 +363,7 @@ class MessageStore:
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """See `Reader.fetch`; of a compaction topic `CompactionStore.fetch`.
+        """Read records: `Reader.fetch`, of a compacted topic `CompactionStore.fetch`.
 
         Raises: Unavailable, too, when the store is not readable.
         """
@@ -378,7 +378,7 @@ class MessageStore:
     def fetch_whole(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """As `fetch`, for whoever takes the records out of their bytes here: up to the first that is damaged.
+        """`fetch` for callers that decode the records here: up to the first damaged one.
 
         Raises: Corrupt where that is the one at `offset`.
         """
@@ -396,7 +396,7 @@ class MessageStore:
         )
 
     def check_record(self, topic: str, queue_id: int, offset: int) -> None:
-        """Look whether the message at an offset is whole; where there is none, nothing is said.
+        """Check whether the message at an offset is whole. Does nothing where there is none.
 
         Raises: Corrupt naming the file and the place, which is noted for status.
         """
@@ -424,7 +424,7 @@ class MessageStore:
         max_bytes: int = BYTES_MAX,
         wanted: MessageFilter | None = None,
     ) -> GetMessageResult:
-        """See `GetMessage.get`.
+        """Read as RocketMQ's brokers do: `GetMessage.get`.
 
         Raises: Unavailable when the store is not readable.
         """
@@ -481,7 +481,7 @@ class MessageStore:
     # --- shutdown -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Orderly stop: dispatch to C, sync everything, leave `abort` away only if all derived files are complete."""
+        """Orderly stop: dispatch all, sync all, and remove `abort` only if all derived files are complete."""
         if self._closed:
             return
         self._closed = self.put_path.closed = True
@@ -519,7 +519,7 @@ class MessageStore:
                 if self.clock.monotonic_ms() > until_ms:
                     return False
         except (OSError, RayMQError) as error:
-            # The next start goes on; nothing of it is deleted from the log before.
+            # The next start goes on. Until then the log keeps these records.
             logger.warning("compacted queues are not complete: %s", error)
             return False
         return True

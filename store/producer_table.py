@@ -81,7 +81,7 @@ class FoundRun(NamedTuple):
 
 @dataclass
 class ProducerQueue:
-    """What one producer stored in one queue."""
+    """The sequences and offsets of one producer in one queue."""
 
     #: the sequence the next row must have
     next_sequence: int = 0
@@ -115,7 +115,7 @@ class ProducerQueue:
     def _thin_out(self) -> None:
         """Drop the old runs that leave the fewest offsets to search; both ends of a long pause stay.
 
-        The first run stays too: an older row of the producer is one of a life that was forgotten.
+        The first run stays too: an older row is of the time before the producer was forgotten.
         """
         runs = self.runs
         old = sorted(
@@ -126,7 +126,7 @@ class ProducerQueue:
         self.runs = [run for i, run in enumerate(runs) if i not in dropped]
 
     def span_of(self, sequence: int) -> tuple[int, int]:
-        """The queue offsets [low, high) where a sequence can stand; empty when it is none of the stored.
+        """The queue offsets [low, high) where a sequence can be; empty when it was never stored.
 
         Callers: any thread, without the put lock.
         """
@@ -171,7 +171,7 @@ class _Rows:
             self._rebuild()
 
     def _take(self, part: npt.NDArray[Any]) -> None:
-        """Copy rows behind those that there are; `_rebuild` must follow."""
+        """Copy rows after the present ones. The caller then calls `_rebuild`."""
         while len(part):
             chunk, at = divmod(self.count, _CHUNK_ROWS)
             if chunk == len(self._chunks):
@@ -216,7 +216,7 @@ class _Rows:
         at = _hash(producer, queue) & mask
         while slots[at] >= 0:
             at = (at + 1) & mask
-        # Readers may look meanwhile: the row's key stands already.
+        # Readers may look in between: the row's key is already there.
         slots[at] = row
         return row
 

@@ -1,4 +1,4 @@
-"""What a receipt waits for, what readers may see, and what a missed deadline is called: said once, for every caller.
+"""The promise of a put, in one table: the conditions of its receipt and of reads, and the status of a missed deadline.
 
 Four ends say how far a shard is (`Ends`). A promise names the ends that must have passed a put before its receipt, and
 those that must have passed a record before readers see it. `PROMISES` is the table in README.md, which a test compares.

@@ -1,4 +1,4 @@
-"""What a store may do at present: bits that stop reads, puts or dispatch until somebody clears them.
+"""The state of a running store: bits that stop reads, puts or dispatch until they are cleared.
 
 Source: RunningFlags, RocketMQ 5.3.3: the same bits, the same masks.
 """

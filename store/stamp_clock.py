@@ -1,8 +1,8 @@
 """The time that records are stamped with and delay levels count in: the wall clock, but for its steps back.
 
 A wall clock is set back now and then. Stamps never go back; they go on from the last one as time passes, a sixteenth
-slower, until the wall clock has caught up. So a delay that begins at a stamp takes its time whatever the wall clock
-does meanwhile, is never early, and at most a sixteenth late.
+slower, until the wall clock has caught up. So a delay that begins at a stamp takes its time however the wall clock
+jumps, is never early, and at most a sixteenth late.
 """
 
 from __future__ import annotations

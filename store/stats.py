@@ -30,7 +30,7 @@ BUCKET_NAMES = (
     ">10s",
 )
 SAMPLE_MS = 1_000
-#: rates are told over so many seconds
+#: rates are means over so many seconds
 RATES_S = (10, 60, 600)
 
 

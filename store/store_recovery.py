@@ -1,8 +1,8 @@
-"""What a start does before the first put: state, consume queues and log are brought to agree.
+"""Recovery of a store before the first put: state, consume queues and log are brought to agree.
 
 Queues    Rest unopened where the marks say enough about them, are opened and recovered where they do not.
 Log       Is walked from the newest snapshot that nothing can take away; each record is applied to the state.
-Repair    Queues are cut to the log. Those with lost units begin again at the log's start and are dispatched anew.
+Repair    Queues are cut to the log. Those with lost units are dispatched again from the log's start.
 
 Source: DefaultMessageStore#recover, #recoverTopicQueueTable, RocketMQ 5.3.3.
 """
@@ -25,7 +25,7 @@ _PREFIX_BYTES = 8
 
 
 class RecoveredStore(NamedTuple):
-    """What a start found out, as far as the running store needs it."""
+    """The result of recovery, as far as the running store needs it."""
 
     #: everything below this is in the consume queues
     dispatched: int
@@ -33,7 +33,7 @@ class RecoveredStore(NamedTuple):
     queues_exact: bool
     #: a snapshot was read, so that the log holds all of the state
     met_snapshot: bool
-    #: the log's end up to which lost queues are dispatched again, and the offset that each had come to
+    #: the log's end up to which lost queues are dispatched again, and the offset that each had reached
     rebuilding: tuple[int, dict[Key, int]] | None
 
 
@@ -155,8 +155,8 @@ class StoreRecovery:
         if damaged:
             # They end inside a record: all of them are built again.
             self._complete = -1
-        # Above what was synced a unit may be torn: it is dispatched again. What is below the log's start cannot be,
-        # and was synced before that was deleted.
+        # Above the trusted end a unit may be torn: it is dispatched again. Units of deleted log files were synced
+        # before the deletion.
         trusted = max(self._complete, log.start) if self._doubt or damaged else end
         self._queues.truncate(min(end, trusted))
 
@@ -229,7 +229,7 @@ class StoreRecovery:
         return self._state.next_offsets if self._at_complete is None else self._at_complete
 
     def _find_lost_queues(self) -> dict[Key, int]:
-        """Consume queues with fewer units than were dispatched, and the offset that each had come to.
+        """Consume queues with fewer units than were dispatched, and the offset that each had reached.
 
         Where there are any, all queues are open afterwards.
         """

@@ -63,7 +63,7 @@ class CompactionStore:
         #: how far each queue is synced: (start of the last file, bytes in it)
         self._synced: dict[Key, tuple[int, int]] = {}
         self._closed = False
-        #: behind what was looked at and not copied
+        #: after the records that were read and not copied
         self._passed: dict[Key, int] = {}
 
     # --- start and stop -------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class CompactionStore:
     def load(self) -> None:
         """After the store's recovery: finish an interrupted swap, open every queue, cut what a crash left.
 
-        What is cut stands in the commit log still: nothing of it may go before it is synced here (`holds_from`).
+        The commit log still has what is cut, and may delete it only after it is synced here (`holds_from`).
         Raises: Corrupt where files are missing or have other sizes.
         """
         root = self._log.root
@@ -89,7 +89,7 @@ class CompactionStore:
         self._note({key: log.end for key, log in self._logs.items()})
 
     def _settle_names(self) -> None:
-        """What a killed process only made must be durable before the commit log's records of it go. Raises: OSError."""
+        """Sync what a killed process wrote, before the commit log may delete its records. Raises: OSError."""
         waiting = [self._log.root / DIRECTORY]
         while waiting:
             place = waiting.pop()
@@ -184,7 +184,7 @@ class CompactionStore:
             total = np.cumsum(np.where(units["size"] == BLANK_SIZE, 0, units["size"]))
             fits = max(1, int(np.searchsorted(total, _COPIED_BYTES, side="right")))
             self._copy(log, units[:fits], offset)
-            # Where the end of a slice was not copied, the next one begins behind it all the same.
+            # Where the end of a slice was not copied, the next one begins after it all the same.
             self._passed[topic, queue_id] = offset + fits
             return True
 
@@ -195,7 +195,7 @@ class CompactionStore:
         if not len(units):
             return
         positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
-        # What is damaged is noted and left out: it must not hold up all that comes after it.
+        # Damaged records are noted and left out: they must not hold up all that come after them.
         found, rows = self._log.sound_records(positions, sizes)
         batch = record.decode(*found)
         keyed = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
@@ -311,7 +311,7 @@ class CompactionStore:
         plan = swap.Swap(topic, queue_id, old, names, result.last_offset)
         with self._lock, log.lock:
             if self._closed:
-                raise Unavailable("the store was closed meanwhile", field="store")
+                raise Unavailable("the store was closed", field="store")
             swap.commit(root, plan, files=files)
             swap.finish(root, plan, files=files)
             self._positions = swap.read_positions(root, files=files)
@@ -369,7 +369,7 @@ class CompactionStore:
 
 
 class CompactionService:
-    """What a host calls again and again, or gives a thread: copies, syncs, and compacts at intervals.
+    """Copies, syncs, and compacts at intervals. A host calls it again and again, or from a thread.
 
     Source: CompactionStore's schedule; compactionScheduleInternal 15 minutes.
     """
@@ -404,7 +404,7 @@ class CompactionService:
         return False
 
     def run(self, stopping: Callable[[], bool], clock: Clock) -> None:
-        """Work until told to stop: a thread of whoever has the store open. A failure is tried again."""
+        """Work until `stopping`: the body of a thread. After a failure it tries again."""
         while not stopping():
             try:
                 more = self.step(clock.monotonic_ms())

@@ -1,4 +1,4 @@
-"""Which records of a queue stay: the latest of each key, unless it has no body. Columns, not a map of keys (D3).
+"""The choice of a queue's records that stay: the latest of each key, unless it has no body. Columns, not a map of keys.
 
 Source: CompactionLog#getOffsetMap, #shouldRetainMsg, RocketMQ 5.3.3.
 """
@@ -28,7 +28,7 @@ _SLICE_UNITS = 8192
 
 
 class Compacted(NamedTuple):
-    """What a compaction did with one queue."""
+    """The result of compacting one queue."""
 
     kept: int
     removed: int
@@ -52,7 +52,7 @@ def slices(pair: Pair) -> Iterator[tuple[slice, pa.RecordBatch]]:
 def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
     """For each pair which of its records stay.
 
-    Memory: the keys of all of them, once each, and a few words a record.
+    Memory: the keys of all of them, once each, and some 20 bytes per record.
     """
     keys: list[pa.Array] = []
     bodies: list[Bools] = []

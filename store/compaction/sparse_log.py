@@ -129,7 +129,7 @@ class Part(NamedTuple):
     records: pa.Array
     #: `units.UNIT_DTYPE`
     units: npt.NDArray[Any]
-    #: behind the last
+    #: after the last
     next_offset: int
 
 
@@ -236,7 +236,7 @@ class SparseLog:
                 self.seal()
 
     def _fitting(self, pair: Pair, sizes: Int64s) -> int:
-        """How many records still fit: a blank record and an end unit must fit behind them."""
+        """How many records still fit: a blank record and an end unit must fit after them."""
         room = self._file_bytes - pair.log_bytes - fmt.BLANK_BYTES
         units = self._queue_bytes // UNIT_BYTES - 1 - pair.count
         fits = int(np.searchsorted(np.cumsum(sizes), room, side="right"))
@@ -305,7 +305,7 @@ class SparseLog:
     # --- cutting and replacing ------------------------------------------------------------------------------
 
     def cut(self, end: tuple[int, int], next_offset: int) -> None:
-        """Drop what stands behind `end` (see there) or has a queue offset from `next_offset` on; zeros behind it.
+        """Drop records after `end` (see there), or with a queue offset from `next_offset` on, and zero their bytes.
 
         Durable: at return.
         """

@@ -23,7 +23,7 @@ _RECORD = "compaction-swap"
 
 @dataclass(frozen=True)
 class Swap:
-    """What is replaced by what: names of files, the same in both directories."""
+    """The files to replace and their replacements: names, the same in both directories."""
 
     topic: str
     queue_id: int

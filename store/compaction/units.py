@@ -1,8 +1,8 @@
 """Bytes of a compacted queue: units of 46 bytes, and where its files are.
 
 A unit, big-endian: position in the compaction log 8, size 4, tags code 8, store time 8, queue offset 8, messages 2 (1),
-compacted offset 4 (-1), reserved 4. Behind the last unit of a file stands one of position -1 and size 0. Source:
-BatchConsumeQueue, SparseConsumeQueue#putEndPositionInfo, CompactionLog, RocketMQ 5.3.3 (reference 6.6, 15).
+compacted offset 4 (-1), reserved 4. The last unit of a file is followed by one of position -1 and size 0.
+Source: BatchConsumeQueue, SparseConsumeQueue#putEndPositionInfo, CompactionLog, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ require(UNIT_BYTES == 46, "a unit of a compacted queue has 46 bytes", found=UNIT
 
 DIRECTORY = "compaction"
 LOG, QUEUES, POSITIONS = "compactionLog", "compactionCq", "position-checkpoint"
-#: new files stand here until they take the place of the old ones (CompactionLog.COMPACTING_SUB_FOLDER)
+#: new files are here until they take the place of the old ones (CompactionLog.COMPACTING_SUB_FOLDER)
 COMPACTING = "compacting"
 
 #: a log file is at least as large as so many files of units
@@ -39,7 +39,7 @@ _LEAST_RATIO = 5
 
 
 def file_sizes(log_bytes: int, queue_bytes: int) -> tuple[int, int]:
-    """What RocketMQ makes of the configured sizes: whole units, and a log file of a whole number of unit files.
+    """File sizes as RocketMQ rounds the configured ones: whole units, and a log file of a whole number of unit files.
 
     With its defaults, 100 and 10 MiB: 104,857,460 and 10,485,746. Source: CompactionLog#getCompactionLogSize.
     """
@@ -61,7 +61,7 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
 
 
 def end_unit() -> bytes:
-    """What stands behind the last unit of a file that is not full."""
+    """The unit that follows the last one of a file that is not full."""
     unit: Any = np.zeros(1, dtype=UNIT_DTYPE)
     unit["position"], unit["compacted"] = -1, -1
     return bytes(unit.tobytes())

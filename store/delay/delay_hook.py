@@ -1,8 +1,8 @@
-"""What a put does with a message that is to be delivered later: it goes to the topic where such messages wait.
+"""Moves messages with a delivery time to the topics where they wait.
 
-The put door calls `transform` for every message. It wins over nothing: half messages of transactions pass as they
-are. Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3; there a second that is congested refuses by chance,
-the more waits the less likely; here it refuses from the limit on.
+`MessagePut` calls `transform` for every message. Half messages of transactions pass unchanged.
+Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3. There a congested second refuses by chance, the more likely the
+more messages wait. Here it refuses from the limit on.
 """
 
 from __future__ import annotations
@@ -93,15 +93,15 @@ class DelayHook(PutHook):
         self._clock = clock
         #: a waiting message is delivered in a group, where it grows
         self.record_bytes_max = config.group_bytes_max - GROUP_RESERVE_BYTES - ROW_RESERVE_BYTES
-        #: see `transform`; set by the service that knows
+        #: how many messages wait for a second; set by the timer service
         self.waiting: Callable[[int], int] | None = None
 
     def before_put(self, message: InnerMessage) -> InnerMessage:
-        """See `transform`."""
+        """The message itself, or on its way to a topic where it waits: `transform`."""
         return transform(message, self._clock.now_ms(), self._config, waiting=self.waiting)
 
     def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
-        """See `check_timer_put`."""
+        """Refuse columns for the timer topic that could not be delivered: `check_timer_put`."""
         check_timer_put(
             request.queue_id,
             request.batch,
@@ -131,7 +131,7 @@ def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
 
 
 def _level(properties: dict[str, str]) -> int:
-    """0: none, also where it is no number."""
+    """The delay level; 0 without one, or where it is not a number."""
     try:
         return int(properties.get(DELAY, "0"))
     except ValueError:

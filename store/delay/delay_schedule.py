@@ -28,7 +28,7 @@ SLICE_ROWS = 4096
 
 
 class Delivered(NamedTuple):
-    """What one look at the levels did."""
+    """The result of one look at the levels."""
 
     messages: int
     #: when the next message is due, ms; now or before: there is more to do; None: nothing waits
@@ -76,11 +76,11 @@ class ScheduleMessageService:
         return Delivered(count, None if next_due is None else next_due - ahead_ms)
 
     def _corrected(self, level: int, offset: int, queue: ConsumeQueue) -> int:
-        """Inside the queue. That may be behind the log for a while after a start; then there is nothing to do."""
+        """An offset inside the queue. After a start the queue may lag the log for a while: then nothing is to do."""
         stored = self._store.state.next_offsets.get((SCHEDULE_TOPIC, level - 1), 0)
         known = max(queue.max_offset, stored)
         if offset > known:
-            # Another store's file said so. What is put from now on is not to be taken for delivered.
+            # A foreign store's file gave an offset above the end. Later puts must not count as delivered.
             self._note(level, known, [])
         return min(max(offset, queue.min_offset), known)
 

@@ -17,7 +17,7 @@ RUN_MESSAGES = 8192
 
 
 class DelayRun(NamedTuple):
-    """What one call of `DelayService.run_once` did."""
+    """The result of one call of `DelayService.run_once`."""
 
     messages: int
     #: when to call again, ms; None: nothing waits

@@ -36,7 +36,7 @@ class TimerCheck(NamedTuple):
 
 
 def read_check(path: Path, *, files: Files) -> TimerCheck | None:
-    """None when there is no such file, or a short one."""
+    """The file's content; None when it is missing or too short."""
     if not files.exists(path):
         return None
     fd = files.open_file(path, writable=False)

@@ -1,4 +1,4 @@
-"""What a producer may put into the timer topic: messages that name their queue and a time that timers reach.
+"""The checks of puts into the timer topic: each message names its queue and a time that timers reach.
 
 RocketMQ's brokers move each message there themselves; our producers send columns of them, so that sequences and
 batches stay whole, and the shard only checks.
@@ -26,7 +26,7 @@ from .timer_rule import PRECISION_MS
 _OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})\x02"
 _TOPIC = r"(?:^|\x02)REAL_TOPIC\x01(?P<v>[^\x02]+)\x02"
 _QUEUE = r"(?:^|\x02)REAL_QID\x01(?P<v>[0-9]{1,9})\x02"
-#: what only the shard writes, and a name that stands there twice
+#: properties that only the shard writes, and names that occur twice
 _WRONG = (
     r"(?:^|\x02)TIMER_(?:ROLL_TIMES|DEL_UNIQKEY|ENQUEUE_MS|DEQUEUE_MS)\x01"
     r"|(?:^|\x02)(?:TIMER_OUT_MS\x01.*\x02TIMER_OUT_MS|REAL_TOPIC\x01.*\x02REAL_TOPIC"

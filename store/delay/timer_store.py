@@ -77,13 +77,13 @@ class TimerMessageStore:
         self._progress = TimerProgress()
         self._ready = False
         self._second: Second | None = None
-        #: the log must be synced up to here before the files may say that they are complete
+        #: the log must be synced up to here before the files may count as complete
         self._needed_end = 0
         self._dirty = False
         self._next_sync_ms = 0
-        #: what comes next in the topic waits for a second that the wheel has no room for yet
+        #: the next record of the topic is for a second that the wheel has no room for yet
         self._blocked = False
-        #: messages that name no queue they could be delivered to, or that the log has no more
+        #: messages that name no queue they could be delivered to, or that the log has deleted
         self.skipped = 0
 
     @property
@@ -93,7 +93,7 @@ class TimerMessageStore:
 
     @property
     def end(self) -> int:
-        """Offset behind the last confirmed record of the timer topic."""
+        """Offset after the last confirmed record of the timer topic."""
         return self._topic.end
 
     def waiting(self, time_ms: int) -> int:
@@ -124,7 +124,7 @@ class TimerMessageStore:
                 return 0, now_ms + WAIT_MS
             return self._run(now_ms, limit)
         except BaseException:
-            # What the files have of it is not known: they are loaded as after a crash.
+            # It is not known how much of it the files have: they are loaded as after a crash.
             self._ready = False
             raise
 
@@ -136,7 +136,7 @@ class TimerMessageStore:
         count = self._take_in(now_ms, limit)
         behind = self._progress.queue < self._topic.end
         first = self._cache.wheel.first()
-        # A cancellation that is confirmed counts: all is taken in before a second is delivered.
+        # A confirmed cancellation counts: all records are taken in before a second is delivered.
         if not behind or (first is not None and first < floor and self._blocked):
             count += self._deliver(now_ms, floor, limit - count)
             first = self._cache.wheel.first()
@@ -155,29 +155,51 @@ class TimerMessageStore:
     # --- the start ------------------------------------------------------------------------------------------
 
     def _prepare(self) -> bool:
-        """Begin where the log says. Returns: False while dispatch has not come as far again."""
-        values = self._store.state.progress.get(TIMERS_SERVICE)
-        check = self._cache.check()
-        if values is None or (check is not None and check.foreign and not values.get("foreign")):
-            before = TimerProgress.of(values or {})
-            if self._topic.end < max(before.queue, self._read_by(check)):
-                return False
-            self._import(check, before)
-            values = self._store.state.progress[TIMERS_SERVICE]
+        """Begin where the log says that the deliveries are. Returns: False while dispatch is not as far again."""
+        if not self._take_over_foreign():
+            return False
         self._second = None
+        values = self._store.state.progress[TIMERS_SERVICE]
         progress = TimerProgress.of(values)
         if self._topic.end < progress.queue:
             return False
-        if values.get("foreign"):
-            if self._log.synced < self._needed_end:
-                return False
-            self._cache.reset()
-            self._store.put_inner([], progress=ServiceProgress(TIMERS_SERVICE, {"foreign": None}))
+        if values.get("foreign") and not self._replace_foreign_files():
+            return False
         check = self._cache.check()
         if check is not None and check.queue_offset > self._topic.end:
             if check.queue_offset == self._read_by(check):
                 return False
+            # The files are of records that the log lost.
             check = None
+        self._load(check, progress)
+        self._ready = True
+        return True
+
+    def _take_over_foreign(self) -> bool:
+        """Import what RocketMQ's files say where it wrote them last. Returns: False while dispatch is not that far."""
+        values = self._store.state.progress.get(TIMERS_SERVICE)
+        check = self._cache.check()
+        is_known = values is not None and (
+            check is None or not check.foreign or bool(values.get("foreign"))
+        )
+        if is_known:
+            return True
+        before = TimerProgress.of(values or {})
+        if self._topic.end < max(before.queue, self._read_by(check)):
+            return False
+        self._import(check, before)
+        return True
+
+    def _replace_foreign_files(self) -> bool:
+        """Begin new files after an import. Returns: False while the import is not on disk."""
+        if self._log.synced < self._needed_end:
+            return False
+        self._cache.reset()
+        self._store.put_inner([], progress=ServiceProgress(TIMERS_SERVICE, {"foreign": None}))
+        return True
+
+    def _load(self, check: TimerCheck | None, progress: TimerProgress) -> None:
+        """Load the wheel from the files that `check` is of, and take in the records that they lack."""
         if self._cache.load(check, progress.time) and check is not None:
             offset = check.queue_offset
         elif progress.imported:
@@ -188,13 +210,12 @@ class TimerMessageStore:
         self._progress = progress
         while offset < progress.queue:
             rows = self._topic.read(offset, min(SLICE_ROWS, progress.queue - offset))
+            # Rolls below the import were put again by the import.
             self._add(
                 rows.where((rows.due.magic & MAGIC_ROLL == 0) | (rows.offsets >= progress.imported))
             )
             offset = max(rows.next_offset, offset + 1)
         self._progress = progress.at_queue(max(offset, progress.queue))
-        self._ready = True
-        return True
 
     def _read_by(self, check: TimerCheck | None) -> int:
         """How much of the topic RocketMQ had read, of what is left of it: less than that may not be taken over."""
@@ -204,7 +225,7 @@ class TimerMessageStore:
     def _import(self, check: TimerCheck | None, before: TimerProgress) -> None:
         """Go on where RocketMQ's files say that it stopped, if there are any, the first time and each time later.
 
-        It began with our files, and delivered from them what stood below `before.queue`.
+        It began with our files, and delivered from them the records below `before.queue`.
         """
         progress = before
         messages: list[InnerMessage] = []
@@ -321,7 +342,7 @@ class TimerMessageStore:
     def _cancelled(
         self, positions: Int64s, sizes: Int64s, magic: npt.NDArray[Any]
     ) -> frozenset[str]:
-        """What the cancellations among these records name."""
+        """The keys that the cancellations among these records name."""
         delete = (magic & MAGIC_DELETE != 0) & (magic & MAGIC_ROLL == 0)
         found = waiting(self._log, positions[delete], sizes[delete])
         return frozenset(decode(each.properties).get(DELETE_KEY, "") for each in found)
@@ -367,7 +388,7 @@ class TimerMessageStore:
         cancelled: frozenset[str],
         now_ms: int,
     ) -> tuple[list[InnerMessage], int]:
-        """What to put for these records, and the offset of the last of them."""
+        """The messages to put for these records, and the offset of the last of them."""
         messages: list[InnerMessage] = []
         found, rows = waiting_rows(self._log, positions, sizes)
         self.skipped += len(positions) - len(rows)
@@ -425,7 +446,7 @@ class TimerMessageStore:
 
 
 def _key(found: Waiting) -> str:
-    """What a cancellation names as its target. Source: TimerMessageStore#buildDeleteKey."""
+    """The key by which a cancellation names its target. Source: TimerMessageStore#buildDeleteKey."""
     properties = decode(found.properties)
     return f"{properties.get('REAL_TOPIC')}+{properties.get('UNIQ_KEY')}"
 

@@ -27,13 +27,13 @@ _NOTHING = Due(
 
 
 class TimerRows(NamedTuple):
-    """Consecutive records of the timer topic; none for an offset that the log has no more."""
+    """Consecutive records of the timer topic; none for an offset that the log has deleted."""
 
     offsets: Int64s
     positions: Int64s
     sizes: Int64s
     due: Due
-    #: the offset behind the last
+    #: the offset after the last
     next_offset: int
 
     def part(self, low: int, high: int, next_offset: int) -> TimerRows:
@@ -58,7 +58,7 @@ class TimerRows(NamedTuple):
 
 
 class TimerTopic:
-    """Reads what is confirmed. Callers: any thread."""
+    """Reads confirmed records. Callers: any thread."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
         self._log = log
@@ -66,7 +66,7 @@ class TimerTopic:
 
     @property
     def end(self) -> int:
-        """Offset behind the last confirmed record."""
+        """Offset after the last confirmed record."""
         queue = self._queue()
         return 0 if queue is None else queue.max_offset
 
@@ -111,7 +111,7 @@ class TimerTopic:
         return low
 
     def _store_time_ms(self, queue: ConsumeQueue, offset: int) -> int:
-        """0 where the log has the record no more."""
+        """The store time; 0 where the log has deleted the record."""
         unit = queue.read(offset, 1)[0]
         position = int(unit["position"])
         if int(unit["size"]) == BLANK_SIZE or position < self._log.start:
@@ -119,7 +119,7 @@ class TimerTopic:
         try:
             head = self._log.read(position, position + fmt.STORE_TIME_END_MAX)
         except Corrupt as error:
-            # For a bound it is as good as one that is gone.
+            # For a bound it counts as deleted.
             self._log.note_damage(error)
             return 0
         return fmt.store_time_ms(head)

@@ -2,7 +2,7 @@
 
 Header 40 bytes, then `slots` ints, each the number of the newest entry of its chain, then `entries` units of 20
 bytes, of which number 0 is never used. Numbers begin at 1, and the header's count is that of the next entry.
-Source: IndexFile, IndexHeader, RocketMQ 5.3.3 (reference 6.7).
+Source: IndexFile, IndexHeader, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class IndexFile:
     many small writes, and harmless in a cache, which is cut back to a synced state after a crash. Their blocks are
     reserved first, for a store into a hole of a full disk kills the process; those of the entries are not: most
     files never fill.
-    Invariant: an entry is written before a slot or the header tells of it.
+    Invariant: an entry is written before a slot or the header refers to it.
     """
 
     def __init__(self, path: Path, slots: int, entries: int, fd: int, *, files: Files) -> None:
@@ -93,7 +93,7 @@ class IndexFile:
         self._slot_map: memoryview | None = None
         #: a failed write may have left slots that point at entries which do not count
         self._torn = False
-        #: over the life of descriptor and map
+        #: held while descriptor and map are used or closed
         self._living = threading.Lock()
         #: something was written since the last sync
         self.dirty = False
@@ -274,13 +274,13 @@ class IndexFile:
             # A file of RocketMQ's may have holes here.
             self._files.allocate(self._fd, size)
             for at in range(0, 0 if self.empty else size, ZERO_CHUNK_BYTES):
-                # What cannot be read is an error here; through the map it would end the process.
+                # A bad sector is an error here; through the map it would end the process.
                 self._read(at, min(at + ZERO_CHUNK_BYTES, size))
             self._slot_map = self._files.map_words(self._fd, size)
         return np.frombuffer(self._slot_map, dtype=">i4", offset=HEADER.size)
 
     def cut(self, count: int, *, end_time_ms: int | None = None) -> None:
-        """Let only the entries below number `count` be there, whatever stands in slots and behind them.
+        """Drop the entries from number `count` on, and repair the slots.
 
         Args: `end_time_ms`: store time of the last one's record, if it is known.
         """
@@ -335,7 +335,7 @@ class IndexFile:
     def _open_fd(self) -> int:
         """Needs `_living`."""
         if self._fd < 0:
-            raise Unavailable(f"{self.path} was closed meanwhile", path=str(self.path))
+            raise Unavailable(f"{self.path} was closed", path=str(self.path))
         return self._fd
 
     @property
@@ -372,7 +372,7 @@ class IndexFile:
         begin_ms: int,
         end_ms: int,
     ) -> tuple[list[int], int]:
-        """As `find`, so many steps of a chain. Returns: offsets, and the number that comes next; 0: none."""
+        """Follow a chain for so many steps. Returns: offsets of hits, and the next number; 0: the chain ends."""
         begin, count = header.begin_time_ms, header.count
         start, most, unpack = self._entries_at, self._entry_count, _ENTRY.unpack
         offsets: list[int] = []
@@ -387,10 +387,10 @@ class IndexFile:
                 except OSError:
                     data = b""
                 if len(data) != ENTRY_BYTES:
-                    # It says what is wrong.
+                    # `read_range` names the fault.
                     data = self._files.read_range(fd, at, at + ENTRY_BYTES, path=self.path)
                 found, offset, seconds, previous = unpack(data)
-                # What was written since the header was read is passed over.
+                # Entries written since the header was read are passed over.
                 if number < count:
                     time_ms = begin + 1000 * seconds if number > 1 else begin
                     if seconds < 0 or time_ms + 999 < begin_ms:
@@ -416,7 +416,7 @@ class IndexFile:
         """Physical offsets of a hash's records that may be stored in [begin_ms, end_ms], the newest `some` first.
 
         Source: IndexFile#selectPhyOffset. An entry knows only the second; RocketMQ leaves out records of the first one,
-        here the caller compares exactly. It also reads the first entry's time as what that entry counts it from.
+        here the caller compares exactly. It also takes the first entry's time for the file's begin time.
         """
         header = self.header
         place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
@@ -445,7 +445,7 @@ class IndexFile:
     def find_many(
         self, key_hashes: Int64s, wanted: Int64s, begin_ms: int, end_ms: int
     ) -> tuple[Int64s, Int64s]:
-        """As `find` for many hashes at once: all chains are followed in step.
+        """`find` for many hashes together: all chains are followed in step.
 
         Args: `wanted`, how many entries of each hash. Returns: rows of `key_hashes` and physical offsets of their
         entries, for each hash newest first.

@@ -1,7 +1,6 @@
-"""The keys under which records are found, and their hashes: whole columns at once (design D3).
+"""The hashes of the keys under which records are found: whole columns at once.
 
-A record has the key of its property UNIQ_KEY and the words of KEYS, which stand between single blanks. What is
-hashed is `topic#key`, with Java's String.hashCode over UTF-16 units.
+The hash of a key is that of the text `topic#key`, by Java's String.hashCode over UTF-16 units.
 Source: IndexService#buildIndex, IndexFile#indexKeyHashMethod, RocketMQ 5.3.3.
 """
 
@@ -49,7 +48,7 @@ class Hashes(NamedTuple):
 
     #: which record has the key; ascending
     rows: Int64s
-    #: hash of topic#key, as it stands in the index
+    #: hash of topic#key, as the index has it
     values: Int32s
 
 
@@ -69,7 +68,7 @@ def key_hashes(topic: str, keys: Sequence[str]) -> Int64s:
 
 
 def topic_hash(topic: str) -> int:
-    """What the hashes of a topic's keys begin with, modulo 2 ** 32."""
+    """The hash of `topic#`, from which the hashes of the topic's keys go on, modulo 2 ** 32."""
     return fmt.java_hash(topic + TOPIC_SEPARATOR) & 0xFFFFFFFF
 
 

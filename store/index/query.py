@@ -32,7 +32,7 @@ ID_DIGITS, ID_DIGITS_V6 = 32, 56
 
 
 class Boundary(Enum):
-    """Which offset a time stands for."""
+    """The offset that a time is mapped to."""
 
     #: the first message stored at that time or later
     LOWER = "lower"
@@ -51,7 +51,7 @@ class QueryResult(NamedTuple):
 
 
 class Query:
-    """Callers: any thread. Nothing past C is ever seen."""
+    """Callers: any thread. Only confirmed records are found."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, index: IndexService) -> None:
         self._log = log
@@ -74,7 +74,7 @@ class Query:
 
         Args: `max_num`: at most `config.max_msgs_num_batch` are returned. `exact`: without it messages of other keys
         and topics with the same hash are returned too, as RocketMQ's broker does; its clients look closer.
-        Raises: Rejected for a number or range that is none.
+        Raises: Rejected for a bad number, topic or key.
         Source: DefaultMessageStore#queryMessage. Times are compared exactly; RocketMQ knows the second only.
         """
         if max_num < 1 or not topic or not key:
@@ -118,9 +118,9 @@ class Query:
     def by_offset(self, offset: int) -> pa.RecordBatch:
         """The record that begins at a physical offset, a batch of one.
 
-        Raises: OffsetOutOfRange outside of what the log holds below C; Rejected where no record begins; Corrupt where
+        Raises: OffsetOutOfRange where the log holds no confirmed bytes; Rejected where no record begins; Corrupt where
         its body is damaged.
-        Source: DefaultMessageStore#lookMessageByOffset, which takes for a record whatever stands there.
+        Source: DefaultMessageStore#lookMessageByOffset, which takes any bytes there for a record.
         """
         log = self._log
         low, high = log.start, log.confirmed
@@ -167,7 +167,7 @@ class Query:
     def by_id(self, message_id: str) -> pa.RecordBatch:
         """The record that an offset message id names, a batch of one.
 
-        Raises: Rejected for what is no such id, or one of another store; as `by_offset`.
+        Raises: Rejected for a malformed id, or one of another store; as `by_offset`.
         Source: MessageDecoder#decodeMessageId.
         """
         host, offset = parse_message_id(message_id)
@@ -186,7 +186,7 @@ class Query:
     def offset_by_time(
         self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER
     ) -> int:
-        """The queue offset that a store time stands for.
+        """The queue offset that a store time is mapped to.
 
         Returns: LOWER: the first message at or after it, the next offset when there is none. UPPER: the last one at or
         before it, the oldest offset when there is none. 0 for a queue that does not exist.
@@ -226,7 +226,7 @@ class _StoreTimes:
         self.offsets = range(self.low, queue.max_offset)
 
     def at(self, offset: int) -> int:
-        """Of a message; of one that is gone -1, of a gap that of the next message."""
+        """The store time of a message; -1 for a deleted one, that of the next message for a gap."""
         while offset < self.offsets.stop:
             units = self._queue.read(offset, 1 + (1 << 12))
             solid = np.flatnonzero(units["size"] != BLANK_SIZE)
@@ -251,7 +251,7 @@ def parse_message_id(message_id: str) -> tuple[str, int]:
         packed = b""
     if len(message_id) not in (ID_DIGITS, ID_DIGITS_V6) or len(packed) * 2 != len(message_id):
         raise Rejected(
-            f"{message_id!r} is no message id: it has {ID_DIGITS} hex digits, or {ID_DIGITS_V6} with an IPv6 host",
+            f"{message_id!r} is not a message id: those have {ID_DIGITS} hex digits, {ID_DIGITS_V6} with an IPv6 host",
             field="message_id",
             limit=f"{ID_DIGITS} or {ID_DIGITS_V6} hex digits",
         )

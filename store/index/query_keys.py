@@ -160,7 +160,7 @@ class _KeyQuery:
         Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
         """
         there = np.zeros(len(places), dtype=bool)
-        # What stands below the log's start was deleted meanwhile.
+        # Records below the log's start were deleted.
         first = int(np.searchsorted(places, self._log.start))
         if first == len(places):
             return there, np.empty(0, np.int64), pa.array([], pa.binary())

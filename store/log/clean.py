@@ -1,13 +1,13 @@
 """Deletion of old commit log files, and of what was derived from them, by age, disk use or demand.
 
-`run_once` is one pass; whoever owns the store calls it every `clean_resource_interval_ms`. What may go is decided
-here: never the file that is written, nothing above C or above what is synced, and only below a file that begins with
-a complete snapshot of the state, because state = snapshot + tail (design D6).
+`run_once` is one pass; the host of the store calls it every `clean_resource_interval_ms`. A pass never deletes the file
+that is written, nor anything above the confirmed or the synced end. It deletes only below a file that begins with a
+complete snapshot of the state, because state = snapshot + tail.
 Order: consume queues forget the messages (readers get OffsetOutOfRange), the files go one by one, oldest first, each
 durably, then their chain, consume queue files and derived stores. A crash between any two leaves a store that opens,
 and the next pass goes on with it.
-Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService, RocketMQ 5.3.3. A file's age is told by the
-store time of the message behind it, not by the file's time stamp, which a copy or a restore changes.
+Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService, RocketMQ 5.3.3. A file's age is taken from
+the store time of the first message after it, not from the file's time stamp, which a copy or a restore changes.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Derived(Protocol):
 
 
 class Cleaned(Protocol):
-    """Of a store, what is not its log."""
+    """The parts of a store that follow its log (`MessageStore`)."""
 
     def deletable_end(self) -> int:
         """No record at or above this offset may go."""
 
     def forget_before(self, start: int) -> None:
-        """Tell readers that what stands below `start` is gone. Nothing is deleted yet."""
+        """Make records below `start` out of range for readers. Nothing is deleted yet."""
 
     def delete_derived(self, start: int) -> None:
         """Delete chain, queue files and indexes of records below `start`, the log's start."""
@@ -148,7 +148,7 @@ class CleanService:
             return 0
         self._store.forget_before(start)
         deleted = 0
-        # A store that is closed meanwhile has no files.
+        # A store that was closed in between has no files.
         while self._log.queue.files and self._log.start < start:
             if deleted:
                 self._clock.sleep_ms(self._config.delete_files_interval_ms)
@@ -166,7 +166,7 @@ class CleanService:
         return deleted
 
     def _new_start(self, *, at_once: bool) -> int:
-        """Where the log may begin."""
+        """The offset up to which this pass may delete."""
         limit = min(self._log.confirmed, self._log.synced)
         files = [file for file in self._log.queue.files[1:] if file.start < limit]
         found = self._log.start
@@ -185,7 +185,7 @@ class CleanService:
         """The start of the last file before which everything expired; the log's start where nothing did.
 
         Everything before a file was stored before its first message. Stamps in the future were made while the clock
-        was ahead; their ages are told by later stamps, which go on from them.
+        was ahead. Their age counts up to the newest stamp, because stamps never fall.
         """
         reserved_hours = max(self._config.file_reserved_hours, self._reserved_hours_min)
         reserved_ms = int(reserved_hours * 3_600_000)

@@ -91,12 +91,12 @@ class CommitLog:
         self.own = True
         #: why nothing more is appended; None: all is well
         self.poisoned: str | None = None
-        #: it was a sync that failed, so that no later start may trust what is not proved to be on disk. Otherwise the
-        #: next start mends the log.
+        #: a sync failed, so that no later start may trust what is not proved to be on disk; after other errors the
+        #: next start mends the log
         self.sync_failed = False
-        #: offset -> damage below C that reads, dispatch or deliveries came to and passed over
+        #: offset -> damage below the confirmed end that reads, dispatch or deliveries met and passed over
         self.damage_met: dict[int, Corrupt] = {}
-        #: called behind each `append`, before anybody accounts for it; must not raise
+        #: called after each `append`, before the put is accounted for; must not raise
         self.on_appended: Callable[[], None] = lambda: None
         #: called where a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged
         #: any more. Callers: another thread
@@ -203,7 +203,7 @@ class CommitLog:
 
     @property
     def ends(self) -> Ends:
-        """All four; of the replicas this log knows what was confirmed."""
+        """All four ends. Of the replicas this log knows only what was confirmed."""
         marks = self.marks
         return Ends(self.end, self.committed, marks.synced_end, marks.confirmed_end)
 
@@ -214,7 +214,7 @@ class CommitLog:
 
     @property
     def confirmed(self) -> int:
-        """C: everything below this may be read and dispatched."""
+        """The confirmed end: everything below may be read and dispatched."""
         return self.marks.confirmed_end
 
     def room(self) -> int:
@@ -232,7 +232,7 @@ class CommitLog:
         return read_of(self.queue, start, stop, self.end)
 
     def read_each(self, places: Sequence[int], nbytes: int) -> list[bytes]:
-        """See `log_files.read_each`."""
+        """The first `nbytes` at each place: `log_files.read_each`."""
         return read_each(self.queue, places, nbytes, self.end)
 
     def records(
@@ -244,13 +244,13 @@ class CommitLog:
         """
         if not whole:
             return read_some(self.queue, positions, sizes, self.end)
-        # In a store of others nobody asked so far where records say that they stand.
+        # In a foreign store the physical offsets inside records were never checked.
         return read_records(
             self.queue, positions, sizes, self.end, check_crc=check_crc, check_position=self.own
         )
 
     def records_at(self, places: Int64s) -> Stored:
-        """See `log_reads.stored_at`."""
+        """The records that begin at these places: `log_reads.stored_at`."""
         return stored_at(self.queue, places, self.end)
 
     def walk(
@@ -263,7 +263,7 @@ class CommitLog:
         check_crc: bool = True,
         check_position: bool = True,
     ) -> WalkedPiece:
-        """See `log_reads.walk_piece`; a `stop` in a later file is the end of this one."""
+        """Walk records of the file that holds `at`, up to `stop`: `log_reads.walk_piece`."""
         size = self.config.segment_size_bytes
         return walk_piece(
             self.queue,
@@ -281,7 +281,7 @@ class CommitLog:
         return damaged(self.queue, offset, fault)
 
     def note_damage(self, error: Corrupt) -> None:
-        """Remember damage that is passed over, for status; it is told once. Callers: any thread."""
+        """Remember damage that is passed over, for status; each place is logged once. Callers: any thread."""
         offset = int(error.fields.get("offset", -1))
         if offset not in self.damage_met and len(self.damage_met) < DAMAGE_MAX:
             self.damage_met[offset] = error
@@ -290,7 +290,7 @@ class CommitLog:
     def sound_records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True
     ) -> tuple[Records, Int64s]:
-        """As `records`, without those that are damaged, which are noted. Returns: also the rows that are left."""
+        """`records` without the damaged ones, which are noted. Returns: also the rows that are left."""
 
         def read(rows: Int64s) -> Records:
             return self.records(positions[rows], sizes[rows], check_crc=check_crc)
@@ -319,7 +319,7 @@ class CommitLog:
                 rows = np.delete(rows, bad)
 
     def behind_damage(self, offset: int, upto: int) -> int:
-        """Where the next whole record begins behind a damaged one at `offset`; `upto` when none does below it."""
+        """Where the next whole record begins after a damaged one at `offset`; `upto` when none does below it."""
         found = next_record(self.queue, offset + 1, upto)
         return upto if found is None else found
 
@@ -384,9 +384,9 @@ class CommitLog:
         self.marks.appended_end = unit.end
 
     def _store(self, data: pa.Buffer | bytes | memoryview) -> None:
-        """pwrite at the end of the log. What a failed one left is made zero again.
+        """pwrite at the end of the log. Bytes that a failed write left are made zero again.
 
-        Else a later, shorter append may end where a record of the refused batch begins, and bring it to life.
+        Else a later, shorter append may end where a record of the refused batch begins, which then becomes readable.
         In the pool it stays: nothing above the end is ever committed.
         """
         file = self._current()
@@ -488,7 +488,7 @@ class CommitLog:
             self.marks.appended_end = self.end
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
-        """See `log_files.same_until`."""
+        """Where this log first differs from units of another replica: `log_files.same_until`."""
         return same_until(self.queue, self.end, units, data)
 
     def note_synced(self, offset: int) -> None:
@@ -497,7 +497,7 @@ class CommitLog:
             self.marks.synced_end = min(offset, self.committed)
 
     def note_confirmed(self, offset: int) -> bool:
-        """C reached `offset`; it never falls. Returns: whether it has moved."""
+        """The confirmed end reached `offset`; it never falls. Returns: whether it has moved."""
         before = self.marks.confirmed_end
         if offset > before:
             self.marks.confirmed_end = min(offset, self.committed)
@@ -528,7 +528,7 @@ class CommitLog:
         rewrite(self.queue, max(start, self.synced, self.start), self.end)
 
     def poison(self, reason: str) -> None:
-        """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
+        """Latch a failed sync: no further append, no further sync, and the next start refuses."""
         if not self.sync_failed:
             self.sync_failed = True
             self.poisoned = reason
@@ -575,11 +575,11 @@ class CommitLog:
             pool.committed = min(offset, self.end)
 
     def commit_pool(self) -> None:
-        """`LogPool.commit` of everything."""
+        """Move everything in the pool into the log's files: `LogPool.commit`."""
         self.pool.commit(self.end)
 
     def restore_pool(self) -> None:
-        """`LogPool.restore` of everything that was appended."""
+        """Bring back what an earlier process appended to the pool: `LogPool.restore`."""
         self.pool.restore(self.marks.appended_end)
 
     # --- truncation and recovery ----------------------------------------------------------------------------
@@ -587,14 +587,14 @@ class CommitLog:
     def truncate(self, offset: int) -> None:
         """Cut the log at `offset`, zero the rest of its file, drop later files, sync.
 
-        Raises: Corrupt below C: confirmed bytes never change.
+        Raises: Corrupt below the confirmed end: confirmed bytes never change.
         Callers: with no CommitRealTime granted.
         """
         if offset < self.confirmed:
             raise Corrupt(
-                f"asked to cut the log at {offset}, below its confirmed offset {self.confirmed}",
+                f"the log cannot be cut at {offset}, below its confirmed end {self.confirmed}",
                 offset=offset,
-                rule="never below C",
+                rule="never below the confirmed end",
             )
         self.commit_pool()
         try:
@@ -615,8 +615,8 @@ class CommitLog:
             self.poison(f"a cut at {offset} did not finish: {error}")
             raise
         except (OSError, RayMQError) as error:
-            # A full disk, for example. The next start cuts here again: nothing may be appended and acknowledged
-            # meanwhile.
+            # A full disk, for example. The next start cuts here again, so nothing may be appended and acknowledged
+            # until then.
             self.poisoned = f"a cut at {offset} did not finish: {error}"
             raise
 
@@ -632,8 +632,8 @@ class CommitLog:
 
         `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
         this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill
-        trusts all that it finds. `queues_end`: the end of the last record that a consume queue knows; it tells how far
-        a log goes that RocketMQ wrote and closed in order.
+        trusts all that it finds. `queues_end`: the end of the last record that a consume queue knows; a log
+        that RocketMQ wrote and closed in order ends there.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         self.restore_pool()
@@ -667,7 +667,7 @@ class CommitLog:
         self.end = end
         tail = self.queue.find(end)
         if tail is not None:
-            # Behind the end there are zeros, but perhaps in reserved blocks only: prewrite them anew.
+            # After the end there are zeros, but perhaps in reserved blocks only: write them ahead again.
             tail.prewritten = end - tail.start
         self.chain.truncate_to(min(found.believed, end))
         self.chain.sync()
@@ -689,7 +689,7 @@ class CommitLog:
         return self.recovered
 
     def _note_boot(self) -> None:
-        """From here on this boot's words count. A recovery that fails or dies before finds the same facts again."""
+        """From here on the marks of this boot count. A recovery that fails before it finds the same facts again."""
         left_pool = self.pool.left(self.meta.get("pool"))
         pool_name = self.pool.open(self.end)
         self.meta.update(

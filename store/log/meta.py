@@ -1,6 +1,6 @@
-"""Who this replica is and what it promised: two alternating 4 KiB slots, the newest valid counts.
+"""The identity and promises of a replica: two alternating 4 KiB slots, of which the newest valid one counts.
 
-A slot, big-endian: magic (4 bytes), sequence (8), length of the JSON (4), CRC-32C of sequence,
+Each slot, big-endian: magic (4 bytes), sequence (8), length of the JSON (4), CRC-32C of sequence,
 length and JSON (4), JSON. A crash while one slot is written leaves the other.
 """
 

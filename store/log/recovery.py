@@ -1,11 +1,11 @@
-"""What to do with the place where a recovery scan stopped, as a total decision table.
+"""The decision about the place where a recovery scan stopped, as a total table.
 
 The scan walks records from a trusted position to the first place where no valid record starts. Whether that
 place is simply the end of the log, a torn tail, or damage is decided here from observed facts alone, so that a
 test can enumerate every combination and prove that exactly one row answers it.
 
-Source: design section 4; RocketMQ's CommitLog#recoverNormally/recoverAbnormally truncate at every bad record,
-acknowledged or not (reliability.md, table 2 row 3): we differ on purpose.
+RocketMQ's CommitLog#recoverNormally/recoverAbnormally truncate at every bad record, acknowledged or not. This table
+differs on purpose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raymq.store.records.record_walk import Walk, layout
 
 
 class Decision(Enum):
-    """What recovery does at the stop position."""
+    """The action of recovery at the stop position."""
 
     #: the log ends here and the rest of the file is already zero
     KEEP = "keep"
@@ -33,7 +33,7 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Recovered:
-    """What opening found and did."""
+    """The result of recovering the log."""
 
     end: int
     scanned_from: int
@@ -45,7 +45,7 @@ class Recovered:
 
 
 class Facts(NamedTuple):
-    """What the scan observed at the stop position."""
+    """The observations of the scan at the stop position."""
 
     #: the directory has our `raymq/meta`; False: written by RocketMQ, no marks exist
     own: bool
@@ -54,11 +54,11 @@ class Facts(NamedTuple):
     #: the stop position is below the end that was known to be synced
     below_synced: bool
     #: the stop position is below the end that was published as appended; of a store that RocketMQ wrote, below the
-    #: end of what its consume queues know, or it crashed, so that they tell nothing
+    #: end of what its consume queues know, or it crashed, so that they prove nothing
     below_appended: bool
     #: non-zero bytes follow the stop position, in its file or in a later one
     dirty: bool
-    #: a valid record starts somewhere behind the stop position
+    #: a valid record starts somewhere after the stop position
     later_valid: bool
 
 
@@ -126,7 +126,7 @@ ROWS: tuple[RecoveryRow, ...] = (
 # fmt: on
 
 
-#: what no table need decide: nobody can tell what stood there
+#: outside of the table: the content of unreadable bytes cannot be known
 UNREADABLE = RecoveryRow(
     "U",
     None,

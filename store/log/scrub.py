@@ -1,8 +1,8 @@
 """Reads what is stored again and again, a little at a time, and compares it with the chain's CRCs.
 
-Rot shows itself at a read; what nobody reads rots unseen, and with it the copy that could have mended it. RocketMQ has
-nothing like it: body CRCs are compared at a crash only. Bytes in the page cache are not read from the disk; what is old
-enough to matter is seldom there, and `from_disk` sends away what is.
+Bit rot shows at a read. Bytes that are never read rot unseen, and so may the copy that could have mended them. RocketMQ
+has nothing like this: it compares body CRCs after a crash only. Bytes in the page cache are not read from the disk;
+what is old enough to matter is seldom there, and `from_disk` sends away what is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .chain import ChainReader, ChainUnit
 from .commit_log import CommitLog
 from .segment_paths import find_segment
 
-#: a pass over little is no quicker than it need be, and not slower than this, bytes a second
+#: a pass over a small log reads no quicker than needed, but at least so many bytes per second
 LEAST_BYTES_PER_S = 8 << 20
 #: a log in which nothing is synced yet is looked at again after this
 EMPTY_WAIT_S = 10.0
@@ -45,7 +45,7 @@ COVERED = "the chain covers the log"
 
 @dataclass
 class ScrubCounters:
-    """What was done since this object was made; totals, for metrics."""
+    """Totals since this object was made, for metrics."""
 
     bytes: int = 0
     units: int = 0
@@ -55,7 +55,7 @@ class ScrubCounters:
 
 @dataclass
 class _State:
-    """What is remembered in a file."""
+    """The state that a file keeps from start to start."""
 
     position: int = 0
     #: when the last whole pass ended, 0: never
@@ -72,8 +72,8 @@ STEP_BYTES = 1 << 20
 class Scrub:
     """The walk over one log. One thread calls `step` or `run`; any may read the counters.
 
-    Only bytes below `limit()` are read: those that are synced and never change again. A fault stops nothing: who reads
-    these records is told by their own CRCs, or by nobody.
+    Only bytes below `limit()` are read: those that are synced and never change again. A fault stops nothing: reads of
+    these records compare the records' own body CRCs.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Scrub:
         self._saved_at = self._state.position
         #: units to come, the next one last
         self._units: list[ChainUnit] = []
-        #: where no unit began when it was come to last
+        #: the last position at which no unit began
         self._gap = -1
         self._wake = threading.Event()
         self.counters = ScrubCounters()
@@ -147,7 +147,7 @@ class Scrub:
         return min(self._bytes_per_s, max(LEAST_BYTES_PER_S, needed))
 
     def too_slow(self) -> str | None:
-        """What to do when a pass over so large a log takes too long; None when it does not."""
+        """Advice when a pass over so large a log takes too long; None when it does not."""
         whole = self._log_bytes()
         if (
             not self._bytes_per_s
@@ -172,7 +172,7 @@ class Scrub:
     def step(self) -> float:
         """Read and compare one append unit. Returns: seconds to wait until the next step, below 0 when it took longer.
 
-        What the disk does not give back is a fault, and the pass goes on behind it.
+        Bytes that the disk does not give back are a fault, and the pass goes on after them.
         Raises: OSError where it is not the disk that fails; the position stays.
         """
         now = self._clock.now_ms()
@@ -182,7 +182,7 @@ class Scrub:
             return (due - now) / 1000
         if position >= self._limit():
             if not self._state.position:
-                # Nothing to read is no pass: what is put now would wait for the next one.
+                # An empty log does not count as a pass: new records would wait for the next one.
                 return EMPTY_WAIT_S
             self._end_pass()
             return self._pause_ms / 1000
@@ -222,7 +222,7 @@ class Scrub:
         return self.faults
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Walk until told to stop: a thread of whoever has the store open. A disk that fails is asked again."""
+        """Walk until `stopping`: the body of a thread. A disk that fails is tried again."""
         owed_s = 0.0
         while not stopping():
             try:
@@ -235,7 +235,7 @@ class Scrub:
                 wait_s = _WAIT_S * 12
                 # A lack of descriptors or memory says nothing of the disk.
                 if not (isinstance(error, OSError) and error.errno in NOT_TRIED):
-                    # What cannot be told now is met again at the next try.
+                    # What cannot be reported now is found again at the next try.
                     with contextlib.suppress(OSError, RayMQError):
                         self._report(self.position, f"cannot be read: {error}", READABLE)
             deadline = self._clock.monotonic() + wait_s
@@ -245,7 +245,7 @@ class Scrub:
         self.close()
 
     def wake(self) -> None:
-        """Look at `stopping` now."""
+        """Check `stopping` now."""
         self._wake.set()
 
     def close(self) -> None:
@@ -292,7 +292,7 @@ class Scrub:
             again.close()
 
     def _read(self, unit: ChainUnit) -> bytes | None:
-        """The bytes of a unit; None when its file was deleted meanwhile.
+        """The bytes of a unit; None when its file has been deleted.
 
         Raises: Corrupt naming the first byte that the disk does not give back.
         """
@@ -328,7 +328,7 @@ class Scrub:
 
     def _report(self, offset: int, detail: str, rule: str, **fields: Any) -> None:
         if offset < self._start():
-            # Deleted meanwhile: zeroed for its next use, or without its part of the chain.
+            # The file has been deleted: zeroed for its next use, or without its part of the chain.
             return
         segment = offset // self._size * self._size
         path = find_segment(self._root / "commitlog", segment, files=self._files)
@@ -349,7 +349,7 @@ class Scrub:
     def _end_pass(self) -> None:
         self.counters.passes += 1
         self._state.position = 0
-        # What was deleted since is nobody's damage any more.
+        # Damage of deleted files is over.
         self.faults = [f for f in self.faults if f.fields["offset"] >= self._start()]
         self._state.passed_ms = self._clock.now_ms()
         self._save()

@@ -56,9 +56,9 @@ class SpareFiles:
         self._spares.append(Spare(path, unread))
 
     def step(self) -> bool:
-        """Zero a piece of a file that nobody reads any more. Returns: whether there may be more at once.
+        """Zero a piece of a file that has no reader any more. Returns: whether there may be more at once.
 
-        Raises: OSError; then that file is no spare any more.
+        Raises: OSError; then that file is dropped.
         """
         for spare in self._spares:
             if spare.zeroed >= 0 and spare.unread():

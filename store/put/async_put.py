@@ -1,7 +1,7 @@
 """Single messages that need not wait for each other: they are gathered while the append before them is under way.
 
-Source: DefaultMessageStore#asyncPutMessage, RocketMQ 5.3.3, which appends each by itself under the put lock; here the
-unit of work is a batch (design D3), so single ones become one, without a linger.
+Source: DefaultMessageStore#asyncPutMessage, RocketMQ 5.3.3, which appends each by itself under the put lock. Here
+the unit of work is a batch, so single messages are gathered into one, without a linger.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a row stands that its producer sends again when the state has forgotten the place (design D7).
+"""Finds the stored row that a producer sends again, where the state has forgotten its place.
 
 Sequences and queue offsets of one producer grow together. So a row between two runs that the state still has is
 found by bisection over the consume queue, reading the stamps of records; what is not dispatched yet is found by
@@ -59,11 +59,11 @@ class Search:
     def find(
         self, sequence: int, entry: ProducerQueue, queue: ConsumeQueue | None, dispatched: int
     ) -> int:
-        """The queue offset of the row with this sequence; UNKNOWN_OFFSET when the log has it no more, or
-        damage hides it.
+        """The queue offset of the row with this sequence; UNKNOWN_OFFSET when the log has deleted it,
+        or damage hides it.
 
-        Args: `dispatched`, read before the queue: what is not in its units stands in the log behind it.
-        Raises: Unavailable when the store is closed meanwhile.
+        Args: `dispatched`, read before the queue: rows that are not in its units are in the log after it.
+        Raises: Unavailable when the store is being closed.
         """
         hint = entry.found
         low, high = entry.span_of(sequence)
@@ -82,7 +82,7 @@ class Search:
                     at = max(at, hint.end)
                 found = self._in_log(at, self._log.committed, sequence)
         except Corrupt:
-            # The row is stored; what tells its place cannot be read.
+            # The row is stored, but its unit or record cannot be read.
             return UNKNOWN_OFFSET
         if found is None:
             return UNKNOWN_OFFSET
@@ -134,7 +134,7 @@ class Search:
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         size = self._log.config.segment_size_bytes
-        # The log may have the first of these records no more, and a blank stands for none.
+        # The log may have deleted the first of these records, and a blank unit has none.
         rows = np.flatnonzero(
             (positions >= self._log.start)
             & (sizes >= fmt.RECORD_MIN_BYTES)
@@ -205,7 +205,7 @@ class Search:
 
 
 def _run_at(own: OwnRows, sequence: int) -> FoundRun | None:
-    """The row with this sequence and the rows behind it that follow it without a gap."""
+    """The row with this sequence and the rows that follow it without a gap."""
     row = int(np.searchsorted(own.sequences, sequence))
     if row == len(own.sequences) or own.sequences[row] != sequence:
         return None

@@ -1,7 +1,7 @@
-"""Messages that the store itself puts: any topic and queue, any field; several may stand or fall together.
+"""Messages that the store itself puts: any topic and queue, any field. A group is stored whole or not at all.
 
 Delay levels, timers, transactions and retries move a message on and note in the same append that they did, so that
-a crash never delivers it twice or not at all (RocketMQ does both: reference 10.1, 10.2).
+a crash never delivers it twice or not at all (RocketMQ does both).
 Source: MessageExtBrokerInner, RocketMQ 5.3.3.
 """
 
@@ -27,7 +27,7 @@ _END_DIGITS = 20
 
 @dataclass(frozen=True)
 class InnerMessage:
-    """One message to put, as it will stand in the log. Times in ms."""
+    """One message to put, as the log will have it. Times in ms."""
 
     topic: str
     queue_id: int
@@ -61,7 +61,7 @@ class PreparedInner:
         if message.properties_text is not None:
             self.properties = without_stamp(message.properties_text)
         else:
-            # A producer's stamp counts where the producer put it: what is moved on is no row of its any more.
+            # A producer's stamp counts only in the producer's own record: a moved message is not a row of its sequence.
             self.properties = props.encode(
                 {name: value for name, value in message.properties.items() if name != STAMP_NAME}
             )

@@ -26,7 +26,7 @@ _OR = "||"
 
 
 class MessageFilter(Protocol):
-    """Two steps: what units tell costs nothing, what records tell is asked of the others only."""
+    """A filter in two steps: by units, which costs nothing, then by the records of the units that are left."""
 
     #: whether there is a second step
     looks_at_records: bool

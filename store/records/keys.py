@@ -32,7 +32,7 @@ _ONLY_BLANKS = r"^\s*$"
 class Keyed(NamedTuple):
     """The properties of consecutive records, some of which have keys."""
 
-    #: the properties strings one behind the other
+    #: the properties strings, one after the other
     data: bytes
     #: where each begins, and the end of the last
     offsets: Int64s

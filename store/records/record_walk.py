@@ -1,4 +1,4 @@
-"""The walk over record boundaries: the only loop over records, left to numpy where it can (D3).
+"""The walk over record boundaries: the only loop over records, left to numpy where possible.
 
 Source: CommitLog#checkMessageAndReturnSize. We also check the physical offset, which RocketMQ
 trusts.
@@ -21,10 +21,10 @@ from .one_record import is_whole
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: the magics of message records as they stand in the log
+#: the magics of message records, as bytes of the log
 MAGICS = (fmt.MAGIC_V1.to_bytes(4, "big"), fmt.MAGIC_V2.to_bytes(4, "big"))
 
-#: records checked at a time: bounds memory and what is looked at behind a damaged record
+#: records checked at a time: bounds memory and the work done after a damaged record
 BLOCK_RECORDS = 8192
 #: records of one size in a row from which on numpy looks for more of that size
 STRIDE_RECORDS = 4
@@ -35,36 +35,36 @@ STRIDE_LOOK_AHEAD = 256
 
 
 class WalkStop(Enum):
-    """Why a walk ended at its `end`."""
+    """The reason why a walk ended at its `end`."""
 
-    #: `stop` or `limit` was reached behind a whole record
+    #: `stop` or `limit` was reached after a whole record
     STOPPED = "stopped"
     #: size and magic are zeros
     END_OF_DATA = "end of data"
     #: a blank record: the log goes on in the next file
     BLANK = "blank record"
-    #: neither a message nor a blank
+    #: the magic is of neither a message nor a blank record
     BAD_MAGIC = "bad magic"
     #: the size is not that of its parts
     BAD_LENGTH = "bad length"
     #: the body's CRC differs
     BAD_CRC = "bad body CRC"
-    #: the record says that it stands elsewhere
+    #: the physical offset in the record is another one
     WRONG_POSITION = "wrong physical offset"
-    #: the record goes on behind `stop`
+    #: the record goes on after `stop`
     SHORT = "cut off"
     #: the disk does not give back the bytes
     UNREADABLE = "it cannot be read"
 
 
 class Walk(NamedTuple):
-    """Whole, valid records one behind the other."""
+    """Whole, valid records, one after the other."""
 
     #: physical offset of each record
     positions: Int64s
     #: bytes of each record
     sizes: Int64s
-    #: physical offset behind the last one: where the walk stopped
+    #: physical offset after the last one: where the walk stopped
     end: int
     reason: WalkStop
 
@@ -80,8 +80,8 @@ def walk(
 ) -> Walk:
     """Walk the records of `data`, whose first byte has the physical offset `base_offset`.
 
-    Args: `stop`, bytes of `data` to look at (all); `limit`, most records. Never raises for what the
-    bytes are, never reads behind `stop`. `check_position=False` is for logs that others wrote.
+    Args: `stop`, bytes of `data` to look at (all); `limit`, most records. Never raises for
+    bad bytes, never reads after `stop`. `check_position=False` is for foreign logs.
     """
     view = memoryview(data).cast("B")
     length = len(view) if stop is None else min(stop, len(view))
@@ -187,7 +187,7 @@ def gather(view: Any, starts: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 class Layout(NamedTuple):
-    """Where the variable parts of records stand in a buffer: half-open, one item a record."""
+    """The ranges of the variable parts of records in a buffer: half-open, one item per record."""
 
     body_start: Int64s
     body_end: Int64s
@@ -289,7 +289,7 @@ def _check(
 
 
 class RecordFault(NamedTuple):
-    """What is wrong with a record that was to be whole."""
+    """A damaged record: its row and the rule that it breaks."""
 
     row: int
     rule: str
@@ -306,7 +306,7 @@ def first_fault(
     """The first of some records that is not the whole record it was stored as; None when all are.
 
     Args: every [start, start + size) lies inside `view`; `positions`: the physical offsets that they must have.
-    Header, topic and properties have no CRC: what sizes and lengths can tell is told.
+    Header, topic and properties have no CRC: only their sizes and lengths are checked.
     """
     if len(starts) <= FEW_RECORDS and _are_whole(view, starts, sizes, positions, check_crc):
         return None
@@ -358,7 +358,7 @@ def _are_whole(
 
 
 class FoundRecords(NamedTuple):
-    """What stands at some places of a file."""
+    """The records at some places of a buffer."""
 
     #: at which of them a whole record begins
     there: Bools

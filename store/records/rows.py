@@ -28,12 +28,12 @@ Int64s = npt.NDArray[np.int64]
 #: rows decoded at a time: bounds memory and the time the GIL is held
 SLICE_ROWS = 8192
 
-# Of a name that stands there twice (RocketMQ puts a batch's properties behind each message's) the last one counts.
+# Of two properties of one name the last counts: RocketMQ appends a batch's properties to each message's.
 _FIRST_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
 _LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
 _TAGS = re.compile(rb"(?:^|(?<=\x02))TAGS\x01([^\x02]+)")
 _DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
-#: the columns that tell where runs begin and end: all that `tags_codes` needs too
+#: the columns that decide where runs begin and end; `tags_codes` needs no others
 RUN_COLUMNS = ("topic", "queue_id", "queue_offset", "store_time_ms", "sys_flag", "properties")
 
 

@@ -1,9 +1,9 @@
 """Transactions: half messages that become visible when they are committed.
 
-Source: TransactionalMessageBridge, TransactionalMessageServiceImpl, EndTransactionProcessor, RocketMQ 5.3.3
-(reference 11). It differs where RocketMQ's may deliver twice: a commit's message, its op record and the note that it
-was made are one append, so a repeated commit, also after a crash, delivers nothing more; and a check counts in the
-shard's progress instead of writing the half message anew.
+Source: TransactionalMessageBridge, TransactionalMessageServiceImpl, EndTransactionProcessor, RocketMQ 5.3.3.
+It differs where RocketMQ's may deliver twice. A commit's message, its op record and its progress are one append, so a
+repeated commit, also after a crash, delivers nothing more. A check counts in the shard's progress instead of writing
+the half message again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DISCARD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-#: whose offsets tell RocketMQ how far half messages and op records are done
+#: the group whose offsets show RocketMQ how far half messages and op records are done
 GROUP = "CID_RMQ_SYS_TRANS"
 SERVICE = "transaction"
 
@@ -56,7 +56,7 @@ class Half(NamedTuple):
 
 
 class CheckRound(NamedTuple):
-    """What one round of checks did."""
+    """The result of one round of checks."""
 
     asked: int
     committed: int
@@ -88,7 +88,7 @@ class TransactionService:
     # --- what a producer calls ------------------------------------------------------------------------------
 
     def prepare(self, message: InnerMessage) -> Half:
-        """Put a message as a half message of its topic and queue; nobody reads it before `commit`.
+        """Put a message as a half message of its topic and queue; consumers see it after `commit`.
 
         Delays are ignored: the transaction wins. Durable: nothing yet, see `MessageStore.put_inner`.
         Raises: Rejected for a topic or queue that does not exist, or KEYS that its topic needs; as put_inner.
@@ -123,7 +123,7 @@ class TransactionService:
         return Half(append.first_offset, transaction_id, append)
 
     def _check_size(self, half: InnerMessage) -> None:
-        """What is prepared can also be committed: then its op record stands beside it."""
+        """Check that a prepared message can also be committed, together with its op record."""
         config = self._store.config
         size = PreparedInner(half, store_host=config.store_host).size
         limit = config.record_bytes_max - END_RESERVE_BYTES
@@ -172,7 +172,7 @@ class TransactionService:
                     field="transaction",
                 )
             raise Rejected(
-                f"there is no half message {offset}", field="transaction", limit="a half message"
+                f"half message {offset} does not exist", field="transaction", limit="a half message"
             )
         have = half.properties.get("PGROUP")
         if group is not None and have != group:
@@ -221,7 +221,7 @@ class TransactionService:
     def check(self, ask: Ask) -> CheckRound:
         """Ask about every open half message that is old enough; one that was asked for too often is discarded.
 
-        `ask` is called without the service's lock; what it answers counts unless somebody resolved the half meanwhile.
+        `ask` is called without the service's lock; its answer counts unless the half message was resolved in between.
         RocketMQ runs a round every 30 s (transactionCheckInterval).
         """
         self.take_over()
@@ -269,7 +269,7 @@ class TransactionService:
                 )
 
     def _settle(self, half: StoredMessage, resolution: Resolution) -> bool:
-        """Resolve a half message unless it was meanwhile. Returns: whether this call did it."""
+        """Resolve a half message unless another call did. Returns: whether this call did it."""
         with self._lock:
             if self._resolutions().of(half.queue_offset) is not Resolution.OPEN:
                 return False
@@ -298,8 +298,9 @@ class TransactionService:
         """Note what op records say that another engine wrote into this store. Ours say nothing new."""
         with self._lock:
             found: dict[int, Resolution] = {}
-            # RocketMQ moves this offset over what is resolved, and over what it wrote anew to check it. What stands
-            # below the queue's first message was deleted with its commit log file: nobody can commit it any more.
+            # RocketMQ moves this offset over half messages that are resolved, or that it wrote again to check them.
+            # Those below the queue's first message were deleted with their commit log file and cannot be committed any
+            # more.
             done = self._store.state.offsets.get((GROUP, HALF_TOPIC), {}).get(0, 0)
             done = max(done, self._store.queue_range(HALF_TOPIC, 0)[0])
             low, resolutions = self._resolutions().min_open, self._resolutions()

@@ -1,7 +1,7 @@
-"""What a running store notes beside its log, so that a crash leaves little to do to the next start, and to RocketMQ.
+"""Keeps the files beside the log current, so that a crash leaves little work to the next start, and to RocketMQ.
 
-RocketMQ begins the recovery of a crashed store at the file that `checkpoint` tells, and knows topics and offsets from
-`config/` alone. Both are written while the store runs, by a slow thread and never on the way of a put.
+RocketMQ begins the recovery of a crashed store at the file that `checkpoint` names, and takes topics and offsets from
+`config/` alone. Both are written while the store runs, by a slow thread and never as part of a put.
 Source: DefaultMessageStore.FlushConsumeQueueService, StoreCheckpoint, BrokerController#initializeBrokerScheduledTasks,
 RocketMQ 5.3.3.
 """
@@ -52,7 +52,7 @@ class Upkeep:
         self.failed: str | None = None
 
     def run_once(self) -> None:
-        """Do what is due. What fails is tried again, but for an fsync.
+        """Do what is due. Failures are tried again, but for a failed fsync.
 
         Raises: OSError, Unavailable where a sync of a consume queue failed: only another start writes them again.
         """
@@ -63,7 +63,7 @@ class Upkeep:
             try:
                 self._store.sync_queues()
             except Corrupt as error:
-                # That queue is built anew at the next start.
+                # That queue is rebuilt at the next start.
                 self._fail(error)
             except OSError as error:
                 if error.errno not in NOT_TRIED:
@@ -77,7 +77,9 @@ class Upkeep:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        logger.warning("what a crash should leave could not be written: %s", error)
+        logger.warning(
+            "checkpoint, consume queues or configuration could not be written: %s", error
+        )
         self.failed = str(error)
 
     def _after(self, began_ms: int) -> int:
@@ -120,7 +122,7 @@ class Upkeep:
         if self._waiting is None and began >= self._next_config_ms:
             tables = config_json.tables_of(store)
             if tables != self._seen:
-                # The end after the tables: what they say stands below it.
+                # The end is read after the tables: their records are below it.
                 self._waiting = store.log.end, tables
                 self._seen = tables
             self._next_config_ms = self._after(began)

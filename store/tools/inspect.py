@@ -25,7 +25,7 @@ __all__ = ["Fault", "Faults", "Report", "check", "check_derived", "dump", "verif
 def check(root: Path, files: Files | None = None, progress: ReportProgress | None = None) -> Report:
     """Every fault of a store, and what a start would do where its log ends.
 
-    Raises: Rejected when `root` is no store. Changes nothing.
+    Raises: Rejected when `root` is not a store. Changes nothing.
     """
     try:
         store = ReadOnlyStore(root, files, progress)
@@ -61,6 +61,6 @@ def check_derived(store: ReadOnlyStore) -> int:
 def verify(root: Path, files: Files | None = None) -> list[Fault]:
     """Every fault of a store: file, offset, rule. Empty when there is none; a torn tail that a start cuts is none.
 
-    Raises: Rejected when `root` is no store. Changes nothing.
+    Raises: Rejected when `root` is not a store. Changes nothing.
     """
     return check(root, files).faults

@@ -18,7 +18,7 @@ class KeepAside:
         self._kept: set[Path] = set()
 
     def keep(self, path: Path) -> None:
-        """Copy a file, or a directory and all in it. Durable: at return. A missing one is no error."""
+        """Copy a file, or a directory and all in it. Durable: at return. A missing one is ignored."""
         if not self._files.exists(path):
             return
         if self._files.is_dir(path):

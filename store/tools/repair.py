@@ -1,8 +1,8 @@
 """Mends a store that is not open: first the plan, then, when asked, what it says.
 
 Derived files are made again from the log. The log itself is never mended, only cut, at an offset that the operator
-names. Whatever is changed is copied aside before. Source: none in RocketMQ, which cuts a log at the first bad record
-without asking.
+names. Files are copied aside before they are changed.
+RocketMQ has no such tool: it cuts a log at the first bad record without asking.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a repair would do."""
+    """The steps of a repair that was not run."""
 
     steps: tuple[Step, ...]
     faults: tuple[Fault, ...]
@@ -121,7 +121,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair did."""
+    """The result of a repair."""
 
     steps: tuple[Step, ...]
     #: the log is damaged and no cut was asked for, so nothing was done
@@ -164,7 +164,7 @@ class Repair:
         self._queues_known = -1
 
     def plan(self) -> Plan:
-        """What `run` would do. Changes nothing.
+        """The steps that `run` would take. Changes nothing.
 
         Raises: Rejected for a cut that is not needed or not at a record; Corrupt where files are missing or have
         other sizes, which nothing here mends.
@@ -201,7 +201,7 @@ class Repair:
             self._do_cut(plan.cut.offset, aside)
         store = ReadOnlyStore(self._root, self._files, self._progress)
         try:
-            # What was cut changes what the other files must say.
+            # A cut changes the contents that the other files must have.
             again = self._plan(store, cut=False)
             self._rebuild_derived(store, again, aside)
         finally:
@@ -252,7 +252,7 @@ class Repair:
         )
 
     def _cut(self, store: ReadOnlyStore, offset: int) -> Cut:
-        """What a cut at `offset` takes. Raises: Rejected where no record starts."""
+        """The records that a cut at `offset` takes. Raises: Rejected where no record starts."""
         starts = np.concatenate([[store.end], *(part.positions for part in store.records)])
         if offset not in starts:
             raise Rejected(
@@ -344,7 +344,7 @@ class Repair:
         fail_point("repair.done")
 
     def _units_upto(self, store: ReadOnlyStore) -> int:
-        """Units exist below C only, and a start dispatches what stands above all of them."""
+        """Units exist below the confirmed end only, and a start dispatches the records above all of them."""
         confirmed = store.marks.confirmed_end if store.own else store.end
         return min(store.end, max(confirmed, self._queues_known))
 
@@ -354,7 +354,7 @@ def _is_corrupt(verdict: LogVerdict | None) -> bool:
 
 
 def _steps(faults: tuple[Fault, ...], wanted: set[str]) -> list[Step]:
-    """What makes the damaged or named parts again."""
+    """The steps that rebuild the damaged or named parts."""
     damaged: dict[str, set[str]] = {part: set() for part in PARTS}
     for fault in faults:
         names = fault.file.split("/")

@@ -16,7 +16,7 @@ from .read_only import ReadOnlyStore
 def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scrub:
     """A scrub of a store that is open in another process or at rest. It reads from the disk, past the page cache.
 
-    Raises: Rejected when `root` is no store, or has no chain yet.
+    Raises: Rejected when `root` is not a store, or has no chain yet.
     """
     files = files or Files()
     store = ReadOnlyStore(root, files)

@@ -1,4 +1,4 @@
-"""Walked records in slices of bounded memory, and the rows of a slice by queue (design D3)."""
+"""Walked records in slices of bounded memory, and the rows of a slice by queue."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Stretch(NamedTuple):
         return read_records(self.log, self.positions, self.sizes, end, check_position=False)
 
     def decode(self) -> pa.RecordBatch:
-        """Every record as a row of RECORD_SCHEMA. As `read`."""
+        """Every record as a row of RECORD_SCHEMA. Raises: as `read`."""
         return record.decode(*self.read())
 
 
@@ -75,7 +75,7 @@ class QueueRows(NamedTuple):
 
 
 def queued(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Which rows stand in a consume queue: those of no transaction, and committed ones."""
+    """Which rows have a unit in a consume queue: those of no transaction, and committed ones."""
     kind = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
     return np.asarray(~np.isin(kind, fmt.SYS_UNQUEUED), dtype=np.bool_)
 

@@ -1,8 +1,8 @@
 """Index files against the log: headers, hash chains, and an entry for each key of each record they span.
 
 A file: 40 bytes header, `slots` int32 (number of the newest entry of a slot, 0 none), 4 times as many entries of 20
-bytes, of which number 0 is never used. Source: IndexFile, IndexHeader, IndexService#buildIndex, RocketMQ 5.3.3
-(reference 6.7).
+bytes, of which number 0 is never used. Source: IndexFile, IndexHeader, IndexService#buildIndex,
+RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_INT = 0x7FFFFFFF
 
 
 class _Kept(NamedTuple):
-    """What a start keeps of the index of a crashed store: what its mark vouches for. See `IndexService.load`."""
+    """The part of a crashed store's index that a start keeps: what its mark vouches for. See `IndexService.load`."""
 
     #: the last file; empty: none
     name: str
@@ -64,7 +64,7 @@ class _File(NamedTuple):
     begin_offset: int
     end_offset: int
     used_slots: int
-    #: a start makes header and slots anew as far as they tell of other entries
+    #: a start rebuilds header and slots where they refer to other entries
     cut: bool = False
 
 
@@ -196,7 +196,7 @@ class IndexCheck:
         self._store = store
 
     def run(self) -> None:
-        """Find every fault of `index/`. What a start makes anew after a crash is none: the index is a cache."""
+        """Find every fault of `index/`. Parts that a start rebuilds after a crash do not count."""
         store = self._store
         directory = store.root / "index"
         names = store.files.list(directory)
@@ -232,7 +232,7 @@ class IndexCheck:
                 store.files.close(fd)
 
     def _kept(self, names: list[str]) -> _Kept | None:
-        """None: no crash, or no mark that tells."""
+        """The part that a start keeps; None without a crash, or without a mark."""
         store = self._store
         if not store.crashed or not store.own:
             return None
@@ -244,7 +244,7 @@ class IndexCheck:
             return None
         below = min(mark["indexed"], store.marks.dispatched_end, store.end)
         name = mark.get("file") or ""
-        # Without the file that it names all of the index is made anew.
+        # Without the file that the mark names all of the index is rebuilt.
         return _Kept(name if name in names else "", mark.get("count", 1), below)
 
     def _anew(self, name: str) -> None:
@@ -281,7 +281,7 @@ class IndexCheck:
         begin_ms, end_ms, begin, end, used, entry_count = HEADER_STRUCT.unpack_from(view)
         count = slots_of(view)
         if count is None and entry_count <= 1 and _only_zeros(view[HEADER_STRUCT.size :]):
-            # A new file: without an entry nothing tells how many slots it has, nor needs to.
+            # A new file: without an entry its number of slots is unknown, and not needed.
             return None
         if count is None:
             self._add(path, size, LENGTH, f"{size} bytes")
@@ -347,7 +347,7 @@ class IndexCheck:
         return HEADER_STRUCT.size + 4 * len(file.slots) + (row + 1) * ENTRY_DTYPE.itemsize
 
     def _check_entries(self, file: _File, keys: StoredKeys) -> Int64s:
-        """Every entry against its record. Returns: the codes that the file's entries stand for."""
+        """Every entry against its record. Returns: the codes of the file's entries."""
         store, entries = self._store, file.entries
         positions = entries["position"].astype(np.int64)
         inside = (positions >= store.start) & (positions < store.end)

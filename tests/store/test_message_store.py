@@ -299,7 +299,7 @@ def test_a_file_of_the_wrong_length_is_named(tmp_path):
 
 def test_a_directory_that_is_no_store_is_refused(tmp_path):
     (tmp_path / "holiday.jpg").write_bytes(b"x")
-    with pytest.raises(Rejected, match="no store"):
+    with pytest.raises(Rejected, match="not a store"):
         EmbeddedStore(tmp_path, config=SMALL)
 
 

@@ -69,7 +69,7 @@ def test_a_commit_that_is_repeated_delivers_nothing_more(engine: Engine) -> None
 
 
 def test_wrong_calls_are_refused(engine: Engine) -> None:
-    with pytest.raises(Rejected, match="no half message 0"):
+    with pytest.raises(Rejected, match="half message 0 does not exist"):
         engine.service.commit(0)
     with pytest.raises(Rejected, match="does not exist"):
         engine.service.prepare(InnerMessage("nope", 0, b""))
