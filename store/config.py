@@ -13,6 +13,17 @@ MIB = 1024 * 1024
 INDEX_NUMBER_MAX = 80_000_000
 #: what the limit of producers counts for each in a snapshot: an entry and an epoch have 104 at most, parts have headers
 PRODUCER_SNAPSHOT_BYTES = 128
+#: option -> its least and largest value
+_RANGES = {
+    "max_hash_slot_num": (1, INDEX_NUMBER_MAX),
+    "max_index_num": (2, INDEX_NUMBER_MAX),
+    "timer_log_file_size_bytes": (4096, 1 << 62),
+    "disk_max_used_space_ratio": (10, 95),
+    "disk_space_clean_forcibly_ratio": (30, 95),
+    "disk_space_warning_level_ratio": (35, 99),
+    "delete_file_batch_max": (1, 1_000_000),
+    "file_reserved_hours": (0, 1_000_000),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,40 +148,43 @@ class StoreConfig:
     def __post_init__(self) -> None:
         """Raises: Rejected naming the option, its limit and what was found."""
         self._check_kinds()
-        if self.consume_queue_file_size_bytes % 20:
-            raise Rejected(
-                f"consume_queue_file_size_bytes is {self.consume_queue_file_size_bytes}; it must be a multiple of 20",
-                field="consume_queue_file_size_bytes",
-                limit=20,
-            )
-        if self.segment_size_bytes < 4096 or self.segment_size_bytes % 4096:
-            raise Rejected(
-                f"segment_size_bytes is {self.segment_size_bytes}; it must be a positive multiple of 4096",
-                field="segment_size_bytes",
-                limit=4096,
-            )
-        for field, least in (("max_hash_slot_num", 1), ("max_index_num", 2)):
-            value = getattr(self, field)
-            if not least <= value <= INDEX_NUMBER_MAX:
-                raise Rejected(
-                    f"{field} is {value}; it must be {least} to {INDEX_NUMBER_MAX}",
-                    field=field,
-                    limit=f"{least}..{INDEX_NUMBER_MAX}",
-                )
+        self._check_multiple("consume_queue_file_size_bytes", 20)
+        self._check_multiple("segment_size_bytes", 4096)
+        for field, (low, high) in _RANGES.items():
+            self._check_range(field, low, high)
         if self.flush not in FLUSHES:
             raise Rejected(
                 f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"
             )
         parse_levels(self.message_delay_level)
-        if self.timer_log_file_size_bytes < 4096:
+        hours = self.delete_when.split(";")
+        if not all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours):
             raise Rejected(
-                f"timer_log_file_size_bytes is {self.timer_log_file_size_bytes}; it must be 4096 or more",
-                field="timer_log_file_size_bytes",
-                limit=4096,
+                f"delete_when is {self.delete_when!r}; use hours from 00 to 23 such as '04' or '04;16'",
+                field="delete_when",
+                limit="00..23",
             )
-        self._check_retention()
         if self.transient_pool:
             self._check_pool()
+
+    def _check_multiple(self, field: str, unit: int) -> None:
+        value = getattr(self, field)
+        if value < unit or value % unit:
+            raise Rejected(
+                f"{field} is {value}; it must be a positive multiple of {unit}",
+                field=field,
+                limit=unit,
+            )
+
+    def _check_range(self, field: str, low: int, high: int) -> None:
+        """Refuse a value out of range, which RocketMQ clamps silently."""
+        value = getattr(self, field)
+        if not low <= value <= high:
+            raise Rejected(
+                f"{field} is {value}; it must be {low} to {high}",
+                field=field,
+                limit=f"{low}..{high}",
+            )
 
     def _check_kinds(self) -> None:
         """Refuse values of a wrong type, and numbers below 0."""
@@ -193,30 +207,6 @@ class StoreConfig:
                     limit="0 or more",
                 )
 
-    def _check_retention(self) -> None:
-        """Refuse values out of range, which RocketMQ clamps silently."""
-        hours = self.delete_when.split(";")
-        if not all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours):
-            raise Rejected(
-                f"delete_when is {self.delete_when!r}; use hours from 00 to 23 such as '04' or '04;16'",
-                field="delete_when",
-                limit="00..23",
-            )
-        for field, low, high in (
-            ("disk_max_used_space_ratio", 10, 95),
-            ("disk_space_clean_forcibly_ratio", 30, 95),
-            ("disk_space_warning_level_ratio", 35, 99),
-            ("delete_file_batch_max", 1, 1_000_000),
-            ("file_reserved_hours", 0, 1_000_000),
-        ):
-            value = getattr(self, field)
-            if not low <= value <= high:
-                raise Rejected(
-                    f"{field} is {value}; it must be {low} to {high}",
-                    field=field,
-                    limit=f"{low}..{high}",
-                )
-
     def _check_pool(self) -> None:
         if self.transient_pool_slices < 2:
             raise Rejected(
@@ -225,13 +215,7 @@ class StoreConfig:
                 field="transient_pool_slices",
                 limit=2,
             )
-        if self.transient_pool_slice_bytes < 4096 or self.transient_pool_slice_bytes % 4096:
-            raise Rejected(
-                f"transient_pool_slice_bytes is {self.transient_pool_slice_bytes}; it must be a positive multiple of "
-                "4096",
-                field="transient_pool_slice_bytes",
-                limit=4096,
-            )
+        self._check_multiple("transient_pool_slice_bytes", 4096)
         if self.transient_pool_bytes < self.append_unit_bytes:
             raise Rejected(
                 f"the transient pool has {self.transient_pool_bytes} bytes; with commit log files of "

@@ -51,21 +51,10 @@ Table = dict[Any, Any]
 class ConfiguredStore(Protocol):
     """The store whose configuration this is (`MessageStore`)."""
 
-    @property
-    def log(self) -> CommitLog:
-        """Its commit log."""
-
-    @property
-    def files(self) -> Files:
-        """Where its files are read and written."""
-
-    @property
-    def clock(self) -> Clock:
-        """The time that goes into the files."""
-
-    @property
-    def state(self) -> ShardState:
-        """Topics, offsets and progress."""
+    log: CommitLog
+    files: Files
+    clock: Clock
+    state: ShardState
 
     @property
     def state_is_whole(self) -> bool:

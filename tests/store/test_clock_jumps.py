@@ -205,7 +205,7 @@ def test_retention_goes_on_after_one_put_while_the_clock_was_far_ahead(shop: Sho
     assert 3 <= newest - last <= 5
 
 
-def test_nothing_goes_early_while_the_clock_is_ahead_for_some_hours(shop: Shop) -> None:
+def test_no_message_is_delivered_early_while_the_clock_is_ahead_for_some_hours(shop: Shop) -> None:
     shop.fill(3)
     assert shop.clean() == 0
     shop.clock.jump_wall(30 * DAY_MS)

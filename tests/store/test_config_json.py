@@ -206,7 +206,7 @@ def test_the_backup_speaks_for_a_damaged_file(tmp_path, damaged):
         ("delayOffset.json", '{"offsetTable":5}'),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, name, text):
+def test_a_file_that_is_not_a_configuration_is_refused_by_name(tmp_path, name, text):
     (tmp_path / "config").mkdir(parents=True)
     (tmp_path / "config" / name).write_text(text, encoding="utf-8")
     with pytest.raises(Corrupt, match=f"config/{name}"):

@@ -165,7 +165,7 @@ def _get(store: EmbeddedStore, offset: int) -> Any:
     return type("Found", (), {"records": found.records, "next_offset": found.next_begin_offset})
 
 
-def test_queries_by_key_by_keys_by_place_and_by_id_are_told(root: Path) -> None:
+def test_queries_by_key_by_keys_by_place_and_by_id_raise_damage(root: Path) -> None:
     place, _ = places(root)[ROTTEN]
     store = opened(root)
     message_id = f"7F000001{10911:08X}{place:016X}"
@@ -291,7 +291,7 @@ def test_a_damaged_header_under_a_lost_index_ends_no_wait(long_root: Path, at: i
     store.close()
 
 
-def test_consume_queues_are_built_anew_around_damage_which_their_readers_are_told(
+def test_consume_queues_are_rebuilt_around_damage_which_their_readers_get_as_an_error(
     long_root: Path,
 ) -> None:
     store = opened(long_root)

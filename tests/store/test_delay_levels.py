@@ -17,7 +17,7 @@ def world(tmp_path: Path) -> DelayWorld:
     return DelayWorld(tmp_path)
 
 
-def test_each_level_is_delivered_at_its_time_and_the_next_time_is_told(world):
+def test_each_level_is_delivered_at_its_time_and_the_next_time_is_returned(world):
     for level in range(1, len(LEVELS_MS) + 1):
         world.send(b"%d" % level, level=level, queue=level % 2)
     world.confirm()

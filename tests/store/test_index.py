@@ -330,7 +330,7 @@ def test_many_hashes_find_what_each_finds_alone_near_and_far_apart(tmp_path, str
     "point", ["index.file_created", "index.entries_written", "index.slots_written"]
 )
 @pytest.mark.parametrize("count", [2, 60])
-def test_who_looks_up_while_it_is_built_finds_all_that_was_there(tmp_path, point, count):
+def test_lookups_while_it_is_built_find_all_that_was_there(tmp_path, point, count):
     index = service(tmp_path)
     index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
     put(index, list(range(39)))
@@ -517,7 +517,7 @@ def test_an_index_that_was_lost_or_damaged_is_built_again(tmp_path, lost):
     store.close()
 
 
-def test_slots_and_entries_behind_the_mark_are_cut_after_a_crash(tmp_path):
+def test_slots_and_entries_after_the_mark_are_cut_after_a_crash(tmp_path):
     store = opened(tmp_path)
     store.put(keyed_request(KEYS[:15]))
     confirm_with_index(store)
@@ -562,7 +562,7 @@ def test_nothing_points_above_the_end_of_a_log_that_was_cut(tmp_path):
     index.close()
 
 
-def test_a_full_disk_lets_only_the_index_fall_behind():
+def test_a_full_disk_makes_only_the_index_lag():
     disk = SimulatedDisk(record=False)
     clock = ManualClock()
     store = opened(Path("/s"), files=disk, clock=clock)
@@ -589,7 +589,7 @@ def test_a_full_disk_lets_only_the_index_fall_behind():
     store.close()
 
 
-def test_an_index_that_is_behind_catches_up_while_no_dispatch_is_idle(tmp_path):
+def test_a_lagging_index_catches_up_while_no_dispatch_is_idle(tmp_path):
     store = opened(tmp_path)
     store.put(keyed_request(KEYS[:20]))
     confirm(store)

@@ -99,7 +99,7 @@ def wait_a_little() -> None:
     threading.Event().wait(0.01)
 
 
-def test_the_key_of_the_last_message_is_found_although_nobody_puts_another(store):
+def test_the_key_of_the_last_message_is_found_without_another_put(store):
     row = pa.record_batch(
         [
             pa.array([b"last"], pa.binary()),
@@ -297,7 +297,7 @@ def test_a_file_of_the_wrong_length_is_named(tmp_path):
         EmbeddedStore(tmp_path, config=SMALL)
 
 
-def test_a_directory_that_is_no_store_is_refused(tmp_path):
+def test_a_directory_that_is_not_a_store_is_refused(tmp_path):
     (tmp_path / "holiday.jpg").write_bytes(b"x")
     with pytest.raises(Rejected, match="not a store"):
         EmbeddedStore(tmp_path, config=SMALL)

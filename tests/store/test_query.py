@@ -81,7 +81,7 @@ def test_a_message_with_a_key_twice_is_found_once(store):
     assert bodies(store) == [b"a"]
 
 
-def test_keys_of_the_same_hash_are_told_apart_only_on_request(store):
+def test_keys_of_the_same_hash_are_distinguished_only_on_request(store):
     # "Aa" and "BB" have the same hash, and so has any text around them.
     assert key_hash("t", "xAa") == key_hash("t", "xBB")
     for number in range(100):
@@ -93,7 +93,7 @@ def test_keys_of_the_same_hash_are_told_apart_only_on_request(store):
     assert found == [b"A%d" % number for number in range(36, 100)]
 
 
-def test_topics_of_the_same_hash_are_told_apart_on_request(tmp_path, clock):
+def test_topics_of_the_same_hash_are_distinguished_on_request(tmp_path, clock):
     store = MessageStore.open(tmp_path, config=SMALL, clock=clock)
     put(store, b"1", "k", topic="Aa")
     put(store, b"2", "k", topic="BB")
@@ -182,7 +182,7 @@ def test_an_id_of_another_store_is_refused(store):
 
 
 @pytest.mark.parametrize("text", ["", "12", "zz" * 16, "0" * 33, "0" * 54, "00 0" * 8])
-def test_what_is_no_message_id_is_refused(store, text):
+def test_an_invalid_message_id_is_refused(store, text):
     with pytest.raises(Rejected) as caught:
         store.query.by_id(text)
     assert caught.value.field == "message_id"
@@ -204,14 +204,14 @@ def test_a_record_inside_a_body_is_none(store):
         store.query.by_offset(outer)
 
 
-def test_nothing_above_c_is_found(store):
+def test_nothing_above_the_confirmed_end_is_found(store):
     appended = store.put(request([b"a"]))
     with pytest.raises(OffsetOutOfRange) as caught:
         store.query.by_offset(appended.physical_offset)
     assert caught.value.max == store.log.confirmed
 
 
-def test_a_damaged_body_is_told_as_damage(store):
+def test_a_damaged_body_is_raised_as_damage(store):
     appended = put(store, b"hello")
     file = store.log.queue.find(appended.physical_offset)
     file.pwrite(b"J", appended.physical_offset - file.start + fmt.HEADER_BYTES)
@@ -232,7 +232,7 @@ def expected(times: list[int], low: int, time_ms: int, boundary: Boundary) -> in
 
 
 @pytest.mark.parametrize("boundary", list(Boundary))
-def test_a_time_stands_for_the_same_offset_as_by_looking_at_all(store, clock, boundary):
+def test_a_time_gives_the_same_offset_as_looking_at_all(store, clock, boundary):
     times = []
     chance = np.random.default_rng(3)
     # Several consume queue files and log files; many messages of one millisecond.

@@ -61,7 +61,7 @@ def check(store: MessageStore) -> None:
     assert verify(store.log.root) == []
 
 
-def test_a_power_loss_behind_a_rebuild_leaves_no_gap(root: Path) -> None:
+def test_a_power_loss_after_a_rebuild_leaves_no_gap(root: Path) -> None:
     shutil.rmtree(root / "consumequeue")
     store = open_store(root)
     assert store.log.marks.dispatched_end <= store.dispatched == store.log.start

@@ -99,7 +99,7 @@ def test_a_batch_that_could_not_be_delivered_is_refused_whole(world, change, fie
     assert world.store.log.end == end
 
 
-def test_a_property_that_stands_there_twice_is_refused(world):
+def test_a_property_that_occurs_twice_is_refused(world):
     text = encode(GOOD) + encode({"REAL_TOPIC": "rmq_sys_raymq"})
     with pytest.raises(Rejected):
         world.store.put(

@@ -388,7 +388,7 @@ def test_files_that_are_gone_or_wrong_are_made_again_from_the_timer_topic(world,
     assert log.read_bytes() == before
 
 
-def test_what_rocketmq_did_between_two_lives_of_ours_is_taken_over(world, tmp_path):
+def test_deliveries_of_rocketmq_between_two_starts_are_taken_over(world, tmp_path):
     due = world.send(b"due", delay_ms=20_000)
     world.send(b"early", delay_ms=4_000)
     world.send(b"mine", delay_ms=1_000)

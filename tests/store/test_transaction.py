@@ -31,7 +31,7 @@ def engine(tmp_path: Path):
     assert verify(tmp_path) == []
 
 
-def test_a_half_message_is_read_by_nobody_until_it_is_committed(engine: Engine) -> None:
+def test_a_half_message_is_invisible_until_it_is_committed(engine: Engine) -> None:
     offset = engine.prepare(b"x", TAGS="tag", PGROUP="g")
     assert engine.bodies() == []
     (half,) = engine.read(HALF_TOPIC, 0)
@@ -114,7 +114,7 @@ def test_a_half_message_waits_for_the_timeout_before_it_is_asked_for(tmp_path: P
     engine.store.close()
 
 
-def test_who_is_asked_for_too_often_is_discarded_for_good(tmp_path: Path) -> None:
+def test_a_half_message_checked_too_often_is_discarded_for_good(tmp_path: Path) -> None:
     engine = Engine(tmp_path, timeout_ms=0, check_max=3)
     offset = engine.prepare(b"x")
     for _ in range(3):
@@ -129,7 +129,7 @@ def test_who_is_asked_for_too_often_is_discarded_for_good(tmp_path: Path) -> Non
     engine.store.close()
 
 
-def test_who_is_resolved_while_he_is_asked_for_is_resolved_once(engine: Engine) -> None:
+def test_a_half_message_resolved_during_its_check_is_resolved_once(engine: Engine) -> None:
     offset = engine.prepare(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="0")
 
     def ask(half: StoredMessage) -> Resolution:

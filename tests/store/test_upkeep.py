@@ -174,7 +174,7 @@ def test_what_did_not_change_is_not_written_again_and_not_more_often_than_every_
     assert shop.config("consumerOffset.json")["offsetTable"] == {"t@g": {0: 0}}
 
 
-def test_a_full_disk_is_told_and_the_files_are_written_when_there_is_room(shop: Shop) -> None:
+def test_a_full_disk_is_reported_and_the_files_are_written_when_there_is_room(shop: Shop) -> None:
     confirm(shop.store)
     shop.disk.fail("truncate", error=errno.ENOSPC, forever=True)
     shop.upkeep()
