@@ -11,7 +11,7 @@ from .promise import FLUSHES, Flush
 MIB = 1024 * 1024
 #: entries are numbered by int32, and RocketMQ maps a file whole: at most 2 GiB
 INDEX_NUMBER_MAX = 80_000_000
-#: what the limit of producers counts for each in a snapshot: an entry and an epoch have 104 at most, parts have headers
+#: bytes of a snapshot that the limit of producers counts for each: entry and epoch have at most 104, parts have headers
 PRODUCER_SNAPSHOT_BYTES = 128
 #: option -> its least and largest value
 _RANGES = {
@@ -88,7 +88,7 @@ class StoreConfig:
     scrub_bytes_per_s: int = 64 * MIB
     #: how often the scrub reads all of them; at least twice within `file_reserved_hours`
     scrub_interval_ms: int = 24 * 3600 * 1000
-    #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for what is made of both
+    #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for the rounding of both
     compaction_file_size_bytes: int = 100 * MIB
     #: bytes of the file of its units (compactionCqMappedFileSize)
     compaction_queue_file_size_bytes: int = 10 * MIB
@@ -120,8 +120,8 @@ class StoreConfig:
     disk_space_clean_forcibly_ratio: int = 85
     #: above it puts are refused, percent (diskSpaceWarningLevelRatio); not while 8 commit log files would still fit
     disk_space_warning_level_ratio: int = 90
-    #: whether files are ever deleted before they expire (cleanFileForciblyEnable, there True): whatever fills the disk
-    #: would then take acknowledged messages with it
+    #: whether files are ever deleted before they expire (cleanFileForciblyEnable, there True): any program that
+    #: fills the disk would then take acknowledged messages with it
     clean_file_forcibly: bool = False
     #: commit log files that one pass deletes at most (deleteFileBatchMax)
     delete_file_batch_max: int = 10
@@ -146,7 +146,7 @@ class StoreConfig:
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 
     def __post_init__(self) -> None:
-        """Raises: Rejected naming the option, its limit and what was found."""
+        """Raises: Rejected naming the option, its limit and the value."""
         self._check_kinds()
         self._check_multiple("consume_queue_file_size_bytes", 20)
         self._check_multiple("segment_size_bytes", 4096)

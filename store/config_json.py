@@ -36,7 +36,7 @@ NAMES = (TOPICS, CONSUMER_OFFSETS, GROUPS, LEVELS)
 
 #: the service whose progress holds the CRCs of imported files, in the log after the records of the import
 IMPORT_SERVICE = "config"
-#: in raymq/meta: file name -> CRCs of what we wrote into it last
+#: in raymq/meta: file name -> CRCs of the contents that RayMQ wrote into it last
 WRITTEN = "config"
 #: may be read and written; the topic of our own records only has to be there, or its queue is swept away
 _PERM_READ_WRITE, _PERM_NONE = 6, 0
@@ -98,7 +98,7 @@ def tables_of(store: ConfiguredStore) -> Tables:
 def import_changed(store: ConfiguredStore) -> list[str]:
     """Take over each file that we do not know yet. Returns: their names. Durable: nothing; the next sync does it.
 
-    Of a file that we know only what is missing, and only where RocketMQ deleted the snapshots that said it.
+    From a known file only missing values are imported, and only where RocketMQ deleted the snapshots that had them.
     Callers: a store that was recovered and is not in use yet. A crash on the way imports once more, which is harmless.
     Raises: Corrupt when neither a file nor its `.bak` is a configuration of RocketMQ.
     """
@@ -127,7 +127,7 @@ def write_back(
     *,
     known: dict[str, tuple[Table, int]] | None = None,
 ) -> list[str]:
-    """Make the files say what the state says, or `tables`. Returns: the names of those that were written.
+    """Write the state, or `tables`, into the files. Returns: the names of the files that changed.
 
     Args: `known`, the content of the files after the last call, updated here. No other program writes those of an open
     store.
@@ -251,7 +251,7 @@ def _export_topics(tables: Tables, table: Table) -> None:
 
 
 def add_topics(table: Table, queues: Mapping[str, int], known: Mapping[str, TopicInfo]) -> None:
-    """Have topics.json say that each topic has at least so many queues, and what attributes the `known` ones have."""
+    """Give each topic of topics.json at least so many queues, and the attributes of the `known` ones."""
     topics = table.setdefault("topicConfigTable", {})
     for name, count in queues.items():
         config = topics.setdefault(name, _new_topic(name))
@@ -305,7 +305,7 @@ def _export_offsets(tables: Tables, table: Table) -> None:
 
 
 def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
-    """Have consumerOffset.json say what offsets are known of each (group, topic)."""
+    """Write the known offsets of each (group, topic) into the table of consumerOffset.json."""
     # RocketMQ derives it again and never reads it.
     table.pop("groupTopicMap", None)
     offsets = table.setdefault("offsetTable", {})

@@ -30,11 +30,11 @@ Data = Any
 #: zeros are written, and looked for, so many at a time: they stay in a core's cache
 ZERO_CHUNK_BYTES = 128 << 10
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
-#: what is only read to have it in memory ends here
+#: target of reads that only bring bytes into memory
 _READ_BYTES = 1 << 20
 _UNREAD = memoryview(bytearray(64 << 10))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-#: what a disk or its file system answers for bytes that were stored and cannot be read any more
+#: errors of a disk or its file system for stored bytes that cannot be read any more
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO)
 #: the rule of a Corrupt for such bytes
 READABLE = "stored bytes can be read"
@@ -49,7 +49,7 @@ def only_zeros(chunk: bytes) -> bool:
 
 
 class SyncFailed(OSError):
-    """An fsync or fdatasync failed: what was written before may be lost, and a second sync proves nothing."""
+    """An fsync or fdatasync failed: earlier writes may be lost, and a second sync proves nothing."""
 
 
 class Files:
@@ -96,7 +96,7 @@ class Files:
         """Bytes [start, stop) of a file. A bad sector is an error here; through a map it kills the process.
 
         Args: `base`: the offset that byte 0 of the file has, for the error.
-        Raises: Corrupt naming the first byte that cannot be read; OSError for what is not the disk's fault.
+        Raises: Corrupt naming the first byte that cannot be read; OSError for other failures.
         """
         try:
             found = self.pread(fd, stop - start, start)

@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 #: an orderly stop waits this long for an index that lags; after that the file `abort` stays
 INDEX_WAIT_MS = 5_000
-#: and this long for compacted queues, because RocketMQ would never serve what is not copied
+#: and this long for compacted queues, because RocketMQ would never serve messages that are not copied
 COPY_WAIT_MS = 60_000
 #: most earlier results of `deletable_end` that wait for a sync
 HELD_MAX = 8
@@ -214,7 +214,7 @@ class MessageStore:
         self._dispatch.index = IndexBuilder(log, self.index, self.clock)
 
     def _end_rebuilding(self) -> None:
-        """A lost queue of which the log has no message any more goes on where it was."""
+        """Let a lost queue without any message left in the log go on at its old offset."""
         if self._rebuilding is None or self.dispatched < self._rebuilding[0]:
             return
         for (topic, queue_id), offset in self._rebuilding[1].items():
@@ -297,7 +297,7 @@ class MessageStore:
     def _sync_queues(self, *, closing: bool) -> None:
         if self._queues_doubtful:
             raise Unavailable(
-                "an fdatasync of a consume queue failed; the next start rebuilds what was not synced",
+                "an fdatasync of a consume queue failed; the next start rebuilds all that was not synced",
                 field="consumequeue",
             )
         upto = self.dispatched
@@ -315,7 +315,7 @@ class MessageStore:
             raise
         self.log.marks.dispatched_end = upto
 
-    # --- deletion: what `cleaner` asks ------------------------------------------------------------------------
+    # --- deletion, for `cleaner` --------------------------------------------------------------------------------
 
     def deletable_end(self) -> int:
         """The end below which consume queues are durable: after a power loss none may end below the log's start."""
@@ -472,7 +472,7 @@ class MessageStore:
         return self.put_internal(OFFSETS, _json(value))
 
     def init_producer(self, producer: int) -> tuple[int, Append]:
-        """The next epoch of a producer id, stored in the log, and what to wait for.
+        """The next epoch of a producer id, stored in the log, and the append to wait for.
 
         Raises: Rejected where the shard remembers as many producers as it may.
         """

@@ -1,11 +1,11 @@
-"""What each producer stored in each queue, for a million of them: rows of bytes, with objects for the newest few.
+"""Sequences and offsets of up to a million producers and queues: rows of bytes, with objects for the newest few.
 
 An entry is a row of 76 bytes; an index finds it by producer and queue. An entry that is written becomes an object
 (`ProducerQueue`), which knows more runs than its row has room for; the object written least recently goes back into
 its row. No entry is lost that way. Entries go only where the table is full, and only those that were not written for
 `expiry_ms`; where none is that old, new ones are refused.
 
-Threads: one writes (the put lock), and calls whatever may drop entries or remember an epoch; any may call `get`.
+Threads: one writes (the put lock), and makes all calls that may drop entries or remember an epoch; any may call `get`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ProducerQueue:
     end_offset: int = 0
     #: the first run, some that are old, the newest; never changed in place but at its end
     runs: list[Run] = field(default_factory=list)
-    #: what was searched last: the next rows are asked for next. No part of the state
+    #: the result of the last search, because the next rows are asked for next. Not part of the state
     found: FoundRun | None = field(default=None, compare=False)
     #: when it was written last
     time_ms: int = field(default=0, compare=False)
@@ -314,7 +314,7 @@ class ProducerTable:
     __hash__ = None  # type: ignore[assignment]
 
     def get(self, key: Key) -> ProducerQueue | None:
-        """An entry to look at. Callers: any thread."""
+        """An entry to read. Callers: any thread."""
         entry = self.recent.get(key)
         return self._read(key) if entry is None else entry
 
@@ -421,7 +421,7 @@ class ProducerTable:
     # --- the limit ------------------------------------------------------------------------------------------
 
     def check_room(self, producer: int, now_ms: int) -> None:
-        """Before a new entry of a producer; where the table is full, what expired makes room.
+        """Before a new entry of a producer; where the table is full, expired entries make room.
 
         Args: now_ms: the store time. Raises: Rejected where no entry is old enough.
         """
@@ -490,7 +490,7 @@ class ProducerTable:
         return self._epoch_rows.parts()
 
     def load(self, entries: list[npt.NDArray[Any]], epochs: list[npt.NDArray[Any]]) -> None:
-        """Know what these rows say beside what is known; their queues have numbers of `queue_numbers`."""
+        """Add these rows; their queues have numbers of `queue_numbers`."""
         self._write_recent()
         self.recent.clear()
         self.recent_epochs.clear()

@@ -16,13 +16,13 @@ from .status import PutStatus
 
 #: whether a shard syncs before it answers; the same for all its puts
 Flush = Literal["sync", "async"]
-#: what one producer waits for: "quorum" is every replica that the promise counts, "leader" is one machine
+#: the replicas that a receipt waits for: "quorum" is every replica that the promise counts, "leader" is one machine
 Acks = Literal["quorum", "leader"]
 
 FLUSHES: Final[tuple[Flush, ...]] = get_args(Flush)
 ACKS: Final[tuple[Acks, ...]] = get_args(Acks)
 
-#: a future that is complete, whatever comes: beyond every log
+#: an end above every log: a future with it is complete
 COMPLETE: Final = 1 << 62
 
 

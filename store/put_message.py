@@ -34,7 +34,7 @@ RECORD_EXTRA_BYTES_MAX = 64 * 1024
 INNER_BATCH_FLAG = 0x80
 
 
-#: fields of a record that are numbers, and what fits into them
+#: fields of a record that are numbers, and their least and largest values
 _INT32, _INT64 = (-(1 << 31), (1 << 31) - 1), (-(1 << 63), (1 << 63) - 1)
 _NUMBERS = {
     "queue_id": (0, _INT32[1]),
@@ -99,7 +99,7 @@ class MessagePut:
     def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
         """Store messages of one queue as records that follow each other in one file. Returns: the result.
 
-        A crash may leave the first ones only, as in RocketMQ; what was acknowledged stays whole.
+        A crash may leave the first ones only, as in RocketMQ; acknowledged batches stay whole.
         """
         hooks = self._store.hooks
         batch = tuple(messages)
@@ -286,5 +286,5 @@ def _run_after(hooks: Sequence[PutHook], message: InnerMessage, result: PutResul
         try:
             hook.after_put(message, result.status)
         except Exception:
-            # Advisory: what is stored stays stored.
+            # The message stays stored.
             logger.exception("put hook %s", hook.name)

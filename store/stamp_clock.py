@@ -22,7 +22,7 @@ class StampClock:
         self._last = (float("-inf"), 0)
 
     def now_ms(self, at_least_ms: int, monotonic_ms: int) -> int:
-        """The stamp of what is stored now, ms since 1970. Args: at_least_ms: the newest stamp in the log."""
+        """The store time of the next record, ms since 1970. Args: at_least_ms: the newest stamp in the log."""
         last, then_ms = self._last
         going = last + (monotonic_ms - then_ms) * _RATE
         stamp = max(self._clock.now_ms(), at_least_ms)

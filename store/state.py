@@ -31,7 +31,7 @@ PROGRESS = "PROGRESS"
 #: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
 CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
 
-#: what a state remembers unless a store says otherwise (StoreConfig)
+#: limits of a state for which no StoreConfig is given
 PRODUCER_ENTRIES_MAX = 1_000_000
 PRODUCER_EXPIRY_MS = 7 * 24 * 3_600_000
 
@@ -78,7 +78,7 @@ class ShardState:
         producer_expiry_ms: int = PRODUCER_EXPIRY_MS,
         producer_limit_option: str = "producer_entries_max",
     ) -> None:
-        #: what producers stored, and their epochs
+        #: sequences and epochs of producers
         self.producers = ProducerTable(
             entries_max=producer_entries_max,
             expiry_ms=producer_expiry_ms,

@@ -86,8 +86,8 @@ class StoreRecovery:
     def _judge_queues(self) -> int:
         """Open the consume queues unless they may rest. Returns: the end of the last record that one of them knows."""
         log = self._log
-        # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted. After a
-        # failed sync too: what is in the page cache counts as clean, and nothing but a second write brings it to disk.
+        # Consume queues are synced rarely; after a reboot they are trusted only as far as the marks vouch for them.
+        # After a failed sync too: their pages count as clean, and only a second write brings those to disk.
         self._doubt = bool(log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)))
         self._resting = not self._doubt and self._may_rest()
         if self._resting:
@@ -147,7 +147,7 @@ class StoreRecovery:
         log = self._log
         damaged = log.start < self._complete < end and not self._met_complete
         if self._resting and not damaged and self._complete <= end:
-            # Not synced: what a process that was killed has written.
+            # Not synced: the writes of a process that was killed.
             self._queues.rest(self._expected_ends(), self._complete, unsynced=log.crashed)
             return
         if self._resting:

@@ -69,7 +69,7 @@ class CompactionStore:
     # --- start and stop -------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """After the store's recovery: finish an interrupted swap, open every queue, cut what a crash left.
+        """After the store's recovery: finish an interrupted swap, open every queue, cut the remains of a crash.
 
         The commit log still has what is cut, and may delete it only after it is synced here (`holds_from`).
         Raises: Corrupt where files are missing or have other sizes.
@@ -133,7 +133,7 @@ class CompactionStore:
         )
 
     def close(self) -> None:
-        """Sync what was copied and close every file. Raises: OSError, StorageFull."""
+        """Sync the copied records and close every file. Raises: OSError, StorageFull."""
         try:
             if self._logs:
                 self.sync()
@@ -164,7 +164,7 @@ class CompactionStore:
         return max(position, passed, 0 if log is None else log.next_offset)
 
     def advance(self, topic: str, queue_id: int) -> bool:
-        """Copy a slice of what the consume queue has and the compacted queue has not. Returns: whether there was any.
+        """Copy a slice of records that the compacted queue lacks. Returns: whether there was any.
 
         Messages without KEYS, which only others store, are left out as RocketMQ leaves them out.
         """
@@ -228,7 +228,7 @@ class CompactionStore:
         return found
 
     def sync(self) -> None:
-        """fdatasync what was copied, and note how far. Durable: at return. Raises: OSError, StorageFull."""
+        """fdatasync the copied records, and note how far they go. Durable: at return. Raises: OSError, StorageFull."""
         with self._lock:
             ends = {key: log.end for key, log in self._logs.items()}
             if ends == self._synced:
@@ -261,7 +261,7 @@ class CompactionStore:
     def holds_from(self) -> int | None:
         """No record of the commit log at or above this physical offset may be deleted yet; None: any may.
 
-        Syncs what was copied. Callers: retention. Raises: OSError, StorageFull.
+        Syncs the copied records. Callers: retention. Raises: OSError, StorageFull.
         """
         self.sync()
         lowest: int | None = None
@@ -316,7 +316,7 @@ class CompactionStore:
             swap.finish(root, plan, files=files)
             self._positions = swap.read_positions(root, files=files)
             log.take(names)
-            # The next file may have a lower place than the last one had: what is noted must not reach over it.
+            # The next file may begin at a lower place than the last one did: the noted end must not be above it.
             self._note({key: other.end for key, other in self._logs.items()})
         return result
 

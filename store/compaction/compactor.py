@@ -76,7 +76,7 @@ def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
 def write_compacted(
     pairs: list[Pair], log: SparseLog, sizes: tuple[int, int], *, files: Files
 ) -> tuple[list[str], Compacted]:
-    """Write what stays of sealed pairs into `compacting` beside them; sealed and synced.
+    """Write the records of sealed pairs that stay into `compacting` beside them; sealed and synced.
 
     Returns: the names of the new files. Callers: sealed pairs never change, so no lock is needed.
     """

@@ -58,7 +58,7 @@ def get_compacted(
             good = good & wanted.records(batch.column(0))
     rows = np.flatnonzero(good)
     offsets = found.units["offset"].astype(np.int64)
-    # More may be wanted of what was looked at than were asked for.
+    # Among these records more may be wanted than were asked for.
     following = int(offsets[rows[max_nums]]) if len(rows) > max_nums else found.next_offset
     rows = rows[:max_nums]
     status = GetMessageStatus.FOUND if len(rows) else GetMessageStatus.NO_MATCHED_MESSAGE

@@ -48,7 +48,7 @@ class Pair:
         self.sealed = False
 
     def units(self, low: int = 0, high: int | None = None) -> Any:
-        """Units [low, high), all by default, UNIT_DTYPE. Raises: Corrupt for what the disk does not give back."""
+        """Units [low, high), all by default, UNIT_DTYPE. Raises: Corrupt for bytes that the disk does not give back."""
         high = self.count if high is None else min(high, self.count)
         data = self.queue.read(low * UNIT_BYTES, max(low, high) * UNIT_BYTES)
         return np.frombuffer(data, dtype=UNIT_DTYPE)

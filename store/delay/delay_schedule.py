@@ -1,4 +1,4 @@
-"""Delay levels: what waited for its level's time is delivered, exactly once, across crashes too.
+"""Delay levels: each message is delivered once its level's time is over, exactly once, across crashes too.
 
 The messages of a level wait in one queue of the schedule topic, in the order in which they are due. Each group of
 deliveries is appended together with how far its level came.
@@ -28,7 +28,7 @@ SLICE_ROWS = 4096
 
 
 class Delivered(NamedTuple):
-    """The result of one look at the levels."""
+    """The result of one pass over the levels."""
 
     messages: int
     #: when the next message is due, ms; now or before: there is more to do; None: nothing waits
@@ -52,10 +52,10 @@ class ScheduleMessageService:
         self.skipped = 0
 
     def deliver_due(self, now_ms: int, *, limit: int) -> Delivered:
-        """Deliver what is due, at most about `limit` messages, the shortest level first.
+        """Deliver due messages, at most about `limit`, the shortest level first.
 
         A delay begins at its message's stamp, and stamps may be ahead of the wall clock (StampClock).
-        Raises: StorageFull, Unavailable, OSError: what was not delivered is at the next call.
+        Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
         """
         ahead_ms = self._store.put_path.stamps.ahead_ms(self._store.state.store_time_ms)
         now_ms += ahead_ms

@@ -25,7 +25,7 @@ from raymq.store.state import INTERNAL_TOPIC
 Int64s = npt.NDArray[np.int64]
 
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
-#: what a group needs beside its messages: the record of the progress
+#: bytes that a group needs beside its messages: the record of the progress
 GROUP_RESERVE_BYTES = 1024
 #: most messages of a group, during whose append no other put gets into the log
 GROUP_MESSAGES_MAX = 512

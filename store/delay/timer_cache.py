@@ -45,7 +45,7 @@ class TimerCache:
         return read_check(self._check_path, files=self._files)
 
     def load(self, check: TimerCheck | None, time_ms: int) -> bool:
-        """Take over what is complete on disk of the seconds from `time_ms` on.
+        """Take over the complete part of the files, for the seconds from `time_ms` on.
 
         Returns: whether it could be believed; else the cache is empty, and has to be filled from the timer topic.
         """
@@ -59,7 +59,7 @@ class TimerCache:
         return False
 
     def reset(self) -> None:
-        """Delete it. Durable: no later start reads what is left of it."""
+        """Delete it. Durable: no later start reads its remains."""
         remove_check(self._check_path, files=self._files)
         self._timer_log.close()
         self._files.remove_tree(self._log_directory)

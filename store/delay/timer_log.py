@@ -131,7 +131,7 @@ class TimerLog:
             files = self._queue.files
 
     def sync(self) -> None:
-        """fdatasync what was written since the last sync. Raises: OSError."""
+        """fdatasync the units written since the last sync. Raises: OSError."""
         if self._synced < self.end:
             self._queue.sync_range(self._synced, self.end)
             self._synced = self.end

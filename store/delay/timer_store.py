@@ -1,8 +1,8 @@
 """Timers: messages that wait for a time of their own, each delivered exactly once, across crashes too.
 
 They wait in the timer topic. Each group of deliveries is appended together with how far they came (`TimerProgress`),
-so what was delivered is what the log says was; wheel and timer log only find what is due. In order of (second due,
-offset in the timer topic). Source: TimerMessageStore, RocketMQ 5.3.3, which delivers again after a crash, drops
+so the log alone says which messages were delivered. Wheel and timer log only find due messages, in order of (second
+due, offset in the timer topic). Source: TimerMessageStore, RocketMQ 5.3.3, which delivers again after a crash, drops
 after three failed puts, and loses what is due in a stop of more than seven days.
 """
 
@@ -61,7 +61,7 @@ class Second:
     sizes: Int64s
     magic: Int64s
     enqueue_ms: Int64s
-    #: what is cancelled: real topic + "+" + unique key
+    #: keys of cancelled messages: real topic + "+" + unique key
     cancelled: frozenset[str]
     next_row: int = 0
 
@@ -106,16 +106,16 @@ class TimerMessageStore:
         known = self._ready and self._progress.queue >= end
         first = self._cache.wheel.first()
         if known and self._ready:
-            # All is taken in: the wheel knows what waits, however long ago the last delivery was.
+            # All records are taken in: the wheel knows the waiting ones, however long ago the last delivery was.
             return end if first is None else self._topic.first_that_may_wait(first)
         progress = TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
         return self._topic.first_that_may_wait(progress.time) if progress.time else 0
 
     def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
-        """Take in what was stored, deliver what is due, at most about `limit` messages.
+        """Take in new records of the topic and deliver due messages, at most about `limit`.
 
         Returns: how many were delivered, and when to call again; None: nothing waits.
-        Raises: StorageFull, Unavailable, OSError: what was not delivered is at the next call.
+        Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
         """
         if not self.active:
             return 0, None
@@ -218,7 +218,7 @@ class TimerMessageStore:
         self._progress = progress.at_queue(max(offset, progress.queue))
 
     def _read_by(self, check: TimerCheck | None) -> int:
-        """How much of the topic RocketMQ had read, of what is left of it: less than that may not be taken over."""
+        """How much of the topic RocketMQ had read: an import must wait until dispatch is as far."""
         following = self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0)
         return 0 if check is None else min(check.queue_offset, following)
 
@@ -302,7 +302,7 @@ class TimerMessageStore:
         if second is not None and bool((rows.due.slot_ms == second.time_ms).any()):
             self._second = None
 
-    # --- what is due ----------------------------------------------------------------------------------------
+    # --- delivery -------------------------------------------------------------------------------------------
 
     def _deliver(self, now_ms: int, floor: int, limit: int) -> int:
         count = 0
@@ -348,7 +348,7 @@ class TimerMessageStore:
         return frozenset(decode(each.properties).get(DELETE_KEY, "") for each in found)
 
     def _deliver_group(self, second: Second, now_ms: int) -> int:
-        """Deliver what fits a group, and note how far it came; the last one ends the second."""
+        """Deliver one group of messages together with the progress. The last group ends the second."""
         low = second.next_row
         high = low
         messages: list[InnerMessage] = []

@@ -71,7 +71,7 @@ class IndexBuilder:
             self._bytes += len(unit.keyed.data)
 
     def run(self, upto: int) -> None:
-        """Index what was taken. Where the index lags, index a slice of the log below `upto`."""
+        """Index the added records. Where the index lags, index a slice of the log below `upto`."""
         if not self._may_try():
             return
         try:

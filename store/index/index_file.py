@@ -324,7 +324,7 @@ class IndexFile:
     # --- reading --------------------------------------------------------------------------------------------
 
     def _read(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop). Raises: Corrupt for what the disk does not give back; Unavailable when it was closed."""
+        """Bytes [start, stop). Raises: Corrupt for bytes that the disk cannot read; Unavailable after a close."""
         with self._living:
             return self._files.read_range(self._open_fd(), start, stop, path=self.path)
 

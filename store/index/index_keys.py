@@ -21,7 +21,7 @@ Int32s = npt.NDArray[np.int32]
 UInt32s = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
 
-#: between topic and key in what is hashed
+#: between topic and key in the text that is hashed
 TOPIC_SEPARATOR = "#"
 
 _BLANK, _NAME_END, _VALUE_END = ord(KEY_SEPARATOR), NAME_VALUE_SEPARATOR[0], PROPERTY_SEPARATOR[0]

@@ -58,7 +58,7 @@ class IndexService:
     def load(
         self, *, log_start: int, log_end: int, uncut: int, crashed: bool, time_ms: int
     ) -> None:
-        """Open what is there and bring it to a state that agrees with the log.
+        """Open the files and bring them to a state that agrees with the log.
 
         Args: `uncut`: the log was never cut below it since the index was synced. `time_ms`: the checkpoint's time of
         the index; it counts for a store without a mark: RocketMQ wrote it, and its index is complete unless it
@@ -107,7 +107,7 @@ class IndexService:
             self._files = tuple(opened)
 
     def _restore(self, name: str | None, count: int, *, crashed: bool) -> None:
-        """Drop what was written after the mark."""
+        """Drop the entries written after the mark."""
         if name is None:
             self._drop_all(self.indexed)
             return
@@ -115,7 +115,7 @@ class IndexService:
         last = self._files[-1] if self._files else None
         if last is None or last.path.name != name or not 1 < count <= last.header.count:
             # The file was removed or changed: its records must be indexed again.
-            raise Corrupt(f"{self._directory / name} is not what it was", rule="index mark")
+            raise Corrupt(f"{self._directory / name} does not fit its mark", rule="index mark")
         if crashed or count < last.header.count:
             last.cut(count)
 
@@ -204,7 +204,7 @@ class IndexService:
         return _name_of(time + timedelta(milliseconds=1))
 
     def sync(self, *, closing: bool = False) -> int:
-        """fdatasync what was written, then the mark. Returns: end time of the newest full file, 0 without one.
+        """fdatasync the files, then the mark. Returns: end time of the newest full file, 0 without one.
 
         Durable: every entry. Records without keys do not move the mark at once, unless `closing`: they are quickly
         looked through again. Raises: OSError.

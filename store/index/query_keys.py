@@ -1,4 +1,4 @@
-"""Finding the messages of many keys together: what a table join or a gateway under load asks for.
+"""Finding the messages of many keys together, as a table join or a gateway under load needs them.
 
 RocketMQ answers one key per request. Here all chains of the index are followed in step, and each record is read once,
 however many of its keys are asked for. For a single key the loop of `key_search` is quicker.

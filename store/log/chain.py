@@ -214,7 +214,7 @@ class Chain:
     def delete_before(self, segment: int) -> None:
         """Delete the files of older segments, whose log is deleted.
 
-        Durable: nothing; what is left after a crash is deleted at the next start. Callers: beside an appender.
+        Durable: nothing; the next start after a crash deletes the rest. Callers: beside an appender.
         """
         for name in self._files.list(self.directory):
             if len(name) == 20 and name.isdigit() and int(name) < segment:

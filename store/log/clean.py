@@ -1,4 +1,4 @@
-"""Deletion of old commit log files, and of what was derived from them, by age, disk use or demand.
+"""Deletion of old commit log files, and of files derived from them, by age, disk use or demand.
 
 `run_once` is one pass; the host of the store calls it every `clean_resource_interval_ms`. A pass never deletes the file
 that is written, nor anything above the confirmed or the synced end. It deletes only below a file that begins with a
@@ -40,7 +40,7 @@ class Derived(Protocol):
     """A store made from the log, such as the index: one of `MessageStore.derived`."""
 
     def delete_expired(self, min_physical_offset: int) -> Any:
-        """Delete what is only about records below this offset."""
+        """Delete files that are only about records below this offset."""
 
 
 class Cleaned(Protocol):
@@ -134,7 +134,7 @@ class CleanService:
     def _flag(self, flag: int, ratio: float, paths: list[Path]) -> None:
         limit = self._config.disk_space_warning_level_ratio
         where = ", ".join(map(str, paths))
-        # RocketMQ refuses whatever is free: a tenth of a large disk is room for days.
+        # RocketMQ refuses by the ratio alone. But a tenth of a large disk is room for days.
         room = FREE_FILES * self._config.segment_size_bytes
         if ratio > limit and max(map(self._files.free_bytes, paths)) < room:
             if self._flags.set(flag):
@@ -197,7 +197,7 @@ class CleanService:
             if stamp_ms <= (newest_ms if stamp_ms > now_ms else now_ms) - reserved_ms:
                 found = file.start
             elif stamp_ms <= now_ms:
-                # Younger than the limit, and so is what follows.
+                # Younger than the limit, and so are all later files.
                 break
         return found
 

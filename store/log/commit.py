@@ -33,7 +33,7 @@ class SegmentWriter:
         segment = self.segment_of(offset)
         fd = self._fds.get(segment)
         if fd is None:
-            # The log only grows: what is older is full.
+            # The log only grows: older files are full.
             self.close()
             path = find_segment(self._dir, segment, files=self._files)
             fd = self._fds[segment] = self._files.open_file(path)

@@ -61,7 +61,7 @@ from .recovery import Decision, Recovered
 
 logger = logging.getLogger("raymq.store")
 
-#: in `raymq/meta`: a sync of a consume queue failed, and what is in the page cache of one may never reach the disk
+#: in `raymq/meta`: a sync of a consume queue failed, and its bytes in the page cache may never reach the disk
 QUEUES_DOUBTFUL = "queues_doubtful"
 #: places of damage that are remembered
 DAMAGE_MAX = 100
@@ -125,8 +125,8 @@ class CommitLog:
             self.root / "consumequeue",
         ):
             self.files.make_dirs(directory)
-        # A process that was killed before it synced a directory left names that only the page cache has: what is
-        # adopted and then acknowledged must not go with the power.
+        # A process that was killed before it synced a directory left names that only the page cache has: bytes
+        # that are adopted and then acknowledged must survive a power loss.
         for directory in (self.root, side, side / "chain"):
             self.files.sync_dir(directory)
         self.abort = AbortFile(self.root, files=self.files)
@@ -168,8 +168,8 @@ class CommitLog:
         self.pool = LogPool(self.root, self.config, self.queue, files=self.files, clock=self.clock)
         self._opened.callback(self.pool.close)
         if not self.pool.find_old(self.meta, self._store_id, same_boot=self.same_boot):
-            # Gone with the machine, or with a container's /dev/shm: then what was only there is lost as in a power
-            # loss, although the page cache is not.
+            # Gone with the machine, or with a container's /dev/shm: then bytes that were only there are lost as in a
+            # power loss, although the page cache is not.
             self.same_boot = False
         self.abort.create()
         self.end = 0
@@ -197,13 +197,13 @@ class CommitLog:
 
     @property
     def committed(self) -> int:
-        """Everything below is in the files; what lies above is in the transient pool only."""
+        """Everything below is in the files; bytes above are in the transient pool only."""
         pool = self.pool.active
         return self.end if pool is None else pool.committed
 
     @property
     def ends(self) -> Ends:
-        """All four ends. Of the replicas this log knows only what was confirmed."""
+        """All four ends. Of the replicas this log knows only the confirmed end."""
         marks = self.marks
         return Ends(self.end, self.committed, marks.synced_end, marks.confirmed_end)
 
@@ -238,7 +238,7 @@ class CommitLog:
     def records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
     ) -> Records:
-        """The records at ascending physical offsets, in any files. `whole=False`: no look at what they are.
+        """The records at ascending physical offsets, in any files. `whole=False`: they are not checked.
 
         Raises: OffsetOutOfRange below the log's start; Corrupt for the first that is damaged or cannot be read.
         """
@@ -332,7 +332,7 @@ class CommitLog:
     # --- appending ------------------------------------------------------------------------------------------
 
     def ensure_room(self, total_bytes: int) -> None:
-        """Allocate now what a batch of `total_bytes` will need, so that a full disk refuses before any append.
+        """Allocate the files that a batch of `total_bytes` needs, so that a full disk refuses before any append.
 
         Raises: StorageFull, Unavailable with CREATE_MAPPED_FILE_FAILED, with nothing stored.
         """
@@ -340,7 +340,7 @@ class CommitLog:
         size = self.config.segment_size_bytes
         if self.room() >= total_bytes:
             return
-        # Of what the snapshot leaves of a file (5/8, see `snapshot_bytes_max`) a record of any size wastes at most
+        # A snapshot leaves 5/8 of a file (see `snapshot_bytes_max`), of which a record of any size wastes at most
         # half.
         needed = 1 + (total_bytes - max(self.room(), 0)) // (size // 4)
         want = -(-self.end // size) * size + needed * size
@@ -471,7 +471,7 @@ class CommitLog:
             self._write(data[unit.start - base : unit.end - base], unit)
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Replace the chain from `units[0].start` on by the leader's; write what this log has not yet.
+        """Replace the chain from `units[0].start` on by the leader's; write the bytes that this log lacks.
 
         The bytes this log has are the same: the caller compared them. Raises: Corrupt when a CRC does not fit.
         """
@@ -552,9 +552,9 @@ class CommitLog:
     # --- deletion -------------------------------------------------------------------------------------------
 
     def delete_first(self) -> None:
-        """Delete the oldest file of the log; what was read of it stays readable.
+        """Delete the oldest file of the log; views of it stay readable.
 
-        Durable: at return. Callers: `clean.CleanService`, which knows what may go.
+        Durable: at return. Callers: `clean.CleanService`, which knows which files may go.
         """
         first = self.queue.files[0]
         require(
@@ -569,7 +569,7 @@ class CommitLog:
     # --- the transient pool ---------------------------------------------------------------------------------
 
     def note_committed(self, offset: int) -> None:
-        """CommitRealTime has published `offset`: what is below is in the files, its room in the pool is free."""
+        """CommitRealTime has published `offset`: bytes below are in the files, and their room in the pool is free."""
         pool = self.pool.active
         if pool is not None and offset > pool.committed:
             pool.committed = min(offset, self.end)
@@ -672,7 +672,7 @@ class CommitLog:
         self.chain.truncate_to(min(found.believed, end))
         self.chain.sync()
         self.complete_chain()
-        # From now on these units vouch for what was found, after another power loss too.
+        # From now on these units vouch for the recovered bytes, after another power loss too.
         self.chain.sync()
         self.marks.lower(end)
         self.marks.appended_end = end
@@ -715,7 +715,7 @@ class CommitLog:
             stop = min(self.end, position - position % size + size)
             stop = min(stop, position + self.config.append_unit_bytes)
             if position < self.synced:
-                # No unit mixes what must be on disk with what a power loss may take.
+                # No unit mixes bytes that must be on disk with bytes that a power loss may take.
                 stop = min(stop, self.synced)
             crc = crc32c(self.read(position, stop))
             self.chain.append(ChainUnit(position, stop, 0, crc, self.chain.value))

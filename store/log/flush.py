@@ -21,7 +21,7 @@ from raymq.store.files import Files
 from .segment_paths import find_segment
 
 PAGE_BYTES = 4096
-#: FlushRealTimeService flushes what is left this often at a stop
+#: FlushRealTimeService flushes the rest this often at a stop
 SHUTDOWN_FLUSHES_MAX = 10
 
 
@@ -201,7 +201,7 @@ class FlushRealTime(_Flusher):
         return self.flushed
 
     def shutdown(self, appended: int) -> int:
-        """Flush what is left, up to ten times as RocketMQ does."""
+        """Flush the rest, in up to ten tries as RocketMQ does."""
         for _ in range(SHUTDOWN_FLUSHES_MAX):
             if self._flush(appended) >= appended:
                 break

@@ -71,7 +71,7 @@ def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: m
 def read_of(queue: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
     """Log bytes [start, stop), which lie in one file; `end` is the log's. For many: `read_into`.
 
-    Raises: OffsetOutOfRange for what was deleted; Corrupt for what should be there, or that the disk cannot read.
+    Raises: OffsetOutOfRange for deleted bytes; Corrupt for bytes that are missing, or that the disk cannot read.
     """
     file = queue.find(start)
     if file is not None:

@@ -35,7 +35,7 @@ class LogPool:
         self._clock = clock
         #: appends go here; None: they go into the files
         self.active: TransientPool | None = None
-        #: what to do while an append waits for room; without CommitRealTime the log commits itself
+        #: called while an append waits for room; without CommitRealTime the log commits itself
         self.on_full: Callable[[], None] | None = None
         self._old: TransientPool | None = None
         self._store_id = ""
@@ -57,7 +57,7 @@ class LogPool:
         return name is None or self._old is not None
 
     def restore(self, appended: int) -> None:
-        """Before recovery, with the old CommitRealTime ended: complete the files from what its pool still has."""
+        """Before recovery, with the old CommitRealTime ended: complete the files from the pool."""
         pool, self._old = self._old, None
         if pool is None:
             return
@@ -111,7 +111,7 @@ class LogPool:
             self.active.publish(self._root, incarnation)
 
     def commit(self, end: int) -> None:
-        """Write what is only in the pool into the files, here. Raises: StorageFull, OSError.
+        """Write the bytes that are only in the pool into the files. Raises: StorageFull, OSError.
 
         Callers: while no CommitRealTime is granted, or when nothing is appended any more: one that is in the
         middle of its work would find other bytes in the room that this sets free.

@@ -22,7 +22,7 @@ from .recovery import UNREADABLE, Facts, RecoveryRow, decide, written_until
 SEARCH_BYTES = 8 << 20
 #: bytes walked at a time
 SCAN_BYTES = 8 << 20
-#: what a bad sector takes with it
+#: bytes that are lost with a bad sector
 PAGE_BYTES = 4096
 
 #: sees a piece of a segment, its physical offset, and the valid records of it
@@ -75,7 +75,7 @@ def scan(
 ) -> Scan:
     """Walk from `scan_from`, where a record starts, to where the log ends, and decide about that.
 
-    Loads the chain; units of what lies below `scan_from` are not looked at. `visit` sees the valid records of each
+    Loads the chain; units below `scan_from` are not read. `visit` sees the valid records of each
     piece of each file in order. `top`: bytes from here on do not count, for a cut that was begun takes them away.
     """
     size = queue.file_size

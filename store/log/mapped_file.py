@@ -154,7 +154,7 @@ class MappedFile:
         self._close_left()
 
     def _close_left(self) -> None:
-        """Close what was let go of under reads, after the last of them."""
+        """Close the map that was let go of during reads, after the last of them."""
         with self._counting:
             left = -1
             if not self._reading:

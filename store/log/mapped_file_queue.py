@@ -25,7 +25,7 @@ logger = logging.getLogger("raymq.store")
 #: zeros written ahead at a time: few, so that the flush service's sync never waits long for
 #: them
 PREWRITE_CHUNK_BYTES = 2 << 20
-#: how often to look at the tail: while it rests, while it moves
+#: how often to check the tail: while it rests, while it moves
 IDLE_WAIT_S, BUSY_WAIT_S = 0.2, 0.01
 
 
@@ -59,7 +59,7 @@ class MappedFileQueue:
         self.files: list[MappedFile] = []
 
     def load(self) -> None:
-        """Open what is there.
+        """Open the files.
 
         A last file that is shorter and holds only zeros is an unfinished creation and deleted
         (RocketMQ: only one of length zero). Raises: Corrupt for a name that is not an offset, a wrong
@@ -232,7 +232,7 @@ class AllocateAhead:
     Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves
     it waits until half of the window is used up, and gives up when overtaken, for it takes the disk,
     a core and the file's lock from the appends. A window that was used up so far doubles, so that
-    the next burst finds more; every zero is written once whatever the window. A full disk only stops
+    the next burst finds more; every zero is written once with any window. A full disk only stops
     the work: the append that needs the room meets it itself. A failed sync ends the worker and is reported:
     it may have taken appended records with it, and no later sync of another descriptor would say so.
     """

@@ -94,7 +94,7 @@ def _newest(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
     found = [parsed for slot in slots if (parsed := _parse(slot)) is not None]
     if not found and all(any(slot) for slot in slots):
         raise Corrupt(
-            f"{path} is damaged: neither slot is valid, so what this replica promised is "
+            f"{path} is damaged: neither slot is valid, so the promises of this replica are "
             "unknown. Rebuild the replica from its peer, or restore the file.",
             path=str(path),
             rule="one valid slot",

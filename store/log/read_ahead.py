@@ -61,7 +61,7 @@ class ReadAhead:
         try:
             while not stopping():
                 moved = False
-                # A file that was deleted or cannot be read: it is only a hint, and the writer hears of it himself.
+                # A file that was deleted or cannot be read. Reading ahead is a hint: the writer meets the error itself.
                 with contextlib.suppress(OSError, RayMQError):
                     while not stopping() and self.step():
                         moved = True

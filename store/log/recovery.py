@@ -74,7 +74,7 @@ class RecoveryRow:
     dirty: bool | None
     later_valid: bool | None
     decision: Decision
-    #: what physically can have happened
+    #: the physical event that can have caused it
     cause: str
 
     def matches(self, facts: Facts) -> bool:
@@ -155,9 +155,9 @@ def written_until(view: memoryview, base: int, walk: Walk, believed: int) -> int
     """How many records of a walk are believed: those before the first that was not written to its end.
 
     `believed`: chain units vouch for all bytes below. Of the others only the body has a CRC; header and lengths
-    cannot be lost without the walk noticing, a topic or properties can. What was never written shows as zeros, since
-    files are made of zeros and every cut restores them: a piece of a topic or of properties that is zero up to the
-    record's end, or over all that a sector holds of the record, was lost. No topic has a zero byte, and no
+    cannot be lost without the walk noticing, a topic or properties can. Bytes that were never written show as zeros,
+    since files are made of zeros and every cut restores them: a piece of a topic or of properties that is zero up to
+    the record's end, or over all that a sector holds of the record, was lost. No topic has a zero byte, and no
     properties that we write end with one.
     """
     first = int(np.searchsorted(walk.positions, believed))

@@ -1,4 +1,4 @@
-"""Reads what is stored again and again, a little at a time, and compares it with the chain's CRCs.
+"""Reads all stored bytes again and again, a little at a time, and compares them with the chain's CRCs.
 
 Bit rot shows at a read. Bytes that are never read rot unseen, and so may the copy that could have mended them. RocketMQ
 has nothing like this: it compares body CRCs after a crash only. Bytes in the page cache are not read from the disk;
@@ -235,7 +235,7 @@ class Scrub:
                 wait_s = _WAIT_S * 12
                 # A lack of descriptors or memory says nothing of the disk.
                 if not (isinstance(error, OSError) and error.errno in NOT_TRIED):
-                    # What cannot be reported now is found again at the next try.
+                    # A fault that cannot be reported now is found again at the next try.
                     with contextlib.suppress(OSError, RayMQError):
                         self._report(self.position, f"cannot be read: {error}", READABLE)
             deadline = self._clock.monotonic() + wait_s
@@ -391,7 +391,7 @@ def scrub_of_log(log: CommitLog, *, on_fault: Callable[[Corrupt], None]) -> Scru
         files=log.files,
         clock=log.clock,
         bytes_per_s=config.scrub_bytes_per_s,
-        # As long as it may take for reading, as long for what comes between.
+        # Half of the interval is for reading, half for the pause.
         pause_ms=interval_ms // 2,
         pass_ms=max(1, interval_ms // 2),
         on_fault=on_fault,

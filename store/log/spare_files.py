@@ -1,7 +1,7 @@
 """Deleted commit log files that become future ones: their blocks are there and were written before.
 
 A file is one of these only after its name is gone from the log for good. It is zeroed after its last reader is gone,
-and used again after the zeros are synced. A start deletes what it finds here: a spare has no content.
+and used again after the zeros are synced. A start deletes all spares: they have no content.
 RocketMQ gives a file's memory back, never the file.
 """
 
@@ -24,7 +24,7 @@ class Spare:
     """One file on its way from a log's past to its future."""
 
     path: Path
-    #: whether the last reader of what it was is gone
+    #: whether the last reader of its old content is gone
     unread: Callable[[], bool]
     #: zeros up to here; -1: zeroed and synced
     zeroed: int = 0

@@ -12,7 +12,7 @@ One file in /dev/shm per store, native byte order (it never leaves the machine).
 
 The hole is the space after a blank record: it may be larger than the pool, and the file has zeros there.
 Kill any process: the pool stays, and the next CommitLog writes [committed, appended) of it into the files before
-it recovers. The end of the machine, or of its /dev/shm, takes what was not committed.
+it recovers. The end of the machine, or of its /dev/shm, takes the bytes that were not committed.
 
 Source: TransientStorePool, RocketMQ 5.3.3: there five locked buffers of a whole file each, private to the process
 and so lost with it. Imports neither pyarrow nor numpy: CommitRealTime uses it.
@@ -124,7 +124,7 @@ class TransientPool(PoolReader):
         *,
         files: Files,
     ) -> TransientPool:
-        """A new, empty pool; what other pools this replica had are removed.
+        """A new, empty pool; other pools of this replica are removed.
 
         Raises: StorageFull, with the numbers, when /dev/shm has no room; nothing is left there then.
         """

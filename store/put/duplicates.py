@@ -1,7 +1,7 @@
 """Finds the stored row that a producer sends again, where the state has forgotten its place.
 
 Sequences and queue offsets of one producer grow together. So a row between two runs that the state still has is
-found by bisection over the consume queue, reading the stamps of records; what is not dispatched yet is found by
+found by bisection over the consume queue, reading the stamps of records; a row that is not dispatched yet is found by
 a walk over the end of the log. No lock is held, and no more is read at once than the ack path can wait for.
 """
 
@@ -91,7 +91,7 @@ class Search:
 
     def _in_units(self, queue: ConsumeQueue, low: int, high: int, sequence: int) -> FoundRun | None:
         """Bisect units [low, high). Rows of others between ours cost time, at most once each."""
-        # The first look is at the low end: what is sent again is sent in order.
+        # The first look is at the low end: rows are sent again in order.
         at = low
         while low < high:
             own = self._next_own(queue, at, high)

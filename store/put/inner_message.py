@@ -53,7 +53,7 @@ class ServiceProgress(NamedTuple):
 
 
 class PreparedInner:
-    """A message encoded but for what the put lock gives: queue offset, physical offset, store time."""
+    """A message encoded but for the fields that need the put lock: queue offset, physical offset, store time."""
 
     def __init__(self, message: InnerMessage, *, store_host: tuple[str, int]) -> None:
         """Raises: Rejected when properties or topic are too long, or a property has a separator in it."""

@@ -98,5 +98,5 @@ def after_batch(hooks: Sequence[PutHook], request: PutRequest, append: Append | 
         try:
             hook.after_batch(request, append)
         except Exception:
-            # Advisory: what is stored stays stored.
+            # The message stays stored.
             logger.exception("put hook %s", hook.name)

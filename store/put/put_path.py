@@ -83,7 +83,7 @@ class PutPath:
         self._log = log
         self._config = log.config
         self._clock = log.clock
-        #: what records are stamped with
+        #: store times of records
         self.stamps = StampClock(log.clock)
         self._state = state
         self._queues = queues
@@ -92,7 +92,7 @@ class PutPath:
         self._flags = flags
         self._stats = stats
         self._hooks = hooks
-        #: system topics that users may put columns to, and what checks those
+        #: system topics that users may put columns to, and their checks
         self._guards = guards
         self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self._record_bytes_max = log.config.record_bytes_max
@@ -518,7 +518,7 @@ class PutPath:
         total = sum(each.size for each in prepared) + (0 if head is None else head.size)
         if total > limit:
             raise Rejected(
-                f"{len(messages)} messages make {total} bytes of records; what is appended together may have {limit}",
+                f"{len(messages)} messages make {total} bytes of records; those of one append may have {limit}",
                 field="record",
                 limit=limit,
             )

@@ -29,7 +29,7 @@ SCAN_UNITS, SCAN_UNITS_FIRST = 8192, 200
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
-    """Where a store keeps the units of a queue: below its root, whatever a record says.
+    """The directory of a queue's units, which is below the store's root for any topic in a record.
 
     Raises: Corrupt for a topic or queue that would be elsewhere, or that no start would find.
     """
@@ -377,7 +377,7 @@ class ConsumeQueue:
         return self._queue.overlapping(start * fmt.UNIT_BYTES, stop * fmt.UNIT_BYTES)
 
     def sync(self) -> None:
-        """fdatasync what was written since the last sync; `OpenFiles.sync_names` syncs names. Raises: OSError."""
+        """fdatasync the units written since the last sync; `OpenFiles.sync_names` syncs names. Raises: OSError."""
         # Read once: units that are appended from here on count for the next sync, in whichever file they are.
         end = self.max_offset
         files = self._dirty_files(end)

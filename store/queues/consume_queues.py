@@ -41,11 +41,11 @@ class ConsumeQueues:
         #: an earlier process may have left them unsynced
         self._unsynced = False
         self._lock = threading.Lock()
-        #: called when a queue is not, or will not be, what the log says of it
+        #: called when a queue does not, or will not, agree with the log
         self.on_differing: Callable[[], None] = lambda: None
 
     def load(self, *, after_crash: bool, sound_below: int) -> None:
-        """Find and recover what is there. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
+        """Find and recover all queues. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
         self._resting = {}
         for topic in self._files.list(self._directory):
             for name in self._files.list(self._directory / topic):
@@ -182,7 +182,7 @@ class ConsumeQueues:
             queue.delete_expired()
 
     def sync(self) -> None:
-        """Durable: what was written since the last sync, with its names. Raises: OSError."""
+        """fdatasync all queues. Durable: units written since the last sync, and names of files. Raises: OSError."""
         if self._unsynced:
             self._wake()
             self._unsynced = False

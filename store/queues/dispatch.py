@@ -64,7 +64,7 @@ class RecordIndex(Protocol):
         """Whether `run` should be called although more records are coming."""
 
     def run(self, upto: int) -> None:
-        """Index what was added. Where the index lags, index a slice of the log below `upto`."""
+        """Index the added records. Where the index lags, index a slice of the log below `upto`."""
 
     def behind(self, dispatched: int) -> bool:
         """Whether records below `dispatched` can be indexed at once."""
@@ -92,7 +92,7 @@ class Dispatch:
         self.dispatched = 0
         #: None: records are not indexed
         self.index: RecordIndex | None = None
-        #: grows with what waits for a delay level or a timer
+        #: grows with each message that waits for a delay level or a timer
         self.delayed = 0
         #: queues that got units since `take_touched` was called last
         self._touched: set[Key] = set()
@@ -100,7 +100,7 @@ class Dispatch:
         self._holes: list[tuple[int, int]] = []
 
     def pend(self, unit: UndispatchedUnit) -> None:
-        """Remember what was just appended, so that it need not be read back."""
+        """Remember records that were just appended, so that they need not be read back."""
         if len(self._pending) >= PENDING_MAX:
             # Dispatch lags (a replica is away): it will read these units back from the log.
             self._pending.clear()
@@ -112,7 +112,7 @@ class Dispatch:
         return touched
 
     def concerns(self, queues: Container[Key], confirmed: int) -> bool:
-        """Whether what is to be dispatched up to `confirmed` has records of one of `queues`, or may have."""
+        """Whether the records to dispatch up to `confirmed` include one of `queues`, or may do so."""
         with self._put_lock:
             if not self._pending or self._pending[0].start > self.dispatched:
                 # It is in the log only.
@@ -127,7 +127,7 @@ class Dispatch:
     def run(self, confirmed: int) -> int:
         """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
-        With nothing to dispatch it indexes what it dispatched before; where the index lags, in any case.
+        With nothing to dispatch it indexes records dispatched before; where the index lags, in any case.
         Raises: StorageFull, to be tried again; OSError, after which puts are refused until a dispatch succeeds
         (in RocketMQ until a restart, but after 30 tries).
         """

@@ -124,7 +124,7 @@ class GetMessage:
             try:
                 return self._get(topic, queue_id, offset, max_nums, max_bytes, wanted)
             except OffsetOutOfRange:
-                # Deleted between a look at the log's start and at its bytes: now it begins later.
+                # Records were deleted after the log's start was read: now the log begins later.
                 continue
 
     def _get(

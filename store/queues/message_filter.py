@@ -1,4 +1,4 @@
-"""Which messages of a queue a reader wants: by tag, on units first, then by what records say.
+"""Which messages of a queue a reader wants: by tag, on units first, then by the records.
 
 Source: MessageFilter, ExpressionMessageFilter, FilterAPI, RocketMQ 5.3.3. There the last step of the tag filter is the
 client's: tags of the same hash reach it.

@@ -183,7 +183,7 @@ class QueueFile:
             position = stop
 
     def start_writeback(self) -> None:
-        """Let the kernel begin to write what is dirty, so that the syncs of many files wait for one journal."""
+        """Let the kernel begin to write dirty pages, so that the syncs of many files wait for one journal."""
         self._use(lambda fd: self._opened.files.drop_cached(fd, 0, 0))
 
     def sync(self) -> None:
@@ -228,7 +228,7 @@ class QueueFiles:
         self.files: list[QueueFile] = []
 
     def load(self) -> None:
-        """Find what is there.
+        """Find the files.
 
         A file that is shorter and holds only zeros was never finished: it is deleted, and so are those after it, of
         which a power loss left more. Raises: Corrupt for a name that is not an offset, a wrong length, a gap.
@@ -251,7 +251,7 @@ class QueueFiles:
                 found.append(self._checked(path, length, found))
         for path in reversed(unfinished if self._writable else []):
             self._fs.unlink(path)
-            # One after the other, newest first: what a crash leaves of them begins with an unfinished one again.
+            # One after the other, newest first: the files that a crash leaves begin with an unfinished one again.
             self._fs.sync_dir(self.directory)
         self.files = found
 

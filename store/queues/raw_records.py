@@ -15,7 +15,7 @@ _LONG = struct.Struct(">q")
 
 
 def fault_of(part: FetchSlice) -> RecordFault | None:
-    """The first record of an answer that is not what was stored there; None when all are, or there is none."""
+    """The first damaged record of an answer; None without one."""
     records: Any = part.records
     if records is None or not len(records):
         return None

@@ -1,7 +1,7 @@
 """The SQL92 property filter: an expression over a message's properties, evaluated for whole columns.
 
 Values are texts. Beside a number they are read as one, beside TRUE or FALSE as a truth value; a property that is
-missing, or no number where one is needed, makes its comparison unknown, and a message of which the whole is unknown
+missing, or not a number where one is needed, makes its comparison unknown, and a message of which the whole is unknown
 is not wanted.
 Source: SelectorParser, ComparisonExpression, LogicExpression, RocketMQ 5.3.3. There a text that is not a number fails
 the whole expression even beside OR; `NOT a = 1` is read as `(NOT a) = 1`; integers end at 32 bits beside small ones; of
@@ -39,7 +39,7 @@ class Property(NamedTuple):
 
 #: column of a property's values, by its name; null where it is missing
 Columns = dict[str, pa.Array]
-#: what an expression is for each message: true, false or null for unknown
+#: the value of an expression for each message: true, false or null for unknown
 Condition = Callable[[Columns, int], pa.Array]
 Value = str | int | float | bool
 Operand = Property | Value
@@ -131,7 +131,7 @@ class SqlFilter:
         raise self._wrong(node, "is not a condition")
 
     def _check_parts(self, node: Any) -> None:
-        """A part of the parser's tree that is not read here would silently change what an expression means."""
+        """A part of the parser's tree that is not read here would silently change the meaning of an expression."""
         from sqlglot import exp
 
         # `_property` looks at what is before a column's name.
@@ -255,7 +255,7 @@ class SqlFilter:
         if not isinstance(left, Property):
             same = type(left) is type(right) or not {type(left), type(right)} - {int, float}
             if not same or (ordered and isinstance(left, (str, bool))):
-                raise self._wrong(node, "compares what cannot be compared")
+                raise self._wrong(node, "compares values that cannot be compared")
             return _constant(on_values(left, right))
         name = left.name
         if isinstance(right, Property):
@@ -371,5 +371,5 @@ def _decimals(values: pa.Array) -> pa.Array:
 
 
 def _truths(values: pa.Array) -> pa.Array:
-    """Java's Boolean.valueOf: whatever is not "true" is false."""
+    """Java's Boolean.valueOf: any text but "true" is false."""
     return pc.match_substring_regex(values, r"(?i)^true$")

@@ -63,7 +63,7 @@ def keyed_column(properties: pa.Array) -> Keyed | None:
     offsets = value_offsets(properties)
     low = int(offsets[0])
     data = properties.buffers()[2].slice(low, int(offsets[-1]) - low).to_pybytes()
-    # A copy: what stays in memory until it is indexed must not keep the bodies there.
+    # A copy: a slice would keep the bodies in memory until it is indexed.
     return Keyed(data, offsets.astype(np.int64) - low) if has_keys(data) else None
 
 

@@ -85,7 +85,7 @@ def stamp_column(
 
 def stamp_bytes(producer_id: int, epoch: int, sequence: int) -> bytes:
     """One stamp. Raises: Rejected."""
-    # `check` says what is wrong. Anything out of its bits is negative or too long once shifted down.
+    # `check` names the fault. A number out of its bits is negative or too long once shifted down.
     if producer_id >> 64 or epoch >> 20 or sequence >> 36:
         check(Stamp(producer_id, epoch, sequence), 1)
     bits = (producer_id << 56 | epoch << 36 | sequence).to_bytes(15, "big")

@@ -37,7 +37,7 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
     Returns: the row, when it is one that `prepare` writes as such.
     Raises: Rejected with field, limit and row for a bad topic, wrong columns, damaged Arrow data, a
     null or too large body, a null born_time_ms, a tag with separators, properties that are
-    malformed, hold what the store writes itself, or would be longer than 32,767 bytes with it.
+    malformed, hold properties of the store itself, or would be longer than 32,767 bytes with it.
     """
     fmt.check_topic_name(topic)
     if isinstance(batch, Row):
@@ -60,7 +60,7 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
                 limit="not null",
                 row=row,
             )
-    # No value is longer than all of them: most batches need no look at their rows.
+    # No value is longer than all of them together: most batches need no check of each row.
     if _span(body) > max_message_bytes:
         _check_lengths(
             value_lengths(body),

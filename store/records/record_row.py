@@ -22,7 +22,7 @@ from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separator
 
 Int64s = npt.NDArray[np.int64]
 
-#: what a producer sends: `properties` are encoded (store/records/properties.py), without the stamp and TAGS
+#: columns that a producer sends: `properties` are encoded (store/records/properties.py), without the stamp and TAGS
 PUT_SCHEMA = pa.schema(
     [
         pa.field("body", pa.binary(), nullable=False),

@@ -28,7 +28,7 @@ MAGICS = (fmt.MAGIC_V1.to_bytes(4, "big"), fmt.MAGIC_V2.to_bytes(4, "big"))
 BLOCK_RECORDS = 8192
 #: records of one size in a row from which on numpy looks for more of that size
 STRIDE_RECORDS = 4
-#: records looked at one by one: so few cost less than the arrays that look at many
+#: so few records are checked one by one, which costs less than arrays
 FEW_RECORDS = 16
 #: the first look ahead; it grows while the size stays the same
 STRIDE_LOOK_AHEAD = 256
@@ -108,7 +108,7 @@ def walk(
 
 
 def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, WalkStop]:
-    """Follow sizes from `position`: starts and sizes of records that fit, and what stopped it.
+    """Follow sizes from `position`: starts and sizes of records that fit, and the reason why it stopped.
 
     Only size and magic are looked at; `_check` does the rest for all of them at once.
     """

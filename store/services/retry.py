@@ -1,4 +1,4 @@
-"""Consumer send-back: a message that could not be handled comes again later, at last in the dead letter queue.
+"""Consumer send-back: a message that could not be handled is delivered again later, at last to the dead letter queue.
 
 Source: AbstractSendMessageProcessor#consumerSendMsgBack, RocketMQ 5.3.3. As there, a call that is
 repeated because its outcome was unknown may bring the message twice.

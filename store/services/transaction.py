@@ -48,7 +48,7 @@ Ask = Callable[[StoredMessage], Resolution]
 
 
 class Half(NamedTuple):
-    """A stored half message: what commit, rollback and check name it by."""
+    """A stored half message: its names for commit, rollback and check."""
 
     offset: int
     transaction_id: str
@@ -85,7 +85,7 @@ class TransactionService:
         #: over look and put: two commits of one half message deliver one message
         self._lock = threading.Lock()
 
-    # --- what a producer calls ------------------------------------------------------------------------------
+    # --- calls of producers ---------------------------------------------------------------------------------
 
     def prepare(self, message: InnerMessage) -> Half:
         """Put a message as a half message of its topic and queue; consumers see it after `commit`.
@@ -196,7 +196,7 @@ class TransactionService:
     def _end(
         self, half: StoredMessage, resolution: Resolution, messages: list[InnerMessage]
     ) -> Append:
-        """Put what becomes of a half message, its op record, and the note of both, as one."""
+        """Put the outcome of a half message, its op record, and the progress of both, as one group."""
         offset = half.queue_offset
         values = self._resolutions().resolve({offset: resolution})
         if f"{_CHECKS}{offset}" in self._table():
@@ -295,7 +295,7 @@ class TransactionService:
     # --- what RocketMQ did and will do ----------------------------------------------------------------------
 
     def take_over(self) -> None:
-        """Note what op records say that another engine wrote into this store. Ours say nothing new."""
+        """Import the op records that another engine wrote into this store; RayMQ's say nothing new."""
         with self._lock:
             found: dict[int, Resolution] = {}
             # RocketMQ moves this offset over half messages that are resolved, or that it wrote again to check them.

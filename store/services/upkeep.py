@@ -42,11 +42,11 @@ class Upkeep:
         self._next_sync_ms = self._next_config_ms = now_ms + PAUSE_MIN_MS
         #: (end of the log, store time): all records below were stored then or before; ascending
         self._times: list[tuple[int, int]] = []
-        #: what the configuration is to say, as soon as the log is synced up to there
+        #: tables to write as soon as the log is synced up to that end
         self._waiting: tuple[int, config_json.Tables] | None = None
-        #: what the files hold
+        #: the content of the files
         self._files: dict[str, tuple[config_json.Table, int]] = {}
-        #: what was known at the last look
+        #: the tables of the last look
         self._seen: config_json.Tables | None = None
         #: why something failed in the last call, for status
         self.failed: str | None = None
@@ -83,7 +83,7 @@ class Upkeep:
         self.failed = str(error)
 
     def _after(self, began_ms: int) -> int:
-        """When to do again what began then and is done now."""
+        """The time of the next run of a job that began then and ends now."""
         now = self._clock.monotonic_ms()
         return now + min(max(SHARE * (now - began_ms), PAUSE_MIN_MS), PAUSE_MAX_MS)
 
@@ -103,7 +103,7 @@ class Upkeep:
         return max((time_ms for end, time_ms in self._times if end <= offset), default=0)
 
     def _write_checkpoint(self) -> None:
-        """Never ahead of what is synced: RocketMQ takes all that was stored earlier for complete."""
+        """Write times that are synced: RocketMQ takes all messages stored earlier for complete."""
         log = self._store.log
         checkpoint, queued = log.checkpoint, log.marks.dispatched_end
         physic_ms = max(checkpoint.physic_ms, self._time_below(log.synced))
@@ -117,7 +117,7 @@ class Upkeep:
     # --- configuration --------------------------------------------------------------------------------------
 
     def _write_config(self) -> None:
-        """When something changed: what is said there is in the log, durably."""
+        """Write the configuration after a change, once the log has that change on disk."""
         store, began = self._store, self._clock.monotonic_ms()
         if self._waiting is None and began >= self._next_config_ms:
             tables = config_json.tables_of(store)

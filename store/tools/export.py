@@ -312,7 +312,7 @@ class _Sink:
         self._fd = files.open_file(path, create=True)
         self._at = 0
         self.closed = False
-        #: after a failure: what comes is dropped
+        #: after a failure further bytes are dropped
         self.discarding = False
 
     def write(self, data: Any) -> int:

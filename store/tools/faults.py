@@ -40,9 +40,9 @@ class LogVerdict:
     #: keep | truncate | corrupt
     decision: str
     row: str
-    #: what the walk found there
+    #: the finding of the walk there
     found: str
-    #: what physically can have happened
+    #: the physical event that can have caused it
     cause: str
 
     def as_dict(self) -> dict[str, Any]:

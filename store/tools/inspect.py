@@ -23,7 +23,7 @@ __all__ = ["Fault", "Faults", "Report", "check", "check_derived", "dump", "verif
 
 
 def check(root: Path, files: Files | None = None, progress: ReportProgress | None = None) -> Report:
-    """Every fault of a store, and what a start would do where its log ends.
+    """Every fault of a store, and the decision of a start about its log's end.
 
     Raises: Rejected when `root` is not a store. Changes nothing.
     """

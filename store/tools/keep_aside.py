@@ -1,4 +1,4 @@
-"""Copies of what a repair is about to change, made and synced before it changes anything."""
+"""Copies of the files that a repair changes, made and synced before the first change."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ LOG_FILES = "files of the commit log are there"
 
 
 class ReadOnlyStore:
-    """The files of a store. `scan` first; what it finds wrong is in `faults`."""
+    """The files of a store. Call `scan` first; its findings are in `faults`."""
 
     def __init__(
         self, root: Path, files: Files | None = None, progress: ReportProgress | None = None
@@ -109,7 +109,7 @@ class ReadOnlyStore:
     # --- the log --------------------------------------------------------------------------------------------
 
     def scan(self, *, trust_chain: bool = True) -> None:
-        """Walk the whole log in memory as recovery does; what recovery would report becomes a fault.
+        """Walk the whole log in memory as recovery does; damage that recovery would report becomes a fault.
 
         Where that is damage, readable records after it are searched too. Without `trust_chain` the records alone
         decide where the log ends.
@@ -290,7 +290,7 @@ class ReadOnlyStore:
     # --- consume queues -------------------------------------------------------------------------------------
 
     def queues(self) -> Iterator[tuple[str, int, ConsumeQueue]]:
-        """Every consume queue on disk, by topic and queue id. Callers close what they get."""
+        """Every consume queue on disk, by topic and queue id. Callers close each queue."""
         found = self.queue_directories()
         size = self.usual_size([directory for _, _, directory in found])
         opened = OpenFiles(self.files)

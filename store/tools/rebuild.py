@@ -138,7 +138,7 @@ def write_checkpoint(store: ReadOnlyStore) -> None:
 
 
 def write_marks(store: ReadOnlyStore) -> None:
-    """Marks that vouch for what was just read and synced. The next leader finds the confirmed end again."""
+    """Marks that vouch for the bytes just read and synced. The next leader finds the confirmed end again."""
     if store.log is not None:
         store.log.sync_range(store.start, store.end)
     data = struct.pack("=4q", store.end, store.end, 0, 0).ljust(PAGE_BYTES, b"\0")
@@ -146,7 +146,7 @@ def write_marks(store: ReadOnlyStore) -> None:
 
 
 def config(store: ReadOnlyStore, name: str) -> str:
-    """A config file: its readable backup, else what the log says. Returns: where it came from."""
+    """Rebuild a config file from its backup, else from the log. Returns: the source."""
     files, path = store.files, store.root / "config" / name
     backup = path.with_name(f"{name}.bak")
     if readable(files, backup):

@@ -1,4 +1,4 @@
-"""Mends a store that is not open: first the plan, then, when asked, what it says.
+"""Mends a store that is not open: first it shows the plan, then, when asked, it runs it.
 
 Derived files are made again from the log. The log itself is never mended, only cut, at an offset that the operator
 names. Files are copied aside before they are changed.
@@ -37,7 +37,7 @@ from .rebuild_index import rebuild_index
 from .slices import by_queue
 from .verify_chain import crc_is_wrong
 
-#: what can be made again from the log
+#: parts that can be rebuilt from the log
 PARTS = ("consumequeue", "chain", "index", "checkpoint", "marks", "config")
 
 
@@ -49,7 +49,7 @@ _WORDS = {
     "marks": "write the marks again",
     "config": "write config files from their backups, or from the log",
 }
-#: what a part is, where that is not a file or directory of its name
+#: parts that are not a file or directory of their name
 _FILES = {
     "chain": {"raymq/chain"},
     "marks": {"raymq/marks"},
@@ -65,7 +65,7 @@ class Step:
     #: `log`, or one of PARTS
     part: str
     what: str
-    #: what is changed or removed, relative to the store; each is copied aside before
+    #: files that are changed or removed, relative to the store; each is copied aside before
     files: tuple[str, ...]
 
 
@@ -109,7 +109,7 @@ class Plan:
 
     steps: tuple[Step, ...]
     faults: tuple[Fault, ...]
-    #: the log is damaged and no cut was asked for: this is what one would take
+    #: the records that a cut would take, where the log is damaged and no cut was asked for
     needs_cut: Cut | None = None
     #: the cut that was asked for
     cut: Cut | None = None

@@ -368,7 +368,7 @@ class IndexCheck:
             self._add(file.path, self._entry_at(file, row), OF_RECORD, detail)
         times = keys.store_times_ms[number] if len(rows) else np.empty(0, dtype=np.int64)
         wanted = np.clip((times - file.begin_ms) // 1000, 0, _MAX_INT) * (file.begin_ms > 0)
-        # The first entry's time counts from what its file began with, the end of the file before.
+        # The first entry's time counts from the file's first begin time, the end time of the file before.
         wrong = of_key & (entries["seconds"][rows] != wanted) & (rows > 0)
         for index in np.flatnonzero(wrong).tolist():
             row = int(rows[index])

@@ -56,7 +56,7 @@ class _Queue:
 
 
 class QueueCheck:
-    """Compares every record below the end with its unit, then every unit with what was met.
+    """Compares every record below the end with its unit, then every unit with the records.
 
     Units that a start would cut and rebuild are left out: those of records after the log's end, and after a
     power loss those above the dispatched mark. A start dispatches records above the last one that any queue knows.
@@ -145,7 +145,7 @@ class QueueCheck:
         queue.seen[where[wrong]] = True
         codes = rows.tags_codes[inside]
         if rows.topic == SCHEDULE_TOPIC:
-            # Levels are configurable: whatever the delay, nothing is due before it was stored.
+            # Levels are configurable, but with any delay no message is due before it was stored.
             differs = units["tags_code"] < 0
         else:
             differs = (units["tags_code"] != codes) & (units["tags_code"] > EXT_ADDRESS_MAX)
