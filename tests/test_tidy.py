@@ -13,7 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("store", "replication", "actors", "cluster", "spark")
-PYTHON_PLACES = (*PARTS, "raymq/__init__.py", "raymq/__main__.py", "examples", "benchmarks")
+PYTHON_PLACES = (
+    *PARTS,
+    "raymq/__init__.py",
+    "raymq/__main__.py",
+    "raymq/_lazy.py",
+    "raymq/errors.py",
+    "examples",
+    "benchmarks",
+)
 TEXT_PLACES = (*PYTHON_PLACES, "tests", "docs", ".ci")
 TEXT_ENDINGS = {".py", ".md", ".toml", ".txt", ""}
 
@@ -33,6 +41,8 @@ IMPURE = {"io", "mmap", "multiprocessing", "os", "pathlib", "shutil", "socket", 
 #: the modules that a flush satellite imports (design D4: small, quick to start)
 SATELLITE_MODULES = (
     "raymq",
+    "raymq.errors",
+    "raymq.store",
     "raymq.actors.satellites.commit_service",
     "raymq.actors.shared.control_block",
     "raymq.actors.shared.wakeup",
@@ -135,6 +145,62 @@ def test_the_ban_on_file_use_sees_what_it_is_for(source, use):
     )
 
 
+#: where the fields of a record begin that other modules read or write: store/format.py names them
+RECORD_OFFSETS = {20, 28, 36, 40, 48, 56, 64, 72, 76, 84, 88}
+#: a struct that skips bytes in front of a field
+SKIPPING_STRUCT = re.compile(r">\w*\d+x\w+")
+
+
+def record_offset(node: ast.AST) -> int | str | None:
+    """The number by which a node finds a field of a record; None when it does not."""
+    numbers: list[ast.expr | None] = []
+    if isinstance(node, ast.Slice):
+        numbers = [node.lower, node.upper]
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        numbers = [node.left, node.right]
+    elif isinstance(node, ast.Assign):
+        named = [
+            name.id
+            for target in node.targets
+            for name in ast.walk(target)
+            if isinstance(name, ast.Name)
+        ]
+        if any(re.search(r"_(AT|OFFSET)$", name) for name in named):
+            numbers = list(node.value.elts) if isinstance(node.value, ast.Tuple) else [node.value]
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value if SKIPPING_STRUCT.fullmatch(node.value) else None
+    found = [n.value for n in numbers if isinstance(n, ast.Constant) and n.value in RECORD_OFFSETS]
+    return found[0] if found else None
+
+
+def test_record_offsets_are_written_in_format_alone():
+    found = [
+        f"{path}:{getattr(node, 'lineno', 0)}: {offset}"
+        for path, tree in sources("store", "cluster/messages")
+        if path != "store/format.py"
+        for node in ast.walk(tree)
+        if (offset := record_offset(node))
+    ]
+    assert not found, f"use the names of store/format.py: {found}"
+
+
+@pytest.mark.parametrize(
+    ("source", "offset"),
+    [
+        ("_QUEUE_OFFSET_AT = 20", 20),
+        ("_FLAG_AT, _TIME_AT = 36, 56", 36),
+        ("head[36:40]", 36),
+        ("starts + 20", 20),
+        ("Struct('>36xi')", ">36xi"),
+        ("LIMIT = 20", None),
+        ("starts + fmt.QUEUE_OFFSET_AT", None),
+    ],
+)
+def test_the_ban_on_record_offsets_sees_what_it_is_for(source, offset):
+    found = [found for node in ast.walk(ast.parse(source)) if (found := record_offset(node))]
+    assert found[:1] == ([offset] if offset else [])
+
+
 def test_replication_knows_no_clock_disk_network_or_thread():
     found = [
         f"{path}:{node.lineno}: {name}"
@@ -156,12 +222,15 @@ def test_engine_and_decisions_know_no_flight():
     assert not found, f"bytes travel in actors/ and cluster/: {found}"
 
 
-def test_packages_import_nothing_by_themselves():
+def test_a_package_imports_nothing_but_its_lazy_loader():
     found = [
-        path
+        f"{path}: {name}"
         for path, tree in sources(*PARTS)
         if path.endswith("__init__.py")
-        and any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(tree))
+        # Imports under `if TYPE_CHECKING` are not in the body of the module.
+        for node in tree.body
+        for name in imported(node) or ["."] * isinstance(node, ast.ImportFrom)
+        if name not in ("__future__", "typing", "raymq._lazy")
     ]
     assert not found, f"a satellite would import everything that these import: {found}"
 

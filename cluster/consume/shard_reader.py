@@ -1,4 +1,4 @@
-"""Reads ahead from one shard for a consumer: a thread, one fetch stream, long polls."""
+"""Reads ahead from one shard for a consumer, with one thread, one fetch stream and long polls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from raymq.cluster.transport.connection import Connection, FetchStream
+from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
@@ -17,14 +17,14 @@ from raymq.store.requests import FetchSlice
 
 from .checked import checked
 
-#: how long the shard holds a request while there is nothing
+#: longest wait of one fetch at the shard
 WAIT_MS = 10_000
 BACKOFF_MS = 20
 BACKOFF_MS_MAX = 1000
 
 
 class Piece(NamedTuple):
-    """Records [first_offset, next_offset) of one queue; of a compacted topic there are gaps."""
+    """Records [first_offset, next_offset) of one queue. A compacted topic has gaps."""
 
     shard: int
     queue_id: int
@@ -33,17 +33,17 @@ class Piece(NamedTuple):
     records: pa.Array
 
 
-class Changed(threading.Condition):
-    """A condition that can also tell somebody who does not wait, such as an event loop."""
+class ObservedCondition(threading.Condition):
+    """A condition that also calls a listener, such as one of an event loop."""
 
-    #: called by whoever notifies; must not block
-    told: Callable[[], None] | None = None
+    #: called by the notifying thread; must not block
+    listener: Callable[[], None] | None = None
 
     def notify_all(self) -> None:
-        """Wake who waits, and tell."""
+        """Wake all waiting threads and call the listener."""
         super().notify_all()
-        if self.told is not None:
-            self.told()
+        if self.listener is not None:
+            self.listener()
 
 
 class ReadState:
@@ -53,24 +53,24 @@ class ReadState:
         self.topic = topic
         self.fetch_bytes = fetch_bytes
         self.fetch_records = fetch_records
-        self.changed = Changed()
-        #: what was read ahead, in order a queue
+        self.changed = ObservedCondition()
+        #: fetched pieces, in offset order per queue
         self.pieces: deque[Piece] = deque()
-        #: pieces of each shard in `pieces`
+        #: shard -> number of its pieces in `pieces`
         self.ahead: dict[int, int] = {}
-        #: queue -> offset to fetch next; a queue that failed is missing until it is sought
+        #: queue_id -> offset to fetch next; a queue that failed is missing until `seek`
         self.fetch_from: dict[int, int] = {}
-        #: queue -> why it cannot be read
+        #: queue_id -> why it cannot be read
         self.failed: dict[int, RayMQError] = {}
-        #: shard -> (since when it cannot be reached in ms, why)
+        #: shard -> (when it became unreachable, in ms; why)
         self.down: dict[int, tuple[int, RayMQError]] = {}
-        #: why nothing can be read
+        #: why the topic cannot be read at all
         self.fatal: RayMQError | None = None
         self.closed = False
 
 
 class ShardReader:
-    """The thread of one shard. It has at most the answer of one request ahead of the consumer."""
+    """The reading thread of one shard, at most one fetch ahead of the consumer."""
 
     def __init__(
         self, routes: Routes, shard: int, queues: list[int], state: ReadState, clock: Clock
@@ -88,11 +88,9 @@ class ShardReader:
     def _run(self) -> None:
         failures = 0
         while not self._state.closed:
-            connection: Connection | None = None
             stream: FetchStream | None = None
             try:
-                connection = self._routes.connect(self.shard)
-                stream = connection.fetch_stream()
+                stream = self._routes.fetch_stream(self.shard)
                 with self._state.changed:
                     self._stream = stream
                 while self._fetch(stream):
@@ -105,8 +103,6 @@ class ShardReader:
                     self._stream = None
                 if stream is not None:
                     stream.close()
-                if connection is not None:
-                    connection.close()
             if failures and not self._state.closed:
                 self._back_off(failures)
 
@@ -118,17 +114,17 @@ class ShardReader:
 
     def _wanted(self) -> dict[int, int]:
         offsets = {
-            queue: self._state.fetch_from[queue]
-            for queue in self.queues
-            if queue in self._state.fetch_from
+            queue_id: self._state.fetch_from[queue_id]
+            for queue_id in self.queues
+            if queue_id in self._state.fetch_from
         }
-        # Queues take turns at the front: a busy one must not starve the others.
+        # The queues take turns as the first: a busy queue must not starve the others.
         order = list(offsets)
         turn = self._turn % max(len(order), 1)
-        return {queue: offsets[queue] for queue in order[turn:] + order[:turn]}
+        return {queue_id: offsets[queue_id] for queue_id in order[turn:] + order[:turn]}
 
     def _fetch(self, stream: FetchStream) -> bool:
-        """One request, once the consumer took what was ahead. False: end, or start anew."""
+        """One fetch, once the consumer has taken the pieces of this shard. False: end, or open a new stream."""
         state = self._state
         with state.changed:
             state.changed.wait_for(
@@ -159,23 +155,23 @@ class ShardReader:
         return True
 
     def _take(self, part: FetchSlice, wanted: dict[int, int]) -> None:
-        """Needs the lock. An answer to where a queue was before a seek is dropped."""
-        state, queue = self._state, part.queue_id
-        if queue not in wanted or state.fetch_from.get(queue) != wanted[queue]:
+        """Store the answer for one queue, unless a seek has made it obsolete. Needs the lock."""
+        state, queue_id = self._state, part.queue_id
+        if queue_id not in wanted or state.fetch_from.get(queue_id) != wanted[queue_id]:
             return
         if part.error is not None or part.records is None:
-            del state.fetch_from[queue]
-            state.failed[queue] = part.error or Unavailable("an empty answer", shard=self.shard)
+            del state.fetch_from[queue_id]
+            state.failed[queue_id] = part.error or Unavailable("an empty answer", shard=self.shard)
             return
-        if part.first_offset != wanted[queue] or not len(part.records):
+        if part.first_offset != wanted[queue_id] or not len(part.records):
             return
-        state.fetch_from[queue] = part.next_offset
-        piece = Piece(self.shard, queue, part.first_offset, part.next_offset, part.records)
+        state.fetch_from[queue_id] = part.next_offset
+        piece = Piece(self.shard, queue_id, part.first_offset, part.next_offset, part.records)
         state.pieces.append(piece)
         state.ahead[self.shard] = state.ahead.get(self.shard, 0) + 1
 
     def _note(self, error: RayMQError, stream: FetchStream | None) -> bool:
-        """Remember a failure. False: the consumer itself broke the stream."""
+        """Record a failure. False: the consumer itself broke the stream."""
         state = self._state
         with state.changed:
             if state.closed or (stream is not None and self._stream is not stream):
@@ -185,14 +181,14 @@ class ShardReader:
                 state.down.setdefault(self.shard, (self._clock.monotonic_ms(), error))
                 state.changed.notify_all()
                 return True
-            # Nothing will change by itself, such as a wrong token.
+            # Such a failure does not pass by itself: a wrong token, for example.
             state.fatal = error
             state.changed.notify_all()
             state.changed.wait_for(lambda: state.closed)
             return False
 
     def restart(self) -> None:
-        """Leave the request that waits at the shard: an offset changed. Needs the lock."""
+        """Abandon the fetch under way, because an offset changed. Needs the lock."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.abort()

@@ -25,8 +25,8 @@ from raymq.cluster.messages.timer_message import REAL_BYTES, timer_properties, w
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.clock import Clock
-from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import RayMQError, Rejected
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.promise import Acks
 from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
 from raymq.store.records.binary_columns import binary_array

@@ -1,4 +1,4 @@
-"""A connection to a shard, by whichever transport a cluster is reached: Arrow Flight, or Ray's actor calls."""
+"""A connection to a shard, by either transport: Arrow Flight, or Ray's actor calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PutStream(Protocol):
         """The next acks; blocks."""
 
     def abort(self) -> None:
-        """Break the stream; any thread may."""
+        """Break the stream. Callers: any thread."""
 
     def close(self) -> None:
         """End the stream at once."""
@@ -53,7 +53,7 @@ class FetchStream(Protocol):
         """Read queues; waits up to `wait_ms` while all are empty."""
 
     def abort(self) -> None:
-        """Break the stream; any thread may."""
+        """Break the stream. Callers: any thread."""
 
     def close(self) -> None:
         """End the stream at once."""
@@ -88,8 +88,8 @@ def open_connection(
 ) -> Connection:
     """A connection to one shard.
 
-    Args: `endpoint` is host:port over Flight, the name of the shard's actor over Ray. `token` and `ca` are Flight's:
-    who is let into a Ray is let in by Ray.
+    Args: `endpoint` is host:port with Flight, the name of the shard's actor with Ray. Flight alone uses `token` and
+    `ca`: Ray admits its own clients.
     Raises: Rejected (the transport cannot be used in this process), Unavailable.
     """
     if transport == "flight":

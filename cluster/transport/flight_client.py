@@ -21,11 +21,11 @@ from . import tls
 
 CALL_TIMEOUT_S = 30.0
 
-#: Without a pool of its own a new client inherits the back-off of earlier ones to the same address:
-#: a server that is back would not be tried for up to two minutes. Retries would hide breaks.
+#: Without a pool of its own a new client inherits the back-off of earlier clients to the same address. It would not try
+#: a restarted server for up to two minutes. Retries would hide broken connections.
 _OPTIONS = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
 
-#: how a stream or call of a server that is gone fails
+#: exceptions of a stream or call whose server is gone
 BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
@@ -43,7 +43,8 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
             pass
     if isinstance(error, flight.FlightTimedOutError):
         return DeliveryUnknown(
-            f"{endpoint}: no answer in time; it may or may not have been done", status="TIMEOUT"
+            f"{endpoint}: no answer in time; the operation may or may not have run",
+            status="TIMEOUT",
         )
     if isinstance(error, StopIteration):
         return Unavailable(f"{endpoint}: the server ended the stream", endpoint=endpoint)
@@ -60,12 +61,12 @@ def _plain(error: BaseException) -> str:
 class ShardConnection:
     """A connection to one replica. Threads: any; each stream has one sender and one receiver.
 
-    `close` may be called beside the calls and streams of other threads: these end by themselves, and the native client
-    is closed after the last of them. (A native client that is closed inside a call crashes the process.)
+    `close` may be called during calls and streams of other threads. These end by themselves, and the last one closes
+    the native client: a native client that is closed during a call crashes the process.
 
-    With `cluster_id` and `shard` given, a server that is another one refuses every call: ports are
-    reused. Nothing is sent before the first call. The server of an endpoint with TLS must show a
-    certificate of `ca` (PEM), without it of RAY_TLS_CA_CERT, else one that the system trusts.
+    Ports are reused, so with `cluster_id` and `shard` given any other server refuses every call. Nothing is sent before
+    the first call. With TLS the server's certificate must be signed by `ca` (PEM), by default by RAY_TLS_CA_CERT, else
+    by an authority that the system trusts.
     """
 
     def __init__(
@@ -79,9 +80,9 @@ class ShardConnection:
     ) -> None:
         """Raises: Rejected when RAY_TLS_CA_CERT is needed and cannot be used."""
         self.endpoint = endpoint
-        #: guards the two below
+        #: guards the two fields below
         self._lock = threading.Lock()
-        #: calls and streams that use the native client
+        #: number of calls and streams that use the native client
         self._users = 0
         self._closed = False
         self._identity = {"cluster_id": cluster_id, "shard": shard}
@@ -153,7 +154,7 @@ class ShardConnection:
             self._users += 1
 
     def release(self) -> None:
-        """A call or stream has ended. Callers: this class, and each stream once when it is closed."""
+        """Note the end of a call or stream. Callers: this class, and each stream once when it is closed."""
         with self._lock:
             self._users -= 1
             last = self._closed and not self._users
@@ -161,7 +162,7 @@ class ShardConnection:
             self._client.close()
 
     def close(self) -> None:
-        """Close the connection: no new calls or streams. The last one that runs closes the native client."""
+        """Refuse new calls and streams. The last one under way closes the native client."""
         with self._lock:
             if self._closed:
                 return
@@ -220,7 +221,7 @@ class _Stream:
         self._reader.cancel()
 
     def close(self) -> None:
-        """End the stream at once, answered or not; it must not be used afterwards."""
+        """End the stream at once, even with unanswered requests. It must not be used afterwards."""
         if self._closed:
             return
         self._closed = True
@@ -228,7 +229,7 @@ class _Stream:
         try:
             self._writer.close()
         except BROKEN:
-            # The stream was broken or cancelled: nothing is left to close.
+            # A broken or cancelled stream needs no closing.
             pass
         finally:
             self._connection.release()
@@ -274,7 +275,7 @@ class FlightFetchStream(_Stream):
         """Read queues; waits up to `wait_ms` at the server while all are empty.
 
         Returns: a FetchSlice for each queue that has records or an error (OffsetOutOfRange...).
-        Raises: what the server refused the request with; Unavailable when the stream broke.
+        Raises: the server's error if it refused the request; Unavailable when the stream broke.
         """
         self._number += 1
         request = {
@@ -338,12 +339,12 @@ class ReplicaStream(_Stream):
         except RayMQError as error:
             self._received.put(error)
         except ValueError as error:
-            self._received.put(Unavailable(f"no frame of a replica: {error}", field="stream"))
+            self._received.put(Unavailable(f"not a frame of a replica: {error}", field="stream"))
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
-        """The next frame (header, body or None); None when none came in time.
+        """The next frame (header, body or None); None when no frame arrived in time.
 
-        Raises: Unavailable when the stream broke, then always.
+        Raises: Unavailable when the stream broke, and at every later call.
         """
         try:
             item = self._received.get(timeout=timeout_ms / 1000)
@@ -371,7 +372,7 @@ class ReplicaTransport:
         self._shard = shard
 
     def connect(self, endpoint: str) -> ReplicaStream:
-        """A stream to the follower at host:port. Raises: Unavailable."""
+        """Open a stream to the follower at host:port. Raises: Unavailable."""
         connection = ShardConnection(endpoint, self._token, self._cluster_id, self._shard)
         try:
             return connection.replica_stream()

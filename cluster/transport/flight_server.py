@@ -94,7 +94,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     # --- actions --------------------------------------------------------------------------------
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
-        """An administrative operation: JSON in, {"result"} or {"error"} out."""
+        """Serve one administrative operation: JSON in, {"result"} or {"error"} out."""
         try:
             request = flight_messages.unpack(action.body)
             self._check_identity(request)
@@ -223,7 +223,7 @@ def _flight_error(error: RayMQError) -> flight.FlightServerError:
 
 
 class _LockedSend:
-    """Writes of a stream by its handler, the backend's threads and `close`.
+    """Serialises the writes of a stream by its handler, the backend's threads and `close`.
 
     The native writer is freed when the handler returns, and a later write would crash the process. So all writes are
     made inside a `with` block of this object.
@@ -286,8 +286,8 @@ class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 def serve(backend: ShardBackend, *, host: str, port: int, token: str, tls: bool = False) -> Server:
     """Serve a backend at host:port (0: any free port); see `.port`; `.close()` ends it.
 
-    With `tls` as the node that Ray's certificate variables describe (tls.py). Raises: Rejected when
-    they do not.
+    With `tls` the certificate comes from Ray's certificate variables (tls.py). Raises: Rejected when they are missing
+    or wrong.
     """
     identity = tls_files.server_identity(os.environ, Files()) if tls else None
     return Server(backend, host, port, token, identity)

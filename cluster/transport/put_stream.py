@@ -24,16 +24,16 @@ from raymq.store.record import batch_bytes
 
 from .receive_memory import LIMIT_BYTES, ReceiveMemory
 
-#: a larger batch is refused; clients send parts of a few MiB
+#: limit of one batch; clients send parts of a few MiB
 RECEIVED_BATCH_BYTES_MAX = 64 << 20
-#: acks in one message at most
+#: limit of acks in one message
 ACKS_MAX = 256
 #: unread bytes of acks up to which a write cannot block: HTTP/2 lets 64 KiB pass
 UNREAD_BYTES_MAX = 16 << 10
 #: with so many bytes on their way in, the write of an ack may wait for the read of a batch
 BUSY_BYTES = 128 << 10
 
-#: how a stream ends when the other side is gone
+#: exceptions of a stream whose other side is gone
 GONE = (flight.FlightError, pa.ArrowException, OSError)
 
 
@@ -58,7 +58,7 @@ class _Answer(NamedTuple):
 
     @property
     def ready(self) -> bool:
-        """Whether it can be sent."""
+        """Whether the ack can be sent."""
         return not isinstance(self.result, PutTicket) or self.result.done
 
 
@@ -80,11 +80,11 @@ class PutStreamServer:
         self._share_sent = LIMIT_BYTES
         #: bytes of all batches that were read; written by the reader thread
         self._taken_bytes = 0
-        #: ... and answered; written under `_sending`
+        #: bytes of all batches answered so far; written under `_sending`
         self._answered_bytes = 0
         self._reader = reader
         self._writer = writer
-        #: in the order of the batches; bytes are sent as they are
+        #: answers in the order of the batches; bytes are sent unchanged
         self._answers: deque[_Answer | bytes] = deque()
         #: held while answers are taken and written
         self._sending = threading.Lock()
@@ -128,7 +128,7 @@ class PutStreamServer:
             self._send_rest()
 
     def _take(self, chunk: Any) -> None:
-        # A row comes in the metadata.
+        # A single row arrives in the metadata.
         size = len(chunk.app_metadata or b"") if chunk.data is None else batch_bytes(chunk.data)
         if self._memory.acquire(size, lambda: self._gone):
             self._taken_bytes += size
@@ -197,7 +197,7 @@ class PutStreamServer:
         self._send_ready()
 
     def _note_read(self, number: int) -> None:
-        """The client has read the acks up to `number`."""
+        """Note that the client has read the acks up to `number`."""
         unread = self._unread
         while unread and unread[0][0] <= number:
             self._read_bytes += unread.popleft()[1]

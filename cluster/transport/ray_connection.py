@@ -28,20 +28,20 @@ from raymq.store.requests import FetchSlice
 
 from .flight_client import CALL_TIMEOUT_S
 
-#: calls of one put stream under way: one at the disk, one on its way there, one on its way back
+#: concurrent calls of one put stream: at the disk, on the way to it and on the way back
 CALLS_MAX = 4
-#: batches that are ready ride together in one call up to this size
+#: batches that are ready share one call up to this size
 CALL_BYTES = 4 << 20
-#: an answer is waited for so long by the thread that wants it, which `abort` cannot wake; a future's callback comes in
-#: another thread, which costs 0.15 ms
+#: the calling thread waits directly for so long, and `abort` cannot wake it; after that it waits by a future, whose
+#: callback runs in another thread and costs 0.15 ms
 DIRECT_S = 0.05
 
 
 def translate(error: BaseException, name: str) -> RayMQError:
     """A failed call as RayMQError: the shard's error, else Unavailable.
 
-    A call that broke off may have been done: who must know (ShardSender) takes a broken stream as unknown, and every
-    operation of `call` may be repeated.
+    An interrupted call may have run. ShardSender treats a broken stream as unknown, and every operation of `call` may
+    be repeated.
     """
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
@@ -61,7 +61,7 @@ class RayShardConnection:
         """Raises: Rejected when this process is not connected to a Ray; Unavailable when the actor does not run."""
         if not ray.is_initialized():
             raise Rejected(
-                "this process is not connected to Ray, through which the shards are to be reached: call "
+                "this process is not connected to Ray, by which it should reach the shards: call "
                 "ray.init(address=...) first, or connect with transport='flight'",
                 field="transport",
                 limit="flight",
@@ -83,7 +83,7 @@ class RayShardConnection:
             result: dict[str, Any] = ray.get(reference, timeout=timeout)
         except ray.exceptions.GetTimeoutError as error:
             raise DeliveryUnknown(
-                f"{self.endpoint}: no answer in time; it may or may not have been done",
+                f"{self.endpoint}: no answer in time; the operation may or may not have run",
                 status="TIMEOUT",
             ) from error
         except Exception as error:
@@ -99,7 +99,7 @@ class RayShardConnection:
         return RayFetchStream(self._actor, self.endpoint, self._cluster_id)
 
     def close(self) -> None:
-        """Nothing is held open: Ray's own connections stay."""
+        """Do nothing: the connection holds nothing open, and Ray's own connections stay."""
 
 
 class _Stream:
@@ -109,14 +109,14 @@ class _Stream:
         self._actor = actor
         self._name = name
         self._cluster_id = cluster_id
-        #: the stream is broken: as a word for who looks, as a future for who waits
+        #: whether the stream is broken; `_aborted` wakes threads that wait for an answer
         self._left = False
         self._aborted: Future[None] = Future()
 
     def _result(self, reference: Any) -> Any:
         """The answer of a call. Raises: the call's error; Unavailable when the stream is broken meanwhile."""
         try:
-            # Not in Ray Client, where each try costs a round trip.
+            # Not with Ray Client, where each try costs a round trip.
             if type(reference) is ray.ObjectRef:
                 try:
                     return ray.get(reference, timeout=DIRECT_S)
@@ -128,12 +128,12 @@ class _Stream:
                 return answer.result()
         except Exception as error:
             raise translate(error, self._name) from error
-        why = "the stream was left" if self._left else f"silent for {CALL_TIMEOUT_S:g} s"
+        why = "the stream was closed" if self._left else f"no answer for {CALL_TIMEOUT_S:g} s"
         raise Unavailable(f"{self._name}: {why}", actor=self._name)
 
     def _check(self) -> None:
         if self._left:
-            raise Unavailable(f"{self._name}: the stream was left", actor=self._name)
+            raise Unavailable(f"{self._name}: the stream was closed", actor=self._name)
 
     def abort(self) -> None:
         """Break the stream: threads that read or write it get Unavailable. Calls under way may still be done."""
@@ -152,7 +152,7 @@ class _Stream:
 class RayPutStream(_Stream):
     """Batches out, acks in, in order: at most CALLS_MAX calls under way, later batches wait here for the next call."""
 
-    #: the shard sets none: `CALLS_MAX` bounds what is under way
+    #: the shard sets no limit: `CALLS_MAX` bounds the calls under way
     window_bytes: int | None = None
 
     def __init__(self, actor: Any, name: str, cluster_id: str) -> None:
@@ -161,11 +161,11 @@ class RayPutStream(_Stream):
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: guards everything below
         self._lock = threading.Lock()
-        #: of the call that was answered last; Ray's work of letting it go is done while the next answer is waited for
+        #: reference of the latest answered call: Ray releases it while the next answer is awaited
         self._answered: Any = None
-        #: the actor's method, bound once: each look-up makes a new one
+        #: the actor's method, looked up once: each lookup makes a new object
         self._append: Any = None
-        #: its name at the shard; empty before it is open
+        #: the stream's name at the shard; empty before the stream is open
         self._stream = ""
         self._number = 0
         self._under_way = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.cluster.arguments import check_number
@@ -11,13 +12,13 @@ from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.format import SYSTEM_TOPICS, check_topic_name
 
 from .ask import first
-from .connection import Connection, Transport, open_connection
+from .connection import Connection, FetchStream, Transport, open_connection
 from .flight_client import CALL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-#: a lookup must not hold up the tries of other endpoints for long
+#: a lookup must not delay the tries of other endpoints for long
 LOOKUP_TIMEOUT_S = 5.0
 
 Resolver = Callable[[], Mapping[int, str]]
@@ -43,8 +44,8 @@ class TopicRoute(NamedTuple):
         return self.shards[queue_id % len(self.shards)]
 
     def queues_of(self, shard: int) -> list[int]:
-        """The queues that a shard stores."""
-        return [queue for queue in range(self.queues) if self.shard_of(queue) == shard]
+        """The ids of the queues that a shard stores."""
+        return [queue_id for queue_id in range(self.queues) if self.shard_of(queue_id) == shard]
 
 
 class Routes:
@@ -104,10 +105,16 @@ class Routes:
             ca=self._ca,
         )
 
+    def fetch_stream(self, shard: int) -> FetchStream:
+        """A stream for reads; closing it closes its connection. Raises: Unavailable."""
+        # A connection that is closed here stays open until its stream is closed.
+        with closing(self.connect(shard)) as connection:
+            return connection.fetch_stream()
+
     def refresh(self) -> None:
         """Look up all endpoints again, through the resolver or any shard that answers.
 
-        Never raises for shards that do not answer: the last known endpoints stay.
+        Never raises: shards that do not answer keep their last known endpoints.
         """
         if self._resolver is not None:
             try:
@@ -131,9 +138,9 @@ class Routes:
             self._endpoints.update({int(key): str(place) for key, place in answer.items()})
 
     def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """One operation that may be repeated; a second try after a new lookup.
+        """Call an operation that may be repeated; try again once after a new lookup.
 
-        Raises: what the shard answers; Unavailable when it does not.
+        Raises: the shard's error; Unavailable when the shard does not answer.
         """
         try:
             return self._call(shard, op, args)

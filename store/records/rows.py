@@ -15,27 +15,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.delay.delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC
+from raymq.store.delay_levels import DEFAULT_LEVELS_MS
+from raymq.store.format import SCHEDULE_TOPIC
 
 from .binary_columns import value_bytes, value_offsets
 from .producer_stamp import STAMP_BYTES, read_column
 from .properties import TAG_NAME
+from .record_decode import decode
 
 Int64s = npt.NDArray[np.int64]
 
 #: rows decoded at a time: bounds memory and the time the GIL is held
 SLICE_ROWS = 8192
 
-# Of a name that stands there twice (RocketMQ puts a batch's properties behind each message's) the last one counts.
+# Of two properties of one name the last counts: RocketMQ appends a batch's properties to each message's.
 _FIRST_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
 _LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
 _TAGS = re.compile(rb"(?:^|(?<=\x02))TAGS\x01([^\x02]+)")
 _DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
-_TRANSACTION_MASK = 0xC
-#: the columns that tell where runs begin and end: all that `tags_codes` needs too
+#: the columns that decide where runs begin and end; `tags_codes` needs no others
 RUN_COLUMNS = ("topic", "queue_id", "queue_offset", "store_time_ms", "sys_flag", "properties")
-_NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: offset 0, no consume queue entry
 
 
 class RowRun(NamedTuple):
@@ -134,9 +133,9 @@ def runs(
     """
     for low in range(0, len(positions), SLICE_ROWS):
         where, length = positions[low : low + SLICE_ROWS], sizes[low : low + SLICE_ROWS]
-        batch = record.decode(view, where - base_offset, length, columns=columns)
-        kind = batch.column("sys_flag").to_numpy() & _TRANSACTION_MASK
-        keep = ~np.isin(kind, _NO_QUEUE)
+        batch = decode(view, where - base_offset, length, columns=columns)
+        kind = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
+        keep = ~np.isin(kind, fmt.SYS_UNQUEUED)
         if not keep.all():
             batch = batch.filter(pa.array(keep))
             where, length = where[keep], length[keep]
@@ -149,7 +148,7 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
     codes = topics.indices.to_numpy()
     queues = batch.column("queue_id").to_numpy()
     offsets = batch.column("queue_offset").to_numpy()
-    valid, producers, epochs, sequences = read_column(stamp_bytes(batch.column("properties")))
+    valid, producers, epochs, sequences = producer_stamps(batch.column("properties"))
     rows = np.arange(batch.num_rows)
     same = (
         (np.diff(codes) == 0)
@@ -179,13 +178,20 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
         )
 
 
-def stamp_bytes(properties: pa.Array) -> npt.NDArray[np.uint8]:
-    """The first 24 bytes of each properties string as uint8[n, 24]; zeros where it is shorter."""
+def producer_stamps(
+    properties: pa.Array,
+) -> tuple[
+    npt.NDArray[np.bool_], npt.NDArray[np.uint64], npt.NDArray[np.int32], npt.NDArray[np.int64]
+]:
+    """The producer of each row, by its properties string.
+
+    Returns: whether the row has a stamp, producer id, epoch, sequence; the numbers are 0 where it has none.
+    """
     count = len(properties)
-    out = np.zeros((count, STAMP_BYTES), dtype=np.uint8)
+    stamps = np.zeros((count, STAMP_BYTES), dtype=np.uint8)
     offsets = value_offsets(properties).astype(np.int64)
     long_enough = np.diff(offsets) >= STAMP_BYTES
     if long_enough.any():
         starts = offsets[:-1][long_enough, None]
-        out[long_enough] = value_bytes(properties)[starts + np.arange(STAMP_BYTES)]
-    return out
+        stamps[long_enough] = value_bytes(properties)[starts + np.arange(STAMP_BYTES)]
+    return read_column(stamps)

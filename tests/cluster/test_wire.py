@@ -61,7 +61,7 @@ def test_acks_come_in_the_order_of_the_batches(
     assert [ack["first_offset"] for ack in acks] == [0, 2, 4, 6, 8]
 
 
-def test_a_producer_that_does_not_read_its_acks_holds_up_nobody_else(
+def test_a_producer_that_does_not_read_its_acks_delays_no_other(
     cluster: FakeCluster, connection: ShardConnection
 ) -> None:
     backend, count = cluster.backends[0], 3000
@@ -214,7 +214,7 @@ def test_a_server_that_is_not_there_is_unavailable(cluster: FakeCluster) -> None
     assert "Detail" not in str(missing.value)
 
 
-def test_fetch_gives_what_is_there_and_the_errors_of_the_rest(
+def test_a_fetch_returns_the_readable_queues_and_the_errors_of_the_others(
     cluster: FakeCluster, connection: ShardConnection
 ) -> None:
     stream = connection.put_stream()
