@@ -120,7 +120,7 @@ class Files:
         path: PathLike,
         base: int = 0,
     ) -> list[bytes]:
-        """As `read_range` at each of `starts`: so many bytes, or those up to the end of the file, which has `size`."""
+        """`read_range` at each of `starts`: so many bytes, or those up to the end of the file, which has `size`."""
         try:
             found = list(map(self.pread, repeat(fd), repeat(nbytes), starts))
         except OSError:
@@ -136,7 +136,7 @@ class Files:
     def read_into(
         self, fd: int, target: memoryview, start: int, *, path: PathLike, base: int = 0
     ) -> None:
-        """As `read_range`, into memory that is there: the first touch of new pages costs more than the copy."""
+        """`read_range` into memory that is there: the first touch of new pages costs more than the copy."""
         self._fill(fd, target, 0, start, path, base)
 
     def _fill(

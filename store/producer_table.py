@@ -254,7 +254,7 @@ def _hash(producer: int, queue: int) -> int:
 def _hashes(
     producers: npt.NDArray[np.uint64], queues: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.uint64]:
-    """As `_hash`."""
+    """`_hash` of each key."""
     first, second, third = (np.uint64(factor) for factor in _MIX)
     mixed: npt.NDArray[np.uint64] = producers ^ queues.astype(np.uint64) * first
     mixed = (mixed ^ mixed >> np.uint64(30)) * second

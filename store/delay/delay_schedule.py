@@ -18,7 +18,7 @@ from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 
-from .delayed_record import by_queue, fitting, waiting
+from .delayed_record import by_queue, fitting, waiting_rows
 
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
@@ -108,7 +108,7 @@ class ScheduleMessageService:
         count = fitting(sizes, self._store.config.group_bytes_max)
         positions = units["position"][:count].astype(np.int64)
         there = ~blank[:count] & (positions >= self._store.log.start)
-        found = waiting(self._store.log, positions[there], sizes[:count][there])
+        found, _ = waiting_rows(self._store.log, positions[there], sizes[:count][there])
         messages = [message for each in found if (message := each.delivered()) is not None]
         self.skipped += int((~blank[:count]).sum()) - len(messages)
         next_offset = offset + count

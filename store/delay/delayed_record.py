@@ -124,11 +124,6 @@ def waiting_rows(log: CommitLog, positions: Int64s, sizes: Int64s) -> tuple[list
     return list(map(Waiting._make, zip(*columns, strict=True))), rows
 
 
-def waiting(log: CommitLog, positions: Int64s, sizes: Int64s) -> list[Waiting]:
-    """As `waiting_rows`, the records alone."""
-    return waiting_rows(log, positions, sizes)[0]
-
-
 _COLUMNS = Waiting._fields
 _PROPERTIES = _COLUMNS.index("properties")
 

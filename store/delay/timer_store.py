@@ -21,7 +21,7 @@ from raymq.store.format import TIMER_TOPIC
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records.properties import decode
 
-from .delayed_record import Waiting, by_queue, fitting, waiting, waiting_rows
+from .delayed_record import Waiting, by_queue, fitting, waiting_rows
 from .timer_cache import TimerCache
 from .timer_check import TimerCheck
 from .timer_import import pending_rolls, taken_over
@@ -344,7 +344,7 @@ class TimerMessageStore:
     ) -> frozenset[str]:
         """The keys that the cancellations among these records name."""
         delete = (magic & MAGIC_DELETE != 0) & (magic & MAGIC_ROLL == 0)
-        found = waiting(self._log, positions[delete], sizes[delete])
+        found, _ = waiting_rows(self._log, positions[delete], sizes[delete])
         return frozenset(decode(each.properties).get(DELETE_KEY, "") for each in found)
 
     def _deliver_group(self, second: Second, now_ms: int) -> int:

@@ -126,7 +126,7 @@ class TimerTopic:
 
     def offsets_of(self, positions: Int64s) -> Int64s:
         """The queue offsets of records at ascending positions; -1 of one that cannot be read."""
-        sizes = np.full(len(positions), fmt.STORE_TIME_END_MAX, dtype=np.int64)
+        sizes = np.full(len(positions), fmt.RECORD_MIN_BYTES, dtype=np.int64)
         found, rows = self._log.heads(positions, sizes)
         offsets = np.full(len(positions), -1, dtype=np.int64)
         offsets[rows] = gather(found.data, found.starts + fmt.QUEUE_OFFSET_AT, np.dtype(">i8"))

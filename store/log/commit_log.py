@@ -118,13 +118,8 @@ class CommitLog:
     def _open(self, identity: dict[str, Any]) -> None:
         side = self.root / "raymq"
         fresh = not self.files.exists(self.root / "commitlog")
-        for directory in (
-            side,
-            side / "chain",
-            self.root / "commitlog",
-            self.root / "consumequeue",
-        ):
-            self.files.make_dirs(directory)
+        for name in ("raymq", "raymq/chain", "commitlog", "consumequeue"):
+            self.files.make_dirs(self.root / name)
         # A process that was killed before it synced a directory left names that only the page cache has: bytes
         # that are adopted and then acknowledged must survive a power loss.
         for directory in (self.root, side, side / "chain"):
@@ -136,13 +131,7 @@ class CommitLog:
         self.own = fresh or self.meta.get("store_id") is not None
         boot_id = self.files.boot_id()
         self.same_boot = self.meta.get("boot_id") == boot_id
-        if self.meta.get("poisoned"):
-            raise Corrupt(
-                f"{self.root} is poisoned: an earlier fdatasync failed ({self.meta.get('poisoned')}). Its unsynced "
-                "bytes cannot be trusted; rebuild this replica from its peer, or run `raymq store verify`.",
-                path=str(self.root),
-                rule="poisoned",
-            )
+        self._refuse_poisoned()
         self.marks = Marks.open(side / "marks", files=self.files)
         self._opened.callback(self.marks.close)
         self.chain = Chain(side / "chain", self.config.segment_size_bytes, files=self.files)
@@ -155,13 +144,7 @@ class CommitLog:
         if self.queue.files:
             # A deletion that a crash broke off is finished.
             self.chain.delete_before(self.queue.min_offset)
-        cut = self.meta.get("cut")
-        if cut is not None:
-            self.marks.lower(cut)
-            self.queue.truncate_to(cut)
-            self.chain.load()
-            self.chain.truncate_to(cut)
-            self.chain.sync()
+        self._finish_cut()
         self._boot_id = boot_id
         self._identity = identity
         self._store_id = self.meta.get("store_id") or uuid.uuid4().hex
@@ -181,6 +164,25 @@ class CommitLog:
             on_sync_failed=self._fail_prewrite,
         )
         self.recovered: Recovered | None = None
+
+    def _refuse_poisoned(self) -> None:
+        if self.meta.get("poisoned"):
+            raise Corrupt(
+                f"{self.root} is poisoned: an earlier fdatasync failed ({self.meta.get('poisoned')}). Its unsynced "
+                "bytes cannot be trusted; rebuild this replica from its peer, or run `raymq store verify`.",
+                path=str(self.root),
+                rule="poisoned",
+            )
+
+    def _finish_cut(self) -> None:
+        """Finish a truncation that an earlier process began."""
+        cut = self.meta.get("cut")
+        if cut is not None:
+            self.marks.lower(cut)
+            self.queue.truncate_to(cut)
+            self.chain.load()
+            self.chain.truncate_to(cut)
+            self.chain.sync()
 
     # --- positions ------------------------------------------------------------------------------------------
 

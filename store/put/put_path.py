@@ -518,7 +518,7 @@ class PutPath:
         total = sum(each.size for each in prepared) + (0 if head is None else head.size)
         if total > limit:
             raise Rejected(
-                f"{len(messages)} messages make {total} bytes of records; those of one append may have {limit}",
+                f"{len(messages)} messages make {total} bytes of records; those appended together may have {limit}",
                 field="record",
                 limit=limit,
             )

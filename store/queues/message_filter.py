@@ -56,12 +56,12 @@ class TagFilter:
         self._codes = np.array([fmt.tags_code(tag) for tag in tags], dtype=np.int32)
 
     def units(self, tags_codes: Int64s) -> Bools | None:
-        """See `MessageFilter.units`."""
+        """Whether each unit has the code of one of the tags; None: every message is wanted."""
         if not self.looks_at_records:
             return None
         return np.isin(tags_codes.astype(np.int32), self._codes)
 
     def records(self, properties: pa.Array) -> Bools:
-        """See `MessageFilter.records`."""
+        """Whether each message has one of the tags, since tags may share a code."""
         found = pc.is_in(rows.tag_column(properties), value_set=self._tags)
         return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.bool_)

@@ -71,11 +71,11 @@ class SqlFilter:
             raise _refused(expression, "it is nested too deeply") from error
 
     def units(self, tags_codes: Int64s) -> Bools | None:
-        """See `MessageFilter.units`."""
+        """Every unit may match: the expression needs properties."""
         return None
 
     def records(self, properties: pa.Array) -> Bools:
-        """See `MessageFilter.records`."""
+        """Whether the expression is true for each message."""
         columns = {name: _values(properties, name) for name in self._names}
         found = self._condition(columns, len(properties)).fill_null(False)
         return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.bool_)

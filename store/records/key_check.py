@@ -32,7 +32,7 @@ def check_keys(
 
 
 def check_key(topic: str, properties: Mapping[str, str]) -> None:
-    """As `check_keys`, for one message."""
+    """Refuse a single message without KEYS for a compaction topic. Raises: Rejected (MESSAGE_ILLEGAL)."""
     if not properties.get(KEYS, "").strip():
         raise _without_key(topic, "the message")
 
