@@ -236,6 +236,33 @@ def test_with_a_given_id_no_batch_follows_one_that_was_not_stored() -> None:
         add(window, queue)
 
 
+def test_a_batch_after_a_gap_is_certainly_not_stored_although_its_stream_broke() -> None:
+    window, queue = make_window(), make_queue()
+    for _ in range(2):
+        add(window, queue)
+    write_all(window)
+    effects: Effects = []
+    window.ack(refused(1, StorageFull("full")), 0, effects)
+    window.broke(Unavailable("cut"), DELIVERY_MS, effects)
+    assert outcomes(effects) == [(1, "StorageFull"), (2, "Unavailable")]
+
+
+def test_a_resend_keeps_its_sequence_whatever_became_of_those_before() -> None:
+    window = make_window()
+    resends = QueueSequence("t", 0, 7, 0, False, resends=True)
+    for sequence, error in ((5, GAP), (6, StorageFull("full")), (6, GAP)):
+        if not window.waiting:
+            window.add(resends, batch([b"x"]), 1, "quorum", BatchFuture(), 0, sequence)
+        (written,) = write_all(window)
+        assert written.sequence == sequence
+        effects: Effects = []
+        window.ack(refused(written.number, error), 0, effects)
+        effects += resume(window)
+    assert outcomes(effects) == [(2, "DeliveryUnknown")]
+    assert isinstance(effects[0], Complete)
+    assert "resend the messages before it first" in str(effects[0].outcome)
+
+
 # --- breaks, time and end -----------------------------------------------------------------------
 
 
@@ -289,6 +316,20 @@ def test_another_server_at_the_address_is_a_break_and_no_refusal() -> None:
     window.broke(Rejected("another", field="cluster_id"), 0, effects)
     assert effects == []
     assert [each.number for each in window.waiting] == [1]
+
+
+def test_a_break_in_a_drain_ends_the_drain_and_its_reason_to_reconnect() -> None:
+    window, queue = make_window(), make_queue()
+    for _ in range(2):
+        add(window, queue)
+    write_all(window)
+    window.ack(refused(1, Unavailable("away")), 0, [])
+    window.broke(Unavailable("cut"), 0, [])
+    window.connected(None)
+    assert numbers(write_all(window)) == [(1, 0), (2, 1)]
+    window.ack(refused(1, StorageFull("full")), 0, [])
+    window.ack(refused(2, GAP), 0, [])
+    assert resume(window) == []
 
 
 def test_the_pause_doubles_with_each_failure_and_ends_with_a_receipt() -> None:
