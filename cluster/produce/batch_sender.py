@@ -167,7 +167,8 @@ class BatchSender:
         future.begun = future.closed = self._clock.monotonic()
         self.limiter.acquire(future.size)
         try:
-            sender = self._enqueue(topic, queue_id, checked, future.size, self._acks, future)
+            to = self._queue(topic, queue_id)
+            sender = self._deliver(to, checked, future.size, self._acks, future)
         except BaseException:
             self.limiter.release(future.size)
             raise
@@ -192,23 +193,24 @@ class BatchSender:
         """
         self.check_process()
         checked = _checked(topic, batch)
-        return self._enqueue(
-            topic, queue_id, checked, batch_bytes(checked), acks or self._acks, future
-        )
+        to = self._queue(topic, queue_id)
+        return self._deliver(to, checked, batch_bytes(checked), acks or self._acks, future)
 
-    def _enqueue(
+    def _deliver(
         self,
-        topic: str,
-        queue_id: int,
+        to: tuple[QueueSequence, ShardSender],
         batch: pa.RecordBatch | Row,
         size: int,
-        acks: Acks,
+        acks: str,
         future: BatchFuture,
+        sequence: int | None = None,
     ) -> ShardSender:
-        queue, sender = self._queue(topic, queue_id)
+        """Give a batch to its shard's sender. Raises: nothing was taken."""
+        queue, sender = to
+        # Before: another thread may write the batch at once.
         self._unanswered.add(future)
         try:
-            sender.add(queue, batch, size, acks, future)
+            sender.add(queue, batch, size, acks, future, sequence)
         except BaseException:
             self._unanswered.discard(future)
             raise
@@ -226,13 +228,8 @@ class BatchSender:
                     lost.topic, lost.queue_id, lost.producer_id, lost.epoch, False, resends=True
                 )
                 self._resends[key] = queue
-        self._unanswered.add(future)
-        try:
-            sender.add(queue, lost.batch, lost.size, lost.acks, future, lost.sequence)
-        except BaseException:
-            self._unanswered.discard(future)
-            raise
-        return sender
+        to = (queue, sender)
+        return self._deliver(to, lost.batch, lost.size, lost.acks, future, lost.sequence)
 
     def complete(self, future: BatchFuture, outcome: BatchReceipt | RayMQError) -> None:
         """Account for a batch with its outcome and wake its callers. A second call for one changes nothing."""
