@@ -13,6 +13,7 @@ from raymq.store.errors import RayMQError
 from .queue_sequence import BatchReceipt, UnknownBatch
 
 if TYPE_CHECKING:
+    from .message_batcher import MessageBatcher
     from .open_batch import OpenBatch
     from .shard_sender import ShardSender
 
@@ -34,6 +35,8 @@ class BatchFuture(Future[BatchReceipt]):
     open_batch: OpenBatch | None = None
     #: delivers the batch, until it is answered
     sender: ShardSender | None = None
+    #: the producer, which must not be collected before the batch is answered
+    owner: MessageBatcher | None = None
     #: set before the future fails
     failure: Failure | None = None
     #: set before it fails with DeliveryUnknown: what `resend` takes
@@ -74,7 +77,7 @@ class BatchFuture(Future[BatchReceipt]):
 
     def finish(self, outcome: BatchReceipt | RayMQError) -> None:
         """Wake the callers. Does nothing when it is done: an interrupted thread may report an outcome twice."""
-        self.sender = None
+        self.sender = self.owner = None
         with contextlib.suppress(InvalidStateError):
             if isinstance(outcome, RayMQError):
                 self.set_exception(outcome)

@@ -271,6 +271,7 @@ class MessageBatcher:
         future = BatchFuture()
         future.rows, future.size = rows, size
         future.begun = future.closed = self._clock.monotonic()
+        future.owner = self
         return future
 
     @contextlib.contextmanager
@@ -317,6 +318,7 @@ class MessageBatcher:
         if batch.closed:
             return None
         batch.close(self._clock.monotonic())
+        batch.future.owner = self
         topic, queue_id = batch.where
         del self._open[batch.where]
         if self._sticky.get(topic) == queue_id:
@@ -465,7 +467,7 @@ class MessageBatcher:
         self._changed.notify_all()
 
     def __del__(self) -> None:
-        # Only an idle batcher is collected: open batches and the linger thread refer to it.
+        # Only an idle batcher is collected: batches without an outcome refer to it.
         if self.__dict__.get("closed", True) or not self.sender.in_own_process:
             return
         in_use = self.sender.in_use
