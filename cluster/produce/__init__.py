@@ -1,1 +1,1 @@
-"""The way of messages to the shards: collected, numbered, sent, resent, answered."""
+"""Producers: messages are batched, numbered, sent, resent and acknowledged."""

@@ -81,7 +81,7 @@ def test_many_tasks_that_await_their_sends_share_batches(
 
 
 @pytest.mark.parametrize("linger_ms", [0, 1])
-def test_what_nobody_awaits_is_sent_all_the_same(
+def test_a_send_that_is_not_awaited_is_sent_all_the_same(
     producer: Callable[..., AsyncProducer], backend: FakeBackend, linger_ms: int
 ) -> None:
     async def main() -> None:
@@ -145,7 +145,7 @@ def test_a_cancelled_wait_takes_nothing_back(
     run(main())
 
 
-def test_a_failure_reaches_who_awaits_or_else_the_flush(
+def test_a_failure_reaches_the_awaiting_task_or_else_the_flush(
     producer: Callable[..., AsyncProducer], backend: FakeBackend
 ) -> None:
     async def main() -> None:
@@ -181,7 +181,7 @@ def test_a_flush_ends_in_time(producer: Callable[..., AsyncProducer], backend: F
     run(main())
 
 
-def test_columns_come_behind_what_was_sent_before(
+def test_columns_come_after_earlier_sends(
     producer: Callable[..., AsyncProducer], backend: FakeBackend
 ) -> None:
     async def main() -> None:
@@ -195,7 +195,7 @@ def test_columns_come_behind_what_was_sent_before(
     assert backend.bodies("t", 0) == [b"a", b"b", b"c"]
 
 
-def test_sending_starts_no_thread_a_call(producer: Callable[..., AsyncProducer]) -> None:
+def test_sending_starts_no_thread_per_call(producer: Callable[..., AsyncProducer]) -> None:
     async def main() -> None:
         async with producer() as sender:
             await sender.send("t", b"x")
@@ -223,7 +223,7 @@ def test_acks_are_chosen_with_each_send_and_the_order_stays(
     assert backend.bodies("t", 0) == [b"%d" % n for n in range(5)]
 
 
-def test_statistics_tell_batches_failures_and_what_is_under_way(
+def test_statistics_count_batches_failures_and_what_is_under_way(
     cluster: FakeCluster, backend: FakeBackend
 ) -> None:
     with Producer(cluster, linger_ms=FOREVER_MS) as sender:  # type: ignore[arg-type]
@@ -245,7 +245,7 @@ def test_statistics_tell_batches_failures_and_what_is_under_way(
         assert sender.statistics()["failed_messages"] == 1
 
 
-def test_a_cancelled_flush_has_told_nobody(
+def test_a_cancelled_flush_leaves_the_failure_to_the_next_one(
     producer: Callable[..., AsyncProducer], backend: FakeBackend
 ) -> None:
     async def main() -> None:
@@ -268,7 +268,7 @@ def test_a_cancelled_flush_has_told_nobody(
     run(main())
 
 
-def test_what_a_close_in_haste_calls_unsent_is_not_stored(
+def test_a_message_that_a_hasty_close_calls_unsent_is_not_stored(
     producer: Callable[..., AsyncProducer], backend: FakeBackend
 ) -> None:
     async def main() -> None:
@@ -304,7 +304,7 @@ def test_messages_whose_helper_task_was_cancelled_are_sent_by_the_flush(
     run(main())
 
 
-def test_an_error_that_nobody_foresaw_reaches_who_awaits(
+def test_an_unforeseen_error_reaches_the_awaiting_task(
     producer: Callable[..., AsyncProducer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -313,7 +313,7 @@ def test_an_error_that_nobody_foresaw_reaches_who_awaits(
         def fail(topic: str) -> None:
             raise KeyError(topic)
 
-        monkeypatch.setattr(sender._producer, "look_up", fail)
+        monkeypatch.setattr(sender._batcher.sender, "topic", fail)
         for _ in range(2):
             with pytest.raises(Bug, match="KeyError"):
                 await sender.send("t", b"x")
@@ -475,7 +475,7 @@ def test_a_shard_that_stays_unreachable_raises_unavailable(
     run(main())
 
 
-def test_a_full_disk_reaches_who_awaits(
+def test_a_full_disk_reaches_the_awaiting_task(
     producer: Callable[..., AsyncProducer], backend: FakeBackend
 ) -> None:
     async def main() -> None:

@@ -7,6 +7,7 @@ import gc
 import pickle
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,27 @@ def test_what_lingers_in_a_producer_that_is_dropped_is_sent(cluster: FakeCluster
 
     assert len(warned(use, cluster, close=False)) == 1
     assert cluster.backends[0].bodies("t", 0) == [b"x"]
+
+
+def test_a_dropped_producer_is_collected_when_its_batches_are_answered(
+    cluster: FakeCluster,
+) -> None:
+    backend = cluster.backends[0]
+
+    def use(cluster: Any, close: bool) -> None:
+        backend.hold()
+        producer = Producer(cluster, linger_ms=0)
+        kept = weakref.ref(producer._batcher)
+        producer.send("t", b"x", queue_id=0)
+        backend.wait_for(lambda: len(backend.puts) == 1)
+        del producer
+        gc.collect()
+        batcher = kept()
+        assert batcher is not None
+        assert not batcher.closed
+        backend.release()
+
+    assert len(warned(use, cluster, close=False)) == 1
 
 
 def test_a_client_that_holds_nothing_does_not_warn(cluster: FakeCluster) -> None:
