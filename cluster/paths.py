@@ -122,12 +122,31 @@ def volatile_reason(path: str | os.PathLike[str], files: Files | None = None) ->
 def prepare_data_dir(
     data_dir: str, *, ephemeral: bool, files: Files, member: bool = False
 ) -> ClusterPaths:
-    """Creates the data directory (0700) or takes an existing one that is empty or a cluster's.
+    """Make the data directory (0700), or take an existing one that is empty or a cluster's.
 
-    `member`: on a node that only has shards of the cluster, which another machine's start made.
+    Raises: as `check_data_dir`.
+    """
+    paths = check_data_dir(data_dir, ephemeral=ephemeral, files=files, member=member)
+    place = paths.root
+    if not files.exists(place):
+        try:
+            files.make_dirs(place, 0o700)
+        except (OSError, Unavailable) as error:
+            raise _not_made(place, str(error)) from error
+    elif stat.S_IMODE(os.stat(place).st_mode) != 0o700:
+        # The token and every message are below: other users may not even list it.
+        os.chmod(place, 0o700)
+    return paths
 
-    Raises: Rejected (field "data_dir"): it would not survive a reboot and `ephemeral` is not set,
-    it holds something else, it is no directory, it is another user's.
+
+def check_data_dir(
+    data_dir: str, *, ephemeral: bool, files: Files, member: bool = False
+) -> ClusterPaths:
+    """Check that a directory can be a data directory; changes nothing.
+
+    Args: `member`: this node only has shards of the cluster, which another machine's start made.
+    Raises: Rejected (field "data_dir") when the directory would not survive a reboot and `ephemeral` is not set,
+    holds other files, is a file, belongs to another user, or cannot be made or written.
     """
     paths = ClusterPaths(data_dir)
     place = paths.root
@@ -141,15 +160,9 @@ def prepare_data_dir(
             path=str(place),
         )
     if not files.exists(place):
-        try:
-            files.make_dirs(place, 0o700)
-        except (OSError, Unavailable) as error:
-            raise Rejected(
-                f"cannot create the data directory {place}: {error}. "
-                "Choose a directory that this user may write",
-                field="data_dir",
-                path=str(place),
-            ) from error
+        fault = _why_not_writable(_nearest_existing(place, files))
+        if fault is not None:
+            raise _not_made(place, fault)
         return paths
     facts = os.stat(place)
     if not stat.S_ISDIR(facts.st_mode):
@@ -171,14 +184,47 @@ def prepare_data_dir(
             field="data_dir",
             path=str(place),
         )
-    if stat.S_IMODE(facts.st_mode) != 0o700:
-        # The token and every message lie below: nobody else may even list it.
-        os.chmod(place, 0o700)
+    fault = _why_not_writable(place)
+    if fault is not None:
+        raise Rejected(
+            f"{fault}. Make it writable, or choose another directory",
+            field="data_dir",
+            path=str(place),
+        )
     return paths
 
 
+def _nearest_existing(place: Path, files: Files) -> Path:
+    while not files.exists(place) and place != place.parent:
+        place = place.parent
+    return place
+
+
+def _why_not_writable(place: Path) -> str | None:
+    """Why this user cannot write into an existing directory; None when it can."""
+    if not place.is_dir():
+        return f"{place} is not a directory"
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        return (
+            f"{place} is on a file system that is mounted read-only (the kernel does that to a "
+            "disk with errors: see dmesg)"
+        )
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} cannot be written by this user"
+    return None
+
+
+def _not_made(place: Path, why: str) -> Rejected:
+    return Rejected(
+        f"cannot create the data directory {place}: {why}. "
+        "Choose a directory that this user may write",
+        field="data_dir",
+        path=str(place),
+    )
+
+
 def _foreign_entries(place: Path, files: Files) -> list[str]:
-    """What lies there that a first start, interrupted before cluster.json, cannot have left."""
+    """The entries that a first start, interrupted before cluster.json, cannot have left."""
     ours = {"token", "start.lock", "ray.json", "ray.log", "lost+found"}
     return [entry for entry in files.list(place) if entry not in ours and ".tmp" not in entry]
 

@@ -314,6 +314,20 @@ def leave(owned: OwnedRay) -> None:
         sys.modules["ray"].shutdown()
 
 
+def let_join(owned: OwnedRay) -> None:
+    """Make `ray.init(owned.address)` work in this process, which knows neither the mode nor the token of that Ray.
+
+    Does nothing in a process that is connected to a Ray, or whose environment names another Ray or mode.
+    """
+    named = os.environ.get("RAY_ADDRESS")
+    if connected_address() is not None or (named and not _same_address(named, owned.address)):
+        return
+    with contextlib.suppress(Rejected):
+        _adopt_authentication(owned)
+        if "ray" in sys.modules:
+            _read_authentication_anew()
+
+
 def _adopt_authentication(owned: OwnedRay) -> None:
     """Makes this process's Ray authentication that of the owned Ray, and leaves it so.
 

@@ -21,7 +21,7 @@ from raymq.cluster.bench.page import linear_axis, log_axis, nines_axis, page
 from raymq.cluster.bench.plan import BenchPlan
 from raymq.cluster.bench.progress import LiveWatcher, watcher
 from raymq.cluster.bench.run import Bench, Round, judge
-from raymq.cluster.cli.commands import Console
+from raymq.cluster.cli.console import Console
 from raymq.cluster.cli.main import main
 from raymq.cluster.cluster import Cluster
 from raymq.store.errors import Rejected
