@@ -24,6 +24,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import venv
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,8 @@ GLIBC_MIN = (2, 28)
 JAVA_MAJOR = 17
 #: every process of a demo inherits this variable; the value is of that run
 MARK = "RAYMQ_DEMO_RUN"
+#: width of what is printed
+COLUMNS = 80
 #: processes that were killed are gone by then, or hang in the kernel
 KILL_TIMEOUT_S = 30.0
 #: the Java that the extra `spark` brings (x86_64 only)
@@ -381,9 +384,9 @@ def run_marked(words: Sequence[str], environment: Mapping[str, str]) -> int:
         child = subprocess.Popen(words, env={**environment, MARK: mark}, start_new_session=True)
         return child.wait()
     except Interrupted as interrupted:
-        say(
-            f"{' ' * 20}\rInterrupted ({signal.Signals(interrupted.number).name}): ending all processes."
-        )
+        # After the "^C" of the terminal.
+        print(" " * 20, end="\r")
+        say(f"Interrupted ({signal.Signals(interrupted.number).name}): ending all processes.")
         kill_marked(mark)
         raise
 
@@ -433,16 +436,23 @@ def marked_processes(mark: str, sessions: set[int]) -> list[int]:
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """The command and what its program gets. Raises: SystemExit 2 for anything unknown."""
-    parser = argparse.ArgumentParser(prog="run.py", description="Runs RayMQ's demo or its tests.")
+    parser = argparse.ArgumentParser(prog="run.py", description="Run RayMQ's demo or its tests.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,test,setup}")
     demo = commands.add_parser("demo", help="a real data set through Spark, Ray and a mirrored log")
-    demo.add_argument("--rows", type=int, metavar="N", help="rows to send (default: all 336,776)")
+    demo.add_argument(
+        "--rows", type=int, metavar="N", help="rows to send (default: 336,776, all flights)"
+    )
     demo.add_argument(
         "--keep",
         action="store_true",
-        help="leave the cluster and its data at the end; after Ctrl-C, the data",
+        help="keep the messages (4 GB) and leave the cluster running at the end, to look at them with "
+        "`raymq status`; after Ctrl-C keep the messages (default: all of it is ended and deleted)",
     )
-    demo.add_argument("--data-dir", metavar="DIR", help="default: ~/.raymq/flights-demo")
+    demo.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        help="where the messages are stored (default: ~/.raymq/flights-demo)",
+    )
     commands.add_parser(
         "test", help="the test suite; further arguments go to pytest", add_help=False
     )
@@ -483,17 +493,17 @@ def run_demo(words: Sequence[str], environment: Mapping[str, str]) -> int:
         done = subprocess.run(
             clean, env=dict(environment), capture_output=True, text=True, check=False
         )
-        say(
-            (
-                done.stdout.strip().splitlines()
-                or [f"Stopped, but not cleaned: {done.stderr[-400:]}"]
-            )[-1]
-        )
+        lines = done.stdout.strip().splitlines()
+        # One line: the paths in it are long.
+        print(lines[-1] if lines else f"Stopped, but not cleaned: {done.stderr[-400:]}", flush=True)
         raise
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    """Print a paragraph, at most COLUMNS wide unless a path is longer."""
+    lines = text.splitlines() or [""]
+    fill = textwrap.TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False).fill
+    print("\n".join(map(fill, lines)), flush=True)
 
 
 def prepare(command: str) -> Machine:

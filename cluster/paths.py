@@ -20,6 +20,7 @@ import re
 import secrets
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
@@ -83,18 +84,30 @@ def keeper_name(cluster: str, queue: str) -> str:
     return f"raymq:{cluster}:queue:{queue}"
 
 
-def file_system_of(path: str | os.PathLike[str], files: Files | None = None) -> str:
-    """The type of the file system that holds `path`, for example "ext4" or "tmpfs".
+class Mount(NamedTuple):
+    """A mounted file system."""
 
-    `path` need not exist yet. "unknown" when the kernel does not tell.
-    """
+    #: "ext4", "tmpfs"; "unknown" when the kernel does not say
+    kind: str
+    #: "/dev/sda1"
+    device: str
+
+
+def file_system_of(path: str | os.PathLike[str], files: Files | None = None) -> str:
+    """The type of the file system that holds `path`, which need not exist yet: see `Mount.kind`."""
+    return mount_of(path, files).kind
+
+
+def mount_of(path: str | os.PathLike[str], files: Files | None = None) -> Mount:
+    """The file system that holds `path`, which need not exist yet."""
     files = files or Files()
+    unknown = Mount("unknown", "an unknown device")
     place = os.path.realpath(path)
     try:
         mounts = files.read_file(Path("/proc/self/mounts")).decode("utf-8", "surrogateescape")
     except OSError:
-        return "unknown"
-    found, length = "unknown", 0
+        return unknown
+    found, length = unknown, 0
     for line in mounts.splitlines():
         fields = line.split(" ")
         if len(fields) < 3:
@@ -104,7 +117,7 @@ def file_system_of(path: str | os.PathLike[str], files: Files | None = None) -> 
         prefix = mount.rstrip("/") + "/"
         # >=: a later mount on the same point hides the earlier one.
         if (place + "/").startswith(prefix) and len(prefix) >= length:
-            found, length = fields[2], len(prefix)
+            found, length = Mount(fields[2], fields[0]), len(prefix)
     return found
 
 

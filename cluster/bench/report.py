@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from dataclasses import asdict
 from typing import Any
 
-from raymq import __version__
 from raymq.store.clock import Clock
 
+from .machine import machine, versions
 from .run import Outcome
 
 
@@ -21,9 +19,9 @@ def as_dict(outcome: Outcome, clock: Clock | None = None) -> dict[str, Any]:
     del options["used_lanes"]
     options["size"] = {"kind": type(plan.size).__name__, **options["size"]}
     return {
-        "version": __version__,
         "finished_at_ms": (clock or Clock()).now_ms(),
-        "machine": {"cores": os.cpu_count(), "kernel": platform.release()},
+        "machine": machine(outcome.cluster),
+        "versions": versions(),
         "cluster": {
             name: outcome.cluster[name] for name in ("name", "shards", "replication", "flush")
         },
