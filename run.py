@@ -145,9 +145,9 @@ def gib(size: int) -> str:
 
 
 def check_machine(machine: Machine, *, fresh: bool) -> list[str]:
-    """What stands in the way, each with what to do; empty when nothing does.
+    """What this machine lacks, each with what to do; empty when it lacks nothing.
 
-    Args: fresh says that the environment has to be made, which needs its own room on the disk.
+    Args: `fresh`: the environment has to be made, which needs space of its own on the disk.
     """
     problems = []
     if machine.python < PYTHON_MIN:
@@ -190,7 +190,7 @@ def install_prefix() -> str:
 
 
 def venv_line(python: tuple[int, int]) -> str:
-    """The one line that gives a stripped Debian or Ubuntu what `python -m venv` lacks."""
+    """The line that installs what `python -m venv` lacks on a minimal Debian or Ubuntu."""
     prefix = install_prefix()
     package = f"python{python[0]}.{python[1]}-venv"
     return f"{prefix}apt-get update && {prefix}apt-get install -y {package}"
@@ -203,7 +203,7 @@ def java_line() -> str:
 
 
 def stamp_of(pyproject: bytes, extras: Sequence[str], python: str) -> dict[str, object]:
-    """What an environment was made from; it is used again while a new stamp would be covered."""
+    """What an environment was made from; it is used again while it covers a new stamp."""
     return {
         "pyproject": hashlib.sha256(pyproject).hexdigest(),
         "extras": sorted(extras),
@@ -222,7 +222,7 @@ def covers(have: Mapping[str, object], want: Mapping[str, object]) -> bool:
 
 
 def read_stamp(path: Path) -> dict[str, object]:
-    """The stamp in a file; empty when there is none or it is damaged."""
+    """The stamp in a file; empty when the file is missing or damaged."""
     try:
         stamp = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -237,7 +237,7 @@ def environment_python() -> Path:
 def pip_for(python: Path) -> list[str]:
     """This Python's pip, working on another one: Debian's python3-pip without python3-venv.
 
-    Raises: Refused with the line to type when there is no pip that can (22.3 or newer).
+    Raises: Refused with the line to type when no pip can do that (22.3 or newer).
     """
     if importlib.util.find_spec("pip") and parse_version(metadata.version("pip")) >= (22, 3):
         return [sys.executable, "-m", "pip", "--python", str(python)]
@@ -338,14 +338,14 @@ def find_java(environ: Mapping[str, str], machine: str) -> Path:
 
 
 def child_environment(environ: Mapping[str, str], java_home: Path) -> dict[str, str]:
-    """What the program gets: this environment first on PATH, then Java.
+    """The environment of the program: `.venv` first on PATH, then Java.
 
     RayDP starts a bare `java` from PATH and Ray looks for it there when it starts, so JAVA_HOME
     alone is not enough.
     """
     child = dict(environ)
     child.pop("PYTHONHOME", None)
-    # Ray starts many interpreters: each would compile all modules anew.
+    # Ray starts many interpreters: each would compile all modules again.
     child.pop("PYTHONDONTWRITEBYTECODE", None)
     path = [str(ENVIRONMENT / "bin"), str(java_home / "bin")]
     if environ.get("PATH"):
@@ -394,8 +394,8 @@ def run_marked(words: Sequence[str], environment: Mapping[str, str]) -> int:
 def kill_marked(mark: str) -> None:
     """SIGKILL to all processes that inherited the mark, and to those in their sessions; returns when none is left.
 
-    Ray's workers overwrite their environment with their title, so the mark alone would miss them. What is stored
-    stays whole: a crash takes nothing that was acknowledged.
+    Ray's workers overwrite their environment with their title, so the mark alone would miss them. The store
+    survives it: a crash loses nothing that was acknowledged.
     """
     sessions: set[int] = set()
     deadline = time.monotonic() + KILL_TIMEOUT_S

@@ -1,16 +1,16 @@
-"""Where a cluster keeps its things: data directory, actors' names, private run directory.
+"""Where a cluster keeps its files, sockets and names: data directory, run directory, actor names.
 
     <data_dir>/                 0700
-      token                     0600, 64 hex characters: who may talk to the shards
+      token                     0600, 64 hex characters, needed for every call of a shard
       cluster.json              what the cluster is (cluster_record.py)
       ray.json, ray.log         the Ray that `start` owns, while there is one (ray_host.py)
-      ca.pem                    with TLS: who must have signed the shards' certificates
+      ca.pem                    with TLS: the authority that signed the shards' certificates
       endpoints.json            over nodes: where the leaders listened at the last start
       start.lock                held while a start or a stop works on the directory
       shard-<i>/replica-<r>/    one store each (RocketMQ's tree plus raymq/)
 
-No socket lives under the data directory, so its length is not limited by a socket's 107 bytes:
-sockets and Ray's session live in /tmp/raymq-<uid>.
+Sockets and Ray's session are in /tmp/raymq-<uid>. A socket's path has at most 107 bytes, so the path of the data
+directory is not limited by it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from raymq.store.files import Files
 
 NAMESPACE = "raymq"
 
-#: file systems that forget everything at a reboot
+#: file systems that lose everything at a reboot
 _VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _VOLATILE_ROOT = "/tmp"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -35,7 +35,7 @@ _SHARD = re.compile(r"shard-\d+")
 
 
 class ClusterPaths:
-    """Every path under one data directory; names only, touches nothing."""
+    """Every path under one data directory; makes and reads nothing."""
 
     def __init__(self, data_dir: str | os.PathLike[str]) -> None:
         #: absolute
@@ -58,7 +58,7 @@ class ClusterPaths:
         return self.root / f"shard-{shard}" / f"replica-{replica}"
 
     def endpoint(self, shard: int, replica: int) -> Path:
-        """The file into which the replica's CommitLog writes where it serves."""
+        """The file to which the replica's CommitLog writes its address."""
         return self.replica(shard, replica) / "raymq" / "endpoint"
 
 
@@ -79,8 +79,8 @@ def actor_name(cluster: str, shard: int, replica: int, role: str) -> str:
     return f"raymq:{cluster}:shard-{shard}:replica-{replica}:{role}"
 
 
-def keeper_name(cluster: str, queue: str) -> str:
-    """The Ray name, in namespace "raymq", of the actor that keeps a durable queue."""
+def coordinator_name(cluster: str, queue: str) -> str:
+    """The Ray name, in namespace "raymq", of the coordinator of a durable queue."""
     return f"raymq:{cluster}:queue:{queue}"
 
 
@@ -112,7 +112,7 @@ def mount_of(path: str | os.PathLike[str], files: Files | None = None) -> Mount:
         fields = line.split(" ")
         if len(fields) < 3:
             continue
-        # The kernel writes blanks in a mount point as octal escapes.
+        # The kernel writes spaces in a mount point as octal escapes.
         mount = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), fields[1])
         prefix = mount.rstrip("/") + "/"
         # >=: a later mount on the same point hides the earlier one.
@@ -293,7 +293,7 @@ def load_token(paths: ClusterPaths, files: Files) -> str:
 
 
 class DirectoryLock:
-    """Held by the one start or stop that works on a data directory; a context manager.
+    """A context manager that admits one start or stop at a time to a data directory.
 
     Raises on entry: Unavailable when another process holds it.
     """
@@ -323,14 +323,14 @@ class DirectoryLock:
 def run_dir(files: Files) -> Path:
     """/tmp/raymq-<uid>, made 0700: sockets and Ray sessions.
 
-    Raises: Rejected when it is not safely ours.
+    Raises: Rejected when another user owns it.
     """
     place = Path(f"/tmp/raymq-{os.geteuid()}")
     files.make_dirs(place, 0o700)
     facts = os.lstat(place)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
         raise Rejected(
-            f"{place} is not a directory of this user: somebody else made it; remove it",
+            f"{place} belongs to another user, or is not a directory: remove it",
             field="run_dir",
             path=str(place),
         )

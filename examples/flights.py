@@ -42,12 +42,12 @@ from raymq.store.records.producer_stamp import read_column
 from raymq.store.records.rows import stamp_bytes
 from raymq.store.tools.inspect import verify
 
-#: the cluster's name; a directory that holds a cluster of this name is a demo's
+#: the cluster's name; the demo deletes only a directory that holds a cluster of this name
 NAME = "flights"
-#: marks a demo's directory before its cluster has a record; a start passes over names with ".tmp"
+#: marks a demo's directory before its cluster has a record; a start ignores names with ".tmp"
 BEGUN = "flights-demo.tmp"
 TOPIC, PROBE = "flights", "probe"
-#: processes that are killed while the first write runs, and the rows from which on it lasts long enough for all
+#: processes killed during the first write, and the least rows for which it lasts long enough to kill all
 VICTIMS, KILL_ROWS = 3, 100_000
 QUEUES, SHARDS = 8, 2
 FLIGHTS = 336_776
@@ -82,7 +82,7 @@ def prepare(directory: Path, rows: int) -> Path:
 
 @dataclass
 class Watch:
-    """What the main thread and the watchers share."""
+    """What the main thread and the watching threads share."""
 
     done: threading.Event = field(default_factory=threading.Event)
     killed: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ def note_syncs(cluster: raymq.Cluster, watch: Watch) -> None:
 
 
 def probe(cluster: raymq.Cluster, watch: Watch, shard: int) -> None:
-    """Send one small message at a time to one shard and time its receipt, as a client beside the Spark job sees it."""
+    """Send one small message at a time to one shard and measure the time until its receipt."""
     last = time.monotonic()
     try:
         with cluster.producer(linger_ms=0) as producer:
@@ -147,7 +147,7 @@ def spark_workers() -> list[int]:
 
 
 def kill_some(cluster: raymq.Cluster, watch: Watch, rows: int) -> None:
-    """kill -9 a CommitLog, a GroupCommit and a Spark Python worker while the rows are under way."""
+    """kill -9 a CommitLog, a GroupCommit and a Spark Python worker while rows are being written."""
 
     def leader(shard: int) -> dict[str, Any]:
         return dict(cluster.status()["shards"][shard])
@@ -338,7 +338,7 @@ def progress_bars() -> Progress:
 def write_with_kills(
     cluster: raymq.Cluster, flights: Any, write_id: str, rows: int, watch: Watch, progress: Progress
 ) -> float:
-    """The first write, with everything that happens beside it. Returns: its seconds."""
+    """The first write, with the kills and the probes. Returns: its seconds."""
     bar = progress.add_task("Spark writes, processes are killed", total=rows)
     threads = [
         threading.Thread(target=kill_some, args=(cluster, watch, rows), daemon=True),

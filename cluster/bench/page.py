@@ -1,4 +1,4 @@
-"""The result of a benchmark as one HTML page that needs nothing else: inline SVG, drawn here."""
+"""The result of a benchmark as one self-contained HTML page with inline SVG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from .report import FAULTS
 
 HEIGHT = 300
-#: every picture is there for a wide and for a narrow window: letters do not shrink with the picture
+#: every chart is drawn for a wide and for a narrow window: letters do not shrink with the chart
 WIDTHS = {"wide": 860, "narrow": 400}
 _NARROW_PX = 640
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 28, 44
@@ -82,7 +82,7 @@ def linear_axis(low: float, high: float, *, marks: int = 5) -> Axis:
 
 
 def log_axis(low: float, high: float) -> Axis:
-    """A logarithmic axis over whole powers of ten; between them 2 and 5 where there is room."""
+    """A logarithmic axis over whole powers of ten; between them 2 and 5 where they fit."""
     first = math.floor(math.log10(max(low, 1e-3)))
     last = max(math.ceil(math.log10(max(high, 1e-3)) - 1e-9), first + 1)
     factors = (1, 2, 5) if last - first <= 3 else (1,)

@@ -12,11 +12,11 @@ from .run import Outcome
 
 
 def as_dict(outcome: Outcome, clock: Clock | None = None) -> dict[str, Any]:
-    """Everything that was asked for, found and verified; JSON holds it."""
+    """Everything that was requested, found and verified, as JSON takes it."""
     plan, round_ = outcome.plan, outcome.round
     options = asdict(plan)
-    # What `shards` came to; it may be thousands of numbers.
-    del options["used_lanes"]
+    # It follows from `shards`, and may be thousands of numbers.
+    del options["used_indexes"]
     options["size"] = {"kind": type(plan.size).__name__, **options["size"]}
     return {
         "finished_at_ms": (clock or Clock()).now_ms(),
@@ -47,7 +47,7 @@ def as_dict(outcome: Outcome, clock: Clock | None = None) -> dict[str, Any]:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """What a person reads at the end."""
+    """The summary for a terminal."""
     plan = report["plan"]
     rate = "closed loop" if plan["rate"] is None else f"{plan['rate']:,.0f} messages/s offered"
     found = [f"{report['mode']}: {plan['workers']} workers ({report['runner']}), {rate}"]
@@ -89,7 +89,7 @@ def _verdict_lines(verification: dict[str, Any]) -> list[str]:
     return found or ["  not verified"]
 
 
-#: fields of a verdict that should be 0, and how they are called
+#: fields of a verdict that should be 0, and their names in text
 FAULTS = (
     ("lost", "lost"),
     ("hidden", "not visible so far"),

@@ -47,7 +47,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
 
 
 def dump(options: argparse.Namespace, console: Console) -> int:
-    """raymq store dump DIR: always JSON, one object a line."""
+    """raymq store dump DIR: always JSON, one object per line."""
     from raymq.store.tools.inspect import dump as messages
 
     faults = 0
@@ -105,11 +105,11 @@ def _show_plan(root: Path, plan: Plan, as_json: bool, console: Console) -> None:
     elif plan.steps:
         console.line(f"{root}: nothing was changed; --yes does it, and keeps what it changes")
     else:
-        console.line(f"{root}: {'no step mends this' if plan.faults else 'nothing to repair'}")
+        console.line(f"{root}: {'no step repairs this' if plan.faults else 'nothing to repair'}")
 
 
 def _show_cut(root: Path, cut: Any, console: Console) -> None:
-    console.line(f"{root}: the log is damaged and nothing mends it; {cut}")
+    console.line(f"{root}: the log is damaged and cannot be repaired; {cut}")
     console.line(
         f"{root}: copy the other replica, or save what can be read (raymq store export "
         f"--behind-damage), or cut with --cut-at {cut.offset} --yes"
@@ -139,7 +139,7 @@ def _show_done(root: Path, done: Repaired, as_json: bool, console: Console) -> N
 
 
 def scrub(options: argparse.Namespace, console: Console) -> int:
-    """raymq store scrub DIR: one pass, of a running store or of one at rest."""
+    """raymq store scrub DIR: one pass over a running or a closed store."""
     from raymq.store.log.scrub import scrub_of
 
     clean = True

@@ -18,7 +18,7 @@ from ray.util.queue import Empty, Full
 
 from raymq.cluster.arguments import check_number, check_text
 from raymq.cluster.messages import codecs
-from raymq.cluster.paths import NAMESPACE, actor_name, keeper_name
+from raymq.cluster.paths import NAMESPACE, actor_name, coordinator_name
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 
@@ -191,7 +191,7 @@ class Queue:
             **self._actor_options,
             # A call is asked again by its number, here.
             "max_task_retries": 0,
-            "name": keeper_name(self._cluster.name, self.name),
+            "name": coordinator_name(self._cluster.name, self.name),
             "namespace": NAMESPACE,
             "get_if_exists": True,
         }
@@ -575,7 +575,9 @@ class Queue:
         """End it, if it runs: none is started to be ended."""
         try:
             attach(self._cluster)
-            keeper = ray.get_actor(keeper_name(self._cluster.name, self.name), namespace=NAMESPACE)
+            keeper = ray.get_actor(
+                coordinator_name(self._cluster.name, self.name), namespace=NAMESPACE
+            )
         except (RayMQError, ValueError):
             return
         if grace_s is not None:
