@@ -102,7 +102,7 @@ def parse_version(text: str) -> tuple[int, int]:
 
 
 def available_memory_bytes(meminfo: str, limit: str, used: str) -> int:
-    """What a new program may use: /proc/meminfo's MemAvailable, or less inside a container.
+    """The memory that a new program may use: /proc/meminfo's MemAvailable, or less inside a container.
 
     Args: meminfo is the text of /proc/meminfo; limit and used those of a cgroup's memory.max and
     memory.current ("max" or empty: no limit).
@@ -145,7 +145,7 @@ def gib(size: int) -> str:
 
 
 def check_machine(machine: Machine, *, fresh: bool) -> list[str]:
-    """What this machine lacks, each with what to do; empty when it lacks nothing.
+    """Everything that this machine lacks, each with what to do; empty when it lacks nothing.
 
     Args: `fresh`: the environment has to be made, which needs space of its own on the disk.
     """
@@ -203,7 +203,7 @@ def java_line() -> str:
 
 
 def stamp_of(pyproject: bytes, extras: Sequence[str], python: str) -> dict[str, object]:
-    """What an environment was made from; it is used again while it covers a new stamp."""
+    """The inputs from which an environment was made; it is used again while it covers a new stamp."""
     return {
         "pyproject": hashlib.sha256(pyproject).hexdigest(),
         "extras": sorted(extras),
@@ -477,7 +477,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def program(command: str, given: Sequence[str]) -> list[str]:
-    """What to run inside the environment."""
+    """The command to run inside the environment."""
     python = str(environment_python())
     if command == "demo":
         return [python, str(ROOT / "examples" / "flights.py"), *given]

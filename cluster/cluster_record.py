@@ -30,7 +30,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRecord:
-    """What every start of the same data directory agrees on."""
+    """The properties on which all starts of a data directory agree."""
 
     name: str
     #: 32 hexadecimal digits
@@ -76,7 +76,7 @@ class ClusterRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a start asks for, with the fields of ClusterRecord; None: unchanged, at the first start the default."""
+    """The options of a start, with the fields of ClusterRecord; None: unchanged, at the first start the default."""
 
     name: str | None = None
     shards: int | None = None

@@ -82,7 +82,7 @@ def prepare(directory: Path, rows: int) -> Path:
 
 @dataclass
 class Watch:
-    """What the main thread and the watching threads share."""
+    """State shared by the main thread and the watching threads."""
 
     done: threading.Event = field(default_factory=threading.Event)
     killed: list[str] = field(default_factory=list)
@@ -468,7 +468,7 @@ def delete_data(data_dir: Path) -> str:
 
 
 def say_what_is_left(data_dir: Path, kept: bool, deleted: str | None) -> None:
-    """What the demo leaves on this disk, what it deleted, and what to type next."""
+    """Print what the demo leaves on this disk, what it deleted, and the next commands."""
     console.print("\nLeft on this disk:")
     if deleted is None:
         running = ", and the running cluster" if kept else ""

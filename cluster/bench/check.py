@@ -1,7 +1,7 @@
 """Compares what a benchmark was promised with what the log holds: nothing lost, repeated or out of order.
 
 The promise is a worker's `Ledger`: which of its rows were acknowledged. A row whose
-outcome is unknown may be there once or not at all. A refused row must not be there. Imports no Ray.
+outcome is unknown may be there once or not at all. A refused row must not be there. Does not import Ray.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _rows(ranges: list[tuple[int, int]]) -> int:
 
 @dataclass
 class Verdict:
-    """What was found on reading back, in rows."""
+    """The result of reading back, in rows."""
 
     acknowledged: int = 0
     #: rows of this run, repeated ones too

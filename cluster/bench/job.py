@@ -1,4 +1,4 @@
-"""What the workers of a benchmark share: jobs, clock and figures. Imports no Ray."""
+"""The jobs, the clock and the figures of a benchmark's workers. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Control(Protocol):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was done in one tick.
+    """The work of one tick.
 
     Ticks before 0 are the warm-up; those from `plan.ticks` on are after the end. A tick may come in
     several parts.

@@ -1,4 +1,4 @@
-"""What a benchmark was measured on: host, disk, versions. A figure without these cannot be compared."""
+"""Host, disk and versions of a benchmark: figures cannot be compared without them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The messages of a benchmark: made, and read back, as columns; every byte can be checked.
 
 A body is a header and a slice of one fixed block of random bytes, which the header names. Sequences
-count the rows of one worker in one queue from 0 on, without gaps. Imports no Ray.
+count the rows of one worker in one queue from 0 on, without gaps. Does not import Ray.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a benchmark does: its options, and the distributions of sizes and keys. Imports no Ray."""
+"""The options of a benchmark, and the distributions of sizes and keys. Does not import Ray."""
 
 from __future__ import annotations
 

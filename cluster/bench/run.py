@@ -54,7 +54,7 @@ class Watcher:
 
 @dataclass
 class Round:
-    """What the workers of one round reported."""
+    """The reports of the workers of one round."""
 
     plan: BenchPlan
     #: channel -> its figures
@@ -361,7 +361,7 @@ class Bench:
             time.sleep(_EVENT_WAIT_S / 4)
 
     def _ranges(self) -> list[QueueRange]:
-        """What this run stored, by queue index."""
+        """The messages that this run stored, by queue index."""
         return [
             QueueRange(queue_index, shard, self._begin[queue_index][1], last)
             for queue_index, shard, last in self._visible_ends()

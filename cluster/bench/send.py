@@ -2,7 +2,7 @@
 
 Coordinated omission: in an open loop every message has a time at which it is due, whatever happened
 to those before it, and its latency counts from then, also when a stalled server kept the worker
-from sending it, and also when it was not sent at all before the end. Imports no Ray.
+from sending it, and also when it was not sent at all before the end. Does not import Ray.
 """
 
 from __future__ import annotations

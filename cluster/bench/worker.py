@@ -1,7 +1,7 @@
-"""What one worker of a benchmark does: send, read or verify.
+"""One worker of a benchmark: it sends, reads or verifies.
 
 Every job is a generator: READY, then after the common start its figures tick by tick, then its
-result. The same code runs in a plain process (`serve`) and as a Ray task. Imports no Ray.
+result. The same code runs in a plain process (`serve`) and as a Ray task. Does not import Ray.
 """
 
 from __future__ import annotations

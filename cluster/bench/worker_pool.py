@@ -31,7 +31,7 @@ class WorkerPool(Protocol):
     """Running workers; `events` raises their errors."""
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What workers reported; waits up to `timeout_s` for the first. Raises: RayMQError of a worker."""
+        """The reports of workers; waits up to `timeout_s` for the first. Raises: RayMQError of a worker."""
 
     def go(self, start_s: float) -> None:
         """Let all workers begin at `start_s`, wall clock."""

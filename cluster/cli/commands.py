@@ -1,4 +1,4 @@
-"""What the commands do. Results go to standard output, everything else to standard error."""
+"""The commands on a cluster and this machine. Results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 

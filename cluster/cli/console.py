@@ -1,4 +1,4 @@
-"""What every command of the command line uses: input, output, exit codes and the way to a cluster."""
+"""Shared by all commands: input, output, exit codes and the connection to a cluster."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) ->
 
 
 def _check_place(place: Path, files: Files) -> Check:
-    """What `start` accepts, and what the operator should know of it."""
+    """A directory that `start` accepts, with what the operator should know about it."""
     reason = volatile_reason(place, files)
     if reason is not None:
         advice = "choose a disk, unless the messages may be lost"
@@ -470,7 +470,7 @@ def _space_of(path: str) -> tuple[int | None, int | None]:
 
 
 def _new_files_bytes(data_dir: str | None, files: Files) -> int:
-    """What the next start may allocate, bytes: of a cluster that was made, one more segment per replica."""
+    """The bytes that the next start may allocate; for an existing cluster one more segment per replica."""
     record = None
     if data_dir is not None:
         with contextlib.suppress(RayMQError):

@@ -139,7 +139,7 @@ class Sender:
         self.sent[to] = self.sent.get(to, 0) + 1
 
     def summary(self) -> str:
-        """What was sent, as one line."""
+        """The result in one line."""
         total = sum(self.sent.values())
         words = f"{total} messages stored in {', '.join(sorted(self.sent)) or 'no topic'}"
         if self.left_out:

@@ -98,7 +98,7 @@ def _shard(shard: Facts, verbose: bool) -> Iterator[str]:
 
 
 def _protection(shard: Facts) -> str:
-    """What a second replica protects against depends on where it is."""
+    """The protection that the second replica gives: it depends on where that is."""
     if shard.get("replication") != "mirror":
         return ""
     nodes = shard.get("nodes")

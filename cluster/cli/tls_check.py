@@ -10,7 +10,7 @@ _EXPIRED, _NOT_YET = 10, 9
 
 
 class Validity(NamedTuple):
-    """What a client learns from a certificate that it accepts."""
+    """The facts of a certificate that a client accepts."""
 
     #: seconds since 1970
     end_s: float

@@ -459,7 +459,7 @@ def endpoints(ray: Any, cluster: str, shards: int) -> dict[int, str]:
 
 
 def credentials(ray: Any, cluster: str) -> dict[str, Any]:
-    """What a shard gives to a client that reaches it through Ray: cluster_id, shards, token.
+    """The facts that a client needs which reaches the cluster through Ray: cluster_id, shards, token.
 
     Raises: Rejected when no such cluster runs in this Ray, Unavailable when its first shard does
     not answer.
@@ -467,7 +467,8 @@ def credentials(ray: Any, cluster: str) -> dict[str, Any]:
     members = find(ray, cluster, [(0, 0, "commit_log")])
     if not members:
         raise Rejected(
-            f"no cluster {cluster!r} runs in the Ray to which this process is connected",
+            f"no cluster {cluster!r} runs in the Ray to which this process is connected: start it "
+            "with `raymq start DIR`, or name its data directory",
             field="target",
             limit=cluster,
         )

@@ -126,7 +126,7 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
 
 
 def describe_away(node: str) -> str:
-    """What to do about a node that is absent."""
+    """Instructions for an absent node."""
     return (
         f"node {node} is away: start Ray on the machine that has its disk with "
         f"--labels {NODE_LABEL}={node}"

@@ -59,7 +59,7 @@ def save_endpoints(paths: ClusterPaths, endpoints: dict[int, str], files: Files)
 
 
 def load_endpoints(paths: ClusterPaths, files: Files) -> dict[int, str]:
-    """What `save_endpoints` wrote, which may be outdated; empty before the end of the first start."""
+    """The endpoints that `save_endpoints` wrote, possibly outdated; empty before the end of the first start."""
     try:
         body = json.loads(files.read_file(paths.endpoints))
         return {int(shard): str(endpoint) for shard, endpoint in body.items()}

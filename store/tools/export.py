@@ -97,7 +97,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     messages: int
     files: list[str]

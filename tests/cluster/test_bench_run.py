@@ -215,7 +215,7 @@ def test_a_rate_is_kept_up_when_all_is_done_in_time_below_the_limit(
     [
         (("produce", "--runner", "ray"), "Ray is not known"),
         (("produce", "--size", "1"), "size is '1'"),
-        (("produce", "--find-max", "5", "--rate", "9"), "leave --rate away"),
+        (("produce", "--find-max", "5", "--rate", "9"), "leave --rate out"),
         (
             ("produce", "--html", "/nowhere/at/all/x.html"),
             "--html /nowhere/at/all/x.html: name a file",
