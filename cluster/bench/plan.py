@@ -1,4 +1,4 @@
-"""What a benchmark does: its options, and the distributions of sizes and keys. Imports no Ray."""
+"""The options of a benchmark, and the distributions of sizes and keys. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCH_BYTES_MAX = 128 << 20
 RATE_MAX = 10_000_000
 #: a week
 SECONDS_MAX = 604_800
-#: points in time of a report at most
+#: ticks of a report at most
 TICKS_MAX = 600
 
 
@@ -43,7 +43,7 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class FixedSize:
-    """Every body has so many bytes."""
+    """Every body has the same size."""
 
     size: int
 
@@ -59,14 +59,14 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class UniformSize:
-    """Every size from `low` to `high` (both included) is as likely."""
+    """Every size from `low` to `high` (both included) is equally likely."""
 
     low: int
     high: int
 
     @property
     def mean(self) -> float:
-        """Half way."""
+        """The middle of the range."""
         return (self.low + self.high) / 2
 
     def draw(self, rng: Rng, count: int) -> Int64s:
@@ -94,7 +94,7 @@ class LognormalSize:
 
 @dataclass(frozen=True)
 class Keys:
-    """`count` different keys, each as likely (`skew` 0) or the n-th by 1 / n ** skew (Zipf)."""
+    """`count` different keys, equally likely (`skew` 0) or the n-th by 1 / n ** skew (Zipf)."""
 
     count: int
     skew: float = 0.0
@@ -108,7 +108,7 @@ class Keys:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """Everything that says what a benchmark does; pickles to every worker."""
+    """All options of a benchmark; pickled to every worker."""
 
     #: send; read what was sent before; both at once, timed from sending to reading
     mode: Literal["produce", "consume", "e2e"] = "produce"
@@ -122,11 +122,11 @@ class BenchPlan:
     workers: int = 2
     #: processes that read in mode e2e
     consumers: int = 1
-    #: closed loop: batches that a worker has unanswered. An open loop is only held by full buffers
+    #: closed loop: unacknowledged batches per worker. An open loop is limited by full buffers only
     in_flight: int = 4
     #: rows of a batch at most
     batch: int = 1000
-    #: messages a second of all workers together, sent when they are due; None: closed loop
+    #: messages per second of all workers together, sent when they are due; None: closed loop
     rate: float | None = None
     #: open loop: how long a message waits for a fuller batch
     linger_ms: float = 5.0
@@ -138,11 +138,11 @@ class BenchPlan:
     acks: Acks = "quorum"
     #: mode consume: messages that are sent before, unmeasured
     messages: int = 200_000
-    #: number of the first worker, so that several rounds of one run stay apart
+    #: number of the first worker: it keeps the rounds of one run apart
     first_worker: int = 0
-    #: the lanes that are used, found out at the start of a run; None: all
-    used_lanes: tuple[int, ...] | None = None
-    #: tells the messages of this run from all others; 0 < run < 2**63
+    #: the indexes of the queues that are used, set at the start of a run; None: all
+    used_indexes: tuple[int, ...] | None = None
+    #: marks the messages of this run; 0 < run < 2**63
     run: int = 1
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class BenchPlan:
         _between("linger_ms", self.linger_ms, 0, SECONDS_MAX * 1000)
         if self.rate is not None and self.mode == "consume":
             raise Rejected(
-                "rate with consume, which reads a backlog as fast as it comes: leave --rate away, "
+                "rate with consume, which reads a backlog as fast as it can: leave --rate out, "
                 "or use e2e",
                 field="rate",
                 limit="produce, e2e",
@@ -164,7 +164,7 @@ class BenchPlan:
         if self.shards is not None and self.keys is not None:
             raise Rejected(
                 "shards together with keys: a key chooses its queue, and so its shard; leave one "
-                "of both away",
+                "of them out",
                 field="shards",
                 limit="no keys",
             )
@@ -179,13 +179,13 @@ class BenchPlan:
 
     @property
     def tick_s(self) -> float:
-        """Seconds of a point in time: the duration is a whole number of them."""
+        """Seconds per tick: the duration is a whole number of ticks."""
         wanted = max(1.0, self.duration_s / TICKS_MAX)
         return self.duration_s / max(1, round(self.duration_s / wanted))
 
     @property
     def ticks(self) -> int:
-        """Points in time of the measured part."""
+        """Ticks of the measured part."""
         return round(self.duration_s / self.tick_s)
 
     @property
@@ -195,14 +195,14 @@ class BenchPlan:
             return [self.topic]
         return [f"{self.topic}-{number}" for number in range(self.topics)]
 
-    def lane(self, number: int) -> tuple[str, int]:
-        """Topic and queue of a lane; lanes count through all queues of all topics."""
+    def topic_and_queue(self, number: int) -> tuple[str, int]:
+        """Topic and queue id of a queue index, which counts through all queues of all topics."""
         return self.topic_names[number // self.queues], number % self.queues
 
     @property
-    def lanes(self) -> Sequence[int]:
-        """The numbers of the queues of all topics that are used."""
-        return range(self.topics * self.queues) if self.used_lanes is None else self.used_lanes
+    def queue_indexes(self) -> Sequence[int]:
+        """The indexes of the queues that are used."""
+        return range(self.topics * self.queues) if self.used_indexes is None else self.used_indexes
 
 
 #: option -> how many there may be
@@ -218,7 +218,7 @@ _COUNTS_MAX = {
 
 
 def _between(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
-    """Raises: Rejected for a value outside [low, high] (`above`: low itself too) or no number."""
+    """Raises: Rejected for a value outside [low, high] (`above`: low itself too) or not a number."""
     if not (low < value <= high if above else low <= value <= high):
         limit = f"{f'more than {low:,}' if above else f'{low:,}'} to {high:,}"
         raise Rejected(f"{name} is {value}: use {limit}", field=name, limit=limit)
@@ -304,7 +304,7 @@ def parse_keys(text: str) -> Keys | None:
 
 
 def plan_of(options: Mapping[str, Any]) -> BenchPlan:
-    """The plan of a command's options; what is None or no field of a plan is left out.
+    """The plan of a command's options; what is None or not a field of a plan is left out.
 
     Raises: Rejected.
     """

@@ -1,4 +1,4 @@
-"""How a benchmark shows that it goes on: a live table with `rich`, a line a tick without."""
+"""The progress of a benchmark: a live table with `rich`, else one line per second."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import IO, Any
 
 from .run import Round, Watcher
 
-#: the live table is drawn so often a second
+#: how often per second the live table is drawn
 _DRAWN_HZ = 4
-#: ... and merges what is known so often
+#: seconds between two merges of what the workers reported
 _MERGED_S = 0.5
 
 
@@ -22,7 +22,7 @@ def watcher(stream: IO[str]) -> Watcher:
 
 
 def figures(round_: Round) -> list[list[str]]:
-    """One row a channel: name, messages/s and MB/s of the last full tick, percentiles so far."""
+    """One row per channel: name, messages/s and MB/s of the last full tick, percentiles so far."""
     rows = []
     for name, series in sorted(round_.series.items()):
         ticks = sorted(series.points)
@@ -49,23 +49,23 @@ _HEADINGS = ("", "messages/s", "MB/s", "p50 ms", "p99 ms", "p99.9 ms", "max ms")
 
 
 class LineWatcher(Watcher):
-    """Plain lines, at most one a second and channel."""
+    """Plain lines, at most one per second and channel."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        self._told = 0.0
+        self._printed = 0.0
 
     def phase(self, text: str, seconds: float | None) -> None:
         """See Watcher."""
         about = "" if seconds is None else f" ({seconds:g} s)"
         print(f"{text}{about}", file=self._stream, flush=True)
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
 
     def figures(self, round_: Round) -> None:
         """See Watcher."""
-        if time.monotonic() - self._told < 1.0:
+        if time.monotonic() - self._printed < 1.0:
             return
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
         for row in figures(round_):
             words = [f"{row[0]}:", f"{row[1]} messages/s,", f"{row[2]} MB/s;"]
             words += [
@@ -76,7 +76,7 @@ class LineWatcher(Watcher):
 
 
 class LiveWatcher(Watcher):
-    """A table that is drawn again and again."""
+    """A table that is redrawn in place."""
 
     def __init__(self, stream: IO[str]) -> None:
         from rich.console import Console

@@ -1,7 +1,7 @@
-"""How a benchmark's worker reads: a consumer and a thread a topic, over the queues it was given.
+"""How a benchmark's worker reads: one consumer and one thread per topic, over its queues.
 
 Live (mode e2e) it waits for what is being sent, and a latency is from when a message was due until
-it is here; on a backlog (mode consume) a latency is that of one poll. Imports no Ray.
+it was read; on a backlog (mode consume) a latency is that of one poll. Does not import Ray.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from raymq.cluster.consume.consumer import Consumer
 from raymq.store.errors import Unavailable
 
-from .check import LaneChecks, Verdict
+from .check import QueueChecks, Verdict
 from .job import READY, BenchClock, Control, Job, Meter, Received, Snapshot
 from .messages import body_bytes
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from raymq.cluster.cluster import Cluster
 
-#: nothing for so long although there is more: somebody must look at it
+#: seconds without a message, although there are more, after which the worker gives up
 SILENCE_S = 60.0
 _POLL_S = 0.1
 
@@ -41,11 +41,11 @@ class Reading:
         self._start = 0.0
         #: guards everything below
         self._changed = threading.Condition()
-        self._checks = LaneChecks(job.plan)
-        #: lane -> the offset before which it ends; None: not known yet
+        self._checks = QueueChecks(job.plan)
+        #: queue index -> the offset before which it ends; None: not known yet
         self._ends: dict[int, int] | None = None
         if not job.live:
-            self._ends = {place.lane: place.last for place in job.ranges}
+            self._ends = {place.queue_index: place.last for place in job.ranges}
         self._running = 0
         self._stopping = False
         self._error: BaseException | None = None
@@ -53,7 +53,7 @@ class Reading:
         self._meter: Meter
 
     def run(self, control: Control) -> Iterator[str | Snapshot | Received]:
-        """READY; from the common start to the ends a snapshot a tick; the result."""
+        """Yields: READY, from the common start to the ends one snapshot per tick, the result."""
         with contextlib.ExitStack() as stack:
             # A live reader waits at the end of its queues before the first message is sent; a backlog
             # is not read ahead before the start.
@@ -78,7 +78,7 @@ class Reading:
         """topic number -> its consumer."""
         starts: dict[int, dict[int, int]] = {}
         for place in self._job.ranges:
-            topic, queue = divmod(place.lane, self._plan.queues)
+            topic, queue = divmod(place.queue_index, self._plan.queues)
             starts.setdefault(topic, {})[queue] = place.first
         names = self._plan.topic_names
         return {
@@ -99,7 +99,7 @@ class Reading:
         return threads
 
     def _watch(self, control: Control) -> Iterator[Snapshot]:
-        """Tell the figures until all threads are through."""
+        """Yield the figures until all threads have ended."""
         while True:
             ends = control.ends() if self._ends is None else None
             with self._changed:
@@ -129,7 +129,7 @@ class Reading:
                 self._changed.notify_all()
 
     def _through(self, topic: int, consumer: Consumer) -> bool:
-        """Whether everything was read. Raises: Unavailable when what must come does not."""
+        """Whether everything was read. Raises: Unavailable when stored messages do not come."""
         with self._changed:
             if self._stopping or self._error is not None:
                 return True
@@ -153,9 +153,9 @@ class Reading:
     def _count(self, topic: int, batch: pa.RecordBatch, began: float) -> None:
         now, now_us = self._clock.monotonic(), self._clock.wall_us()
         bodies = batch.column("body")
-        lane = topic * self._plan.queues + batch.column("queue_id")[0].as_py()
+        queue_index = topic * self._plan.queues + batch.column("queue_id")[0].as_py()
         with self._changed:
-            headers = self._checks.feed(lane, bodies, check_bytes=False)
+            headers = self._checks.feed(queue_index, bodies, check_bytes=False)
             self._last = now
             tick = self._meter.at(now)
             tick.messages += len(headers)

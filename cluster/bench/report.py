@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from dataclasses import asdict
 from typing import Any
 
-from raymq import __version__
 from raymq.store.clock import Clock
 
+from .machine import machine, versions
 from .run import Outcome
 
 
 def as_dict(outcome: Outcome, clock: Clock | None = None) -> dict[str, Any]:
-    """Everything that was asked for, found and verified; JSON holds it."""
+    """Everything that was requested, found and verified, as JSON takes it."""
     plan, round_ = outcome.plan, outcome.round
     options = asdict(plan)
-    # What `shards` came to; it may be thousands of numbers.
-    del options["used_lanes"]
+    # It follows from `shards`, and may be thousands of numbers.
+    del options["used_indexes"]
     options["size"] = {"kind": type(plan.size).__name__, **options["size"]}
     return {
-        "version": __version__,
         "finished_at_ms": (clock or Clock()).now_ms(),
-        "machine": {"cores": os.cpu_count(), "kernel": platform.release()},
+        "machine": machine(outcome.cluster),
+        "versions": versions(),
         "cluster": {
             name: outcome.cluster[name] for name in ("name", "shards", "replication", "flush")
         },
@@ -49,7 +47,7 @@ def as_dict(outcome: Outcome, clock: Clock | None = None) -> dict[str, Any]:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """What a person reads at the end."""
+    """The summary for a terminal."""
     plan = report["plan"]
     rate = "closed loop" if plan["rate"] is None else f"{plan['rate']:,.0f} messages/s offered"
     found = [f"{report['mode']}: {plan['workers']} workers ({report['runner']}), {rate}"]
@@ -91,7 +89,7 @@ def _verdict_lines(verification: dict[str, Any]) -> list[str]:
     return found or ["  not verified"]
 
 
-#: fields of a verdict that should be 0, and how they are called
+#: fields of a verdict that should be 0, and their names in text
 FAULTS = (
     ("lost", "lost"),
     ("hidden", "not visible so far"),

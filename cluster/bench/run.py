@@ -1,4 +1,4 @@
-"""A benchmark from begin to end: topics, workers, merged figures, verification, the highest rate."""
+"""A whole benchmark: topics, workers, merged figures, verification, the highest rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
 
-from .check import LaneRange, Ledger, Verdict, promised_rows
+from .check import Ledger, QueueRange, Verdict, promised_rows
 from .job import READY, Job, Received, Sent, Snapshot
 from .plan import BenchPlan, check_limit_ms
 from .series import Series
@@ -29,32 +29,32 @@ Runner = Literal["auto", "ray", "processes"]
 #: how long workers may take to start: a busy machine imports slowly
 START_TIMEOUT_S = 120.0
 _EVENT_WAIT_S = 0.2
-#: what was acknowledged before it is visible (a transient pool, a slow follower) is waited for until nothing more
-#: became visible for so long
+#: messages may be acknowledged before they are visible (transient pool, slow follower): the run waits for them until
+#: nothing became visible for this many seconds
 VISIBLE_S = 10.0
-#: a rate is kept up when so much of it was acknowledged within the time
+#: the part of a rate that must be acknowledged within the time for the rate to count as kept up
 KEPT_UP = 0.98
-#: the search for the highest rate ends with so close a result, or after so many rounds
+#: the search for the highest rate ends when the result is this close, or after this many rounds
 SEARCH_PRECISION = 0.05
 SEARCH_ROUNDS = 8
 
 
 class Watcher:
-    """Who is told how a run goes; this one does nothing. progress.py shows it."""
+    """Receives the progress of a run; this one ignores it. See progress.py."""
 
     def phase(self, text: str, seconds: float | None) -> None:
-        """Something else begins, which takes about so long."""
+        """Another phase begins, which takes about `seconds`."""
 
     def figures(self, round_: Round) -> None:
-        """New figures are in."""
+        """There are new figures."""
 
     def done(self) -> None:
-        """Nothing more comes."""
+        """The run is over."""
 
 
 @dataclass
 class Round:
-    """What the workers of one round told."""
+    """The reports of the workers of one round."""
 
     plan: BenchPlan
     #: channel -> its figures
@@ -63,7 +63,7 @@ class Round:
     received: list[Received] = field(default_factory=list)
 
     def take(self, item: Any) -> None:
-        """One thing that a worker said."""
+        """Add one item that a worker reported."""
         if isinstance(item, Snapshot):
             self.series.setdefault(item.channel, Series(self.plan)).add(item)
         elif isinstance(item, Sent):
@@ -136,7 +136,7 @@ class Bench:
         self._watcher = watcher or Watcher()
         self._runner = self._choose(runner)
         self._ray: Any = None
-        #: lane -> (its shard, the offset at which this run begins)
+        #: queue index -> (its shard, the offset at which this run begins)
         self._begin: dict[int, tuple[int, int]] = {}
         self._ledgers: list[Ledger] = []
         self._consumed: Verdict | None = None
@@ -157,13 +157,13 @@ class Bench:
     def run(self, *, find_max_ms: float | None = None, verify: bool = True) -> Outcome:
         """One round, or with `find_max_ms` the search for the highest rate whose p99 stays below it.
 
-        Raises: Rejected for a plan that cannot be run here; what ended a worker.
+        Raises: Rejected for a plan that cannot be run here; the error that ended a worker.
         """
         if find_max_ms is not None:
             check_limit_ms(find_max_ms)
         if find_max_ms is not None and (self._plan.rate or self._plan.mode == "consume"):
             raise Rejected(
-                "the search finds the rate itself, of produce or e2e: leave --rate away",
+                "the search finds the rate itself, of produce or e2e: leave --rate out",
                 field="find_max",
                 limit="no rate",
             )
@@ -172,8 +172,8 @@ class Bench:
             stack.enter_context(self._session())
             for name in self._plan.topic_names:
                 self._cluster.create_topic(name, queues=self._plan.queues)
-            self._begin = {lane: (shard, last) for lane, shard, last in self._ends()}
-            self._choose_lanes()
+            self._begin = {queue_index: (shard, last) for queue_index, shard, last in self._ends()}
+            self._choose_queues()
             search: list[dict[str, Any]] = []
             if find_max_ms is None:
                 best = self._round(self._plan)
@@ -191,8 +191,8 @@ class Bench:
                 limit_ms=find_max_ms,
             )
 
-    def _choose_lanes(self) -> None:
-        """Raises: Rejected for a shard that there is not, or that has no queue of the topics."""
+    def _choose_queues(self) -> None:
+        """Raises: Rejected for a shard that does not exist or has no queue of the topics."""
         shards = self._plan.shards
         if shards is None:
             return
@@ -210,8 +210,10 @@ class Bench:
                     field="shards",
                     limit=self._plan.queues,
                 )
-        used = tuple(lane for lane, (place, _) in self._begin.items() if place in shards)
-        self._plan = replace(self._plan, used_lanes=used)
+        used = tuple(
+            queue_index for queue_index, (place, _) in self._begin.items() if place in shards
+        )
+        self._plan = replace(self._plan, used_indexes=used)
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[None]:
@@ -222,7 +224,7 @@ class Bench:
             yield
 
     def _target(self) -> RayTarget:
-        """The cluster's Ray, with its authentication where its data directory is here."""
+        """The cluster's Ray, with its authentication if the data directory is on this machine."""
         if self._cluster.data_dir is not None:
             found = ray_host.running_target(ClusterPaths(self._cluster.data_dir), Files())
             if found is not None:
@@ -261,14 +263,17 @@ class Bench:
         return found
 
     def _readers(self, plan: BenchPlan) -> list[Job]:
-        places = [LaneRange(lane, shard, last, -1) for lane, shard, last in self._visible_ends()]
+        places = [
+            QueueRange(queue_index, shard, last, -1)
+            for queue_index, shard, last in self._visible_ends()
+        ]
         shares = _shares(places, plan.consumers)
         return [Job(plan, "read", ranges=tuple(share), live=True) for share in shares if share]
 
     def _work(
         self, plan: BenchPlan, text: str, jobs: Sequence[Job], seconds: float | None
     ) -> Round:
-        """Let workers do their jobs. Returns: all that they told."""
+        """Run the jobs in workers. Returns: everything that they reported."""
         found = Round(plan)
         sending = {number for number, job in enumerate(jobs) if job.kind == "produce"}
         live = any(job.live for job in jobs)
@@ -286,7 +291,7 @@ class Bench:
                 if live and sending and not sending & running:
                     sending.clear()
                     ends = self._visible_ends(found.ledgers)
-                    pool.end({lane: last for lane, _, last in ends})
+                    pool.end({queue_index: last for queue_index, _, last in ends})
         if live:
             self._compare_received(found)
         self._ledgers += found.ledgers
@@ -304,7 +309,7 @@ class Bench:
             raise Unavailable(f"not one message was acknowledged: {why}", field="bench")
 
     def _compare_received(self, found: Round) -> None:
-        """What the consumers got against what was promised."""
+        """Compare what the consumers got with what was promised."""
         verdict = self._consumed = self._consumed or Verdict()
         got: dict[tuple[int, int], int] = {}
         for each in found.received:
@@ -312,13 +317,13 @@ class Bench:
             got.update(each.rows)
         for ledger in found.ledgers:
             verdict.acknowledged += ledger.acknowledged
-            for lane, promised in ledger.lanes.items():
+            for queue_index, promised in ledger.queues.items():
                 wanted = sum(end - first for first, end in promised.acknowledged)
-                missing = wanted - got.get((ledger.worker, lane), 0)
+                missing = wanted - got.get((ledger.worker, queue_index), 0)
                 if missing > 0:
                     verdict.unread += missing
-                    topic, queue = found.plan.lane(lane)
-                    verdict.tell(
+                    topic, queue = found.plan.topic_and_queue(queue_index)
+                    verdict.note(
                         f"worker {ledger.worker}, {topic} queue {queue}: {missing} acknowledged "
                         "rows did not come"
                     )
@@ -326,25 +331,27 @@ class Bench:
     # --- offsets and verification ---------------------------------------------------------------
 
     def _ends(self) -> Iterator[tuple[int, int, int]]:
-        """(lane, shard, the offset behind its last message) now."""
+        """(queue index, shard, the offset after its last message) now."""
         for topic, name in enumerate(self._plan.topic_names):
             for queue in self._cluster.describe_topic(name)["queues"]:
-                lane = topic * self._plan.queues + queue["queue_id"]
-                yield lane, queue["shard"], queue["max_offset"]
+                queue_index = topic * self._plan.queues + queue["queue_id"]
+                yield queue_index, queue["shard"], queue["max_offset"]
 
     def _visible_ends(self, ledgers: Sequence[Ledger] = ()) -> list[tuple[int, int, int]]:
         """As `_ends`, once readers see what was promised to this run and `ledgers`.
 
         With flush=async and a transient pool, or acks=leader and a mirror, that is later than the
-        receipt. When the ends stand still for VISIBLE_S it is what there is.
+        receipt. Gives up when the ends have not moved for VISIBLE_S.
         """
         promised = promised_rows([*self._ledgers, *ledgers])
         before: list[tuple[int, int, int]] | None = None
         give_up = 0.0
         while True:
             ends = list(self._ends())
-            seen = {lane: last - self._begin[lane][1] for lane, _, last in ends}
-            if all(seen[lane] >= rows for lane, rows in promised.items()):
+            seen = {
+                queue_index: last - self._begin[queue_index][1] for queue_index, _, last in ends
+            }
+            if all(seen[queue_index] >= rows for queue_index, rows in promised.items()):
                 return ends
             now = time.monotonic()
             if ends != before:
@@ -353,11 +360,11 @@ class Bench:
                 return ends
             time.sleep(_EVENT_WAIT_S / 4)
 
-    def _ranges(self) -> list[LaneRange]:
-        """What this run stored, by lane."""
+    def _ranges(self) -> list[QueueRange]:
+        """The messages that this run stored, by queue index."""
         return [
-            LaneRange(lane, shard, self._begin[lane][1], last)
-            for lane, shard, last in self._visible_ends()
+            QueueRange(queue_index, shard, self._begin[queue_index][1], last)
+            for queue_index, shard, last in self._visible_ends()
         ]
 
     def _verify(self) -> Verdict:
@@ -384,7 +391,7 @@ class Bench:
 
     # --- the highest rate -----------------------------------------------------------------------
 
-    def _search(self, limit_ms: float, told: list[dict[str, Any]]) -> Round:
+    def _search(self, limit_ms: float, tried: list[dict[str, Any]]) -> Round:
         """Halve the interval of rates until it is small; each round is a whole open loop.
 
         Raises: Rejected when not even the lowest rate tried stays below the limit.
@@ -401,7 +408,7 @@ class Bench:
             first = plan.first_worker + number * plan.workers
             found = self._round(replace(plan, rate=rate, first_worker=first))
             facts = judge(found, limit_ms)
-            told.append(facts)
+            tried.append(facts)
             if facts["kept_up"]:
                 low, best = rate, found
             else:
@@ -409,11 +416,11 @@ class Bench:
             if best is not None and high - low <= SEARCH_PRECISION * high:
                 break
         if best is None:
-            last = told[-1]
+            last = tried[-1]
             raise Rejected(
                 f"not even {last['rate']:,.0f} messages/s are kept up with p99 up to {limit_ms:g} ms: "
                 f"{last['achieved']:,.0f} messages/s, p99 {last['p99_ms']:g} ms. Allow more, measure "
-                "longer (--duration-s), or see what holds the cluster up",
+                "longer (--duration-s), or find what slows the cluster down",
                 field="find_max",
                 limit=limit_ms,
             )
@@ -435,9 +442,9 @@ def judge(found: Round, limit_ms: float) -> dict[str, Any]:
     }
 
 
-def _shares(ranges: list[LaneRange], parts: int) -> list[list[LaneRange]]:
-    """Ranges dealt out, the long ones first."""
-    shares: list[list[LaneRange]] = [[] for _ in range(parts)]
+def _shares(ranges: list[QueueRange], parts: int) -> list[list[QueueRange]]:
+    """Ranges spread over `parts`, the long ones first."""
+    shares: list[list[QueueRange]] = [[] for _ in range(parts)]
     for place in sorted(ranges, key=lambda place: place.first - place.last):
         min(shares, key=lambda share: (sum(p.last - p.first for p in share), len(share))).append(
             place
@@ -446,7 +453,7 @@ def _shares(ranges: list[LaneRange], parts: int) -> list[list[LaneRange]]:
 
 
 def _start(pool: WorkerPool, workers: int) -> None:
-    """Wait until all are ready, then let them begin together. Raises: Unavailable."""
+    """Wait until all workers are ready, then let them begin together. Raises: Unavailable."""
     ready, give_up = 0, time.monotonic() + START_TIMEOUT_S
     while ready < workers:
         if time.monotonic() > give_up:

@@ -2,7 +2,7 @@
 
 Coordinated omission: in an open loop every message has a time at which it is due, whatever happened
 to those before it, and its latency counts from then, also when a stalled server kept the worker
-from sending it, and also when it was not sent at all before the end. Imports no Ray.
+from sending it, and also when it was not sent at all before the end. Does not import Ray.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 Int64s = npt.NDArray[np.int64]
 
-#: answers that nobody gave for so long after the end stay open
+#: seconds after the end until missing answers count as unknown
 ANSWERS_TIMEOUT_S = 150.0
-#: what was due before the end is sent for so long after it; a worker that is further behind gives up
+#: seconds after the end in which messages that were due before it are still sent
 GRACE_S = 1.0
-#: rows that were due and never sent are counted in parts of so many
+#: rows that were due and never sent are counted in parts of this size
 _UNSENT_ROWS = 1_000_000
-#: what certainly stored nothing (design D11)
+#: errors after which certainly nothing was stored
 _REFUSALS = (Rejected, Unavailable, StorageFull)
 
 #: called once for every part of a batch: its first row, its rows, the error or None
@@ -55,11 +55,11 @@ class Transport(Protocol):
         """Send rows of PUT_SCHEMA; may block while buffers are full. Raises: RayMQError."""
 
     def close(self) -> None:
-        """End; what is not answered fails."""
+        """Close; sends without an answer fail."""
 
 
 class BatchTransport:
-    """Columns by BatchSender: one answer a batch."""
+    """Sends columns by BatchSender: one answer per batch."""
 
     def __init__(self, cluster: Cluster, plan: BenchPlan) -> None:
         self._sender = BatchSender(Routes.of(cluster), acks=plan.acks)
@@ -80,7 +80,7 @@ class BatchTransport:
 
 
 class MessageTransport:
-    """Message by message through Producer: one answer a message."""
+    """Sends single messages through Producer: one answer per message."""
 
     def __init__(self, cluster: Cluster, plan: BenchPlan) -> None:
         # Here the linger time is the producer's: the schedule hands over what is due at once.
@@ -100,18 +100,18 @@ class MessageTransport:
             except RayMQError as error:
                 done(row, 1, error)
                 continue
-            future.add_done_callback(lambda ended, row=row: _tell(ended, row, done))  # type: ignore[misc]
+            future.add_done_callback(lambda ended, row=row: _report(ended, row, done))  # type: ignore[misc]
 
     def close(self) -> None:
         """See Transport."""
-        # Everything was answered, or waited for long enough; failures are in the ledger already.
+        # Everything was answered, or timed out. Failures are in the ledger already.
         try:
             self._producer.close(timeout=1.0)
         except RayMQError:
             pass
 
 
-def _tell(ended: Any, row: int, done: Done) -> None:
+def _report(ended: Any, row: int, done: Done) -> None:
     try:
         ended.result(0)
     except BaseException as error:
@@ -160,7 +160,7 @@ class Schedule:
 
 
 class Sending:
-    """One sending worker: makes rows, sends them as the plan says, counts the answers."""
+    """One sending worker: makes rows, sends them according to the plan, counts the answers."""
 
     def __init__(self, job: Job, transport: Transport, clock: BenchClock) -> None:
         self._job = job
@@ -175,7 +175,7 @@ class Sending:
         self._ledger = Ledger(job.worker)
         self._errors: dict[str, int] = {}
         self._first_error: str | None = None
-        #: what does not get better by going on
+        #: the first error that is not retriable
         self._fatal: RayMQError | None = None
         self._in_flight = 0
         self._sent = 0
@@ -184,7 +184,7 @@ class Sending:
     def run(self, start: float) -> Iterator[Snapshot | Sent]:
         """From `start` (monotonic seconds) to the end of the plan, and until all is answered.
 
-        Raises: an error that trying again does not mend (design D11: `retriable`).
+        Raises: the first error that is not retriable.
         """
         plan, clock = self._plan, self._clock
         self._offset_us = clock.wall_us() - clock.monotonic() * 1e6
@@ -216,7 +216,7 @@ class Sending:
         return self._job.rows is not None and self._sent >= self._job.rows
 
     def _send_closed(self, until: float) -> None:
-        """Send the next batch when the window has room for it, or return at `until`."""
+        """Send the next batch when it fits into the window, or return at `until`."""
         count = self._plan.batch
         if self._job.rows is not None:
             count = min(count, self._job.rows - self._sent)
@@ -234,32 +234,32 @@ class Sending:
         due_us = (due * 1e6 + self._offset_us).astype(np.int64)
         self._sent += len(due)
         before = dict(self._maker.sequences)
-        for lane, lane_due_us, rows in self._maker.make(due_us):
-            first = before.get(lane, 0)
+        for queue_index, queue_due_us, rows in self._maker.make(due_us):
+            first = before.get(queue_index, 0)
             sizes = body_bytes(rows.column("body")) / rows.num_rows
             with self._changed:
                 self._in_flight += rows.num_rows
-                self._ledger.leave_open(lane, first, rows.num_rows)
+                self._ledger.leave_open(queue_index, first, rows.num_rows)
 
             def done(
                 row: int,
                 count: int,
                 error: BaseException | None,
-                lane: int = lane,
+                queue_index: int = queue_index,
                 first: int = first,
-                due_us: Int64s = lane_due_us,
+                due_us: Int64s = queue_due_us,
                 size: float = sizes,
             ) -> None:
-                self._done(lane, first + row, due_us[row : row + count], count * size, error)
+                self._done(queue_index, first + row, due_us[row : row + count], count * size, error)
 
-            topic, queue = self._plan.lane(lane)
+            topic, queue = self._plan.topic_and_queue(queue_index)
             try:
                 self._transport.send(topic, queue, rows, done)
             except RayMQError as error:
                 done(0, rows.num_rows, error)
 
     def _done(
-        self, lane: int, first: int, due_us: Int64s, size: float, error: BaseException | None
+        self, queue_index: int, first: int, due_us: Int64s, size: float, error: BaseException | None
     ) -> None:
         now = self._clock.monotonic()
         now_us = int(now * 1e6 + self._offset_us)
@@ -267,14 +267,14 @@ class Sending:
         with self._changed:
             self._in_flight -= count
             if error is None:
-                self._ledger.acknowledge(lane, first, count)
+                self._ledger.acknowledge(queue_index, first, count)
                 tick = self._meter.at(now)
                 tick.messages += count
                 tick.payload_bytes += int(size)
                 _record(tick.latency, now_us, due_us)
             else:
                 if isinstance(error, _REFUSALS):
-                    self._ledger.refuse(lane, first, count)
+                    self._ledger.refuse(queue_index, first, count)
                 kind = type(error).__name__
                 self._errors[kind] = self._errors.get(kind, 0) + 1
                 self._first_error = self._first_error or str(error)
@@ -283,11 +283,11 @@ class Sending:
             self._changed.notify_all()
 
     def _finish_schedule(self, schedule: Schedule, end: float) -> int:
-        """Send what was due before the end. Returns: the messages that could not be sent.
+        """Send what was due before the end. Returns: how many messages could not be sent.
 
-        These count with the time that they had waited so far.
+        These count with the time that they have waited so far.
         """
-        # What is due at the end itself is not of this run, however the sum of two floats came out.
+        # A message that is due at the end itself is not part of this run, whatever the rounding of two floats.
         last = end - 1e-6
         while schedule.waiting(last) and self._clock.monotonic() < end + GRACE_S:
             self._send(schedule.skip(min(schedule.waiting(last), self._plan.batch)))

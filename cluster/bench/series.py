@@ -12,9 +12,8 @@ from .plan import BenchPlan
 class Series:
     """One channel of a round.
 
-    Throughput is what was done within the measured ticks. Latencies are those of all that was done
-    from the end of the warm-up on, also after the end: leaving the last ones out would leave out
-    the slow ones.
+    Throughput is what was done within the measured ticks. Latencies are those of everything done
+    from the end of the warm-up on, also after the end: without the last ones the slow ones would be missing.
     """
 
     def __init__(self, plan: BenchPlan) -> None:

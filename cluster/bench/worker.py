@@ -1,7 +1,7 @@
-"""What one worker of a benchmark does: send, read or verify.
+"""One worker of a benchmark: it sends, reads or verifies.
 
 Every job is a generator: READY, then after the common start its figures tick by tick, then its
-result. So it runs alike in a plain process (`serve`) and as a Ray task. Imports no Ray.
+result. The same code runs in a plain process (`serve`) and as a Ray task. Does not import Ray.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def work(
 
     Yields: READY, then for "produce" and "read" Snapshots and at the end Sent or Received; for
     "verify" the rows of each piece and at the end a Verdict.
-    Raises: RayMQError, what made going on impossible.
+    Raises: RayMQError, the error that ended the job.
     """
     clock = clock or BenchClock()
-    # Made before the start, not in the first batch's time.
+    # Made before the start: it would slow the first batch down.
     payload_block()
     if job.kind == "produce":
         yield from _produce(job, cluster, control, clock)
@@ -58,7 +58,7 @@ def _produce(job: Job, cluster: Cluster, control: Control, clock: BenchClock) ->
 
 
 class PipeControl:
-    """The control of a plain process: what comes through its pipe."""
+    """The control of a plain process: messages of its pipe."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -74,9 +74,9 @@ class PipeControl:
 
 
 def serve(pipe: Connection, job: Job, cluster: Cluster) -> None:
-    """The main function of a plain worker process: everything goes into the pipe, then None.
+    """The main function of a plain worker process: it writes every item to the pipe, then None.
 
-    An error goes there as itself. When the other end is gone the process ends.
+    An error is written as itself. When the other end is closed, the process ends.
     """
     try:
         try:
@@ -90,5 +90,5 @@ def serve(pipe: Connection, job: Job, cluster: Cluster) -> None:
             pipe.send(Bug(f"a worker ended with {type(error).__name__}: {error}"))
         pipe.send(None)
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        # Whoever wanted the result is gone, or ends everything.
+        # The process that wanted the result is gone, or is ending everything.
         return

@@ -1,6 +1,6 @@
-"""The workers of a benchmark, started and heard: as plain processes or as Ray tasks.
+"""The workers of a benchmark, as plain processes or as Ray tasks.
 
-A workers's life: made (the workers start, and say READY), `go`, `events` until none is left, `close`.
+The order of calls: the constructor (workers start and report READY), `go`, `events` until none is left, `close`.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from .worker import serve, work
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-#: workers begin together, so long after the last one was ready
+#: seconds between the moment at which the last worker is ready and the common start
 LEAD_S = 0.2
 _JOIN_S = 5.0
 
-#: number of the worker, and what it said; None: it is through
+#: number of the worker, and what it reported; None: it has ended
 Event = tuple[int, Any]
 
 
 class WorkerPool(Protocol):
-    """Workers that run; errors of theirs are raised by `events`."""
+    """Running workers; `events` raises their errors."""
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What workers said, waiting for the first up to a time. Raises: RayMQError of a worker."""
+        """The reports of workers; waits up to `timeout_s` for the first. Raises: RayMQError of a worker."""
 
     def go(self, start_s: float) -> None:
-        """Let all begin at a time of the wall clock, seconds."""
+        """Let all workers begin at `start_s`, wall clock."""
 
     def end(self, ends: dict[int, int]) -> None:
-        """Tell live readers where to end: lane -> offset."""
+        """Say where live readers end: queue index -> offset."""
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the workers that still run."""
 
 
 class LocalWorkers:
-    """Each worker a process of this machine, with a pipe."""
+    """One process of this machine per worker, with a pipe."""
 
     def __init__(self, cluster: Cluster, jobs: Sequence[Job]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -54,7 +54,7 @@ class LocalWorkers:
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs, job, cluster), daemon=True)
             process.start()
-            # With our copy open the end of the process would not be seen.
+            # While this copy is open, the end of the worker's process would not be noticed.
             theirs.close()
             self._processes.append(process)
             self._pipes[ours] = number
@@ -83,18 +83,18 @@ class LocalWorkers:
 
     def go(self, start_s: float) -> None:
         """See WorkerPool."""
-        self._tell(start_s)
+        self._send(start_s)
 
     def end(self, ends: dict[int, int]) -> None:
         """See WorkerPool."""
-        self._tell(ends)
+        self._send(ends)
 
-    def _tell(self, what: Any) -> None:
+    def _send(self, what: Any) -> None:
         for pipe in self._pipes:
             try:
                 pipe.send(what)
             except OSError:
-                # It ended just now; `events` tells.
+                # The worker ended just now; `events` reports that.
                 continue
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class LocalWorkers:
 
 
 class Gate:
-    """A Ray actor on which the tasks of a workers wait."""
+    """A Ray actor on which the tasks wait for the common start."""
 
     def __init__(self) -> None:
         self._started = asyncio.Event()
@@ -118,26 +118,26 @@ class Gate:
         self._ends: dict[int, int] | None = None
 
     async def open(self, start_s: float) -> None:
-        """Let all pass."""
+        """Let all tasks begin at `start_s`."""
         self._start_s = start_s
         self._started.set()
 
     async def passed(self) -> float:
-        """Returns, when it is opened, the time to begin."""
+        """Wait until it is opened. Returns: the time to begin."""
         await self._started.wait()
         return self._start_s
 
     async def end(self, ends: dict[int, int]) -> None:
-        """Tell live readers where to end."""
+        """Say where live readers end."""
         self._ends = ends
 
     async def ends(self) -> dict[int, int] | None:
-        """Where to end; None: nobody knows yet."""
+        """Where to end; None: not known yet."""
         return self._ends
 
 
 class RayControl:
-    """The control of a Ray task: the gate, asked again when it has answered."""
+    """The control of a Ray task: it asks the gate, one call at a time."""
 
     def __init__(self, ray: Any, gate: Any) -> None:
         self._ray = ray
@@ -164,15 +164,15 @@ def ray_task(job: Job, cluster: Cluster, gate: Any) -> Iterator[Any]:
     """The body of a Ray task."""
     import ray
 
-    # Ray sends values into the generator; `yield from` would hand them on to whatever yields inside.
+    # Ray sends values into the generator; `yield from` would pass them on to the inner generator.
     for item in work(job, cluster, RayControl(ray, gate)):  # noqa: UP028
         yield item
 
 
 class RayWorkers:
-    """Each worker a Ray task, spread over the nodes; what it says is streamed back.
+    """One Ray task per worker, spread over the nodes; its items are streamed back.
 
-    Tasks need no CPU of Ray's count: all must run at once, on however small a cluster.
+    Tasks ask Ray for no CPU: all must run at once, also on a small cluster.
     """
 
     def __init__(self, ray: Any, cluster: Cluster, jobs: Sequence[Job]) -> None:

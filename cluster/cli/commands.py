@@ -1,94 +1,19 @@
-"""What the commands do. Results go to standard output, everything else to standard error."""
+"""The commands on a cluster and this machine. Results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
-import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
 
-from raymq.cluster.transport.tls import TLS_PREFIX, is_loopback, url_of
-from raymq.store.errors import (
-    DeliveryUnknown,
-    OffsetOutOfRange,
-    RayMQError,
-    Rejected,
-    StorageFull,
-    Unavailable,
-    to_wire,
-)
+from raymq.cluster.transport.tls import url_of
+from raymq.store.errors import Rejected
 from raymq.store.files import Files
 
-EXIT_OK = 0
-EXIT_FAULT = 1
-EXIT_USAGE = 2
-EXIT_UNAVAILABLE = 3
-
-_POLL_TIMEOUT_S = 1.0
-_POLL_RECORDS = 1000
-#: of a line of `produce --input-json`, beside body and key
-_FIELDS = ("tag", "index_keys", "properties", "deliver_at_ms")
-
-
-def exit_code(error: RayMQError) -> int:
-    """The exit code of an error that ended a command."""
-    if isinstance(error, (Rejected, OffsetOutOfRange)):
-        return EXIT_USAGE
-    if isinstance(error, (Unavailable, DeliveryUnknown, StorageFull)):
-        return EXIT_UNAVAILABLE
-    return EXIT_FAULT
-
-
-class Console:
-    """Standard input and output, and the door to clusters; tests put their own in place."""
-
-    def __init__(
-        self,
-        *,
-        stdin: IO[bytes] | None = None,
-        stdout: IO[bytes] | None = None,
-        stderr: IO[str] | None = None,
-        lifecycle: Any = None,
-    ) -> None:
-        self.stdin = stdin or sys.stdin.buffer
-        self.stdout = stdout or sys.stdout.buffer
-        self.stderr = stderr or sys.stderr
-        self._lifecycle = lifecycle
-
-    @property
-    def lifecycle(self) -> Any:
-        """`start`, `connect`, `stop`: module cluster/start.py, loaded when first needed."""
-        if self._lifecycle is None:
-            from raymq.cluster import start
-
-            self._lifecycle = start
-        return self._lifecycle
-
-    def line(self, text: str | bytes) -> None:
-        """One line of result."""
-        self.stdout.write((text.encode() if isinstance(text, str) else text) + b"\n")
-
-    def json(self, value: Any) -> None:
-        """One JSON value of result, on one line."""
-        self.line(json.dumps(value, default=str))
-
-    def note(self, text: str) -> None:
-        """Progress: never part of the result."""
-        print(text, file=self.stderr, flush=True)
-
-    def error(self, error: RayMQError, *, as_json: bool) -> None:
-        """An error that ends the command."""
-        text = json.dumps(to_wire(error), default=str) if as_json else f"raymq: {error}"
-        print(text, file=self.stderr, flush=True)
-
-    def flush(self) -> None:
-        """Everything written so far is out."""
-        self.stdout.flush()
+from .console import EXIT_FAULT, EXIT_OK, EXIT_UNAVAILABLE, Console, cluster_of, connect
+from .status_text import status_lines
 
 
 def start(options: argparse.Namespace, console: Console) -> int:
@@ -144,59 +69,22 @@ def stop(options: argparse.Namespace, console: Console) -> int:
 
 def status(options: argparse.Namespace, console: Console) -> int:
     """raymq status [TARGET]"""
-    with _connect(options.target, options.token_file, console) as cluster:
+    with connect(options.target, options.token_file, console) as cluster:
         facts = cluster.status()
+        # A shard that does not answer would only make the command wait longer.
+        topics = cluster.topics() if facts["state"] == "RUNNING" else None
     if options.json:
-        console.json(facts)
+        console.json({**facts, "topics": topics})
     else:
-        console.line(f"{facts['name']} {facts['cluster_id'][:8]}: {facts['state']}")
-        for shard in facts["shards"]:
-            console.line(_shard_line(shard))
-            if shard.get("replication") == "mirror":
-                console.line(f"    {_mirror_words(shard)}")
-            for line in _role_lines(shard):
-                console.line(line)
+        for line in status_lines(facts, topics, verbose=options.verbose):
+            console.line(line)
     codes = {"RUNNING": EXIT_OK, "DOWN": EXIT_UNAVAILABLE}
     return codes.get(facts["state"], EXIT_FAULT)
 
 
-def _shard_line(shard: dict[str, Any]) -> str:
-    words = [f"  shard {shard.get('shard')}: {shard.get('state')}"]
-    keys = ["appended", "synced", "confirmed"]
-    if shard.get("transient_pool"):
-        keys.insert(1, "committed")
-    words += [f"{key} {shard[key]}" for key in keys if key in shard]
-    if shard.get("endpoint"):
-        words.append(f"at {shard['endpoint']}")
-    if shard.get("error"):
-        words.append(f"({shard['error']})")
-    return " ".join(words)
-
-
-def _mirror_words(shard: dict[str, Any]) -> str:
-    """What a second replica protects against depends on where it is."""
-    nodes = shard.get("nodes")
-    if nodes:
-        return f"mirror on the nodes {', '.join(nodes)}: what is confirmed outlives either machine"
-    host = str(shard.get("endpoint") or "").removeprefix(TLS_PREFIX).rpartition(":")[0].strip("[]")
-    if is_loopback(host):
-        return (
-            "mirror on one machine: what is confirmed outlives a process or one copy, not the disk"
-        )
-    return "mirror"
-
-
-def _role_lines(shard: dict[str, Any]) -> Iterator[str]:
-    for role, lease in shard.get("roles", {}).get("roles", {}).items():
-        if lease["granted"]:
-            yield f"    {role}: at {lease['position']}, pid {lease['pid']}, {lease['grants']} start(s)"
-        else:
-            yield f"    {role}: not at work (last end: {lease['last_end'] or 'none'})"
-
-
 def topic_list(options: argparse.Namespace, console: Console) -> int:
     """raymq topic list"""
-    with _cluster(options, console) as cluster:
+    with cluster_of(options, console) as cluster:
         topics = cluster.topics()
     if options.json:
         console.json(topics)
@@ -208,7 +96,7 @@ def topic_list(options: argparse.Namespace, console: Console) -> int:
 
 def topic_create(options: argparse.Namespace, console: Console) -> int:
     """raymq topic create TOPIC"""
-    with _cluster(options, console) as cluster:
+    with cluster_of(options, console) as cluster:
         more = {"compacted": True} if options.compacted else {}
         created = cluster.create_topic(options.topic, queues=options.queues, **more)
     if options.json:
@@ -220,7 +108,7 @@ def topic_create(options: argparse.Namespace, console: Console) -> int:
 
 def topic_describe(options: argparse.Namespace, console: Console) -> int:
     """raymq topic describe TOPIC"""
-    with _cluster(options, console) as cluster:
+    with cluster_of(options, console) as cluster:
         facts = cluster.describe_topic(options.topic)
     if options.json:
         console.json(facts)
@@ -234,141 +122,11 @@ def topic_describe(options: argparse.Namespace, console: Console) -> int:
     return EXIT_OK
 
 
-def produce(options: argparse.Namespace, console: Console) -> int:
-    """raymq produce TOPIC: returns when every line is acknowledged."""
-    sent = 0
-    with _cluster(options, console) as cluster, cluster.producer() as producer:
-        # The producer's end raises the first failure, so a line is never lost in silence.
-        for number, line in enumerate(console.stdin, start=1):
-            producer.send(options.topic, **_message(line.removesuffix(b"\n"), number, options))
-            sent += 1
-    if options.json:
-        console.json({"topic": options.topic, "sent": sent})
-    else:
-        console.note(f"{sent} messages stored in {options.topic}")
-    return EXIT_OK
-
-
-def _message(line: bytes, number: int, options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of one input line. Raises: Rejected naming the line."""
-    if options.input_json:
-        return _json_message(line, number)
-    if options.key_separator is None:
-        return {"body": line}
-    key, found, body = line.partition(options.key_separator.encode())
-    if not found:
-        raise Rejected(
-            f"line {number} has no separator {options.key_separator!r}", field="key", row=number
-        )
-    return {"key": key, "body": body}
-
-
-def _json_message(line: bytes, number: int) -> dict[str, Any]:
-    try:
-        given = json.loads(line)
-        if set(given) - {"body", "key", *_FIELDS} or "body" not in given:
-            may = ", ".join(("key", *_FIELDS))
-            raise ValueError(f"fields {sorted(given)}; body is needed, {may} may be")
-    except (ValueError, TypeError) as error:
-        raise Rejected(
-            f"line {number} is not a message: {error}", field="line", row=number
-        ) from error
-    body = given["body"]
-    # Text goes as it is; anything else as the JSON it came as.
-    message = {"body": body.encode() if isinstance(body, str) else json.dumps(body).encode()}
-    if given.get("key") is not None:
-        message["key"] = str(given["key"]).encode()
-    return {**message, **{name: given[name] for name in _FIELDS if given.get(name)}}
-
-
-def consume(options: argparse.Namespace, console: Console) -> int:
-    """raymq consume TOPIC"""
-    output = "json" if options.json else options.output
-    with _cluster(options, console) as cluster:
-        ends = None if options.follow else _ends(cluster, options)
-        if ends is not None and not ends:
-            return EXIT_OK
-        printed = 0
-        # An offset may lie behind the end of a queue that has nothing to print.
-        queues = None if ends is None else sorted(ends)
-        with cluster.consumer(options.topic, start=options.start, queues=queues) as consumer:
-            for message in _until(consumer, ends):
-                _print_message(message, output, console)
-                printed += 1
-                if printed == options.max:
-                    break
-                if options.follow:
-                    console.flush()
-    return EXIT_OK
-
-
-def _ends(cluster: Any, options: argparse.Namespace) -> dict[int, int]:
-    """queue -> the offset before which to end, of the queues that have anything to print now."""
-    ends = {}
-    for queue in cluster.describe_topic(options.topic)["queues"]:
-        low, high = queue["min_offset"], queue["max_offset"]
-        end = high if options.stop == "latest" else min(options.stop, high)
-        begin = {"earliest": low, "latest": high}.get(options.start, options.start)
-        if begin < end:
-            ends[queue["queue_id"]] = end
-    return ends
-
-
-def _until(consumer: Any, ends: dict[int, int] | None) -> Iterator[Any]:
-    """Messages up to `ends`; None: for ever."""
-    left = None if ends is None else dict(ends)
-    while left is None or left:
-        for message in consumer.poll(_POLL_RECORDS, _POLL_TIMEOUT_S):
-            if ends is None or left is None:
-                yield message
-                continue
-            end = ends.get(message.queue_id, 0)
-            if message.offset < end:
-                yield message
-            if message.offset + 1 >= end:
-                left.pop(message.queue_id, None)
-
-
-def _print_message(message: Any, output: str, console: Console) -> None:
-    if output == "raw":
-        console.line(message.body)
-    elif output == "hex":
-        console.line(message.body.hex())
-    else:
-        console.json(
-            {
-                "queue_id": message.queue_id,
-                "offset": message.offset,
-                "key": _text(message.key),
-                "tag": message.tag,
-                "properties": dict(message.properties),
-                "store_time_ms": message.store_time_ms,
-                "born_time_ms": message.born_time_ms,
-                **_body(message.body),
-            }
-        )
-
-
-def _body(body: bytes) -> dict[str, str]:
-    """A body that is text as "body", any other as "body_base64".
-
-    Either can be told from the other.
-    """
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode()}
-
-
-def _text(key: bytes | None) -> str | None:
-    return None if key is None else key.decode("utf-8", "backslashreplace")
-
-
 def doctor(options: argparse.Namespace, console: Console) -> int:
     """raymq doctor [DIR]"""
     from .doctor import examine
 
-    checks = examine(options.data_dir)
+    checks = examine(options.data_dir, ephemeral=options.ephemeral)
     if options.json:
         console.json([asdict(check) for check in checks])
     else:
@@ -413,7 +171,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     for option, path in (("--json", options.json), ("--html", options.html)):
         if path is not None and path != "-":
             _check_writable(option, Path(path).expanduser())
-    with _cluster(options, console) as cluster:
+    with cluster_of(options, console) as cluster:
         run = Bench(cluster, plan, runner=options.runner, watcher=watcher(console.stderr))
         outcome = run.run(
             find_max_ms=getattr(options, "find_max", None), verify=not options.no_verify
@@ -446,17 +204,3 @@ def _write(path: str, text: str, option: str) -> None:
         Files().write_file_atomic(Path(path).expanduser(), text.encode())
     except OSError as error:
         raise Rejected(f"{option} {path}: {error}", field=option) from error
-
-
-def _cluster(options: argparse.Namespace, console: Console) -> Any:
-    return _connect(options.cluster, options.token_file, console)
-
-
-def _connect(target: str | None, token_file: str | None, console: Console) -> Any:
-    token = None
-    if token_file is not None:
-        try:
-            token = Files().read_file(Path(token_file).expanduser()).decode().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise Rejected(f"--token-file {token_file}: {error}", field="token_file") from error
-    return console.lifecycle.connect(target, token=token)

@@ -1,11 +1,12 @@
-"""`raymq doctor`: what of this machine would make RayMQ fail or slow, and what to do about each.
+"""`raymq doctor`: what would make RayMQ fail or slow on this machine, and what to do about it.
 
-Every check is a pure function of facts, so that each verdict is tested without such a machine;
-`examine` gathers the facts.
+A check of the machine is a pure function of facts, so that each verdict is tested without such a machine; `examine`
+gathers the facts. A data directory is judged by the code that `raymq start` runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -21,10 +22,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from raymq.actors.shared.control_block import check_architecture
-from raymq.cluster.cluster_record import load_record
+from raymq.cluster.cluster_record import ClusterRecord, Wanted, load_record
 from raymq.cluster.deploy.owned_ray import find_java
-from raymq.cluster.paths import ClusterPaths, file_system_of, load_token, volatile_reason
-from raymq.cluster.start import connect
+from raymq.cluster.deploy.placement import NODE_HOST
+from raymq.cluster.paths import (
+    ClusterPaths,
+    check_data_dir,
+    file_system_of,
+    load_token,
+    volatile_reason,
+)
+from raymq.cluster.start import connect, plan_start
 from raymq.cluster.transport import tls
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
@@ -52,7 +60,7 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 )
 _JAVA_TIMEOUT_S = 20
 _CERTIFICATE_WARN_DAYS = 30
-#: a process that gave up is told of for so long
+#: how long a process that gave up is mentioned
 _LAST_END_MS = 24 * 3_600_000
 
 
@@ -73,8 +81,11 @@ def _amount(size: int) -> str:
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size >> 20} MiB"
 
 
-def examine(data_dir: str | None = None) -> list[Check]:
-    """All checks of this machine; with `data_dir` also those of that directory."""
+def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Check]:
+    """All checks of this machine; with `data_dir` also those of that directory.
+
+    `ephemeral`: judge the directory as `raymq start --ephemeral` would.
+    """
     files = Files()
     place = data_dir or os.getcwd()
     checks = [
@@ -84,13 +95,13 @@ def examine(data_dir: str | None = None) -> list[Check]:
         check_crc(_has("google_crc32c"), _has("isal")),
         check_java(*_java(dict(os.environ))),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
-        check_shared_memory(*_room_of("/dev/shm")),
+        check_shared_memory(*_space_of("/dev/shm")),
         check_auth(os.environ),
         check_tls(os.environ, files, Clock().now_ms() / 1000),
-        check_disk(place, _free_bytes(place, files)),
+        check_disk(place, _free_bytes(place, files), _new_files_bytes(data_dir, files)),
     ]
     if data_dir is not None:
-        checks += check_data_dir(data_dir, files)
+        checks += examine_data_dir(data_dir, files, ephemeral=ephemeral)
     return checks
 
 
@@ -99,7 +110,7 @@ _PACKAGES = (("ray", _RAY), ("pyarrow", ""), ("numpy", ""))
 
 
 def check_python(version: tuple[int, int, int]) -> Check:
-    """Ray's wheels and our syntax need 3.10."""
+    """Ray's wheels and RayMQ's syntax need 3.10."""
     found = ".".join(map(str, version))
     if version[:2] < _PYTHON_MIN:
         return Check("python", "fail", found, "use Python 3.10 or newer")
@@ -119,7 +130,7 @@ def check_machine(system: str, machine: str) -> Check:
 
 
 def check_package(name: str, version: str | None, need: str) -> Check:
-    """A package that must be there, in the version we are made for."""
+    """A required package, in the version that RayMQ is made for."""
     if version is None:
         return Check(
             name, "fail", "not installed", f"pip install '{name}{f'=={need}.*' if need else ''}'"
@@ -182,7 +193,7 @@ def java_major(text: str) -> int:
 
 
 def check_open_files(limits: tuple[int, int]) -> Check:
-    """Ray, and two files a queue."""
+    """Ray's files, and two files per queue."""
     soft, hard = limits
     found = f"soft limit {_limit(soft)}, hard limit {_limit(hard)}"
     unlimited = resource.RLIM_INFINITY
@@ -198,9 +209,9 @@ def _limit(value: int) -> str:
 
 
 def check_shared_memory(size: int | None, free: int | None) -> Check:
-    """Ray's object store and transient pools live there."""
+    """The space of Ray's object store and of the transient pools."""
     if size is None or free is None:
-        return Check("/dev/shm", "fail", "missing", "mount a tmpfs there: Ray cannot run without")
+        return Check("/dev/shm", "fail", "missing", "mount a tmpfs there: Ray needs it")
     found = f"{_amount(free)} free of {_amount(size)}"
     if free < _SHM_FAIL_BYTES:
         return Check(
@@ -208,7 +219,7 @@ def check_shared_memory(size: int | None, free: int | None) -> Check:
             "fail",
             found,
             "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete what "
-            "processes that are gone have left there, or make it larger (a container: --shm-size)",
+            "dead processes left there, or make it larger (a container: --shm-size)",
         )
     if size < _SHM_WARN_BYTES:
         return Check(
@@ -218,7 +229,7 @@ def check_shared_memory(size: int | None, free: int | None) -> Check:
 
 
 def check_auth(environment: Mapping[str, str]) -> Check:
-    """How Ray authenticates: an owned Ray uses tokens unless told otherwise."""
+    """How Ray authenticates: an owned Ray uses tokens unless RAY_AUTH_MODE says otherwise."""
     mode = environment.get("RAY_AUTH_MODE")
     if mode is None:
         return Check("ray token", "ok", "RAY_AUTH_MODE unset: an own Ray uses a token")
@@ -226,7 +237,7 @@ def check_auth(environment: Mapping[str, str]) -> Check:
         return Check(
             "ray token",
             "warn",
-            "RAY_AUTH_MODE=disabled: whoever reaches Ray's ports may run any code as this user",
+            "RAY_AUTH_MODE=disabled: anyone who reaches Ray's ports may run any code as this user",
             "unset RAY_AUTH_MODE",
         )
     if mode.lower() != "token":
@@ -239,7 +250,7 @@ def check_auth(environment: Mapping[str, str]) -> Check:
 def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Check:
     """The certificates in Ray's variables, as a shard on this machine would use them.
 
-    Args: now_s: the wall clock. Loopback needs none of them.
+    Args: `now_s` is the wall clock. Shards on loopback need no certificate.
     """
     where = "set the variables where Ray's node and `raymq start` are started"
     try:
@@ -259,8 +270,8 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
         return Check(
             "tls",
             "fail",
-            f"{certificate} is refused by who trusts {environment[tls.CA_CERT]}: {error}",
-            f"make a certificate that this authority signed for this node's address, and name it "
+            f"{certificate} is refused by clients that trust {environment[tls.CA_CERT]}: {error}",
+            f"have this authority sign a certificate for this node's address, and name it "
             f"in {tls.SERVER_CERT}",
         )
     days = int((valid.end_s - now_s) // 86_400)
@@ -268,105 +279,107 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
     if not valid.names:
         return Check("tls", "fail", found, "give it a subjectAltName with this node's address")
     if days < _CERTIFICATE_WARN_DAYS:
-        return Check("tls", "warn", found, "renew it: clients refuse it from then on")
+        return Check("tls", "warn", found, "renew it: clients refuse it after that")
     return Check("tls", "ok", found)
 
 
-def check_disk(place: str, free: int | None) -> Check:
-    """ByteLimiter for a segment and the next one, which is allocated ahead."""
+def check_disk(place: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> Check:
+    """Space for what a start allocates: a segment and the next one, which is allocated ahead."""
     if free is None:
-        return Check("disk room", "fail", f"{place} cannot be looked at", "name an existing disk")
+        return Check("disk space", "fail", f"{place} cannot be examined", "name an existing disk")
     found = f"{_amount(free)} free at {place}"
-    if free < _DISK_FAIL_BYTES:
+    if free < needed:
         return Check(
-            "disk room",
+            "disk space",
             "fail",
             found,
-            "a shard allocates 2 GiB at its start (less with "
-            "--segment-size-bytes): free some or choose "
-            "another disk",
+            f"up to {_amount(needed)} are allocated at the start (less with --segment-size-bytes): free "
+            "some, or choose another disk",
         )
     if free < _DISK_WARN_BYTES:
         return Check(
-            "disk room",
+            "disk space",
             "warn",
             found,
-            "messages go after 72 hours (--file-reserved-hours), not earlier: watch it",
+            "messages are deleted after 72 hours (--file-reserved-hours), not earlier: watch it",
         )
-    return Check("disk room", "ok", found)
+    return Check("disk space", "ok", found)
 
 
-def check_data_dir(data_dir: str, files: Files) -> list[Check]:
-    """Of one data directory: survives a reboot, kind of file system, rights, token."""
+def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) -> list[Check]:
+    """One data directory, judged by the code of `raymq start` and in its words; changes nothing."""
     paths = ClusterPaths(data_dir)
-    place = paths.root
-    checks = []
-    reason = volatile_reason(place, files)
-    kind = file_system_of(place, files)
-    if reason is not None:
-        checks.append(
-            Check("data dir", "warn", reason, "choose a disk, or accept the loss with --ephemeral")
-        )
-    elif kind in _NETWORK_FILE_SYSTEMS:
-        checks.append(
-            Check(
-                "data dir",
-                "warn",
-                f"{place} is on {kind}",
-                "locks and syncs over a network are as good as its server: use a local disk",
-            )
-        )
-    elif kind == "overlay":
-        checks.append(
-            Check(
-                "data dir",
-                "warn",
-                f"{place} is in a container's own layer",
-                "it is deleted with the container: mount a volume",
-            )
-        )
-    else:
-        checks.append(Check("data dir", "ok", f"{place} on {kind}"))
-    checks.append(_check_rights(place, files))
-    if files.exists(paths.cluster):
-        checks += _check_cluster(paths, files)
+    refused = "`raymq start` refuses this directory"
+    try:
+        record = load_record(paths, files)
+        accepted = ephemeral or (record is not None and record.ephemeral)
+        check_data_dir(data_dir, ephemeral=accepted, files=files)
+        wanted = Wanted(tls=tls.wanted(os.environ))
+        stored, record, _ = plan_start(paths, wanted, ephemeral=accepted, files=files)
+        if files.exists(paths.token):
+            load_token(paths, files)
+    except RayMQError as error:
+        return [Check("data dir", "fail", str(error), refused)]
+    checks = [_check_place(paths.root, files)]
+    if stored is not None:
+        checks.append(_check_address(record))
+        checks += _check_cluster(paths, record, files)
     return checks
 
 
-def _check_rights(place: Path, files: Files) -> Check:
-    parent = place
-    while not files.exists(parent):
-        parent = parent.parent
-    if os.statvfs(parent).f_flag & os.ST_RDONLY:
+def _check_place(place: Path, files: Files) -> Check:
+    """A directory that `start` accepts, with what the operator should know about it."""
+    reason = volatile_reason(place, files)
+    if reason is not None:
+        advice = "choose a disk, unless the messages may be lost"
+        return Check("data dir", "warn", f"{reason}; accepted as ephemeral", advice)
+    kind = file_system_of(place, files)
+    if kind in _NETWORK_FILE_SYSTEMS:
         return Check(
-            "writable",
-            "fail",
-            f"{parent} is mounted read-only",
-            "mount it writable (the kernel makes a disk with errors read-only: see dmesg), or choose another disk",
+            "data dir",
+            "warn",
+            f"{place} is on {kind}",
+            "locks and syncs over a network are as good as its server: use a local disk",
         )
-    if not parent.is_dir():
-        return Check("writable", "fail", f"{parent} is a file", "name a directory")
-    if not os.access(parent, os.W_OK | os.X_OK):
+    if kind == "overlay":
         return Check(
-            "writable", "fail", f"{parent} cannot be written by this user", f"chown {parent}"
+            "data dir",
+            "warn",
+            f"{place} is in a container's own layer",
+            "it is deleted with the container: mount a volume",
         )
-    mode = os.stat(parent).st_mode & 0o777
-    if parent == place and mode & 0o077:
-        return Check(
-            "writable", "warn", f"mode {mode:04o}: others may look in", f"chmod 700 {place}"
-        )
-    return Check("writable", "ok", str(place) if parent == place else f"{place} can be made")
+    if not files.exists(place):
+        return Check("data dir", "ok", f"{place} on {kind}; `raymq start` makes it")
+    mode = os.stat(place).st_mode & 0o777
+    note = f"; mode {mode:04o}, which `raymq start` makes 0700" if mode & 0o077 else ""
+    return Check("data dir", "ok", f"{place} on {kind}{note}")
 
 
-def _check_cluster(paths: ClusterPaths, files: Files) -> list[Check]:
+def _check_address(record: ClusterRecord) -> Check:
+    """The address on which the shards listen, with the same check as at the start."""
+    if record.host == NODE_HOST:
+        return Check("address", "ok", "each shard listens on its node's own address")
     try:
-        record = load_record(paths, files)
-        load_token(paths, files)
-    except RayMQError as error:
-        advice = "mend it as the message says, and look again"
-        return [Check("cluster", "fail", str(error), advice)]
-    name = "unknown" if record is None else record.name
-    found = f"{name!r}, token readable by this user only"
+        exposed = tls.check_exposed(record.host, tls=record.tls, insecure=record.insecure)
+    except Rejected as error:
+        return Check("address", "fail", str(error), "`raymq start` refuses this address")
+    if exposed:
+        return Check(
+            "address",
+            "warn",
+            f"{record.host} is reachable from other machines, unencrypted (--insecure)",
+            f"set {tls.USE_TLS}=1, or listen on 127.0.0.1 (--host)",
+        )
+    return Check("address", "ok", f"shards listen on {record.host}")
+
+
+def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> list[Check]:
+    token = (
+        "token readable by this user only"
+        if files.exists(paths.token)
+        else ("its token is missing: `raymq start` makes another")
+    )
+    found = f"{record.name!r}, {token}"
     try:
         with connect(paths.data_dir) as cluster:
             cluster.describe()
@@ -376,7 +389,7 @@ def _check_cluster(paths: ClusterPaths, files: Files) -> list[Check]:
             Check(
                 "cluster",
                 "fail",
-                f"{name!r} runs and refuses this token: {error}",
+                f"{record.name!r} runs and refuses this token: {error}",
                 f"put the token it was started with back into {paths.token}, or `raymq stop` and start it",
             )
         ]
@@ -384,19 +397,19 @@ def _check_cluster(paths: ClusterPaths, files: Files) -> list[Check]:
         return [Check("cluster", "ok", f"{found}; it does not run or does not answer")]
     now_ms = Clock().now_ms()
     return [
-        Check("cluster", "ok", f"{found}; it runs and takes it"),
+        Check("cluster", "ok", f"{found}; it runs and accepts the token"),
         *(check_shard(facts, now_ms) for facts in shards),
     ]
 
 
 def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
-    """What a running shard says of itself. Args: facts: its part of `Cluster.status()`."""
+    """A running shard. Args: `facts` is its part of `Cluster.status()`."""
     name, state, cause = f"shard {facts.get('shard')}", facts.get("state"), facts.get("error")
     if state != "RUNNING":
         found = f"{state}: {cause or 'no cause is known'}"
         return Check(name, "fail", found, 'see docs/operating.md, "When something is wrong"')
     if cause or facts.get("writable") is False:
-        advice = "it is tried again by itself; look at what is named, and at this machine's limits and disk"
+        advice = "RayMQ tries again by itself; see to what is named, and to this machine's limits and disk"
         return Check(name, "warn", f"RUNNING, but {cause}", advice)
     idle = [
         role
@@ -408,13 +421,13 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
             name,
             "warn",
             f"RUNNING without {', '.join(idle)}",
-            "Ray restarts it; where that takes longer than seconds, look at Ray's logs of it",
+            "Ray restarts it; if that takes longer than seconds, see Ray's log of the actor",
         )
     last = facts.get("last_end")
     if last and now_ms - last["time_ms"] < _LAST_END_MS:
         minutes = (now_ms - last["time_ms"]) // 60_000
-        found = f"RUNNING; its process gave up {minutes} minutes ago: {last['reason']}"
-        return Check(name, "warn", found, "it was started again by itself; look at what is named")
+        found = f"RUNNING; its process ended itself {minutes} minutes ago: {last['reason']}"
+        return Check(name, "warn", found, "Ray started it again; see to what is named")
     return Check(name, "ok", "RUNNING")
 
 
@@ -447,13 +460,24 @@ def _java(environment: dict[str, str]) -> tuple[str | None, str]:
     return path, done.stderr + done.stdout
 
 
-def _room_of(path: str) -> tuple[int | None, int | None]:
-    """Its size and what is free, bytes."""
+def _space_of(path: str) -> tuple[int | None, int | None]:
+    """Size and free bytes of a file system; None for what cannot be asked."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:
         return None, None
     return usage.total, usage.free
+
+
+def _new_files_bytes(data_dir: str | None, files: Files) -> int:
+    """The bytes that the next start may allocate; for an existing cluster one more segment per replica."""
+    record = None
+    if data_dir is not None:
+        with contextlib.suppress(RayMQError):
+            record = load_record(ClusterPaths(data_dir), files)
+    if record is None or record.nodes is not None:
+        return _DISK_FAIL_BYTES
+    return record.shards * record.replicas * record.segment_size_bytes
 
 
 def _free_bytes(place: str, files: Files) -> int | None:

@@ -1,8 +1,8 @@
 """The Grafana dashboard: a file of this package, and where Ray's Grafana looks for it.
 
-A Ray that runs with its dashboard writes a Grafana configuration into its session directory (`metrics/grafana`), and
-in it says from which folder Grafana takes dashboards. Nothing is installed or started here: Prometheus and Grafana
-are the operator's, as with Ray's own dashboards.
+A Ray that runs with its dashboard writes a Grafana configuration into its session directory (`metrics/grafana`). That
+names the folder from which Grafana takes dashboards. The operator runs Prometheus and Grafana, as for Ray's own
+dashboards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def dashboard() -> bytes:
 def ray_of(cluster: str | None, *, files: Files) -> RayTarget | None:
     """The Ray in which a cluster runs (None: the only one known here), else the one in RAY_ADDRESS.
 
-    Raises: Rejected when `cluster` is none.
+    Raises: Rejected when `cluster` names none.
     """
     try:
         paths = local_paths(cluster, files)
@@ -45,10 +45,11 @@ def ray_of(cluster: str | None, *, files: Files) -> RayTarget | None:
 
 
 def install(directory: str | None, target: RayTarget | None, *, files: Files) -> Path:
-    """Copies the dashboard to `directory`, or to where the Grafana of the Ray at `target` looks.
+    """Copy the dashboard to `directory`, or to where the Grafana of the Ray at `target` looks.
 
-    Returns: the file written. Raises: Rejected: the directory is not there, no Ray was given either, or that Ray
-    has no Grafana folder on this machine; Unavailable: Ray does not answer, or the directory cannot be written.
+    Returns: the file written.
+    Raises: Rejected when the directory does not exist, when neither it nor a Ray is given, or when that Ray has no
+    Grafana folder on this machine; Unavailable when Ray does not answer, or the directory cannot be written.
     """
     if directory is not None:
         folder = Path(directory)
@@ -64,13 +65,13 @@ def install(directory: str | None, target: RayTarget | None, *, files: Files) ->
         )
     place = folder / FILE_NAME
     files.write_file_atomic(place, dashboard())
-    # Grafana is often another user's process.
+    # Grafana often runs as another user.
     os.chmod(place, _READABLE)
     return place
 
 
 def dashboards_folder(session_dir: Path, files: Files) -> Path:
-    """Where the Grafana of a Ray session takes dashboards from. Raises: Rejected when there is no such folder."""
+    """Where the Grafana of a Ray session takes dashboards from. Raises: Rejected when that folder does not exist."""
     try:
         text = files.read_file(session_dir / _PROVIDER).decode("utf-8", "replace")
     except OSError:
@@ -90,6 +91,6 @@ def dashboards_folder(session_dir: Path, files: Files) -> Path:
 
 
 def _session_dir(ray: Any) -> Path:
-    # A second init only tells about the first.
+    # A second init only returns the facts of the first.
     context = ray.init(ignore_reinit_error=True, configure_logging=False)
     return Path(context.address_info["session_dir"])

@@ -1,4 +1,4 @@
-"""What `raymq store ...` does: commands on store directories, without a cluster."""
+"""`raymq store ...`: commands on store directories, without a cluster but for `import`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from raymq.store.errors import Rejected
 from raymq.store.files import Files
 
-from .commands import EXIT_FAULT, EXIT_OK, Console
+from .console import EXIT_FAULT, EXIT_OK, Console, cluster_of
 from .store_progress import StoreProgress
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
     found = 0
     for root in stores(options.directory):
         with StoreProgress(console.stderr) as progress:
-            report = check(root, progress=progress.tell)
+            report = check(root, progress=progress.report)
         faults, verdict = report.faults, report.verdict
         found += len(faults)
         if options.json:
@@ -41,13 +41,13 @@ def verify(options: argparse.Namespace, console: Console) -> int:
         if verdict is not None and verdict.decision == "truncate":
             console.line(f"{root}: no fault: {verdict}")
         for name in report.anew:
-            console.line(f"{root}/{name}: no fault: a cache that the next start makes anew")
+            console.line(f"{root}/{name}: no fault: a cache that the next start rebuilds")
         console.line(f"{root}: {len(faults)} faults" if faults else f"{root}: sound")
     return EXIT_FAULT if found else EXIT_OK
 
 
 def dump(options: argparse.Namespace, console: Console) -> int:
-    """raymq store dump DIR: always JSON, one object a line."""
+    """raymq store dump DIR: always JSON, one object per line."""
     from raymq.store.tools.inspect import dump as messages
 
     faults = 0
@@ -79,7 +79,7 @@ def repair(options: argparse.Namespace, console: Console) -> int:
                 cut_at=options.cut_at,
                 rebuild=options.rebuild or (),
                 keep=None if options.keep is None else Path(options.keep),
-                progress=progress.tell,
+                progress=progress.report,
             )
             done = job.run() if options.yes else None
             plan = None if options.yes else job.plan()
@@ -105,11 +105,11 @@ def _show_plan(root: Path, plan: Plan, as_json: bool, console: Console) -> None:
     elif plan.steps:
         console.line(f"{root}: nothing was changed; --yes does it, and keeps what it changes")
     else:
-        console.line(f"{root}: {'no step mends this' if plan.faults else 'nothing to repair'}")
+        console.line(f"{root}: {'no step repairs this' if plan.faults else 'nothing to repair'}")
 
 
 def _show_cut(root: Path, cut: Any, console: Console) -> None:
-    console.line(f"{root}: the log is damaged and nothing mends it; {cut}")
+    console.line(f"{root}: the log is damaged and cannot be repaired; {cut}")
     console.line(
         f"{root}: copy the other replica, or save what can be read (raymq store export "
         f"--behind-damage), or cut with --cut-at {cut.offset} --yes"
@@ -149,7 +149,7 @@ def scrub(options: argparse.Namespace, console: Console) -> int:
             job.restart()
         with StoreProgress(console.stderr) as progress:
             try:
-                faults = job.one_pass(progress.tell)
+                faults = job.one_pass(progress.report)
             finally:
                 job.close()
         clean &= not faults
@@ -173,10 +173,10 @@ def export(options: argparse.Namespace, console: Console) -> int:
             f"{options.directory} holds {1 + len(others)} stores; name one", field="DIR", limit=1
         )
     if options.topic is None and (
-        options.queue is not None or options.start is not None or options.stop is not None
+        options.queue_id is not None or options.start is not None or options.stop is not None
     ):
         raise Rejected(
-            "--queue, --from and --to say what of a topic; name it with --topic",
+            "--queue-id, --from and --to choose messages of one topic; name it with --topic",
             field="topic",
             limit="a topic",
         )
@@ -189,7 +189,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         )
     choice = Choice(
         topic=options.topic,
-        queue_id=options.queue,
+        queue_id=options.queue_id,
         start=options.start,
         stop=options.stop,
         behind_damage=options.behind_damage,
@@ -200,7 +200,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
             Path(options.target),
             choice,
             file_bytes=options.file_mib << 20,
-            progress=progress.tell,
+            progress=progress.report,
         )
     if options.json:
         console.json({"store": str(root), "target": options.target, **vars(done)})
@@ -211,6 +211,19 @@ def export(options: argparse.Namespace, console: Console) -> int:
         for start, stop in done.damaged:
             console.line(f"not readable: [{start}, {stop}) of the log")
     return EXIT_FAULT if done.damaged else EXIT_OK
+
+
+def import_(options: argparse.Namespace, console: Console) -> int:
+    """raymq store import SOURCE"""
+    from .store_import import send_export
+
+    with cluster_of(options, console) as cluster:
+        done = send_export(Path(options.source).expanduser(), cluster, topic=options.topic)
+    if options.json:
+        console.json(done.facts())
+    else:
+        console.line(done.summary())
+    return EXIT_OK
 
 
 def stores(directory: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""How a long walk over a store shows that it goes on: bars with `rich` on a terminal, else a line now and then."""
+"""Progress of a long walk over a store: bars with `rich` on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import IO, Any
 
 #: a walk shorter than this shows nothing
 _QUIET_S = 1.0
-#: lines without a terminal come at most so often
+#: least time between two lines without a terminal
 _LINE_S = 5.0
 
 
 class StoreProgress:
-    """A context whose `tell` is given to the walks of store/ as their progress."""
+    """A context manager whose `report` is the progress callback of the walks in store/."""
 
     def __init__(self, stream: IO[str], *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._monotonic = monotonic
-        self._began = self._told = monotonic()
+        self._began = self._printed = monotonic()
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
         self._rich = stream.isatty() and importlib.util.find_spec("rich") is not None
@@ -37,15 +37,15 @@ class StoreProgress:
         if self._bars is not None:
             self._bars.stop()
 
-    def tell(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` bytes of one walk."""
+    def report(self, what: str, done: int, total: int) -> None:
+        """Show `done` of `total` bytes of one walk."""
         now = self._monotonic()
         if now - self._began < _QUIET_S:
             return
         if self._rich:
             self._draw(what, done, total)
-        elif now - self._told >= _LINE_S:
-            self._told = now
+        elif now - self._printed >= _LINE_S:
+            self._printed = now
             print(f"{what}: {100 * done // max(total, 1)} %", file=self._stream, flush=True)
 
     def _draw(self, what: str, done: int, total: int) -> None:

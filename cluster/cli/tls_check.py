@@ -1,16 +1,16 @@
-"""What a certificate is worth, found out by the handshake that a client and a shard would have."""
+"""Checks a certificate by the handshake that a client and a shard would have."""
 
 from __future__ import annotations
 
 import ssl
 from typing import NamedTuple
 
-#: OpenSSL's numbers for what is wrong with a certificate
+#: OpenSSL's error numbers
 _EXPIRED, _NOT_YET = 10, 9
 
 
 class Validity(NamedTuple):
-    """A certificate that a client takes."""
+    """The facts of a certificate that a client accepts."""
 
     #: seconds since 1970
     end_s: float
@@ -19,13 +19,13 @@ class Validity(NamedTuple):
 
 
 class NotTaken(Exception):
-    """A client that trusts only this authority does not take the certificate."""
+    """A client that trusts only this authority does not accept the certificate."""
 
 
 def validity(certificate: str, key: str, ca: bytes) -> Validity:
     """The validity of a certificate for clients that trust `ca`, whatever their address for it is.
 
-    Args: paths of PEM files that are a pair; the authority's PEM bytes. Raises: NotTaken, in words.
+    Args: paths of PEM files that are a pair; the authority's PEM bytes. Raises: NotTaken saying why.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certificate, key)
@@ -53,7 +53,7 @@ def validity(certificate: str, key: str, ca: bytes) -> Validity:
 
 
 def _step(side: ssl.SSLObject) -> bool:
-    """Go on with a handshake. Returns: whether this side is through."""
+    """Continue a handshake. Returns: whether this side has finished."""
     try:
         side.do_handshake()
     except ssl.SSLWantReadError:

@@ -2,9 +2,9 @@
 
 Functions over an initialised `ray` module.
 
-Every actor is detached (it outlives whoever started it), restarts for ever, never retries a call (a
-retried append would be a second append) and needs no CPU of Ray's count. All roles of a replica
-stay on the machine that has its disk.
+Every actor is detached (it outlives the process that started it), restarts without limit and never retries a call
+(a retried append would be a second append). It reserves no CPU in Ray. All roles of a replica stay on the machine that
+has its disk.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SERVER = "raymq.cluster.transport.flight_server:serve"
 _TRANSPORT = "raymq.cluster.transport.flight_client:ReplicaTransport"
 _PREPARE = "raymq.cluster.deploy.placement:prepare_replica"
 _CALL_TIMEOUT_S = 10.0
-#: waiting longer changes nothing
+#: states in which a CommitLog serves
 _UP = ("RUNNING", "READ_ONLY")
-#: a Flight server's put and fetch are threads of their own; these are the actor's own calls
+#: threads for the actor's own calls; put and fetch run in threads of the Flight server
 _MAX_CONCURRENCY = {"commit_log": 8}
-#: every role that there is, and which are closed before which: CommitLogs need their satellites to the end
+#: every role, by the order in which they are closed: a CommitLog needs its satellites to the end
 _CLOSING_RANK = {
     "commit_log": 0,
     "replication": 1,
@@ -65,7 +65,7 @@ def specs(
     """One plain dict per actor, in starting order: what its constructor gets."""
     from raymq import __version__
 
-    # `flush` travels on its own.
+    # `flush` is a field of its own.
     options = {key: value for key, value in options.items() if key != "flush"}
     found = []
     for shard in range(record.shards):
@@ -119,9 +119,9 @@ def create(
     *,
     timeout_s: float = _CALL_TIMEOUT_S,
 ) -> tuple[list[Member], bool]:
-    """Creates the actors that do not run yet; those that do are kept.
+    """Create the actors that do not run yet; running ones are kept.
 
-    Args: timeout_s is how long the first shard may take to say what it is, if it runs.
+    Args: `timeout_s` is how long a running first shard may take to answer.
 
     Returns: all actors, and whether the cluster was started by this call (its first shard did not
     run).
@@ -137,7 +137,7 @@ def create(
     from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
 
     for method, group in GROUP_OF.items():
-        # What a call costs is mostly Ray's: without its events a fifth less.
+        # Without Ray's task events a call costs a fifth less.
         ray.method(concurrency_group=group, enable_task_events=False)(
             getattr(CommitLogActor, method)
         )
@@ -247,19 +247,19 @@ def wait_running(
     progress: Progress,
     warn: Progress,
 ) -> dict[int, str]:
-    """Waits until every CommitLog is up, then tells every leader where all of them are.
+    """Wait until every CommitLog is up, then send the endpoints of all leaders to each of them.
 
-    One that is READ_ONLY is up: it serves reads, and only an operator ends that state, so `warn` gets its line.
+    A READ_ONLY one is up: it serves reads, and only an operator ends that state. `warn` gets its line.
 
     Returns: shard -> endpoint of its leader. Raises: Unavailable with each shard's state and error,
     Corrupt as soon as a shard finds its store damaged.
     """
     logs = [member for member in members if member.role == "commit_log"]
     states: dict[str, dict[str, Any]] = {}
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
     while True:
-        # Side by side, so that silent ones take the time of one.
+        # All at once: several silent ones then take the time of one.
         wanted = [m for m in logs if states.get(m.name, {}).get("state") not in _UP]
         calls = [(member, _ask_ready(ray, member)) for member in wanted]
         left_ms = max(1000, deadline - clock.monotonic_ms())
@@ -268,15 +268,15 @@ def wait_running(
             answer_s = max(0.0, (give_up - clock.monotonic_ms()) / 1000)
             state = states[member.name] = _ready(ray, member, call, answer_s)
             line = _line(member, state)
-            if told.get(member.name) != line:
-                told[member.name] = line
+            if reported.get(member.name) != line:
+                reported[member.name] = line
                 (warn if state["state"] == "READ_ONLY" else progress)(line)
         left = [member for member in logs if states[member.name]["state"] not in _UP]
         if not left:
             break
         damaged = [m for m in left if str(states[m.name].get("error")).startswith("Corrupt: ")]
         if damaged:
-            # Waiting mends nothing.
+            # Waiting does not repair a store.
             raise Corrupt(
                 "; ".join(_line(member, states[member.name]) for member in damaged)
                 + ". The cluster is left as it is: end it with `raymq stop`",
@@ -284,9 +284,9 @@ def wait_running(
             )
         if clock.monotonic_ms() > deadline:
             raise Unavailable(
-                f"{len(left)} of {len(logs)} replicas do not serve in the {timeout_s:.0f} s that were left: "
+                f"{len(left)} of {len(logs)} replicas do not serve in the remaining {timeout_s:.0f} s: "
                 + "; ".join(_line(member, states[member.name]) for member in left)
-                + ". They go on trying: see `raymq status`, end them with `raymq stop`",
+                + ". They keep trying: see `raymq status`; `raymq stop` ends them",
                 shards={member.name: states[member.name] for member in left},
             )
         clock.sleep_ms(100)
@@ -302,14 +302,14 @@ def wait_running(
 
 
 def _ask_ready(ray: Any, member: Member) -> Any:
-    """The call; None when the member's node is away: asking its actors would only wait until it is back."""
+    """The call; None when the member's node is away, because Ray would hold the call until it is back."""
     if member.node is not None and member.node not in placement.present(ray):
         return None
     return member.handle.ready.remote()
 
 
 def _ready(ray: Any, member: Member, call: Any, timeout_s: float) -> dict[str, Any]:
-    """What the member answered to `_ask_ready`."""
+    """The member's answer to `_ask_ready`."""
     if call is None:
         error = placement.describe_away(str(member.node))
         return {"state": "PENDING", "endpoint": None, "error": error}
@@ -342,7 +342,7 @@ def find(ray: Any, cluster: str, record_roles: Iterable[tuple[int, int, str]]) -
 
 
 def all_roles(record: ClusterRecord) -> list[tuple[int, int, str]]:
-    """Every (shard, replica, role) that may run, in whatever flush mode it was started."""
+    """Every (shard, replica, role) that may run, for all flush modes."""
     return [
         (shard, replica, role)
         for shard in range(record.shards)
@@ -354,7 +354,7 @@ def all_roles(record: ClusterRecord) -> list[tuple[int, int, str]]:
 def is_another(ray: Any, record: ClusterRecord, *, clock: Clock) -> bool:
     """Whether the cluster of this name in this Ray has another identity, as the first shard that answers says.
 
-    Where none answers it is taken for the one that was started here.
+    When no shard answers, it counts as the one that was started here.
     """
     roles = [role for role in all_roles(record) if role[2] == "commit_log"]
     calls = [member.handle.status.remote() for member in find(ray, record.name, roles)]
@@ -367,11 +367,11 @@ def is_another(ray: Any, record: ClusterRecord, *, clock: Clock) -> bool:
 
 
 def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) -> dict[str, str]:
-    """Closes every actor in order, ends it, and waits until Ray has forgotten it.
+    """Close every actor in order, end it, and wait until Ray has forgotten it.
 
-    Leaders first (they answer what waits and sync what is left, for which the satellites must still
-    run), then followers, then satellites. Coordinators of durable queues, which have nothing to lose, come
-    last: a getter that waits asks for a new one at once, and is refused only when the shards are gone.
+    Leaders come first: they answer waiting calls and sync what is left, for which the satellites must still run. Then
+    followers, then satellites. Coordinators of durable queues come last and lose nothing: a waiting getter asks for a
+    new one at once, which is refused only when the shards are gone.
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
     members = find(ray, record.name, all_roles(record))
@@ -396,8 +396,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
         for member, call in zip(wave, calls, strict=True):
             outcomes[member.name] = _outcome(ray, member, call, wait_s)
         for member in group:
-            # The end of the process, and of the name: close() alone would be followed by Ray's
-            # restart.
+            # This ends the process and frees the name; after close() alone Ray would restart the actor.
             ray.kill(member.handle, no_restart=True)
     _wait_gone(ray, record.name, members, clock)
     for name in _coordinators(ray, record.name):
@@ -408,12 +407,12 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
 
 
 def _rank(member: Member) -> tuple[int, int]:
-    """Who is closed first; of one role leaders before followers."""
+    """The order of closing; within a role leaders before followers."""
     return _CLOSING_RANK[member.role], member.replica
 
 
 def _coordinators(ray: Any, cluster: str) -> list[str]:
-    """The names of the actors that keep the cluster's durable queues."""
+    """The names of the coordinators of the cluster's durable queues."""
     prefix = coordinator_name(cluster, "")
     known = ray.util.list_named_actors(all_namespaces=True)
     return sorted(
@@ -430,7 +429,7 @@ def _outcome(ray: Any, member: Member, call: Any, timeout_s: float) -> str:
         return f"did not close within {timeout_s:g} s; ended"
     except ray.exceptions.RayActorError as error:
         if member.role != "commit_log":
-            # A CommitLog that closes ends its satellites itself; they keep nothing of their own.
+            # A CommitLog that closes ends its satellites itself; they have no data of their own.
             return "closed"
         return f"was down: {str(error).strip().splitlines()[0]}"
     except (RayMQError, ray.exceptions.RayTaskError) as error:
@@ -443,7 +442,7 @@ def _wait_gone(ray: Any, cluster: str, members: list[Member], clock: Clock) -> N
     for member in members:
         while find(ray, cluster, [(member.shard, member.replica, member.role)]):
             if clock.monotonic_ms() > deadline:
-                raise Unavailable(f"Ray does not end actor {member.name}")
+                raise Unavailable(f"Ray has not ended the actor {member.name} within 10 s")
             clock.sleep_ms(50)
 
 
@@ -459,14 +458,19 @@ def endpoints(ray: Any, cluster: str, shards: int) -> dict[int, str]:
 
 
 def credentials(ray: Any, cluster: str) -> dict[str, Any]:
-    """What a shard tells to who reaches it through Ray: cluster_id, shards, token.
+    """The facts that a client needs which reaches the cluster through Ray: cluster_id, shards, token.
 
     Raises: Rejected when no such cluster runs in this Ray, Unavailable when its first shard does
     not answer.
     """
     members = find(ray, cluster, [(0, 0, "commit_log")])
     if not members:
-        raise Rejected(f"no cluster {cluster!r} runs in this Ray", field="target", limit=cluster)
+        raise Rejected(
+            f"no cluster {cluster!r} runs in the Ray to which this process is connected: start it "
+            "with `raymq start DIR`, or name its data directory",
+            field="target",
+            limit=cluster,
+        )
     try:
         facts: dict[str, Any] = ray.get(
             members[0].handle.credentials.remote(), timeout=_CALL_TIMEOUT_S

@@ -1,9 +1,9 @@
-"""The Ray that `start` owns: started apart from the shell, ended with all its processes.
+"""The Ray that `start` owns: started detached from the shell, ended with all its processes.
 
 It is `ray start --head --block` in a session of its own: it outlives the shell, uses free ports and a private
 session directory, and never touches another Ray of the machine (no `ray stop`, which ends all of them, and not the
 machine-wide "current cluster" file). It runs with RAY_AUTH_MODE from the environment, else "token": a Ray that starts
-without a token while a driver finds one in ~/.ray/auth_token half works (streaming calls hang for ever).
+without a token while a driver finds one in ~/.ray/auth_token works only in part: streaming calls hang.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from .ray_host import (
 )
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-#: what ends an owned Ray when it is lost; the names as the kernel has them
+#: the servers without which an owned Ray does not work, as the kernel names them
 SERVERS = ("gcs_server", "raylet")
 _START_TIMEOUT_S = 60.0
 _ATTEMPTS = 4
 _STOP_GRACE_MS = 20_000
-#: of one that lost a server: it cannot end in order
+#: for a Ray that lost a server: it cannot end in order
 _DYING_GRACE_MS = 1_500
 _PORT_OPTIONS = (
     "--port",
@@ -66,7 +66,7 @@ def start_owned(
     loopback: bool = True,
     timeout_s: float = _START_TIMEOUT_S,
 ) -> OwnedRay:
-    """Starts a Ray that outlives this process; returns when it takes connections.
+    """Start a Ray that outlives this process; returns when it accepts connections.
 
     Args: with `loopback` it listens on 127.0.0.1 only, else on all addresses of the machine.
     Raises: Unavailable with the end of its log when it does not come up within `timeout_s`.
@@ -74,15 +74,15 @@ def start_owned(
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
     lost = load_owned(paths, files)
     if lost is not None:
-        # It did not end by `stop`: a crash, a reboot, or it is dying.
-        progress(f"Ray at {lost.address} is lost, it is replaced: {ailment(lost, files)}")
+        # It was not ended by `stop`: it crashed, the machine was rebooted, or it is dying.
+        progress(f"Ray at {lost.address} is lost and is replaced: {ailment(lost, files)}")
         stop_owned(paths, files=files, clock=clock)
     progress("starting Ray")
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             owned = _start_once(paths, loopback, deadline, files=files, clock=clock)
         except Unavailable as error:
-            # A free port may have been taken between our look and Ray's bind; on a busy machine Ray gives up early.
+            # Another process may have taken a port before Ray bound it; on a busy machine Ray gives up early.
             if attempt == _ATTEMPTS or clock.monotonic_ms() >= deadline:
                 raise
             progress(f"starting Ray again: {error}")
@@ -93,9 +93,9 @@ def start_owned(
 
 
 def ailment(owned: OwnedRay, files: Files) -> str | None:
-    """Why this Ray will not serve again, which its processes show before Ray itself notices; None: they are well.
+    """Why this Ray will not serve again, as its processes show; None: they run.
 
-    A server that was killed takes Ray about a second to notice; one that was stopped (SIGSTOP) leaves it hanging.
+    Ray itself takes about a second to notice a killed server, and hangs with a stopped one (SIGSTOP).
     """
     if not leader_alive(owned.family, files):
         return f"its head process (pid {owned.pid}) has ended"
@@ -112,7 +112,7 @@ def ailment(owned: OwnedRay, files: Files) -> str | None:
 
 
 def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
-    """Ends the directory's own Ray, if any, and waits until all its processes are gone.
+    """End the directory's own Ray, if any, and wait until all its processes are gone.
 
     Returns: the pids that had to be killed. Raises: Unavailable when a process cannot be ended.
     """
@@ -130,7 +130,7 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
 
 
 def _remove_session(owned: OwnedRay, files: Files) -> None:
-    """Deletes Ray's session directory (its logs and sockets); only one that we named."""
+    """Delete Ray's session directory (its logs and sockets), if `start` named it."""
     place = Path(owned.temp_dir)
     if place.parent == run_dir(files) and place.name.startswith("ray-") and files.exists(place):
         files.remove_tree(place)
@@ -140,12 +140,12 @@ def _start_once(
     paths: ClusterPaths, loopback: bool, deadline: int, *, files: Files, clock: Clock
 ) -> OwnedRay:
     mark = secrets.token_hex(8)
-    # Short: Ray puts sockets below it, and a socket's path has at most 107 bytes.
+    # Short: Ray puts sockets into it, and the path of a socket has at most 107 bytes.
     temp_dir = run_dir(files) / f"ray-{mark[:8]}"
     files.make_dirs(temp_dir, 0o700)
     environment = owned_environment(mark, files)
     if loopback:
-        # Else `ray start` replaces 127.0.0.1 by the machine's own address: so a node on other machines could join.
+        # Otherwise `ray start` replaces 127.0.0.1 by the machine's own address, so that other machines could join.
         environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ports = free_ports(len(_PORT_OPTIONS))
     arguments = [
@@ -156,7 +156,7 @@ def _start_once(
         "--include-dashboard=false",
         f"--temp-dir={temp_dir}",
         f"--labels={HOST_LABEL}={host_label()}",
-        # 0: each worker takes a free port; the default range is everybody's.
+        # 0: each worker takes a free port; every Ray of the machine has the same default range.
         "--min-worker-port=0",
         "--max-worker-port=0",
         *(f"{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)),
@@ -164,7 +164,7 @@ def _start_once(
         *(["--node-ip-address=127.0.0.1"] if loopback else []),
     ]
     if importlib.util.find_spec("grpc") is not None:
-        # With grpcio Ray serves Ray Client too, by default on everybody's port 10001.
+        # With grpcio Ray serves Ray Client too, by default on port 10001, which another Ray may use.
         arguments.append(f"--ray-client-server-port={free_ports(1)[0]}")
     if files.exists(paths.ray_log):
         files.unlink(paths.ray_log)
@@ -184,7 +184,7 @@ def _start_once(
         auth_mode=environment["RAY_AUTH_MODE"].lower(),
         auth_token_path=environment.get("RAY_AUTH_TOKEN_PATH"),
     )
-    # Recorded before it is up: a start that is interrupted now leaves something that `stop` finds.
+    # Recorded before it is up, so that `stop` finds it if this start is interrupted now.
     save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     try:
         node = _wait_started(paths, owned, deadline, files=files, clock=clock)
@@ -198,7 +198,7 @@ def _start_once(
 
 
 def _spawn(arguments: list[str], environment: dict[str, str], log: int) -> int:
-    """Runs ray_head.py; returns the pid of the detached process."""
+    """Run ray_head.py. Returns: the pid of the detached process."""
     receive, send = os.pipe()
     try:
         subprocess.run(
@@ -222,7 +222,7 @@ def _spawn(arguments: list[str], environment: dict[str, str], log: int) -> int:
 
 
 def node_address(log: str) -> str | None:
-    """What `ray start` printed as its node's address: with ray[default] in colours, and behind a log prefix."""
+    """The node address that `ray start` printed; with ray[default] it is coloured and follows a log prefix."""
     for line in log.splitlines():
         _, found, node = _COLOUR.sub("", line).partition("Local node IP: ")
         if found:
@@ -233,14 +233,14 @@ def node_address(log: str) -> str | None:
 def _wait_started(
     paths: ClusterPaths, owned: OwnedRay, deadline: int, *, files: Files, clock: Clock
 ) -> str:
-    """Waits for Ray's own word that it is up; returns the address of its node."""
+    """Wait until Ray reports that it is up. Returns: the address of its node."""
     began = clock.monotonic_ms()
     while True:
         log = files.read_file(paths.ray_log).decode("utf-8", "replace")
         if "Ray runtime started." in log:
             node = node_address(log)
             if node is None:
-                raise Unavailable(f"Ray started but did not say where; see {paths.ray_log}")
+                raise Unavailable(f"Ray started but did not print its address; see {paths.ray_log}")
             return node
         if not leader_alive(owned.family, files):
             tail = "\n".join(log.splitlines()[-15:])
@@ -252,20 +252,18 @@ def _wait_started(
 
 
 def owned_environment(mark: str, files: Files) -> dict[str, str]:
-    """The environment of an owned Ray.
-
-    The caller's, with authentication, java and raymq settled.
-    """
+    """The environment of an owned Ray: the caller's, with authentication, java and raymq set."""
     environment = dict(os.environ)
     environment[MARK] = mark
     environment["RAY_AUTH_MODE"] = environment.get("RAY_AUTH_MODE", "token").lower()
-    # Otherwise SIGTERM waits 30 s for detached actors that nobody will end.
+    # Otherwise SIGTERM waits 30 s for detached actors, which do not end by themselves.
     environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "3"
-    # An owned Ray is its own cluster, whatever else the shell points to.
+    # An owned Ray is a cluster of its own, whatever the shell's RAY_ADDRESS says.
     environment.pop("RAY_ADDRESS", None)
-    # Ray runs workers at nice 15: the log would get what its own producers on the machine leave over.
+    # Ray runs workers at nice 15: the shards would get only what local producers leave.
     environment.setdefault("RAY_worker_niceness", "0")
-    # One arena: the threads of gRPC else give large buffers back and forth to the kernel (actors/ray/actor_classes.py).
+    # With several arenas the threads of gRPC return large buffers to the kernel and take them again, see
+    # actors/ray/actor_classes.py.
     environment.setdefault("MALLOC_ARENA_MAX", "1")
     if environment["RAY_AUTH_MODE"] == "token":
         _ensure_ray_token(environment, files)
@@ -296,7 +294,7 @@ def host_label() -> str:
 
 
 def _ensure_ray_token(environment: dict[str, str], files: Files) -> None:
-    """Makes Ray's token where Ray looks for it, as `ray get-auth-token --generate` does."""
+    """Make Ray's token where Ray looks for it, as `ray get-auth-token --generate` does."""
     if environment.get("RAY_AUTH_TOKEN"):
         return
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or os.path.expanduser("~/.ray/auth_token"))
@@ -308,7 +306,7 @@ def _ensure_ray_token(environment: dict[str, str], files: Files) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses at this moment, all different."""
+    """Different ports that are free at this moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

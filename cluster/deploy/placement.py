@@ -1,8 +1,8 @@
-"""Which node has which replica: decided at the first start, kept for ever, told by a node's label.
+"""Which node has which replica: decided at the first start, and never changed. Labels name the nodes.
 
 A node is named by the value of its Ray label `raymq-node` (`ray start --labels raymq-node=a`), never
-by its node id, which is new at each start of a raylet. Who starts a machine with the label of
-another promises that it has that one's disk; `prepare_replica` looks whether that is true.
+by its node id, which is new at each start of a raylet. An operator who gives a machine the label of
+another one promises that it has the other's disk; `prepare_replica` checks that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raymq.store.log.meta import Meta
 
 from .ray_host import RayTarget, session
 
-#: the label of Ray's nodes whose values `nodes` names
+#: the Ray node label whose values `nodes` names
 NODE_LABEL = "raymq-node"
 #: as `host`: each shard listens on the address that Ray knows its node by
 NODE_HOST = "node"
@@ -33,17 +33,17 @@ Placement = tuple[tuple[str, ...], ...]
 
 
 class Address(NamedTuple):
-    """Where a replica listens and what it tells others."""
+    """Where a replica listens, and the address that it gives to clients."""
 
     bind: str
     advertised: str
 
 
 def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
-    """Leaders in turn over the nodes; a follower never on its leader's node.
+    """Leaders in turn over the nodes; a follower is never on its leader's node.
 
-    The followers of one node's leaders go in turn to all the other nodes, so that what a lost node
-    leaves to do is shared. Raises: Rejected: names that Ray does not take, twice the same, too few.
+    The followers of one node's leaders go in turn to all other nodes, so that these share the work of a lost node.
+    Raises: Rejected for names that Ray does not take, a repeated name, or too few nodes.
     """
     for node in nodes:
         if not _VALUE.fullmatch(node):
@@ -58,7 +58,7 @@ def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
     count = len(nodes)
     if count < replicas:
         raise Rejected(
-            f"nodes={list(nodes)}: a mirror needs two nodes at least, because a follower on its "
+            f"nodes={list(nodes)}: a mirror needs at least two nodes, because a follower on its "
             "leader's node is lost with it",
             field="nodes",
             limit=replicas,
@@ -99,9 +99,9 @@ def present(ray: Any) -> dict[str, list[str]]:
 
 
 def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
-    """The addresses of the nodes that are there.
+    """The addresses of the nodes that are present.
 
-    Raises: Rejected: a label is on two nodes; at the `first` start, a label is on none.
+    Raises: Rejected when two nodes have one label, or, at the `first` start, no node has a label.
     """
     wanted = sorted(nodes)
     found = present(ray)
@@ -126,7 +126,7 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
 
 
 def describe_away(node: str) -> str:
-    """For whom waits for a replica of a node that is not there."""
+    """Instructions for an absent node."""
     return (
         f"node {node} is away: start Ray on the machine that has its disk with "
         f"--labels {NODE_LABEL}={node}"
@@ -134,7 +134,7 @@ def describe_away(node: str) -> str:
 
 
 def away(ray_address: str, nodes: Iterable[str]) -> list[str]:
-    """Those of the nodes that the Ray at this address has not; none of them if it does not answer."""
+    """The nodes that the Ray at this address lacks; empty if that Ray does not answer."""
     try:
         with session(RayTarget(address=ray_address)) as ray:
             found = present(ray)
@@ -146,9 +146,9 @@ def away(ray_address: str, nodes: Iterable[str]) -> list[str]:
 def prepare_replica(spec: dict[str, Any], *, restarted: bool) -> Address:
     """Run by a replica's CommitLog before it opens its store: the directory and the address.
 
-    Over nodes the data directory is made here (0700), where the actor is; and it is refused when it
-    is another replica's, or empty although this replica's store was made before: a leader with a
-    new, empty disk would give offsets a second time. Args: restarted: Ray runs the actor again.
+    With nodes, the data directory is made here (0700), where the actor runs. It is refused when it belongs to another
+    replica, or is empty although this replica's store was made before: a leader with a new, empty disk would assign
+    offsets a second time. Args: `restarted`: Ray has restarted the actor.
 
     Raises: Rejected (directory or address cannot be used), Unavailable (the store is not here).
     """
@@ -191,7 +191,7 @@ def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> No
 
 
 def _node_address() -> str:
-    # The actors' side; clients that only name a placement need no Ray.
+    # Only actors come here; clients that only name a placement need no Ray.
     import ray
 
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""All processes of one detached program, found again later and ended surely.
+"""Finds and ends all processes of one detached program.
 
-A pid alone proves nothing: it is reused. Here a process is (pid, start time, boot id), and a family
-is everything that inherited its leader's mark in the environment (also children with a session of
-their own, such as a Java gateway) plus the Ray workers in the leader's session.
+A pid alone does not identify a process, because pids are reused. A process is (pid, start time, boot id). A family is
+every process that inherited its leader's mark in the environment, also children in a session of their own such as a
+Java gateway, plus the Ray workers in the leader's session.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def members(family: Family, files: Files) -> list[int]:
     if family.boot_id != boot_id_hash(files=files):
         return []
     leader = _facts(family.pid, files)
-    # The kernel gives a pid away again only when no session has it as its id.
+    # The kernel does not reuse a pid while a session has it as its id.
     session_is_ours = leader is None or leader.start_time == family.start_time
     found = []
     for entry in os.listdir("/proc"):
@@ -75,8 +75,8 @@ def members(family: Family, files: Files) -> list[int]:
         facts = _facts(pid, files)
         if facts is None or facts.zombie or facts.start_time < family.start_time:
             continue
-        # Ray's workers overwrite their environment with their title ("ray::IDLE"), so the mark
-        # alone misses them; a child in a session of its own is missed by the session alone.
+        # Ray's workers overwrite their environment with their title ("ray::IDLE"), so they have no mark. A child in a
+        # session of its own is found by its mark only.
         in_session = session_is_ours and facts.session == family.pid
         if _has_mark(pid, family.mark, files) or (in_session and _is_ray_worker(pid, files)):
             found.append(pid)
@@ -90,14 +90,14 @@ def running(family: Family, files: Files) -> list[tuple[str, str]]:
 
 
 def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> list[int]:
-    """SIGTERM to the leader, SIGKILL to what is left after `grace_ms`; returns when none is left.
+    """SIGTERM to the leader, SIGKILL to what is left after `grace_ms`; returns when no process is left.
 
-    Returns: the pids that had to be killed. Raises: TimeoutError when a killed process does not go.
+    Returns: the pids that had to be killed. Raises: TimeoutError when a killed process does not end.
     """
     if leader_alive(family, files):
         _signal(family.pid, family.start_time, signal.SIGTERM, files)
     else:
-        # Nobody is left who would end them in order; a few of Ray's end by themselves.
+        # Without the leader no process ends them in order; a few of Ray's end by themselves.
         grace_ms = min(grace_ms, _ORPHAN_GRACE_MS)
     deadline = clock.monotonic_ms() + grace_ms
     while members(family, files) and clock.monotonic_ms() < deadline:
@@ -116,7 +116,7 @@ def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> 
 
 
 def _signal(pid: int, started: int, number: int, files: Files) -> bool:
-    """Signals exactly that process: the descriptor pins it, then its start time is compared."""
+    """Signal exactly that process: the descriptor pins it, then its start time is compared."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -17,10 +17,10 @@ from . import actor_set
 
 SCHEME = "ray://"
 #: the process that serves a client sometimes dies at its start (a fork beside gRPC's threads, Ray issue 63202), and
-#: Ray does not try again
+#: Ray does not retry
 TRIES = 4
 RETRY_MS = 500
-#: who has not answered by then, although Ray tried again and again, does not listen
+#: a server that has not answered by then, in spite of Ray's retries, does not listen
 SILENT_S = 10.0
 
 
@@ -31,9 +31,9 @@ def is_connected() -> bool:
 
 
 def connect_url(url: str) -> Cluster:
-    """The cluster behind ray://host:port, or of several the one of ray://host:port/NAME.
+    """The cluster at ray://host:port; where there are several, ray://host:port/NAME names one.
 
-    Connects this process as `ray.init(url)` does, and leaves it connected, unless it is already.
+    Connects this process as `ray.init(url)` does, unless it is connected, and leaves it connected.
     Raises: Rejected (no grpcio, connected otherwise, no such cluster); Unavailable.
     """
     place, _, name = url.removeprefix(SCHEME).partition("/")
@@ -104,13 +104,13 @@ def _names(ray: Any) -> list[str]:
 
 
 def _connected_place() -> str:
-    # Ray has no public word for it.
+    # Ray has no public name for it.
     place: str = sys.modules["ray.util.client"].ray.get_context().client_worker._conn_str
     return place
 
 
 def _init(ray: Any, address: str, clock: Clock | None = None) -> None:
-    # Ray Client takes much data in calls for carelessness; batches are what we make of many messages.
+    # Ray Client warns about large arguments of calls; here they are batches of messages.
     warnings.filterwarnings("ignore", "More than 10MB of messages", UserWarning)
     clock = clock or Clock()
     for attempt in range(1, TRIES + 1):
@@ -119,7 +119,7 @@ def _init(ray: Any, address: str, clock: Clock | None = None) -> None:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
             return
         except (OSError, RuntimeError, ray.exceptions.RayError) as error:
-            # That its process died, Ray's proxy tells sometimes only after half a minute.
+            # Ray's proxy sometimes reports only after half a minute that its process died.
             died = isinstance(error, ConnectionAbortedError)
             silent = not died and clock.monotonic() - began > SILENT_S
             if attempt == TRIES or silent:

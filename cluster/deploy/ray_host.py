@@ -1,7 +1,7 @@
 """The Ray under a cluster: which one it is, and this process's way into it.
 
 `<data_dir>/ray.json` says in which Ray the cluster runs and, for one that `start` owns (owned_ray.py), which process it
-is. Authentication is never left to chance: an owned Ray's mode is recorded, and a driver with another mode is told so.
+is. The authentication mode of an owned Ray is recorded, and a driver with another mode is refused.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Progress = Callable[[str], None]
 
 #: the node label by which all roles of a replica stay on the machine that has its disk
 HOST_LABEL = "raymq-host"
-#: 127.0.0.1 in a form that Ray takes as it is: `ray.init` would replace 127.0.0.1 by the machine's own address
+#: 127.0.0.1 in a form that Ray does not change: `ray.init` would replace 127.0.0.1 by the machine's own address
 LOOPBACK = "::ffff:127.0.0.1"
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", LOOPBACK)
-#: variable -> value that this process took over from the Ray of a cluster
+#: variable -> value that this process adopted from the Ray of a cluster
 _adopted: dict[str, str] = {}
 
 
@@ -205,13 +205,13 @@ def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
 
 
 def attach(target: RayTarget, timeout_s: float | None = None) -> Any:
-    """Connects this process, which is connected to no Ray, until it calls `ray.shutdown()`.
+    """Connect this process, which is not connected to a Ray, until it calls `ray.shutdown()`.
 
     Returns: the `ray` module. Args and raises: as `session`.
     """
     if target.owned is not None:
         _adopt_authentication(target.owned)
-    # Ray itself tries for minutes, and says so on standard error.
+    # Ray itself tries for minutes, and reports that on standard error.
     if ":" in target.address and not _listens(target.address):
         raise Unavailable(
             f"Ray at {target.address} does not answer: nothing listens there. Is it running, and is "
@@ -246,20 +246,20 @@ def wait_for_answer(
     clock: Clock,
     ailment: Callable[[], str | None] = lambda: None,
 ) -> str | None:
-    """Waits until the Ray takes a driver, which a process of its own tries (ray_probe.py).
+    """Wait until the Ray accepts a driver, which a separate process tries (ray_probe.py).
 
-    Returns: None when it did, else why not: what `ailment` says, which is asked all the time, or Ray's own words.
+    Returns: None when it did, else why not: the answer of `ailment`, which is polled, or Ray's own message.
     Raises: Unavailable when Ray is silent for longer than `timeout_s`.
     """
     if target.owned is not None:
         _adopt_authentication(target.owned)
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as printed:
         probe = subprocess.Popen(
             [sys.executable, "-m", "raymq.cluster.deploy.ray_probe", target.address],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=printed,
             env=importable(dict(os.environ)),
         )
         try:
@@ -280,8 +280,8 @@ def wait_for_answer(
             probe.wait()
         if code == 0:
             return None
-        said.seek(0)
-        lines = said.read().decode("utf-8", "replace").strip().splitlines()
+        printed.seek(0)
+        lines = printed.read().decode("utf-8", "replace").strip().splitlines()
     return ailment() or (lines[-1] if lines else f"a driver ended with {code}")
 
 
@@ -305,22 +305,35 @@ def _no_answer(address: str, why: str) -> Unavailable:
 
 
 def leave(owned: OwnedRay) -> None:
-    """Disconnects this process from a Ray that is about to end, if it is connected to it.
+    """Disconnect this process from a Ray that is about to end, if it is connected to it.
 
-    It would else wait a minute for that Ray when it ends, and longer in a call.
+    Otherwise it would wait a minute for that Ray at its own end, and longer in a call.
     """
     current = connected_address()
     if current is not None and _same_address(owned.address, current):
         sys.modules["ray"].shutdown()
 
 
+def let_join(owned: OwnedRay) -> None:
+    """Make `ray.init(owned.address)` work in this process, which knows neither the mode nor the token of that Ray.
+
+    Does nothing in a process that is connected to a Ray, or whose environment names another Ray or mode.
+    """
+    named = os.environ.get("RAY_ADDRESS")
+    if connected_address() is not None or (named and not _same_address(named, owned.address)):
+        return
+    with contextlib.suppress(Rejected):
+        _adopt_authentication(owned)
+        if "ray" in sys.modules:
+            _read_authentication_anew()
+
+
 def _adopt_authentication(owned: OwnedRay) -> None:
-    """Makes this process's Ray authentication that of the owned Ray, and leaves it so.
+    """Set this process's Ray authentication to that of the owned Ray, and leave it set.
 
     `ray.init` with an explicit address never turns token mode on by itself. It stays set, as Ray
     itself leaves it after a local start: a later `ray.init(address=cluster.ray_address)` of this
-    process needs it too. What was adopted from another cluster's Ray gives way; what the user set
-    does not.
+    process needs it too. It replaces what was adopted from another cluster's Ray, but not what the user set.
 
     Raises: Rejected when the environment asks for another mode.
     """
@@ -338,7 +351,7 @@ def _adopt_authentication(owned: OwnedRay) -> None:
 
 
 def _chosen(name: str) -> str | None:
-    """A variable's value, unless it is there because a cluster's Ray was adopted."""
+    """A variable's value, unless it was adopted from a cluster's Ray."""
     value = os.environ.get(name)
     return None if value is not None and value == _adopted.get(name) else value
 
@@ -352,12 +365,12 @@ def _adopt(name: str, value: str | None) -> None:
 
 
 def _read_authentication_anew() -> None:
-    """Make Ray look at its variables and its token again.
+    """Make Ray read its variables and its token again.
 
-    It caches the mode when it is imported and the token when it is first used, for the life of the process: a
-    program that goes from one Ray to another would show the second one the first one's token.
+    It caches the mode when it is imported and the token when it is first used, for the life of the process. A
+    program that changes from one Ray to another would present the first one's token to the second.
     """
-    # An extension module without types. The mode first: a call of Ray that still ends may read the token anew.
+    # An extension module without types. The mode comes first: a call of Ray that is still ending may read the token.
     raylet = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()

@@ -1,7 +1,7 @@
 """`python -m raymq.cluster.deploy.ray_probe ADDRESS`: ends with 0 when the Ray there takes a driver.
 
-Run by ray_host.py before this process connects: `ray.init` in a Ray that is dying may wait for ever, or abort its
-process, and a thread in it cannot be interrupted. A process can.
+Run by ray_host.py before this process connects: `ray.init` in a Ray that is dying may wait without end or abort its
+process, and a thread in it cannot be interrupted. A process can be ended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from raymq.cluster.paths import NAMESPACE
 
 
 def main() -> int:
-    """Returns: 0; 1 with Ray's words as the last line of standard error."""
+    """Connect and disconnect. Returns: 0, or 1 with Ray's message as the last line of standard error."""
     import ray
 
     try:

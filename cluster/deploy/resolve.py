@@ -1,4 +1,4 @@
-"""Where shards listen now: what a client asks after a connection broke. Both resolvers pickle."""
+"""Finds where shards listen now, after a connection broke. Both resolvers can be pickled."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class FileResolver:
     shards: int
 
     def __call__(self) -> dict[int, str]:
-        """shard -> host:port of its leader as last written; a shard that never served is missing.
+        """Shard -> host:port of its leader as last written; a shard that never served is missing.
 
-        On another machine the files are missing and so are all shards: the caller asks a shard
-        instead.
+        On another machine there are no files, so all shards are missing and the caller asks a shard instead.
         """
         paths = ClusterPaths(self.data_dir)
         routes: dict[int, str] = {}
@@ -60,7 +59,7 @@ def save_endpoints(paths: ClusterPaths, endpoints: dict[int, str], files: Files)
 
 
 def load_endpoints(paths: ClusterPaths, files: Files) -> dict[int, str]:
-    """What `save_endpoints` wrote, right or outdated; empty before the first start has ended."""
+    """The endpoints that `save_endpoints` wrote, possibly outdated; empty before the end of the first start."""
     try:
         body = json.loads(files.read_file(paths.endpoints))
         return {int(shard): str(endpoint) for shard, endpoint in body.items()}

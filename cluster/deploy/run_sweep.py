@@ -1,8 +1,7 @@
-"""What dead processes left in /tmp/raymq-<uid>, and its end: doorbells of replicas, doors of queues, sessions of Ray.
+"""Removes what dead processes left in /tmp/raymq-<uid>: wakeup sockets, queue sockets, sessions of Ray.
 
-A SIGKILL leaves names of sockets, and a replica's directory stays for the next start. Whether anything lives there is
-asked of the sockets themselves: one that nobody listens on refuses. That holds across containers that share /tmp, which
-do not see each other's processes.
+A SIGKILL leaves socket files, and a replica's directory stays for the next start. A connection attempt shows whether a
+process listens on a socket. That also holds for containers that share /tmp and do not see each other's processes.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from raymq.store.files import Files
 
 from .process_tree import MARK
 
-#: what is younger may be about to be used
+#: a younger entry may be about to be used
 _YOUNG_MS = 60_000
-_DOORBELLS = re.compile(r"[0-9a-f]{12}")
-_DOOR = re.compile(r"queue-[0-9a-f]+")
+_WAKEUPS = re.compile(r"[0-9a-f]{12}")
+_QUEUE_SOCKET = re.compile(r"queue-[0-9a-f]+")
 _SESSION = re.compile(r"ray-([0-9a-f]{8})")
 
 
 def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
-    """Removes what no living process owns.
+    """Remove what no living process owns.
 
-    Args: `closed` are replicas that have just been closed: theirs goes also when it is young.
+    Args: `closed` are replicas that have just been closed: their entries are removed even when young.
     Returns: the names removed. An entry that cannot be removed stays for the next time.
     """
     place = run_dir(files)
@@ -44,7 +43,7 @@ def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
     for name in sorted(files.list(place)):
         path = place / name
         session = _SESSION.fullmatch(name)
-        if not (session or _DOORBELLS.fullmatch(name) or _DOOR.fullmatch(name)):
+        if not (session or _WAKEUPS.fullmatch(name) or _QUEUE_SOCKET.fullmatch(name)):
             continue
         with contextlib.suppress(OSError, RayMQError):
             age_ms = clock.now_ms() - int(os.lstat(path).st_mtime * 1000)
@@ -78,7 +77,7 @@ def _living_marks(files: Files) -> set[str]:
 
 
 def _sockets(path: Path) -> list[Path]:
-    """The sockets at or below a path; of Ray's session those that its servers listen on."""
+    """The sockets at or below a path, which for a session of Ray are those of its servers."""
     if stat.S_ISSOCK(os.lstat(path).st_mode):
         return [path]
     found = []
@@ -92,14 +91,14 @@ def _sockets(path: Path) -> list[Path]:
 
 def _listens(path: Path) -> bool:
     for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
-        with socket.socket(socket.AF_UNIX, kind) as way:
-            way.setblocking(False)
+        with socket.socket(socket.AF_UNIX, kind) as probe:
+            probe.setblocking(False)
             try:
-                way.connect(str(path))
+                probe.connect(str(path))
             except (ConnectionRefusedError, FileNotFoundError):
                 continue
             except OSError as error:
-                # EPROTOTYPE: a socket of the other kind. All else (EAGAIN: a full queue) is a sign of life.
+                # EPROTOTYPE: a socket of the other kind. Any other error (EAGAIN: a full queue) shows a listener.
                 if error.errno == errno.EPROTOTYPE:
                     continue
             return True

@@ -27,7 +27,7 @@ from .items import Items
 from .local_socket import WAIT_S as SOCKET_WAIT_S
 from .local_socket import NotLocal, local_client
 from .log import make_topics
-from .queue_client import RETRY_TIMEOUT_S, QueueClient, attach, end_quietly
+from .queue_client import RETRY_TIMEOUT_S, QueueClient, attach, end_quietly, not_in_this_ray
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -221,9 +221,7 @@ class Queue:
             ray.get_actor(leader, namespace=NAMESPACE)
         except ValueError as error:
             raise Unavailable(
-                f"queue {self.name!r}: cluster {self._cluster.name!r} does not run in the Ray that this process is "
-                "connected to: start it again, or call ray.init with its address",
-                field=_COORDINATOR,
+                f"queue {self.name!r}: {not_in_this_ray(self._cluster)}", field=_COORDINATOR
             ) from error
 
     def _lost_coordinator(self, error: Exception, until: float) -> None:

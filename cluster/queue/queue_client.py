@@ -131,6 +131,23 @@ def attach(cluster: Cluster) -> None:
     ray_host.attach(target)
 
 
+def not_in_this_ray(cluster: Cluster) -> str:
+    """Which cluster a Queue looked for in the Ray of this process, and what to do when it is not there."""
+    here = ray_host.connected_address()
+    place = "" if cluster.data_dir is None else f" of {cluster.data_dir}"
+    found = f"looked for cluster {cluster.name!r}{place} in the Ray at {here}, to which this process is connected"
+    there = None
+    if cluster.data_dir is not None:
+        there = ray_host.running_target(ClusterPaths(cluster.data_dir), Files())
+    if there is None or there.address == here:
+        again = f"raymq start {cluster.data_dir or '<its data directory>'}"
+        return f"{found}; it does not run. Start it: {again}"
+    return (
+        f"{found}; it runs in the Ray at {there.address}. Leave ray.init() out, a Queue then connects this process to "
+        f"that Ray, or call ray.init(raymq.connect({cluster.name!r}).ray_address) instead"
+    )
+
+
 def end_quietly(client: QueueClient) -> None:
     """Close the client when its queue's handle is gone, or the program ends."""
     # No caller is left to see a failure.

@@ -1,4 +1,4 @@
-"""Every message of a store as a dict, with RocketMQ's names for the fields."""
+"""Every message of a store as a dict with the names of RocketMQ's fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .read_only import ReadOnlyStore
 
 
 def dump(root: Path, files: Files | None = None) -> Iterator[dict[str, Any]]:
-    """One dict a message, by topic and queue in queue order; one a queue; a last one of kind `end`."""
+    """One dict per message, by topic and queue in queue order, one after each queue, and a last one of kind `end`."""
     store = ReadOnlyStore(root, files)
     try:
         store.scan()
@@ -39,7 +39,7 @@ def dump(root: Path, files: Files | None = None) -> Iterator[dict[str, Any]]:
 
 
 def _messages(store: ReadOnlyStore) -> Iterator[dict[str, Any]]:
-    """Every message with its consume queue unit when there is one."""
+    """Every message, with its consume queue unit if it has one."""
     units: dict[tuple[str, int], Any] = {}
     for topic, queue_id, queue in store.queues():
         low, high = queue.min_offset, queue.max_offset
@@ -47,7 +47,7 @@ def _messages(store: ReadOnlyStore) -> Iterator[dict[str, Any]]:
         queue.close()
     parts: dict[tuple[str, int], list[rows.RowRun]] = {}
     for part in store.slices():
-        # They follow each other without a gap.
+        # The slices follow each other without a gap.
         for run in rows.runs(part.read().data, int(part.positions[0]), part.positions, part.sizes):
             parts.setdefault((run.topic, run.queue_id), []).append(run)
     for (topic, queue_id), runs in sorted(parts.items()):

@@ -1,6 +1,6 @@
-"""A store's messages as Parquet files, slice by slice: never more of it in memory.
+"""Exports a store's messages as Parquet files, one slice in memory at a time.
 
-The target appears whole or not at all: files are written in a directory beside it, which is renamed at the end.
+The target appears whole or not at all: files are written to a directory beside it, which is renamed at the end.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .faults import ReportProgress
 from .read_only import ReadOnlyStore
 from .slices import Stretch, queued
 
-#: a file is ended when it has this many bytes
+#: bytes after which a new file is begun
 FILE_BYTES = 256 << 20
 
 _TIME = pa.timestamp("ms", tz="UTC")
-#: one row a message, in the order of the log
+#: one row per message, in the order of the log
 SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
         pa.field("sharding_key", pa.string()),
         pa.field("index_keys", pa.list_(pa.string())),
         pa.field("unique_key", pa.string()),
-        #: all properties, those above and internal ones too
+        #: all properties, including those above and internal ones
         pa.field("properties", pa.map_(pa.string(), pa.string()), nullable=False),
         pa.field("born_time", _TIME, nullable=False),
         pa.field("store_time", _TIME, nullable=False),
@@ -69,16 +69,16 @@ _PAIR = r"(?s)^(?P<k>[^\x01]+)\x01(?P<v>.+)$"
 class Choice:
     """Which messages: queue offsets are half-open, [start, stop)."""
 
-    #: None: all but RayMQ's own
+    #: None: all topics but RayMQ's own
     topic: str | None = None
     queue_id: int | None = None
     start: int | None = None
     stop: int | None = None
-    #: also records that are readable after damage
+    #: also what is readable after damage
     behind_damage: bool = False
 
     def rows(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Which rows of a decoded slice are chosen. Rows of no consume queue never are."""
+        """Which rows of a decoded slice are chosen. Rows that are in no queue never are."""
         keep = queued(batch)
         topics = batch.column("topic")
         if self.topic is None:
@@ -97,7 +97,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Exported:
-    """The numbers of an export."""
+    """The result of an export."""
 
     messages: int
     files: list[str]
@@ -117,8 +117,8 @@ def export(
 ) -> Exported:
     """Write the chosen messages of a store into the new directory `target`, as part-00000.parquet and so on.
 
-    Raises: Rejected when `target` exists, or `root` is not a store or has none of the topic; Corrupt for a damaged log
-    unless the choice says `behind_damage`: then its readable rest is exported too. Durable: at return.
+    Raises: Rejected when `target` exists, `root` is not a store, or the store has no message of the topic; Corrupt for
+    a damaged log, unless the choice says `behind_damage`: then its readable rest is exported too. Durable: at return.
     """
     files = files or Files()
     choice = choice or Choice()
@@ -143,13 +143,13 @@ def export(
 
 
 def _check_topic(store: ReadOnlyStore, choice: Choice) -> None:
-    """Raises: Rejected for a topic or queue of which the store has nothing: a name is misspelt soon."""
+    """Raises: Rejected for a topic or queue of which the store has no message, such as a misspelt one."""
     if choice.topic is None:
         return
     queues = {number for topic, number, _ in store.queue_directories() if topic == choice.topic}
     if choice.queue_id in queues or (choice.queue_id is None and queues):
         return
-    # Consume queues may be lost: then the records decide.
+    # The consume queues may be lost; the records are the truth.
     wanted = replace(choice, start=None, stop=None)
     if not any(wanted.rows(part.decode()).any() for part in store.slices(behind=True)):
         known = sorted({topic for topic, _, _ in store.queue_directories()})
@@ -181,7 +181,7 @@ def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) 
                 total += writer.close()
                 writer = None
         if writer is None and not names:
-            # An empty choice is an empty table, not a directory that no reader understands.
+            # An empty choice gives an empty table: readers refuse a directory without files.
             names.append("part-00000.parquet")
             writer = _PartWriter(temporary / names[-1], files)
         if writer is not None:
@@ -276,7 +276,7 @@ def _message_ids(hosts: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
 
 
 class _PartWriter:
-    """One Parquet file, through the seam."""
+    """One Parquet file, written through `Files`."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._sink = _Sink(path, files)
@@ -297,22 +297,22 @@ class _PartWriter:
         return self._sink.finish()
 
     def abandon(self) -> None:
-        """Let go of the file after a failure."""
-        # pyarrow writes the footer when the writer goes; it must not complain then.
+        """Close the file after a failure."""
+        # pyarrow writes the footer when it closes the writer; that must not fail again.
         self._sink.discarding = True
         self._writer.close()
         self._sink.close()
 
 
 class _Sink:
-    """A file to write as pyarrow needs it, on `Files`."""
+    """A writable file for pyarrow, on `Files`."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._files = files
         self._fd = files.open_file(path, create=True)
         self._at = 0
         self.closed = False
-        #: after a failure further bytes are dropped
+        #: after a failure: writes are dropped
         self.discarding = False
 
     def write(self, data: Any) -> int:
@@ -327,7 +327,7 @@ class _Sink:
         return self._at
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Nothing is buffered here."""
 
     def readable(self) -> bool:
         """No."""
@@ -348,7 +348,7 @@ class _Sink:
         return self._at
 
     def close(self) -> None:
-        """Close. Only this module calls it: pyarrow leaves a given file open."""
+        """Close. Only this module calls it: pyarrow leaves a file that it was given open."""
         if not self.closed:
             self.closed = True
             self._files.close(self._fd)

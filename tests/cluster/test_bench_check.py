@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.bench.check import LaneRange, Ledger, SequenceCheck, Verdict, verify
+from raymq.cluster.bench.check import Ledger, QueueRange, SequenceCheck, Verdict, verify
 from raymq.cluster.bench.messages import RowMaker
 from raymq.cluster.bench.plan import BenchPlan, parse_size
 from raymq.cluster.produce.batch_sender import BatchSender
@@ -28,7 +28,7 @@ def checked(*pieces: list[int], promise: Ledger | None = None) -> Verdict:
     check = SequenceCheck("here")
     for piece in pieces:
         check.feed(np.array(piece, dtype=np.int64))
-    return check.finish((promise or ledger(6)).lanes[0])
+    return check.finish((promise or ledger(6)).queues[0])
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def store(cluster: FakeCluster, bodies: list[bytes]) -> None:
 
 def verdict_on(cluster: FakeCluster, promises: list[Ledger]) -> Verdict:
     end = cluster.backends[0].queues["t", 0].max_offset
-    *pieces, verdict = verify(cluster, PLAN, [LaneRange(0, 0, 0, end)], promises)  # type: ignore[arg-type]
+    *pieces, verdict = verify(cluster, PLAN, [QueueRange(0, 0, 0, end)], promises)  # type: ignore[arg-type]
     assert sum(pieces) == end
     assert isinstance(verdict, Verdict)
     return verdict

@@ -91,15 +91,15 @@ def test_rows_are_storable_and_tell_what_they_are(size: str, keys: str) -> None:
     plan = BenchPlan(size=parse_size(size), keys=parse_keys(keys), topics=2, run=7)
     maker, next_sequence = RowMaker(plan, worker=3), {}
     for _ in range(10):
-        for lane, lane_due_us, rows in maker.make(due(100)):
+        for queue_index, queue_due_us, rows in maker.make(due(100)):
             check_put("t", rows, max_message_bytes=1 << 20)
             headers, found = read_headers(rows.column("body"), run=7)
-            first = next_sequence.get(lane, 0)
-            next_sequence[lane] = first + rows.num_rows
+            first = next_sequence.get(queue_index, 0)
+            next_sequence[queue_index] = first + rows.num_rows
             assert found.tolist() == list(range(rows.num_rows))
-            assert headers["sequence"].tolist() == list(range(first, next_sequence[lane]))
-            assert set(headers["lane"].tolist()) == {lane}
-            assert headers["due_us"].tolist() == lane_due_us.tolist()
+            assert headers["sequence"].tolist() == list(range(first, next_sequence[queue_index]))
+            assert set(headers["queue_index"].tolist()) == {queue_index}
+            assert headers["due_us"].tolist() == queue_due_us.tolist()
             assert headers["size"].sum() == body_bytes(rows.column("body"))
             assert damaged_rows(rows.column("body"), headers, found) == 0
     assert sum(next_sequence.values()) == 1000
@@ -170,7 +170,7 @@ def test_a_latency_that_cannot_be_kept_is_refused(limit_ms: float) -> None:
 
 
 def test_rows_go_only_to_the_lanes_that_are_used() -> None:
-    maker = RowMaker(BenchPlan(queues=4, topics=2, used_lanes=(1, 6), run=7), worker=0)
+    maker = RowMaker(BenchPlan(queues=4, topics=2, used_indexes=(1, 6), run=7), worker=0)
     assert [maker.make(due(5))[0][0] for _ in range(4)] == [1, 6, 1, 6]
 
 

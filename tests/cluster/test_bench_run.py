@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
+import platform
 import re
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +17,16 @@ from xml.etree import ElementTree
 
 import pytest
 
+import raymq
 from raymq.cluster.bench.check import Ledger
 from raymq.cluster.bench.histogram import Histogram
 from raymq.cluster.bench.job import Snapshot
+from raymq.cluster.bench.machine import machine
 from raymq.cluster.bench.page import linear_axis, log_axis, nines_axis, page
 from raymq.cluster.bench.plan import BenchPlan
 from raymq.cluster.bench.progress import LiveWatcher, watcher
 from raymq.cluster.bench.run import Bench, Round, judge
-from raymq.cluster.cli.commands import Console
+from raymq.cluster.cli.console import Console
 from raymq.cluster.cli.main import main
 from raymq.cluster.cluster import Cluster
 from raymq.store.errors import Rejected
@@ -111,7 +116,17 @@ def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
         assert channel["latency"]["p50_ms"] <= channel["latency"]["p99_ms"]
     assert "as consumed: 800 acknowledged, 0 lost" in out
     assert backend.hides == 0
-    page_is_whole((tmp_path / "r.html").read_text())
+    html = (tmp_path / "r.html").read_text()
+    page_is_whole(html)
+    assert report["machine"]["host"] == platform.node()
+    for fact in (
+        datetime.fromtimestamp(report["finished_at_ms"] / 1000, timezone.utc).strftime("%Y-%m-%d"),
+        f"{platform.node()}, {os.cpu_count()} cores",
+        "unknown: the data directory is on another machine",
+        f"RayMQ {raymq.__version__}, Python {platform.python_version()}, Ray 2.",
+        f"Linux {platform.machine()} {platform.release()}",
+    ):
+        assert fact in html
 
 
 def test_a_closed_loop_of_single_messages_is_sound(cluster: Cluster) -> None:
@@ -200,7 +215,7 @@ def test_a_rate_is_kept_up_when_all_is_done_in_time_below_the_limit(
     [
         (("produce", "--runner", "ray"), "Ray is not known"),
         (("produce", "--size", "1"), "size is '1'"),
-        (("produce", "--find-max", "5", "--rate", "9"), "leave --rate away"),
+        (("produce", "--find-max", "5", "--rate", "9"), "leave --rate out"),
         (
             ("produce", "--html", "/nowhere/at/all/x.html"),
             "--html /nowhere/at/all/x.html: name a file",
@@ -245,6 +260,11 @@ def test_on_a_terminal_a_table_shows_rate_and_percentiles(monkeypatch: pytest.Mo
     until(lambda: "1,200" in stream.getvalue(), lambda: live.figures(found))
     live.done()
     assert "5.00" in stream.getvalue()
+
+
+def test_the_disk_of_a_data_directory_is_named(tmp_path: Path) -> None:
+    disk = machine({"data_dir": str(tmp_path)})["disk"]
+    assert re.search(r"^\w+ on \S+, [\d,]+ GiB free of [\d,]+ GiB \(", disk), disk
 
 
 # --- the page -----------------------------------------------------------------------------------------------

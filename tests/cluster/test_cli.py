@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.cli.commands import Console
-from raymq.cluster.cli.main import main
+from raymq.cluster.cli.console import Console
+from raymq.cluster.cli.main import build_parser, main
 from raymq.store.errors import Corrupt, DeliveryUnknown, Rejected, StorageFull, Unavailable
 
 
@@ -61,7 +64,9 @@ def received(queue_id: int, offset: int, body: bytes, key: bytes | None = None) 
         offset=offset,
         body=body,
         key=key,
+        topic="t",
         tag=None,
+        index_keys=(),
         properties={"p": "q"},
         store_time_ms=2,
         born_time_ms=1,
@@ -104,6 +109,8 @@ class FakeCluster:
             "cluster_id": self.cluster_id,
             "state": self.state,
             "shards": [shard],
+            "data_dir": "/data",
+            "ray_address": "192.0.2.1:6379",
         }
 
     def topics(self) -> dict[str, Any]:
@@ -274,6 +281,39 @@ def test_every_command_has_help_and_json(
     assert "--json" in capsys.readouterr().out
 
 
+def _commands(parser: argparse.ArgumentParser, words: str) -> Iterator[tuple[str, Any]]:
+    """(words, parser) of every command that does something."""
+    verbs = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    if not verbs:
+        yield words, parser
+    for action in verbs:
+        for name, inner in action.choices.items():
+            yield from _commands(inner, f"{words} {name}")
+
+
+@pytest.mark.parametrize(("words", "parser"), list(_commands(build_parser(), "raymq")))
+def test_the_help_of_every_command_says_what_each_option_does_its_unit_and_default(
+    words: str, parser: argparse.ArgumentParser
+) -> None:
+    shown = " ".join(parser.format_help().split())
+    for action in parser._actions:
+        name = (action.option_strings or [action.metavar])[-1]
+        assert action.help, f"{words} {name} says nothing"
+        assert " ".join(action.help.replace("%%", "%").split()) in shown
+        # An argument that must be given has no default, and a switch is off.
+        if action.nargs != 0 and not action.required:
+            assert "default" in action.help, f"{words} {name} has no default in its help"
+        if action.metavar == "N":
+            assert _UNIT.search(f"{name} {action.help}"), f"{words} {name} has no unit"
+
+
+#: what a number counts, in an option's name or its text
+_UNIT = re.compile(
+    "bytes|MiB|-s |seconds|milliseconds|messages|queues|shards|rows|batches|workers|consumers"
+    "|topics|offset|queue"
+)
+
+
 def test_the_version_is_the_packages(
     terminal: Terminal, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,6 +392,11 @@ def test_a_clean_stop_exits_0(terminal: Terminal) -> None:
     assert terminal.out == b"stopped; Ray: stopped\n"
 
 
+def test_a_stop_without_a_target_passes_none_on(terminal: Terminal) -> None:
+    assert terminal.run("stop") == 0
+    assert terminal.lifecycle.calls[0][1] == (None,)
+
+
 def test_a_stop_that_was_not_orderly_exits_1_and_names_the_actor(terminal: Terminal) -> None:
     terminal.lifecycle.report = FakeReport(clean=False, actors={"a": "was down: killed"})
     assert terminal.run("stop") == 1
@@ -360,14 +405,88 @@ def test_a_stop_that_was_not_orderly_exits_1_and_names_the_actor(terminal: Termi
     assert terminal.json()["actors"] == {"a": "was down: killed"}
 
 
+LEADER = {
+    "mode": "leader",
+    "replication": "mirror",
+    "flush": "sync",
+    "appended": 9,
+    "synced": 7,
+    "confirmed": 5,
+    "pid": 100,
+    "roles": {
+        "roles": {
+            "group_commit": {
+                "granted": True,
+                "position": 7,
+                "pid": 4711,
+                "grants": 2,
+                "last_end": None,
+            },
+            "replication": {"granted": False, "last_end": "killed by signal 9"},
+        }
+    },
+    "metrics": {
+        "topic_messages": {"t": 6},
+        "consumer_lag_messages": {"t": {"billing": 4}},
+        "replication_lag_bytes": 2048,
+        "disk_used_bytes": 3 << 20,
+        "disk_free_bytes": 5 << 30,
+    },
+}
+
+
 @pytest.mark.parametrize(("state", "code"), [("RUNNING", 0), ("DEGRADED", 1), ("DOWN", 3)])
 def test_status_exits_by_the_clusters_state(state: str, code: int, terminal: Terminal) -> None:
     terminal.cluster.state = state
     assert terminal.run("status") == code
-    assert terminal.lines()[0] == f"orders abababab: {state}".encode()
-    assert b"appended 5 at 127.0.0.1:7000" in terminal.lines()[1]
+    assert terminal.lines()[0] == f"cluster orders: {state}".encode()
     assert terminal.run("status", "--json") == code
     assert terminal.json()["state"] == state
+
+
+def test_status_leads_with_health_and_what_an_operator_asks_first(terminal: Terminal) -> None:
+    terminal.cluster.shard_facts = LEADER
+    assert terminal.run("status") == 0
+    assert terminal.out.decode().splitlines() == [
+        "cluster orders: RUNNING",
+        "  directory  /data",
+        "  shards     1 of 1 RUNNING, replication mirror, flush sync",
+        "  shard 0    RUNNING, GroupCommit runs",
+        "             Replication does not run (its last end: killed by signal 9)",
+        "             mirror on one machine: what is confirmed outlives a process or one copy,"
+        " not the disk",
+        "  topics     1",
+        "  messages   6",
+        "  disk       3 MiB used, 5.0 GiB free",
+        "  lag        topic t, group billing: 4 messages; replication: 2.0 KiB",
+    ]
+
+
+def test_bytes_and_pids_of_the_status_are_behind_verbose(terminal: Terminal) -> None:
+    terminal.cluster.shard_facts = LEADER
+    terminal.run("status")
+    assert b"4711" not in terminal.out
+    terminal.run("status", "--verbose")
+    assert b"appended 9, synced 7, confirmed 5 bytes; endpoint 127.0.0.1:7000, pid 100" in (
+        terminal.out
+    )
+    assert b"GroupCommit: at 7 bytes, pid 4711, 2 starts" in terminal.out
+    assert (
+        b"Ray        192.0.2.1:6379, from Python: ray.init(raymq.connect('orders').ray_address)"
+        in terminal.out
+    )
+
+
+def test_status_of_a_shard_that_does_not_answer_says_why_and_asks_no_more(
+    terminal: Terminal,
+) -> None:
+    terminal.cluster.state = "DOWN"
+    terminal.cluster.shard_facts = {"error": "nothing listens at 127.0.0.1:7000"}
+    assert terminal.run("status") == 3
+    text = terminal.out.decode()
+    assert "0 of 1 RUNNING" in text
+    assert "DOWN (nothing listens at 127.0.0.1:7000)" in text
+    assert "messages   unknown" in text
 
 
 @pytest.mark.parametrize(
@@ -378,7 +497,7 @@ def test_status_exits_by_the_clusters_state(state: str, code: int, terminal: Ter
             {"replication": "mirror", "nodes": ["a", "b"], "endpoint": "tls://192.0.2.1:7"},
             b"mirror on the nodes a, b: what is confirmed outlives either machine",
         ),
-        ({"replication": "mirror", "endpoint": "192.0.2.1:7"}, b"    mirror\n"),
+        ({"replication": "mirror", "endpoint": "192.0.2.1:7"}, b"replication mirror"),
     ],
 )
 def test_status_says_what_a_mirror_protects_against(
@@ -386,7 +505,7 @@ def test_status_says_what_a_mirror_protects_against(
 ) -> None:
     terminal.cluster.shard_facts = facts
     terminal.run("status")
-    assert words in b"\n".join(terminal.lines()) + b"\n"
+    assert words in terminal.out
 
 
 def test_a_cluster_elsewhere_is_reached_by_url_and_token_file(
@@ -450,17 +569,96 @@ def test_json_lines_carry_all_that_a_message_has(terminal: Terminal) -> None:
     line = {"body": "text", "key": "k", **more}
     other = {"body": {"n": 1}}
     stdin = b"\n".join(json.dumps(each).encode() for each in (line, other))
-    assert terminal.run("produce", "t", "--input-json", "--json", stdin=stdin) == 0
+    assert terminal.run("produce", "t", "--input", "-", "--json", stdin=stdin) == 0
     assert [message for _, message in terminal.cluster.fake_producer.sent] == [
-        {"body": b"text", "key": b"k", **more},
+        {"body": b"text", "key": b"k", **more, "index_keys": ("i",)},
         {"body": b'{"n": 1}'},
     ]
-    assert terminal.json() == {"topic": "t", "sent": 2}
+    assert terminal.json() == {"sent": 2, "topics": {"t": 2}, "left_out": 0}
+
+
+def test_what_consume_prints_as_json_is_sent_again_as_it_was(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    odd = received(1, 1, b"\xff\x00", b"\xfe")
+    odd.tag, odd.index_keys = "T", ("i", "j")
+    terminal.cluster.ranges = {0: (0, 1), 1: (1, 2)}
+    terminal.cluster.messages = [received(0, 0, b'{"n": 1}', b"k"), odd]
+    assert terminal.run("consume", "t", "-o", "json") == 0
+    (tmp_path / "lines").write_bytes(terminal.out)
+    assert terminal.run("produce", "--input", str(tmp_path / "lines")) == 0
+    assert terminal.cluster.fake_producer.sent == [
+        ("t", {"body": b'{"n": 1}', "key": b"k", "properties": {"p": "q"}, "queue_id": 0}),
+        (
+            "t",
+            {
+                "body": b"\xff\x00",
+                "key": b"\xfe",
+                "tag": "T",
+                "index_keys": ("i", "j"),
+                "properties": {"p": "q"},
+                "queue_id": 1,
+            },
+        ),
+    ]
+    assert terminal.err == "2 messages stored in t\n"
+
+
+def test_a_queue_that_the_topic_does_not_have_is_chosen_anew(terminal: Terminal) -> None:
+    line = b'{"body": "x", "topic": "old", "queue_id": 2}'
+    assert terminal.run("produce", "t", "--input", "-", stdin=line) == 0
+    assert terminal.cluster.fake_producer.sent == [("t", {"body": b"x"})]
+
+
+def test_lines_of_store_dump_are_sent_to_their_topics_and_the_rest_is_left_out(
+    terminal: Terminal,
+) -> None:
+    def dumped(topic: str, **props: str) -> dict[str, Any]:
+        return {"kind": "msg", "topic": topic, "queueId": 1, "body64": "/w==", "props": props}
+
+    lines = [
+        dumped("t", _P="stamp", KEYS="a b", TAGS="T", __SHARDINGKEY="k", UNIQ_KEY="u", p="q"),
+        dumped("t", __KEY_B64="/g=="),
+        {"kind": "queue", "topic": "t", "queueId": 1, "min": 0, "max": 2, "read": 2},
+        dumped("rmq_sys_raymq"),
+        dumped("SCHEDULE_TOPIC_XXXX"),
+        {"kind": "end", "messages": 4, "errors": 0},
+    ]
+    stdin = b"\n".join(json.dumps(line).encode() for line in lines)
+    assert terminal.run("produce", "--input", "-", stdin=stdin) == 0
+    assert terminal.cluster.fake_producer.sent == [
+        (
+            "t",
+            {
+                "body": b"\xff",
+                "key": b"k",
+                "tag": "T",
+                "index_keys": ("a", "b"),
+                "properties": {"p": "q"},
+                "queue_id": 1,
+            },
+        ),
+        ("t", {"body": b"\xff", "key": b"\xfe", "queue_id": 1}),
+    ]
+    assert "2 records of internal topics left out" in terminal.err
+
+
+def test_a_line_without_a_topic_needs_one_on_the_command_line(terminal: Terminal) -> None:
+    assert terminal.run("produce", "--input", "-", stdin=b'{"body": "x"}') == 2
+    assert "line 1 names no topic" in terminal.err
+    assert terminal.run("produce", stdin=b"x\n") == 2
+    assert "TOPIC" in terminal.err
+    assert terminal.run("produce", "t", "--input", "-", "--key-separator", ":") == 2
+
+
+def test_an_input_file_that_cannot_be_read_is_named(terminal: Terminal, tmp_path: Path) -> None:
+    assert terminal.run("produce", "t", "--input", str(tmp_path / "none")) == 2
+    assert "none" in terminal.err
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"body": "x", "colour": "red"}', b"7"])
 def test_a_json_line_that_is_no_message_is_refused(line: bytes, terminal: Terminal) -> None:
-    assert terminal.run("produce", "t", "--input-json", stdin=line) == 2
+    assert terminal.run("produce", "t", "--input", "-", stdin=line) == 2
     assert "line 1 is not a message" in terminal.err
 
 
@@ -490,6 +688,18 @@ def test_a_range_of_offsets_ends_before_its_end(terminal: Terminal) -> None:
     assert terminal.run("consume", "t", "--from", "1", "--to", "2") == 0
     assert terminal.cluster.consumer_options["start"] == 1
     assert sorted(terminal.lines()) == [b"0-1", b"1-1"]
+
+
+@pytest.mark.parametrize("words", [(), ("--follow",)])
+def test_a_first_offset_beyond_the_end_is_refused_with_the_ranges(
+    words: tuple[str, ...], terminal: Terminal
+) -> None:
+    terminal.cluster.ranges = {0: (0, 3), 1: (2, 5)}
+    assert terminal.run("consume", "t", "--from", "6", *words) == 2
+    assert "--from 6 is beyond the end of every queue of t" in terminal.err
+    assert "queue 0 holds [0, 3), queue 1 holds [2, 5)" in terminal.err
+    assert terminal.run("consume", "t", "--from", "6", "--json") == 2
+    assert json.loads(terminal.err)["fields"] == {"min": 0, "max": 5}
 
 
 @pytest.mark.parametrize(
@@ -528,6 +738,7 @@ def test_json_tells_text_from_bytes_and_hex_prints_hex(terminal: Terminal) -> No
     assert (first["body"], first["key"], first["queue_id"], first["offset"]) == ("text", "k", 0, 0)
     assert second["body_base64"] == "/w=="
     assert "body" not in second
+    assert second["key"] is None
     terminal.cluster.messages = [received(0, 0, b"text"), received(0, 1, b"\xff")]
     assert terminal.run("consume", "t", "-o", "hex") == 0
     assert terminal.lines() == [b"74657874", b"ff"]

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 
 from raymq.cluster import paths
+from raymq.cluster import start as lifecycle
 from raymq.cluster.cli import doctor
 from raymq.cluster.cli.doctor import GIB, MIB, Check
+from raymq.cluster.cluster_record import Wanted, new_record, save_record
+from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.transport import tls
+from raymq.store.errors import RayMQError
 from raymq.store.files import Files
 from tests.support.certificates import Certificates, make_certificates
 
@@ -91,37 +95,91 @@ class MountedFiles(Files):
 
 
 @pytest.mark.parametrize(
-    ("kind", "verdict"), [("ext4", "ok"), ("tmpfs", "warn"), ("nfs4", "warn"), ("overlay", "warn")]
+    ("kind", "verdict"), [("ext4", "ok"), ("tmpfs", "fail"), ("nfs4", "warn"), ("overlay", "warn")]
 )
 def test_the_data_directorys_file_system_is_judged(
     kind: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "_VOLATILE_ROOT", "/nowhere")
     files = MountedFiles(f"/dev/x / {kind} rw 0 0\n")
-    first = doctor.check_data_dir(str(tmp_path / "data"), files)[0]
+    first = doctor.examine_data_dir(str(tmp_path / "data"), files)[0]
     assert (first.name, first.verdict) == ("data dir", verdict)
 
 
-def test_a_directory_that_others_may_list_is_pointed_out(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    checks = {check.name: check for check in doctor.check_data_dir(str(tmp_path), Files())}
-    assert checks["writable"].verdict == "warn"
-    assert "chmod 700" in checks["writable"].advice
+def judged(data_dir: Path, files: Files, **options: Any) -> Check:
+    """The doctor's first finding about a directory."""
+    return doctor.examine_data_dir(str(data_dir), files, **options)[0]
 
 
-def test_a_damaged_cluster_record_is_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "cluster.json").write_text("{")
-    checks = {check.name: check for check in doctor.check_data_dir(str(tmp_path), Files())}
-    assert checks["cluster"].verdict == "fail"
+@pytest.mark.parametrize("case", ["volatile", "foreign", "file", "damaged", "newer", "token"])
+def test_a_directory_is_refused_in_the_words_of_start(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "_VOLATILE_ROOT", "/nowhere")
+    monkeypatch.setattr(lifecycle, "Files", lambda: files)
+    files = MountedFiles(f"/dev/x / {'tmpfs' if case == 'volatile' else 'ext4'} rw 0 0\n")
+    place = tmp_path / "data"
+    if case == "file":
+        place.touch()
+    elif case != "volatile":
+        place.mkdir()
+    if case == "foreign":
+        (place / "thesis.tex").touch()
+    elif case == "damaged":
+        (place / "cluster.json").write_text("{")
+    elif case == "newer":
+        (place / "cluster.json").write_text('{"format": 2}')
+    elif case == "token":
+        (place / "token").write_text("short")
+    before = sorted(place.iterdir()) if place.is_dir() else None
+    found = judged(place, files)
+    assert found.verdict == "fail"
+    assert found.advice
+    assert (sorted(place.iterdir()) if place.is_dir() else None) == before
+    with pytest.raises(RayMQError) as refused:
+        lifecycle.start(place)
+    assert found.found == str(refused.value)
 
 
-SEATS = {"roles": {"group_commit": {"granted": True}}}
+def test_what_start_accepts_is_accepted_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "_VOLATILE_ROOT", "/nowhere")
+    disk, memory = (MountedFiles(f"/dev/x / {kind} rw 0 0\n") for kind in ("ext4", "tmpfs"))
+    assert judged(tmp_path / "new", disk).verdict == "ok"
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "open").mkdir(mode=0o755)
+    found = judged(tmp_path / "open", disk)
+    assert (found.verdict, "makes 0700" in found.found) == ("ok", True)
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o755
+    assert judged(tmp_path / "new", memory, ephemeral=True).verdict == "warn"
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "_VOLATILE_ROOT", "/nowhere")
+    monkeypatch.setattr(paths.os, "access", lambda *args: False)
+    disk = MountedFiles("/dev/x / ext4 rw 0 0\n")
+    for place in (tmp_path, tmp_path / "new"):
+        assert f"{tmp_path} cannot be written by this user" in judged(place, disk).found
+
+
+def test_the_disk_space_of_a_made_cluster_is_judged_by_its_own_segments(tmp_path: Path) -> None:
+    wanted = Wanted(shards=2, replication="mirror", segment_size_bytes=64 * MIB)
+    save_record(ClusterPaths(tmp_path), new_record(wanted), Files())
+    assert doctor._new_files_bytes(str(tmp_path), Files()) == 4 * 64 * MIB
+    assert doctor._new_files_bytes(None, Files()) == 3 * GIB
+    assert doctor.check_disk("/data", 1 * GIB, 256 * MIB).verdict == "warn"
+
+
+LEASES = {"roles": {"group_commit": {"granted": True}}}
 
 
 @pytest.mark.parametrize(
     ("facts", "verdict", "words"),
     [
-        ({"state": "RUNNING", "writable": True, "error": None, "roles": SEATS}, "ok", "RUNNING"),
+        ({"state": "RUNNING", "writable": True, "error": None, "roles": LEASES}, "ok", "RUNNING"),
         ({"state": "READ_ONLY", "error": "fdatasync: EIO"}, "fail", "READ_ONLY: fdatasync: EIO"),
         ({"state": "DOWN", "error": "no answer"}, "fail", "DOWN: no answer"),
         (
@@ -142,7 +200,7 @@ SEATS = {"roles": {"group_commit": {"granted": True}}}
         (
             {"state": "RUNNING", "last_end": {"time_ms": 0, "reason": "a failed append"}},
             "warn",
-            "gave up 2 minutes ago: a failed append",
+            "ended itself 2 minutes ago: a failed append",
         ),
     ],
 )
@@ -157,15 +215,9 @@ def test_a_shard_that_is_not_well_is_judged_with_its_cause(
 
 def test_this_machine_can_be_examined(tmp_path: Path) -> None:
     names = [check.name for check in doctor.examine(str(tmp_path))]
-    for expected in ("python", "ray", "java", "disk room", "/dev/shm", "ray token", "data dir"):
+    for expected in ("python", "ray", "java", "disk space", "/dev/shm", "ray token", "data dir"):
         assert expected in names
     assert len(names) == len(set(names))
-
-
-def test_a_file_is_no_data_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    checks = {c.name: c for c in doctor.check_data_dir(str(tmp_path / "file"), Files())}
-    assert (checks["writable"].verdict, checks["writable"].advice) == ("fail", "name a directory")
 
 
 # --- TLS ------------------------------------------------------------------------------------------
@@ -220,5 +272,5 @@ def test_a_certificate_that_is_expired_or_of_another_authority_is_a_failure(
     assert "has expired" in check.found
     check = tls_check({**expired.environment(), tls.CA_CERT: str(certificates.ca)})
     assert check.verdict == "fail"
-    assert "refused by who trusts" in check.found
+    assert "refused by clients that trust" in check.found
     assert tls.SERVER_CERT in check.advice

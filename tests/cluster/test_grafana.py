@@ -13,7 +13,7 @@ import pytest
 
 from raymq.actors.leader.metrics import METRICS
 from raymq.cluster.cli import grafana
-from raymq.cluster.cli.commands import Console
+from raymq.cluster.cli.console import Console
 from raymq.cluster.cli.main import main
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.store.errors import Rejected

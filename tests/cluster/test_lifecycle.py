@@ -428,7 +428,64 @@ def test_stop_of_something_else_is_refused(ray: FakeRay, tmp_path: Path) -> None
         lifecycle.stop("raymq://127.0.0.1:7000")
 
 
+def test_stop_without_a_target_says_what_it_stops_and_refuses_to_choose(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    lifecycle.start(tmp_path / "a", name="default", address="auto", ephemeral=True)
+    said: list[str] = []
+    assert lifecycle.stop(progress=said.append).clean
+    assert said[0] == f"stopping cluster 'default' of {tmp_path / 'a'}"
+    lifecycle.start(tmp_path / "b", name="b", address="auto", ephemeral=True)
+    actors = dict(ray.actors)
+    with pytest.raises(Rejected, match="several clusters are known here") as refused:
+        lifecycle.stop()
+    assert f"b in {tmp_path / 'b'}; default in {tmp_path / 'a'} (does not run)" in str(
+        refused.value
+    )
+    assert ray.actors == actors
+    assert lifecycle.stop("b").clean
+
+
 # --- connect ----------------------------------------------------------------------------------
+
+
+OWNED = ray_host.OwnedRay(
+    address="127.0.0.1:7",
+    pid=1,
+    start_time=0,
+    boot_id=0,
+    mark="m",
+    temp_dir="/x",
+    auth_mode="token",
+    auth_token_path="/x/token",
+)
+
+
+@pytest.mark.parametrize(
+    ("environment", "adopted"),
+    [
+        ({}, True),
+        ({"RAY_ADDRESS": "127.0.0.1:7"}, True),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, False),
+        ({"RAY_AUTH_MODE": "disabled"}, False),
+    ],
+)
+def test_connecting_lets_this_process_join_the_ray_of_the_cluster(
+    environment: dict[str, str],
+    adopted: bool,
+    ray: FakeRay,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin(tmp_path)
+    own = RayTarget(address=OWNED.address, owned=OWNED)
+    monkeypatch.setattr(ray_host, "running_target", lambda paths, files: own)
+    monkeypatch.setattr(ray_host, "_read_authentication_anew", lambda: None)
+    monkeypatch.setattr(ray_host, "_adopted", {})
+    monkeypatch.setattr(os, "environ", {"RAYMQ_HOME": os.environ["RAYMQ_HOME"], **environment})
+    cluster = lifecycle.connect()
+    assert cluster.ray_address == OWNED.address
+    assert (os.environ.get("RAY_AUTH_TOKEN_PATH") == "/x/token") is adopted
 
 
 def test_a_cluster_is_found_by_directory_name_or_as_the_only_one(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from raymq.cluster.cli.commands import Console
+from raymq.cluster.cli.console import Console
 from raymq.cluster.cli.main import main
 from raymq.cluster.cli.store_progress import StoreProgress
 from raymq.store.embedded import EmbeddedStore
@@ -126,13 +128,82 @@ def test_scrub_reads_a_running_store_and_names_what_rots(own: Path, tmp_path: Pa
 
 def test_export_writes_parquet(own: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
-    ran = Ran("export", own, target, "--topic", "t", "--queue", 0, "--from", 10, "--to", 20)
+    ran = Ran("export", own, target, "--topic", "t", "--queue-id", 0, "--from", 10, "--to", 20)
     assert ran.code == 0, ran.out
     assert ran.out.startswith("10 messages in 1 files, ")
     assert pq.read_table(target)["queue_offset"].to_pylist() == list(range(10, 20))
     assert Ran("export", own, target).code == 2
-    assert Ran("export", own, tmp_path / "x", "--queue", 1).code == 2
+    assert Ran("export", own, tmp_path / "x", "--queue-id", 1).code == 2
     assert Ran("export", own, tmp_path / "all", "--json").json()["messages"] == 360
+
+
+class FakeCluster:
+    """Topics by their queues; keeps what is sent."""
+
+    def __init__(self, **queues: int) -> None:
+        self.queues = queues
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def topics(self) -> dict[str, Any]:
+        return {name: {"queues": count} for name, count in self.queues.items()}
+
+    def producer(self) -> FakeCluster:
+        return self
+
+    def send(self, topic: str, **message: Any) -> None:
+        self.sent.append((topic, message))
+
+    def __enter__(self) -> FakeCluster:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+def imported(cluster: FakeCluster, *words: object) -> tuple[int, str]:
+    out, err = io.BytesIO(), io.StringIO()
+    lifecycle = SimpleNamespace(connect=lambda target, token: cluster)
+    console = Console(stdin=io.BytesIO(), stdout=out, stderr=err, lifecycle=lifecycle)
+    code = main(["store", "import", *map(str, words)], console=console)
+    return code, out.getvalue().decode() + err.getvalue()
+
+
+def test_what_export_wrote_is_imported_as_it_was(tmp_path: Path) -> None:
+    root, target = tmp_path / "store", tmp_path / "out"
+    with contextlib.closing(EmbeddedStore(root, config=CONFIG)) as store:
+        store.create_topic("t", 2)
+        store.create_topic("u", 1)
+        for topic, queue_id, body, properties in (
+            ("t", 0, b"", {}),
+            (
+                "t",
+                1,
+                b"\xff\x00\n",
+                {"__KEY_B64": "/g==", "TAGS": "T", "KEYS": "i j", "a": "\u00fc b"},
+            ),
+            ("t", 1, b"second", {"__SHARDINGKEY": "k"}),
+            ("u", 0, b"other", {}),
+        ):
+            store.put_message(InnerMessage(topic, queue_id, body, properties))
+    assert Ran("export", root, target).code == 0
+    code, said = imported(FakeCluster(t=1), target)
+    assert code == 2
+    assert "the cluster has no topic u; nothing was sent" in said
+    assert "raymq topic create 'u' --queues 1" in said
+    cluster = FakeCluster(t=2, u=1)
+    assert imported(cluster, target) == (0, "4 messages stored in t, u\n")
+    full = {"key": b"\xfe", "tag": "T", "index_keys": ("i", "j"), "properties": {"a": "\u00fc b"}}
+    assert cluster.sent == [
+        ("t", {"body": b"", "queue_id": 0}),
+        ("t", {"body": b"\xff\x00\n", **full, "queue_id": 1}),
+        ("t", {"body": b"second", "key": b"k", "queue_id": 1}),
+        ("u", {"body": b"other", "queue_id": 0}),
+    ]
+    smaller = FakeCluster(t=1)
+    assert imported(smaller, target, "--topic", "t") == (0, "3 messages stored in t\n")
+    assert [message.get("queue_id") for _, message in smaller.sent] == [0, None, None]
+    assert imported(smaller, target, "--topic", "v")[0] == 2
+    assert imported(smaller, tmp_path)[0] == 2
 
 
 def test_what_the_system_refuses_is_one_line_too(own: Path, tmp_path: Path) -> None:
@@ -177,11 +248,11 @@ def test_a_short_walk_shows_no_progress_and_a_long_one_does(
 ) -> None:
     now = [0.0]
     with StoreProgress(stream, monotonic=lambda: now[0]) as progress:
-        progress.tell("commit log", 1, 10)
+        progress.report("commit log", 1, 10)
         assert stream.getvalue() == ""
         now[0] = 6.0
-        progress.tell("commit log", 5, 10)
-        progress.tell("index", 5, 10)
+        progress.report("commit log", 5, 10)
+        progress.report("index", 5, 10)
     assert "commit log" in stream.getvalue()
 
 
@@ -214,7 +285,7 @@ def test_an_index_that_a_crash_tore_is_no_fault_but_what_its_mark_vouches_for_is
     torn = [f"index/{path.name}" for path in (second, third)]
     assert ran.code == 0, ran.out
     assert ran.out.splitlines() == [
-        *(f"{root}/{name}: no fault: a cache that the next start makes anew" for name in torn),
+        *(f"{root}/{name}: no fault: a cache that the next start rebuilds" for name in torn),
         f"{root}: sound",
     ]
     assert Ran("verify", root, "--json").json()["anew"] == torn

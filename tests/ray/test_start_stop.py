@@ -41,6 +41,30 @@ class Shell:
         assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         return json.loads(done.stdout.splitlines()[-1])
 
+    def python(self, code: str) -> str:
+        """The last line that a program prints."""
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self.environment,
+            timeout=90,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()[-1]
+
+
+#: a plain program that knows neither the address nor the token of the cluster's Ray
+SECOND = """
+{early}
+import raymq
+cluster = raymq.connect("default")
+import ray
+ray.init(cluster.ray_address, log_to_driver=False)
+print(ray.get(ray.remote(num_cpus=0)(lambda: "a task of the second program").remote()))
+"""
+
 
 @pytest.mark.timeout(200)
 def test_a_cluster_is_started_stopped_and_resumed_from_the_command_line(tmp_path: Path) -> None:
@@ -54,6 +78,8 @@ def test_a_cluster_is_started_stopped_and_resumed_from_the_command_line(tmp_path
         assert raymq("produce", "t", "--key-separator", "=", stdin="k=one\n")["sent"] == 1
         owned = ray_host.load_owned(paths, files)
         assert owned is not None
+        for early in ("", "import ray"):
+            assert raymq.python(SECOND.format(early=early)) == "a task of the second program"
         stopped = raymq("stop")
         assert stopped["clean"], stopped
         assert stopped["ray"] == "stopped"

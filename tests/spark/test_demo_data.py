@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,49 @@ def test_keep_prevents_the_deletion_after_an_interruption_too(
     said = capsys.readouterr().out.splitlines()[-1]
     assert said.startswith("Stopped: ")
     assert f"stay in {data_dir}" in said
+
+
+FOREIGN = """
+import os, subprocess, sys
+from pathlib import Path
+sys.path.insert(0, "examples")
+import flights
+flights.keep_off_the_screen(Path(sys.argv[1]))
+print("a library prints")
+os.write(2, b"a JVM logs\\n")
+subprocess.run(["sh", "-c", "echo a child prints; echo a child logs >&2"], check=True)
+flights.console.print("the demo " + "speaks " * 30)
+raise RuntimeError("traceback")
+"""
+
+
+def test_only_the_demo_writes_to_the_screen_and_within_80_columns(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FOREIGN, str(tmp_path / "log")],
+        cwd=SCRIPT.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert len(lines) > 1
+    assert all(line.startswith(("the demo", "speaks")) for line in lines)
+    assert max(map(len, lines)) <= 80
+    log = (tmp_path / "log").read_text()
+    for line in ("a library prints", "a JVM logs", "a child prints", "a child logs", "traceback"):
+        assert line in log
+
+
+@pytest.mark.parametrize("deleted", [None, "4.0 GiB"])
+def test_the_end_says_what_is_left_on_the_disk(
+    deleted: str | None, flights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _make_cluster(tmp_path / "data", flights.NAME)
+    flights.say_what_is_left(tmp_path / "data", True, deleted)
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'data'}.log" in said
+    assert sys.prefix in said
+    assert ("raymq status" in said) == (deleted is None)
+    assert ("--keep" in said) == (deleted is not None)

@@ -1,0 +1,53 @@
+"""Host, disk and versions of a benchmark: figures cannot be compared without them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from raymq import __version__
+from raymq.cluster.paths import mount_of
+from raymq.store.files import Files
+
+_GIB = 1 << 30
+_PACKAGES = ("ray", "pyarrow", "numpy")
+
+
+def machine(cluster: Mapping[str, Any], files: Files | None = None) -> dict[str, Any]:
+    """The machine that ran the benchmark. Args: `cluster` is what `Cluster.describe` returns."""
+    return {
+        "host": platform.node(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "kernel": platform.release(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "disk": _disk(cluster, files or Files()),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions of what takes part; a package that is missing is left out."""
+    found = {"raymq": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _disk(cluster: Mapping[str, Any], files: Files) -> str:
+    """The disk of the data directory, in words."""
+    data_dir = cluster.get("data_dir")
+    if data_dir is None or not files.exists(data_dir):
+        return "unknown: the data directory is on another machine"
+    mount = mount_of(data_dir, files)
+    usage = shutil.disk_usage(data_dir)
+    return (
+        f"{mount.kind} on {mount.device}, {usage.free / _GIB:,.0f} GiB free of "
+        f"{usage.total / _GIB:,.0f} GiB ({data_dir})"
+    )

@@ -1,0 +1,97 @@
+"""Shared by all commands: input, output, exit codes and the connection to a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from raymq.store.errors import (
+    DeliveryUnknown,
+    OffsetOutOfRange,
+    RayMQError,
+    Rejected,
+    StorageFull,
+    Unavailable,
+    to_wire,
+)
+from raymq.store.files import Files
+
+EXIT_OK = 0
+EXIT_FAULT = 1
+EXIT_USAGE = 2
+EXIT_UNAVAILABLE = 3
+
+
+def exit_code(error: RayMQError) -> int:
+    """The exit code of an error that ended a command."""
+    if isinstance(error, (Rejected, OffsetOutOfRange)):
+        return EXIT_USAGE
+    if isinstance(error, (Unavailable, DeliveryUnknown, StorageFull)):
+        return EXIT_UNAVAILABLE
+    return EXIT_FAULT
+
+
+class Console:
+    """Standard input and output, and the module that reaches clusters; tests replace each of them."""
+
+    def __init__(
+        self,
+        *,
+        stdin: IO[bytes] | None = None,
+        stdout: IO[bytes] | None = None,
+        stderr: IO[str] | None = None,
+        lifecycle: Any = None,
+    ) -> None:
+        self.stdin = stdin or sys.stdin.buffer
+        self.stdout = stdout or sys.stdout.buffer
+        self.stderr = stderr or sys.stderr
+        self._lifecycle = lifecycle
+
+    @property
+    def lifecycle(self) -> Any:
+        """`start`, `connect`, `stop`: module cluster/start.py, loaded when first needed."""
+        if self._lifecycle is None:
+            from raymq.cluster import start
+
+            self._lifecycle = start
+        return self._lifecycle
+
+    def line(self, text: str | bytes) -> None:
+        """One line of result."""
+        self.stdout.write((text.encode() if isinstance(text, str) else text) + b"\n")
+
+    def json(self, value: Any) -> None:
+        """One JSON value of result, on one line."""
+        self.line(json.dumps(value, default=str))
+
+    def note(self, text: str) -> None:
+        """Progress: never part of the result."""
+        print(text, file=self.stderr, flush=True)
+
+    def error(self, error: RayMQError, *, as_json: bool) -> None:
+        """An error that ends the command."""
+        text = json.dumps(to_wire(error), default=str) if as_json else f"raymq: {error}"
+        print(text, file=self.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Write out what is buffered."""
+        self.stdout.flush()
+
+
+def cluster_of(options: argparse.Namespace, console: Console) -> Any:
+    """The cluster that `--cluster` and `--token-file` name. Raises: what `raymq.connect` raises."""
+    return connect(options.cluster, options.token_file, console)
+
+
+def connect(target: str | None, token_file: str | None, console: Console) -> Any:
+    """A handle on the cluster. Raises: what `raymq.connect` raises; Rejected for a token file."""
+    token = None
+    if token_file is not None:
+        try:
+            token = Files().read_file(Path(token_file).expanduser()).decode().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Rejected(f"--token-file {token_file}: {error}", field="token_file") from error
+    return console.lifecycle.connect(target, token=token)

@@ -1,0 +1,155 @@
+"""Messages that were printed or exported, as arguments of `Producer.send`: the way back into a topic.
+
+Three forms are read: the lines of `raymq consume -o json`, those of `raymq store dump`, and the rows of
+`raymq store export`. Body, key, tag, index keys and properties come back byte for byte. A message keeps its queue id
+if the topic has that queue; else its key decides. Offset, times, hosts, ids, flags and the properties that belong to
+RocketMQ or RayMQ are new.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from raymq.cluster.messages.keys import key_of
+from raymq.cluster.messages.message import INDEX_KEYS, SYSTEM_PROPERTIES
+from raymq.store.errors import Rejected
+from raymq.store.format import SYSTEM_TOPICS
+from raymq.store.records.properties import TAGS
+
+_INTERNAL_PREFIX = "rmq_sys_"
+#: fields that `send` takes as they are
+_SENT = ("tag", "properties", "deliver_at_ms")
+#: fields of `consume -o json` that a new message cannot keep
+_NEW = ("offset", "store_time_ms", "born_time_ms")
+_FIELDS = ("topic", "queue_id", "key", "key_base64", "index_keys", *_SENT, *_NEW)
+
+
+class PutBack(NamedTuple):
+    """One message to send."""
+
+    #: None: the line names none
+    topic: str | None
+    queue_id: int | None
+    #: body, key, tag, index_keys, properties, deliver_at_ms: those that it has
+    fields: dict[str, Any]
+
+    @property
+    def internal(self) -> bool:
+        """Whether it is a record of RayMQ or RocketMQ themselves, not of a user."""
+        return is_internal(self.topic or "")
+
+
+def is_internal(topic: str) -> bool:
+    """Whether a topic is one that RayMQ or RocketMQ keeps for itself."""
+    return topic in SYSTEM_TOPICS or topic.startswith(_INTERNAL_PREFIX)
+
+
+def of_line(line: bytes, number: int) -> PutBack | None:
+    """The message of a JSON line, None for a line of `store dump` that is not a message.
+
+    Raises: Rejected naming the line.
+    """
+    try:
+        given = json.loads(line)
+        if not isinstance(given, dict):
+            raise TypeError(f"it is {type(given).__name__}")
+        if "kind" in given:
+            return _of_dump(given) if given["kind"] == "msg" else None
+        return _of_message(given)
+    except (ValueError, TypeError, KeyError) as error:
+        raise Rejected(
+            f"line {number} is not a message: {error}", field="line", row=number
+        ) from error
+
+
+def of_record(topic: str, queue_id: int, body: bytes, properties: Mapping[str, str]) -> PutBack:
+    """The message of a stored record: its properties hold key, tag and index keys too."""
+    fields: dict[str, Any] = {"body": body, "key": key_of(dict(properties))}
+    fields["tag"] = properties.get(TAGS)
+    fields["index_keys"] = tuple(properties.get(INDEX_KEYS, "").split())
+    fields["properties"] = {
+        name: value for name, value in properties.items() if name not in SYSTEM_PROPERTIES
+    }
+    return PutBack(topic, queue_id, _present(fields))
+
+
+def _of_dump(given: dict[str, Any]) -> PutBack:
+    body = base64.b64decode(given["body64"], validate=True)
+    return of_record(given["topic"], given["queueId"], body, given["props"])
+
+
+def _of_message(given: dict[str, Any]) -> PutBack:
+    bodies = {"body", "body_base64"} & set(given)
+    unknown = set(given) - bodies - set(_FIELDS)
+    if unknown or len(bodies) != 1:
+        raise ValueError(
+            f"it has the fields {sorted(given)}; body or body_base64 is needed, "
+            f"{', '.join(_FIELDS)} are optional"
+        )
+    fields = {name: given.get(name) for name in _SENT}
+    fields["body"] = _body(given)
+    fields["key"] = _key(given)
+    fields["index_keys"] = tuple(given.get("index_keys") or ())
+    return PutBack(given.get("topic"), given.get("queue_id"), _present(fields))
+
+
+def _body(given: dict[str, Any]) -> bytes:
+    if "body_base64" in given:
+        return base64.b64decode(given["body_base64"], validate=True)
+    body = given["body"]
+    # Text goes as it is; anything else as the JSON it came as.
+    return body.encode() if isinstance(body, str) else json.dumps(body).encode()
+
+
+def _key(given: dict[str, Any]) -> bytes | None:
+    if given.get("key_base64") is not None:
+        return base64.b64decode(given["key_base64"], validate=True)
+    return None if given.get("key") is None else str(given["key"]).encode()
+
+
+def _present(fields: dict[str, Any]) -> dict[str, Any]:
+    """Without what the message does not have. An empty body or key is one."""
+    return {name: value for name, value in fields.items() if value not in (None, (), {})}
+
+
+class Sender:
+    """Sends messages back to their topics, and counts them."""
+
+    def __init__(self, cluster: Any, producer: Any) -> None:
+        #: topic -> how many messages were sent to it
+        self.sent: dict[str, int] = {}
+        #: records of internal topics: nothing was sent for them
+        self.left_out = 0
+        self._producer = producer
+        self._queues = {name: int(facts["queues"]) for name, facts in cluster.topics().items()}
+
+    def send(self, message: PutBack, *, topic: str | None = None) -> None:
+        """Send it to `topic`, by default to its own. Raises: what `Producer.send` raises at once."""
+        if message.internal:
+            self.left_out += 1
+            return
+        to = topic or str(message.topic)
+        fields = message.fields
+        if message.queue_id is not None and message.queue_id < self._queues.get(to, 0):
+            fields = {**fields, "queue_id": message.queue_id}
+        self._producer.send(to, **fields)
+        self.sent[to] = self.sent.get(to, 0) + 1
+
+    def summary(self) -> str:
+        """The result in one line."""
+        total = sum(self.sent.values())
+        words = f"{total} messages stored in {', '.join(sorted(self.sent)) or 'no topic'}"
+        if self.left_out:
+            words += f"; {self.left_out} records of internal topics left out"
+        return words
+
+    def facts(self) -> dict[str, Any]:
+        """The same, as JSON."""
+        return {
+            "sent": sum(self.sent.values()),
+            "topics": self.sent,
+            "left_out": self.left_out,
+        }

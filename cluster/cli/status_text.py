@@ -1,0 +1,159 @@
+"""The lines of `raymq status`: health first, then what an operator asks next; bytes and pids when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from raymq.cluster.transport.tls import TLS_PREFIX, is_loopback
+
+_KIB = 1024
+_MIB = 1024 * _KIB
+_GIB = 1024 * _MIB
+
+#: role -> the name of RocketMQ's service
+_SERVICES = {
+    "group_commit": "GroupCommit",
+    "flush_real_time": "FlushRealTime",
+    "commit_real_time": "CommitRealTime",
+    "replication": "Replication",
+}
+_INDENT = " " * 13
+
+Facts = Mapping[str, Any]
+
+
+def status_lines(
+    status: Facts, topics: Mapping[str, Any] | None, *, verbose: bool
+) -> Iterator[str]:
+    """The text of a cluster's status.
+
+    Args: `status` is what `Cluster.status` returns, `topics` what `Cluster.topics` returns (None: not known).
+    """
+    shards = status["shards"]
+    metrics = [shard["metrics"] for shard in shards if shard.get("metrics")]
+    complete = len(metrics) == len(shards)
+    yield f"cluster {status['name']}: {status['state']}"
+    yield _line("directory", status.get("data_dir") or "on another machine")
+    yield _line("shards", _shards(shards))
+    for shard in shards:
+        yield from _shard(shard, verbose)
+    yield _line("topics", "unknown" if topics is None else str(len(topics)))
+    yield _line("messages", _messages(metrics) if complete else "unknown")
+    yield _line("disk", _disk(metrics))
+    yield _line("lag", _lag(metrics))
+    if verbose:
+        yield _line("cluster id", status["cluster_id"])
+        if status.get("ray_address"):
+            yield _line(
+                "Ray",
+                f"{status['ray_address']}, from Python: "
+                f"ray.init(raymq.connect({status['name']!r}).ray_address)",
+            )
+
+
+def size_text(count: float) -> str:
+    """Bytes, as people read them."""
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
+        if count >= unit:
+            decimals = 0 if name == "MiB" else 1
+            return f"{count / unit:.{decimals}f} {name}"
+    return f"{count:.0f} bytes"
+
+
+def _line(name: str, text: str) -> str:
+    return f"  {name:<10} {text}"
+
+
+def _shards(shards: list[Facts]) -> str:
+    running = sum(shard["state"] == "RUNNING" for shard in shards)
+    words = [f"{running} of {len(shards)} RUNNING"]
+    for key in ("replication", "flush"):
+        found = {shard[key] for shard in shards if shard.get(key)}
+        if found:
+            words.append(f"{key} {' and '.join(sorted(found))}")
+    if any(shard.get("transient_pool") for shard in shards):
+        words.append("transient pool")
+    return ", ".join(words)
+
+
+def _shard(shard: Facts, verbose: bool) -> Iterator[str]:
+    leases = shard.get("roles", {}).get("roles", {})
+    text = str(shard["state"])
+    if shard.get("error"):
+        text += f" ({shard['error']})"
+    running = [_SERVICES.get(role, role) for role, lease in leases.items() if lease["granted"]]
+    if running:
+        text += f", {', '.join(running)} {'runs' if len(running) == 1 else 'run'}"
+    yield _line(f"shard {shard['shard']}", text)
+    for role, lease in leases.items():
+        if not lease["granted"]:
+            last = lease["last_end"] or "none"
+            yield f"{_INDENT}{_SERVICES.get(role, role)} does not run (its last end: {last})"
+    protection = _protection(shard)
+    if protection:
+        yield _INDENT + protection
+    if verbose:
+        yield from _positions(shard, leases)
+
+
+def _protection(shard: Facts) -> str:
+    """The protection that the second replica gives: it depends on where that is."""
+    if shard.get("replication") != "mirror":
+        return ""
+    nodes = shard.get("nodes")
+    if nodes:
+        return f"mirror on the nodes {', '.join(nodes)}: what is confirmed outlives either machine"
+    host = str(shard.get("endpoint") or "").removeprefix(TLS_PREFIX).rpartition(":")[0].strip("[]")
+    if is_loopback(host):
+        return (
+            "mirror on one machine: what is confirmed outlives a process or one copy, not the disk"
+        )
+    return ""
+
+
+def _positions(shard: Facts, leases: Mapping[str, Any]) -> Iterator[str]:
+    keys = ["appended", "synced", "confirmed"]
+    if shard.get("transient_pool"):
+        keys.insert(1, "committed")
+    ends = ", ".join(f"{key} {shard[key]}" for key in keys if key in shard)
+    place = ", ".join(f"{key} {shard[key]}" for key in ("endpoint", "pid") if shard.get(key))
+    if ends or place:
+        yield _INDENT + "; ".join(part for part in (ends and f"{ends} bytes", place) if part)
+    for role, lease in leases.items():
+        if lease["granted"]:
+            starts = f"{lease['grants']} start{'' if lease['grants'] == 1 else 's'}"
+            name = _SERVICES.get(role, role)
+            yield f"{_INDENT}{name}: at {lease['position']} bytes, pid {lease['pid']}, {starts}"
+
+
+def _messages(metrics: list[Facts]) -> str:
+    return f"{sum(sum(shard['topic_messages'].values()) for shard in metrics):,}"
+
+
+def _disk(metrics: list[Facts]) -> str:
+    used = [shard["disk_used_bytes"] for shard in metrics if shard.get("disk_used_bytes")]
+    free = [shard["disk_free_bytes"] for shard in metrics if shard.get("disk_free_bytes")]
+    if not used or not free:
+        return "unknown"
+    # Shards of one machine share its disk. On several machines the fullest disk is the one that matters.
+    return f"{size_text(sum(used))} used, {size_text(min(free))} free"
+
+
+def _lag(metrics: list[Facts]) -> str:
+    groups: dict[tuple[str, str], int] = {}
+    for shard in metrics:
+        for topic, lags in shard["consumer_lag_messages"].items():
+            for group, count in lags.items():
+                groups[topic, group] = groups.get((topic, group), 0) + count
+    behind = [
+        f"topic {topic}, group {group}: {count:,} messages"
+        for (topic, group), count in sorted(groups.items())
+        if count
+    ]
+    replication = [shard.get("replication_lag_bytes") or 0 for shard in metrics]
+    if any(replication):
+        behind.append(f"replication: {size_text(max(replication))}")
+    if not metrics:
+        return "unknown"
+    return "; ".join(behind) or "none"
