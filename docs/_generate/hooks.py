@@ -24,8 +24,27 @@ OUTSIDE = {
         if path.suffix in (".py", ".yaml")
     },
 }
+DESIGN = ("design", "glossary", "format", "recovery")
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add what folders list: a new example or decision needs no line in mkdocs.yml."""
+    docs = Path(config.docs_dir)
+    decisions = [f"decisions/{path.name}" for path in sorted((docs / "decisions").glob("*.md"))]
+    examples = [page for page in OUTSIDE.values() if page.startswith("examples/")]
+    config.nav += [
+        {"Examples": examples},
+        {
+            "Design": [
+                *(f"{name}.md" for name in DESIGN if (docs / f"{name}.md").is_file()),
+                {"Decisions": sorted(decisions, key=lambda path: not path.endswith("README.md"))},
+            ]
+        },
+        {"Project": [{"Contributing": "contributing.md"}, {"Changelog": "changelog.md"}]},
+    ]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -48,7 +67,7 @@ def outside_page(source: str) -> str:
     if source.endswith(".md"):
         return text
     language = "python" if source.endswith(".py") else "yaml"
-    return f"# {posixpath.basename(source)}\n\n```{language} title=\"{source}\"\n{text}```\n"
+    return f'# {posixpath.basename(source)}\n\n```{language} title="{source}"\n{text}```\n'
 
 
 def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
-import raymq
 from field_comments import field_comments
+
+import raymq
 from raymq.cluster.cli.main import build_parser
 from raymq.cluster.cluster_record import Wanted, new_record, resume_record
 from raymq.cluster.produce.producer_config import ProducerConfig
@@ -172,7 +173,17 @@ PARAMETERS = {
     "transport": '"flight", or "ray": every operation is a call of the shards\' actors',
 }
 #: parameters that are no options
-NO_OPTIONS = {"self", "cluster", "topic", "name", "config", "clock", "options", "data_dir", "target"}
+NO_OPTIONS = {
+    "self",
+    "cluster",
+    "topic",
+    "name",
+    "config",
+    "clock",
+    "options",
+    "data_dir",
+    "target",
+}
 
 #: the environment variables that RayMQ reads, beside those of TLS
 VARIABLES = {
@@ -185,7 +196,9 @@ VARIABLES = {
     "JAVA_HOME": "the Java 17 that Spark uses",
 }
 
-_ROCKETMQ = re.compile(r"\s*\(([a-z][A-Za-z]+(?:\.\.\.\w+)?(?:, \w+)*)(, there True|, there 5 whole files| as a list)?\)")
+_ROCKETMQ = re.compile(
+    r"\s*\(([a-z]+[A-Z][\w.]*(?:, [a-z]+[A-Z]\w*)*)((?:, there [^()]*)| as a list|, fixed)?\)"
+)
 
 
 class Option(NamedTuple):
@@ -205,7 +218,7 @@ class Option(NamedTuple):
 
 def store_options() -> list[Option]:
     """Every field of StoreConfig."""
-    texts, starts = field_comments(StoreConfig), start_parameters()
+    texts, starts = joined(field_comments(StoreConfig)), start_parameters()
     found = []
     for field in fields(StoreConfig):
         text = texts[field.name]
@@ -225,6 +238,15 @@ def store_options() -> list[Option]:
     return found
 
 
+def joined(texts: dict[str, str]) -> dict[str, str]:
+    """A comment that goes on where the one before ended ("...unless") names the option that it belongs to."""
+    found, before = {}, ""
+    for name, text in texts.items():
+        found[name] = f"see `{before}`: {text.strip('.')}" if text.startswith("...") else text
+        before = name
+    return found
+
+
 def start_parameters() -> dict[str, inspect.Parameter]:
     """The options of `raymq.start`."""
     parameters = inspect.signature(raymq.start).parameters
@@ -233,7 +255,9 @@ def start_parameters() -> dict[str, inspect.Parameter]:
 
 def start_flags() -> dict[str, str]:
     """Keyword of `raymq.start` -> flag of `raymq start`."""
-    (start,) = (command.parser for command in commands(build_parser()) if command.words == "raymq start")
+    (start,) = (
+        command.parser for command in commands(build_parser()) if command.words == "raymq start"
+    )
     return {x.dest: x.option_strings[0] for x in start._actions if x.option_strings}
 
 
@@ -267,7 +291,7 @@ def changes(name: str) -> str:
 
 def producer_options() -> list[Option]:
     """Every option of `Producer` and `AsyncProducer`."""
-    texts = field_comments(ProducerConfig)
+    texts = joined(field_comments(ProducerConfig)) | documented(raymq.Producer)
     return [
         Option(
             field.name,
@@ -281,25 +305,30 @@ def producer_options() -> list[Option]:
 
 def signature_options(function: Callable[..., Any], keep: tuple[str, ...] = ()) -> list[Option]:
     """Every option of a public function: its docstring's lines, else PARAMETERS."""
-    texts = PARAMETERS | documented(inspect.getdoc(function) or "")
+    texts = PARAMETERS | documented(function)
     found = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in NO_OPTIONS and name not in keep:
             continue
-        default = "required" if parameter.default is parameter.empty else show(name, parameter.default)
+        default = (
+            "required" if parameter.default is parameter.empty else show(name, parameter.default)
+        )
         found.append(
             Option(name, texts.get(name, ""), unit_of(name, str(parameter.annotation)), default)
         )
     return found
 
 
-def documented(docstring: str) -> dict[str, str]:
+def documented(function: Callable[..., Any]) -> dict[str, str]:
     """Parameter -> text, of a docstring whose `Args:` has one parameter on each indented line."""
+    docstring = inspect.getdoc(function) or ""
     section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", docstring, re.MULTILINE)
     if not section:
         return {}
     entries = re.findall(
-        r"^ {4}`{0,2}(\w+)`{0,2}(?: \([^)]*\))?: (.*(?:\n {5,}.*|\n(?=\n {5}))*)", section[1], re.MULTILINE
+        r"^ {4}`{0,2}(\w+)`{0,2}(?: \([^)]*\))?: (.*(?:\n {5,}.*|\n(?=\n {5}))*)",
+        section[1],
+        re.MULTILINE,
     )
     return {name: " ".join(text.split()) for name, text in entries}
 
@@ -333,11 +362,19 @@ def configuration_page() -> str:
     lines += ["## Connecting", "", "The options of `raymq.connect`.", ""]
     for option in signature_options(raymq.connect):
         lines += definition(option)
-    lines += ["## Producer", "", "Keywords of `Producer`, `AsyncProducer`, `cluster.producer()` and "]
+    lines += [
+        "## Producer",
+        "",
+        "Keywords of `Producer`, `AsyncProducer`, `cluster.producer()` and ",
+    ]
     lines += ["`cluster.async_producer()`.", ""]
     for option in producer_options():
         lines += definition(option)
-    lines += ["## Consumer", "", "Keywords of `Consumer`, `AsyncConsumer`, `cluster.consumer(topic)` and "]
+    lines += [
+        "## Consumer",
+        "",
+        "Keywords of `Consumer`, `AsyncConsumer`, `cluster.consumer(topic)` and ",
+    ]
     lines += ["`cluster.async_consumer(topic)`.", ""]
     for option in signature_options(raymq.Consumer):
         lines += definition(option)
@@ -356,7 +393,12 @@ def configuration_page() -> str:
         lines += [f"### {title}", ""]
         for option in options:
             lines += definition(option, option.given, option.changes)
-    lines += ["## Environment", "", "For the variables of TLS see [security](../operating/security.md#tls).", ""]
+    lines += [
+        "## Environment",
+        "",
+        "For the variables of TLS see [security](../operating/security.md#tls).",
+        "",
+    ]
     for name, text in VARIABLES.items():
         lines += [f"`{name}`", f":   {_sentence(text)}", ""]
     return "\n".join(lines)
@@ -437,7 +479,7 @@ def _given(name: str) -> str:
 def _sentence(text: str) -> str:
     text = text.strip()
     text = text[:1].upper() + text[1:]
-    text = re.sub(r"(?<![`\w<])<(?=\w)", "&lt;", text)
+    text = re.sub(r"(?<![`\w<])<(?=\w)", "&lt;", text).removesuffix("...")
     return text if text.endswith((".", "...", "?")) else text + "."
 
 
