@@ -101,6 +101,8 @@ def cli_page() -> str:
         lines += ["```text", formatter.format_help().strip(), "```", ""]
         for action in arguments(command.parser):
             lines += [_argument_name(action), f":   {argument_text(action)}", ""]
+        if command.parser.epilog:
+            lines += [_sentence(command.parser.epilog), ""]
     return "\n".join(lines)
 
 
@@ -349,7 +351,7 @@ def configuration_page() -> str:
         "",
         "## Starting a cluster",
         "",
-        "The options of `raymq.start`; the flag of `raymq start` stands beside each.",
+        "The options of `raymq.start`, with the flag of `raymq start`.",
         "",
     ]
     flags = start_flags()
