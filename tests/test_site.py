@@ -76,6 +76,12 @@ def test_the_table_of_the_promise_is_that_of_readme() -> None:
     assert table(DOCS / "concepts" / "promise.md") == table(ROOT / "README.md")
 
 
+@pytest.mark.parametrize("made", pages.PAGES)
+def test_the_generated_pages_are_those_of_the_code(made: str) -> None:
+    text = (DOCS / "reference" / made).read_text(encoding="utf-8")
+    assert text == pages.PAGES[made](), "run: python docs/_generate/reference_pages.py"
+
+
 def entries(page: str) -> list[str]:
     """What a page of options defines."""
     return re.findall(r"^`(\w+)`\n:   \S", page, re.MULTILINE)

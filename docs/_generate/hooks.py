@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages that are generated, and links that lead out of docs/."""
+"""MkDocs hooks: pages for files beside docs/ (examples, changelog), and links that lead out of docs/."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import reference_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -48,16 +47,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
-    made = {
-        "reference/cli.md": reference_pages.cli_page(),
-        "reference/configuration.md": reference_pages.configuration_page(),
-    }
+    """Add pages for the files beside docs/."""
     for source, page in OUTSIDE.items():
         if page != "index.md":
-            made[page] = outside_page(source)
-    for path, content in made.items():
-        files.append(File.generated(config, path, content=content))
+            files.append(File.generated(config, page, content=outside_page(source)))
     return files
 
 

@@ -1,4 +1,7 @@
-"""The pages that are made from the code: the command line and the configuration."""
+"""The pages that are made from the code, the command line and the configuration: `python docs/_generate/reference_pages.py`.
+
+They are committed, so that links lead to them everywhere. A test compares them with the code.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from field_comments import field_comments
@@ -81,7 +85,7 @@ def cli_page() -> str:
     lines = [
         "# Command line",
         "",
-        "This page is generated from the parsers of `raymq`. Every command has `--help`.",
+        "Generated from the parsers of `raymq` by `docs/_generate/reference_pages.py`. Every command has `--help`.",
         "",
         "`TARGET` is a data directory, the name of a cluster, or a `raymq://host:port` address. "
         "`raymq stop` takes no address. Exit codes: 0 done; 1 a fault was found; 2 the command is "
@@ -103,7 +107,7 @@ def cli_page() -> str:
             lines += [_argument_name(action), f":   {argument_text(action)}", ""]
         if command.parser.epilog:
             lines += [_sentence(command.parser.epilog), ""]
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _argument_name(action: argparse.Action) -> str:
@@ -157,23 +161,6 @@ GROUPS = {
     "Scrub": "scrub_bytes_per_s scrub_interval_ms",
 }
 
-#: what an option of a public constructor is, where its docstring does not say it line by line
-PARAMETERS = {
-    "segment_size_bytes": "bytes of one commit log file; the next file is allocated ahead of need",
-    "cluster": "the cluster; `None` means `raymq.connect()`",
-    "group": "name of the group whose offset commits the consumer reads and writes; `None`: no group",
-    "start": '"earliest", "latest", an offset, or {queue_id: offset}, for queues without a committed offset',
-    "queues": "the queues to read; `None`: all",
-    "fetch_bytes": "bytes that one fetch asks of a shard at most",
-    "fetch_records": "messages that one fetch asks of a shard at most",
-    "unavailable_timeout_ms": "how long an unreachable shard is waited for before `poll` raises `Unavailable`",
-    "maxsize": "items that the queue holds at most; 0: no limit",
-    "codec": "what makes bytes of an item: `bytes`, `json`, `msgpack`, `arrow-ipc`, or an object of your own",
-    "accept": "names of further codecs whose items `get` decodes",
-    "linger_ms": "how long a put may wait for further items; 0: each `put` waits until its item is stored",
-    "actor_options": "Ray's options for the coordinator actor, if this handle starts it",
-    "transport": '"flight", or "ray": every operation is a call of the shards\' actors',
-}
 #: parameters that are no options
 NO_OPTIONS = {
     "self",
@@ -306,8 +293,8 @@ def producer_options() -> list[Option]:
 
 
 def signature_options(function: Callable[..., Any], keep: tuple[str, ...] = ()) -> list[Option]:
-    """Every option of a public function: its docstring's lines, else PARAMETERS."""
-    texts = PARAMETERS | documented(function)
+    """Every option of a public function, with the lines of its docstring."""
+    texts = documented(function)
     found = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in NO_OPTIONS and name not in keep:
@@ -342,7 +329,7 @@ def configuration_page() -> str:
     lines = [
         "# Configuration",
         "",
-        "This page is generated from the code.",
+        "Generated from the code by `docs/_generate/reference_pages.py`.",
         "",
         f"A cluster takes {len(store) - embedded} of the {len(store)} options of a store, as keywords of "
         "`raymq.start` or flags of `raymq start`. The cluster keeps them in `cluster.json`. "
@@ -403,7 +390,7 @@ def configuration_page() -> str:
     ]
     for name, text in VARIABLES.items():
         lines += [f"`{name}`", f":   {_sentence(text)}", ""]
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def grouped(options: list[Option]) -> dict[str, list[Option]]:
@@ -487,3 +474,18 @@ def _sentence(text: str) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+#: page -> what makes it
+PAGES = {"cli.md": cli_page, "configuration.md": configuration_page}
+
+
+def main() -> None:
+    """Write the pages."""
+    for name, make in PAGES.items():
+        path = Path(__file__).resolve().parents[1] / "reference" / name
+        path.write_text(make(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
