@@ -1,4 +1,4 @@
-"""The pages that are made from the code, the command line and the configuration: `python docs/_generate/reference_pages.py`.
+"""The pages that are made from the code: `python docs/_generate/reference_pages.py` writes them.
 
 They are committed, so that links lead to them everywhere. A test compares them with the code.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -97,12 +98,8 @@ def cli_page() -> str:
         "",
     ]
     for command in found:
-        formatter = argparse.HelpFormatter(command.words, width=USAGE_WIDTH)
-        formatter.add_usage(
-            None, arguments(command.parser), command.parser._mutually_exclusive_groups, prefix=""
-        )
         lines += [f"## {command.words}", "", _sentence(command.help), ""]
-        lines += ["```text", formatter.format_help().strip(), "```", ""]
+        lines += ["```text", usage(command), "```", ""]
         for action in arguments(command.parser):
             lines += [_argument_name(action), f":   {argument_text(action)}", ""]
         if command.parser.epilog:
@@ -110,15 +107,40 @@ def cli_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def usage(command: Command) -> str:
+    """One line, wrapped. argparse wraps differently in each Python, and a page is the same in all."""
+    parts = []
+    for action in sorted(arguments(command.parser), key=lambda each: not each.option_strings):
+        if action.option_strings:
+            switch = isinstance(action, argparse.BooleanOptionalAction)
+            parts.append(f"[{action.option_strings[0 if switch else -1]}{_value(action)}]")
+        else:
+            name = str(action.metavar or action.dest)
+            parts.append(f"[{name}]" if action.nargs == "?" else name)
+    joined = [part.replace(" ", "\0") for part in parts]
+    indent = " " * (len(command.words) + 1)
+    wrapped = textwrap.wrap(
+        f"{command.words} {' '.join(joined)}",
+        USAGE_WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(wrapped).replace("\0", " ")
+
+
 def _argument_name(action: argparse.Action) -> str:
     if not action.option_strings:
         return f"`{action.metavar or action.dest}`"
+    return ", ".join(f"`{name}{_value(action)}`" for name in action.option_strings)
+
+
+def _value(action: argparse.Action) -> str:
+    """What follows an option, with a blank before it; empty for a switch."""
     if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
-        value = ""
-    else:
-        choices = "|".join(map(str, action.choices)) if action.choices is not None else None
-        value = f" {action.metavar or choices or action.dest.upper()}"
-    return ", ".join(f"`{name}{value}`" for name in action.option_strings)
+        return ""
+    choices = "|".join(map(str, action.choices)) if action.choices is not None else None
+    return f" {action.metavar or choices or action.dest.upper()}"
 
 
 # --- the configuration ---------------------------------------------------------------------------
