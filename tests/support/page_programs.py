@@ -1,4 +1,4 @@
-"""Runs the Python programs of the documentation's pages, all on one cluster: `python page_programs.py DATA_DIR`.
+"""The Python programs of the documentation's pages. `python page_programs.py DATA_DIR` runs those that need Ray.
 
 A block that is fenced with ```python runs, after those before it on its page. Blocks that start a cluster of their own
 are run by the test of README. A block that is fenced with ```py needs what is not here (Spark, another machine) and
@@ -41,8 +41,23 @@ def programs() -> dict[str, list[str]]:
     return {page: texts for page, texts in found.items() if texts}
 
 
+def needs_ray(texts: list[str]) -> bool:
+    """Whether the programs of a page need more of a cluster than its shards."""
+    return any(
+        re.search(r"^ *(?:import ray$|from ray\b)|raymq\.Queue\(", text, re.MULTILINE)
+        for text in texts
+    )
+
+
+def run(page: str, texts: list[str], cluster: Any) -> None:
+    """Run the programs of one page in order, in one namespace."""
+    names: dict[str, Any] = {"cluster": cluster, "__name__": "__main__"}
+    for text in texts:
+        exec(compile(text, page, "exec"), names)
+
+
 def main() -> None:
-    """Run all pages; print how long each took and what went wrong, as JSON."""
+    """Run the pages that need Ray, on one cluster; print how long each took and what went wrong, as JSON."""
     import ray
 
     import raymq
@@ -54,11 +69,11 @@ def main() -> None:
         ray.init(cluster.ray_address, ignore_reinit_error=True, log_to_driver=False)
         sys.stdout = nowhere
         for page, texts in programs().items():
-            names: dict[str, Any] = {"cluster": cluster, "__name__": "__main__"}
+            if not needs_ray(texts):
+                continue
             begin = time.monotonic()
             try:
-                for text in texts:
-                    exec(compile(text, page, "exec"), names)
+                run(page, texts, cluster)
             except BaseException:
                 failed[page] = traceback.format_exc()
             seconds[page] = round(time.monotonic() - begin, 1)
