@@ -35,6 +35,7 @@ USES = {
     "sql": "from raymq.store.queues.sql_filter import SqlFilter; SqlFilter(\"a = 'b' AND c > 3\")",
     "client": "import grpc, ray.util.client.worker; from raymq.cluster.deploy import ray_client",
     "bench": "import rich.live; from raymq.cluster.bench import run",
+    "docs": "import material, mkdocs, mkdocstrings_handlers.python",
     "dev": "import pytest, hypothesis, ray.serve, ray.util.client.worker, sqlglot, nox, build",
 }
 #: a demo that takes longer hangs
