@@ -225,7 +225,9 @@ def test_nothing_is_cited_in_a_way_that_cannot_be_resolved() -> None:
         ("docs/design.md#r9", DOCUMENT, [("docs/design.md", "r9", "")]),
     ],
 )
-def test_the_search_for_citations_sees_what_it_is_for(text, pattern, found) -> None:
+def test_the_search_for_citations_sees_what_it_is_for(
+    text: str, pattern: re.Pattern[str], found: list[object]
+) -> None:
     assert pattern.findall(text) == found
 
 
