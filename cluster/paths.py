@@ -78,8 +78,8 @@ def actor_name(cluster: str, shard: int, replica: int, role: str) -> str:
     return f"raymq:{cluster}:shard-{shard}:replica-{replica}:{role}"
 
 
-def keeper_name(cluster: str, queue: str) -> str:
-    """The Ray name, in namespace "raymq", of the actor that keeps a durable queue."""
+def coordinator_name(cluster: str, queue: str) -> str:
+    """The Ray name, in namespace "raymq", of the coordinator of a durable queue."""
     return f"raymq:{cluster}:queue:{queue}"
 
 

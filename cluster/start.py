@@ -1,9 +1,8 @@
-"""start, connect and stop: the life of a cluster as a user sees it.
+"""start, connect and stop: the life cycle of a cluster.
 
-`start` creates or resumes a data directory: same call after a crash, in a new Ray, with a new
-version. It returns when every shard is up: RUNNING, or READ_ONLY, of which it warns. `stop` ends
-the cluster's actors in order and, if `start` started it, Ray; data stays. `connect` finds a running
-cluster; on its own machine, or with raymq://, without Ray.
+`start` creates a data directory or resumes one: the call is the same after a crash, in a new Ray and with a new
+version. `stop` ends the cluster's actors in order and, if `start` started it, Ray; data stays. `connect` finds a
+running cluster: on its own machine, or through raymq://, without Ray.
 """
 
 from __future__ import annotations
@@ -50,18 +49,18 @@ from .transport import tls
 if TYPE_CHECKING:
     from .transport.connection import Transport
 
-_LOGGER = logging.getLogger("raymq")
+logger = logging.getLogger("raymq")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopReport:
-    """What `stop` found and did."""
+    """What `stop` did."""
 
-    #: every shard closed in order: the next start needs no recovery
+    #: whether every shard closed in order: the next start then needs no recovery
     clean: bool
-    #: actor name -> "closed", "not running" or why it was ended without an orderly close
+    #: actor name -> "closed", "not running", or why the actor was ended without an orderly close
     actors: dict[str, str] = field(default_factory=dict)
-    #: "stopped", "left running" (not ours) or "not running"
+    #: "stopped", "left running" (`start` did not start it) or "not running"
     ray: str = "not running"
 
 
@@ -83,50 +82,69 @@ def start(
     timeout_s: float = 180.0,
     progress: Progress | None = None,
 ) -> Cluster:
-    """Creates the cluster of `data_dir`, or resumes the one there; returns when it serves.
+    """Create the cluster of a data directory, or resume the one there, and return when it serves.
 
-    A shard that is READ_ONLY serves reads; its line is a warning.
+    The cluster's processes are Ray actors that outlive the caller. The call is the same after a crash, in another Ray
+    and with a new version of RayMQ: it recovers the shards and continues. If the cluster runs already, the call
+    attaches to it. A shard that is READ_ONLY serves reads, and `progress` gets a warning.
+
+    Example:
+        ```python
+        import raymq
+
+        with raymq.start("raymq-data", flush="sync") as cluster:
+            print(cluster.name, cluster.shards)
+        ```
 
     Args:
-        data_dir: a directory on a disk of this machine; made (0700) if missing.
-        name: how `connect` finds it; "default" if not given. Like `shards`, `replication`,
-            `segment_size_bytes` and `nodes` it is decided at the first start; later starts may leave it out.
-        shards: commit logs that the topics are spread over; 1 if not given.
-        replication: "single" (default) or "mirror" (each shard kept twice, no failover).
-        flush: "sync" (default: acknowledged after the disk's sync) or "async"; may change at each start.
-        transient_pool: leaders append into shared memory, from where CommitRealTime moves the bytes
-            into the files: readers and followers see them then (async: 200 ms later), and with
-            flush="async" a machine that ends takes them. May change at each start.
-        file_reserved_hours: a file of messages may be deleted so long after the last one in it; 72
-            if not given. May change at each start.
-        address: the Ray to run in. Without it: the Ray that this process is connected to, else the one
-            in RAY_ADDRESS, else an own one that lives until `stop`.
-        ephemeral: allow a data directory that does not survive a reboot (/tmp, tmpfs).
-        host: the address that shards listen on; "node": the one that Ray knows their node by, which is
-            the default with `nodes`; else 127.0.0.1.
-        insecure: allow it to be reachable from other machines although the connection is not encrypted
-            (RAY_USE_TLS=1 encrypts it, see docs/operating.md).
-        nodes: values of the label `raymq-node`, by which the shards are spread over Ray's nodes,
-            followers on other nodes than their leaders; `data_dir` is then a path on each of them.
-            None: all on this machine.
-        timeout_s: how long the whole start may take: Ray's answer, a Ray that has to be started or replaced, and the
-            shards' recovery. `progress` says what is waited for, and the error what was waited for.
-        progress: called with one line at a time.
-    Raises: Rejected (an option is wrong; nothing was started), Unavailable (with each shard's state and
-        error; what was started goes on trying, `stop` ends it), Corrupt (a store is damaged),
-        StorageFull (no room for the transient pools; nothing was started).
-    Durable: the cluster's identity, before the first actor starts.
+        data_dir: a directory on a local disk of this machine; created with mode 0700 if it is missing.
+        name: the name by which `connect` finds the cluster; "default" if not given. The first start fixes it, and also
+            `shards`, `replication`, `segment_size_bytes` and `nodes`. Later starts may leave these out.
+        shards: number of commit logs over which topics are spread, 1 to 256 (default 1). Each shard costs at least two
+            processes and one file of `segment_size_bytes`.
+        replication: "single" (default), or "mirror": each shard has a second copy, at twice the disk space, and `acks`
+            "quorum" waits for it. There is no failover.
+        flush: "sync" (default) acknowledges after fdatasync. "async" acknowledges after the write to the page cache: a
+            power loss may lose the last 0.5 s, or 10 s of a trickle. May change at each start.
+        transient_pool: leaders append to a pool in shared memory (2 x 64 MiB each), and CommitRealTime moves the bytes
+            to the files. Readers and followers see a message after that, about 200 ms later with `flush="async"`; a
+            crash of the machine then loses what is in the pool. May change at each start; False by default.
+        file_reserved_hours: hours after its newest message for which a full file is kept; 72 by default. May change at
+            each start. More hours cost disk space.
+        address: the Ray to run in, as `ray.init` takes it. Default: the Ray to which this process is connected, else
+            the one in RAY_ADDRESS, else a new Ray on this machine that lives until `stop`.
+        ephemeral: accept a data directory that does not survive a reboot (/tmp, tmpfs). False by default.
+        segment_size_bytes: size of one commit log file; 1 GiB by default.
+        host: the address on which shards listen: 127.0.0.1 by default; "node" (default with `nodes`) is the address by
+            which Ray knows the node of each shard.
+        insecure: accept that other machines can reach an unencrypted port, where they can read the token and every
+            message. RAY_USE_TLS=1 encrypts it. False by default.
+        nodes: values of the node label `raymq-node` over which the shards are spread, each follower on another node
+            than its leader. `data_dir` is then a path on each node. None (default): everything on this machine.
+        timeout_s: seconds for the whole start: a Ray that must be found, started or replaced, and recovery. 180 by
+            default.
+        progress: called with one line of text at a time; None (default) logs the lines.
+
+    Guarantees:
+        The cluster's identity is durable before the first actor starts. Every message that was acknowledged is there.
+
+    Raises:
+        Rejected: an option is wrong, or contradicts the first start. Nothing was started.
+        Unavailable: some shard does not serve in time; the message has each shard's state and error. What was started
+            keeps trying, and `stop` ends it.
+        Corrupt: a store is damaged.
+        StorageFull: shared memory has no room for the transient pools. Nothing was started.
     """
     if nodes is None:
-        # With nodes each replica looks at its own machine.
+        # With `nodes` each replica checks its own machine.
         check_architecture(os.uname().machine)
-    files, clock, tell = Files(), Clock(), progress or _LOGGER.info
+    files, clock, report = Files(), Clock(), progress or logger.info
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
 
     def left_s() -> float:
         return max(0.0, (deadline - clock.monotonic_ms()) / 1000)
 
-    warn = progress or _LOGGER.warning
+    warn = progress or logger.warning
     wanted = Wanted(
         name=name,
         shards=shards,
@@ -143,7 +161,7 @@ def start(
     if host not in (None, NODE_HOST):
         tls.check_exposed(str(host), tls=bool(wanted.tls), insecure=insecure)
     place = os.fspath(data_dir)
-    # A directory that was once declared ephemeral stays so.
+    # A directory that was declared ephemeral once stays ephemeral.
     earlier = load_record(ClusterPaths(place), files)
     ephemeral = ephemeral or (earlier is not None and earlier.ephemeral)
     paths = prepare_data_dir(place, ephemeral=ephemeral, files=files)
@@ -162,18 +180,20 @@ def start(
         target = ray_host.find_ray(paths, address, files)
         answers_s: float | None = left_s()
         if target is not None and target.owned is not None:
-            target = _ray_that_answers(paths, target, timeout_s, files, clock, tell)
+            target = _ray_that_answers(paths, target, timeout_s, files, clock, report)
             answers_s = None
         elif target is not None:
-            tell(f"waiting for Ray at {target.address} to answer")
+            report(f"waiting for Ray at {target.address} to answer")
         if target is None:
             target = _own_ray(
-                paths, record, files, clock, tell, first=stored is None, timeout_s=left_s()
+                paths, record, files, clock, report, first=stored is None, timeout_s=left_s()
             )
             answers_s = None
         with ray_host.session(target, answers_s) as ray:
-            tell(f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}")
-            # "auto" and the like would mean something else in another shell.
+            report(
+                f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}"
+            )
+            # "auto" may mean another Ray in another shell.
             address = ray.get_runtime_context().gcs_address
             for line in _check_addresses(ray, record, first=stored is None):
                 warn(line)
@@ -185,14 +205,14 @@ def start(
             save_record(paths, record, files)
             ray_host.save_target(paths, replace(target, address=address), files)
             endpoints = actor_set.wait_running(
-                ray, actors, clock=clock, timeout_s=left_s(), progress=tell, warn=warn
+                ray, actors, clock=clock, timeout_s=left_s(), progress=report, warn=warn
             )
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
             record = replace(record, formed=True)
             save_record(paths, record, files)
         remember(record, paths, files)
-    tell(f"cluster {record.name!r} runs: {record.shards} shard(s), data in {paths.data_dir}")
+    report(f"cluster {record.name!r} runs: {record.shards} shard(s), data in {paths.data_dir}")
     return Cluster(
         name=record.name,
         cluster_id=record.cluster_id,
@@ -215,21 +235,34 @@ def connect(
     ca: str | os.PathLike[str] | None = None,
     transport: Transport | None = None,
 ) -> Cluster:
-    """A handle on a running cluster.
+    """Find a running cluster and return a handle on it.
+
+    A data directory or a name known on this machine needs no Ray. Any other name is looked up in the Ray to which this
+    process is connected, else in RAY_ADDRESS. With raymq:// nothing but a shard's port is needed.
+
+    Example:
+        ```python
+        import raymq
+
+        with raymq.connect("raymq-data") as cluster:
+            print(cluster.describe()["version"])
+        ```
 
     Args:
-        target: a data directory; a cluster's name; "raymq://host:port" (with TLS
-            "raymq+tls://host:port") of any of its shards; or None for the only cluster that this
-            user started on this machine. A name that is not known here is looked up in Ray: the one
-            this process is connected to, or RAY_ADDRESS.
-        transport: "flight" (default), or "ray": every operation is a call of the shards' actors, by a
-            process that is connected to their Ray. Through Ray Client it is "ray" by itself: for
-            target "ray://host:port" (of several clusters "ray://host:port/NAME"), and for a name in a
-            process that did ray.init("ray://...").
-        token: the content of the data directory's file `token`, or RAYMQ_TOKEN; needed with raymq:// only.
-        ca: a PEM file, which must have signed the shards' certificates; without it what `start` saw in
-            RAY_TLS_CA_CERT, or with raymq+tls:// this process's own.
-    Raises: Rejected (no such cluster, no token, wrong certificate), Unavailable (it does not answer).
+        target: a data directory (with a "/" in it, or existing); a cluster's name; "raymq://host:port" of any shard, or
+            "raymq+tls://host:port" with TLS; "ray://host:port" through Ray Client ("ray://host:port/NAME" if several
+            clusters run there); None (default) for the only cluster that this user started on this machine.
+        token: the content of the file `token` in the data directory; None (default) reads RAYMQ_TOKEN. Only raymq://
+            needs it.
+        ca: a PEM file with the authority that signed the shards' certificates. Default: what `start` found in
+            RAY_TLS_CA_CERT; with raymq+tls:// the variable of this process.
+        transport: "flight" (default) talks to the shards by Arrow Flight. "ray" makes every operation a call of the
+            shards' actors, for processes that reach only Ray; a call costs several times as much. Ray Client always
+            uses "ray".
+
+    Raises:
+        Rejected: the cluster is unknown here, the token is missing or wrong, or the certificate is not trusted.
+        Unavailable: the cluster does not answer.
     """
     if transport is not None:
         check_choice("transport", transport, ("flight", "ray"))
@@ -272,14 +305,14 @@ def stop(
     timeout_s: float = 60.0,
     progress: Progress | None = None,
 ) -> StopReport:
-    """Ends the cluster of a data directory (or of a name known on this machine); deletes no data.
+    """Stop the cluster of a data directory, or of a name known on this machine. No data is deleted.
 
-    Actors are closed in order (flush, checkpoint), then ended; then Ray, if `start` started it.
-    Stopping what does not run is not an error.
+    The actors flush, write a checkpoint and end, in order; Ray ends after them if `start` started it. A cluster that
+    does not run is already stopped.
 
-    Raises: Rejected (no such cluster here), Unavailable (something cannot be ended).
+    Raises: Rejected when `target` is not a cluster of this machine; Unavailable when a process cannot be ended.
     """
-    files, clock, tell = Files(), Clock(), progress or _LOGGER.info
+    files, clock, report = Files(), Clock(), progress or logger.info
     paths = local_paths(target, files)
     record = load_record(paths, files)
     if record is None:
@@ -288,7 +321,7 @@ def stop(
             field="target",
         )
     with DirectoryLock(paths, files):
-        return _stop_locked(paths, record, files, clock, timeout_s, tell)
+        return _stop_locked(paths, record, files, clock, timeout_s, report)
 
 
 def _stop_locked(
@@ -297,7 +330,7 @@ def _stop_locked(
     files: Files,
     clock: Clock,
     timeout_s: float,
-    tell: Progress,
+    report: Progress,
 ) -> StopReport:
     outcomes: dict[str, str] = {}
     recorded = ray_host.load_target(paths, files)
@@ -311,21 +344,22 @@ def _stop_locked(
                     raise Unavailable(ailment, address=running.address)
             with ray_host.session(running, timeout_s) as ray:
                 if actor_set.is_another(ray, record, clock=clock):
-                    # The Ray it ran in is gone, and this one at its address serves somebody else.
-                    tell(f"another cluster named {record.name!r} runs in Ray at {running.address}")
+                    # Its Ray is gone, and the Ray at this address runs another cluster.
+                    report(
+                        f"another cluster named {record.name!r} runs in Ray at {running.address}"
+                    )
                     runs = False
                 else:
-                    tell(f"closing {record.shards} shard(s) of {record.name!r}")
+                    report(f"closing {record.shards} shard(s) of {record.name!r}")
                     outcomes = actor_set.close(ray, record, clock=clock, timeout_s=timeout_s)
         except Unavailable as error:
-            # An owned Ray is ended below in any case; one that is not ours is the caller's to
-            # repair.
+            # A Ray that `start` started is ended below anyway; any other Ray is the caller's to repair.
             if running.owned is None:
                 raise
             outcomes = {"ray": f"does not answer: {error}"}
     ray_outcome = "left running" if runs else "not running"
     if recorded is not None and recorded.owned is not None:
-        tell("stopping Ray")
+        report("stopping Ray")
         ray_host.leave(recorded.owned)
         owned_ray.stop_owned(paths, files=files, clock=clock)
         ray_outcome = "stopped" if runs else "not running"
@@ -340,9 +374,9 @@ def _stop_locked(
 
 
 def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterPaths:
-    """The data directory that `target` (a directory, a name, None) means on this machine.
+    """The data directory on this machine that `target` (a directory, a name, None) stands for.
 
-    Raises: Rejected when it means none.
+    Raises: Rejected when there is none.
     """
     if target is not None:
         text = os.fspath(target)
@@ -441,7 +475,7 @@ def _connect_through_ray(name: str, ca: bytes | None) -> Cluster:
 
 
 def _store_options(record: ClusterRecord) -> dict[str, Any]:
-    """The store's options as a plain dict, checked. Raises: Rejected."""
+    """The checked options of the stores as a plain dict. Raises: Rejected."""
     flush: Literal["sync", "async"] = "async" if record.flush == "async" else "sync"
     config = StoreConfig(
         segment_size_bytes=record.segment_size_bytes,
@@ -457,14 +491,14 @@ def _own_ray(
     record: ClusterRecord,
     files: Files,
     clock: Clock,
-    tell: Progress,
+    report: Progress,
     *,
     first: bool,
     timeout_s: float,
 ) -> RayTarget:
-    """A Ray that lives until `stop`, which finds it whenever this process ends.
+    """Start a Ray that lives until `stop`, which finds it even if this process ends now.
 
-    A first start that fails here decides nothing, unless a Ray is left: the next one may have other options.
+    A first start that fails here fixes no options, unless it leaves a Ray: the next start may choose others.
     Raises: Rejected for a cluster over several nodes; Unavailable.
     """
     if record.nodes is not None:
@@ -480,13 +514,13 @@ def _own_ray(
             paths,
             files=files,
             clock=clock,
-            progress=tell,
-            # With TLS Ray is known by the address in its certificate, and takes only drivers that have one too.
+            progress=report,
+            # With TLS the certificate names Ray's address, and Ray accepts only drivers with a certificate.
             loopback=tls.is_loopback(record.host) and not tls.wanted(os.environ),
             timeout_s=timeout_s,
         )
     except RayMQError:
-        # One that could not be ended either is there: `stop` needs the record to try again.
+        # If a Ray is left, `stop` needs the record to end it.
         if first and ray_host.load_owned(paths, files) is None:
             files.unlink(paths.cluster)
         raise
@@ -499,18 +533,19 @@ def _ray_that_answers(
     timeout_s: float,
     files: Files,
     clock: Clock,
-    tell: Progress,
+    report: Progress,
 ) -> RayTarget | None:
-    """The directory's own Ray when it takes drivers; None: it is dying, start another in its place.
+    """The Ray of the data directory if it accepts drivers; None: it is dying, so the caller starts another.
 
-    Raises: Unavailable when it is silent although its processes are well: others may work in it, so `stop` must end it.
+    Raises: Unavailable when it does not answer although its processes run. Other drivers may use it, so only `stop` may
+    end it.
     """
     owned = target.owned
     if owned is None:
         return target
     fault = owned_ray.ailment(owned, files)
     if fault is None and ray_host.connected_address() is None:
-        tell(f"waiting for Ray at {target.address} to answer")
+        report(f"waiting for Ray at {target.address} to answer")
         fault = ray_host.wait_for_answer(
             target,
             timeout_s=timeout_s,
@@ -531,7 +566,7 @@ def _ray_that_answers(
 def _check_pool_room(
     paths: ClusterPaths, record: ClusterRecord, options: dict[str, Any], files: Files
 ) -> None:
-    """Raises: StorageFull, with the numbers. On other nodes each shard finds out itself."""
+    """Raises: StorageFull with the numbers. With `nodes` each shard checks its own machine."""
     if record.transient_pool and record.nodes is None:
         slices = options["transient_pool_slices"]
         leaders = [paths.replica(shard, 0) for shard in range(record.shards)]
@@ -541,14 +576,14 @@ def _check_pool_room(
 def _resolver(
     paths: ClusterPaths, record: ClusterRecord, ray_address: str | None
 ) -> FileResolver | RayResolver | None:
-    """Who knows where the shards are: files on one machine, Ray over nodes, None: the shards."""
+    """Looks up the shards' endpoints: in files on one machine, in Ray over nodes; None: ask the shards."""
     if record.placement is None:
         return FileResolver(paths.data_dir, record.shards)
     return None if ray_address is None else RayResolver(ray_address, record.name, record.shards)
 
 
 def _trusted(paths: ClusterPaths, record: ClusterRecord, files: Files) -> bytes | None:
-    """With TLS, who must have signed the shards' certificates; kept for `connect` in other shells."""
+    """With TLS, the authority of the shards' certificates; kept for `connect` in other shells."""
     if not record.tls:
         if files.exists(paths.ca):
             files.unlink(paths.ca)
@@ -564,9 +599,9 @@ def _known_ca(paths: ClusterPaths, files: Files) -> bytes | None:
 
 
 def _check_addresses(ray: Any, record: ClusterRecord, *, first: bool) -> list[str]:
-    """Warnings about addresses on which others can read along.
+    """Warnings about addresses at which other machines can read the traffic.
 
-    Raises: Rejected when that was not accepted, or when nodes are missing or named twice.
+    Raises: Rejected when `insecure` does not accept that, or when nodes are missing or named twice.
     """
     found: list[str] = []
     if record.nodes is not None:
@@ -578,7 +613,7 @@ def _check_addresses(ray: Any, record: ClusterRecord, *, first: bool) -> list[st
         host for host in hosts if tls.check_exposed(host, tls=record.tls, insecure=record.insecure)
     ]
     return [
-        f"WARNING: whoever is on the network of {host} can read the token and every message: the "
+        f"WARNING: any machine on the network of {host} can read the token and every message: the "
         "connection is not encrypted (--insecure)"
         for host in exposed
     ]

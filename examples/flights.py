@@ -6,6 +6,7 @@ Run it with `python3 run.py demo`. Every row is checked on its way back; any mis
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import hashlib
 import importlib.util
@@ -30,17 +31,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import raymq
-from raymq.cluster.cluster_record import load_record
-from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.messages.columns import message_batch
-from raymq.cluster.paths import ClusterPaths
-from raymq.spark.session import raydp_session, use_java
-from raymq.spark.sink import write
-from raymq.spark.source import read
-from raymq.store.files import Files
-from raymq.store.records.producer_stamp import read_column
-from raymq.store.records.rows import stamp_bytes
-from raymq.store.tools.inspect import verify
+from raymq.errors import RayMQError, Rejected
+from raymq.spark import raydp_session, read, use_java, write
+from raymq.store import producer_stamps, verify
 
 #: the cluster's name; a directory that holds a cluster of this name is a demo's
 NAME = "flights"
@@ -96,7 +89,7 @@ def stored_rows(cluster: raymq.Cluster) -> int:
     """Readable rows of the topic; -1 while a shard does not answer."""
     try:
         return int(cluster.describe_topic(TOPIC)["messages"])
-    except raymq.errors.RayMQError:
+    except RayMQError:
         return -1
 
 
@@ -190,13 +183,12 @@ def consume(cluster: raymq.Cluster, progress: Progress) -> Iterator[tuple[int, A
     facts = cluster.describe_topic(TOPIC)
     bar = progress.add_task("plain consumer", total=facts["messages"])
     for queue in facts["queues"]:
-        number = queue["queue"]
-        for records in read_range(
-            cluster, TOPIC, number, queue["shard"], queue["min_offset"], queue["max_offset"]
-        ):
-            columns = message_batch(queue["shard"], records)
-            progress.update(bar, advance=columns.num_rows)
-            yield number, columns
+        queue_id = queue["queue_id"]
+        with cluster.consumer(TOPIC, queues=[queue_id], start=queue["min_offset"]) as consumer:
+            while consumer.position(queue_id) < queue["max_offset"]:
+                columns = consumer.poll_batch(timeout=10)
+                progress.update(bar, advance=columns.num_rows)
+                yield queue_id, columns
 
 
 def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str, Any]:
@@ -209,7 +201,7 @@ def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str,
         first = next_offset.get(queue, 0)
         disorder += int((offsets != np.arange(first, first + len(offsets))).sum())
         next_offset[queue] = first + len(offsets)
-        valid, producers, _, sequences = read_column(stamp_bytes(columns.column("properties")))
+        valid, producers, _, sequences = producer_stamps(columns.column("properties"))
         disorder += int((~valid).sum())
         for producer in np.unique(producers):
             own = sequences[producers == producer]
@@ -419,15 +411,17 @@ def end_earlier(data_dir: Path) -> None:
     """
     if not data_dir.exists():
         return
-    record = load_record(ClusterPaths(data_dir), Files())
-    if record is not None:
-        own = record.name == NAME
+    cluster = None
+    if (data_dir / "cluster.json").exists():
+        with contextlib.suppress(Rejected):
+            cluster = raymq.connect(data_dir)
+        own = cluster is not None and cluster.name == NAME
     else:
         own = (data_dir / BEGUN).exists() or not any(data_dir.iterdir())
     if not own:
-        sys.exit(f"{data_dir} holds something else than a demo's data: choose another --data-dir")
-    if record is not None:
-        raymq.connect(data_dir).stop()
+        sys.exit(f"{data_dir} holds other data than a demo's: choose another --data-dir")
+    if cluster is not None:
+        cluster.stop()
 
 
 def end_and_delete(data_dir: Path) -> str:

@@ -28,8 +28,8 @@ class TopicDataset:
     def __init__(self, cluster: raymq.Cluster, topic: str) -> None:
         self._cluster, self._topic = cluster, topic
         queues = cluster.describe_topic(topic)["queues"]
-        self._ends = {queue["queue"]: queue["max_offset"] for queue in queues}
-        self._offsets = {queue["queue"]: queue["min_offset"] for queue in queues}
+        self._ends = {queue["queue_id"]: queue["max_offset"] for queue in queues}
+        self._offsets = {queue["queue_id"]: queue["min_offset"] for queue in queues}
 
     def __iter__(self) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
         with self._cluster.consumer(self._topic, start=dict(self._offsets)) as consumer:

@@ -16,9 +16,7 @@ import raydp
 from pyspark.sql import functions as f
 
 import raymq
-from raymq.spark.session import raydp_session, use_java
-from raymq.spark.sink import write
-from raymq.spark.source import read
+from raymq.spark import raydp_session, read, use_java, write
 
 ROWS = 50_000
 

@@ -1,20 +1,29 @@
 """RayMQ: a durable, replicated message log inside a Ray cluster.
 
-    cluster = raymq.start("~/raymq-data")
-    cluster.create_topic("orders", queues=4)
-    with cluster.producer() as producer:
-        receipt = producer.send("orders", b"hello", key=b"42").result()
+Example:
+    ```python
+    import raymq
 
-Everything is loaded on first use (PEP 562): `import raymq` loads neither Ray nor Arrow, so that the
-small processes of a cluster stay small and the command line quick.
+    with raymq.start("raymq-data") as cluster:
+        cluster.create_topic("orders", queues=4)
+        with cluster.producer() as producer:
+            receipt = producer.send("orders", b"hello", key=b"42").result(timeout=30)
+        print(receipt.queue_id, receipt.offset)
+    ```
+
+Programs import these names, and those of `raymq.errors`, `raymq.spark` and `raymq.store`. Every name is loaded on first
+use: `import raymq` loads neither Ray nor Arrow, which keeps the small processes of a cluster small and the command line
+quick.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raymq._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from raymq import errors
     from raymq.cluster.cluster import Cluster
     from raymq.cluster.consume.async_consumer import AsyncConsumer
     from raymq.cluster.consume.consumer import Consumer
@@ -23,7 +32,6 @@ if TYPE_CHECKING:
     from raymq.cluster.produce.producer import Producer
     from raymq.cluster.queue.durable_queue import Queue
     from raymq.cluster.start import connect, start
-    from raymq.store import errors
 
 __version__ = "0.1.0"
 
@@ -42,30 +50,22 @@ __all__ = [
     "start",
 ]
 
-_HOMES = {
-    "AsyncConsumer": "raymq.cluster.consume.async_consumer",
-    "AsyncProducer": "raymq.cluster.produce.async_producer",
-    "Cluster": "raymq.cluster.cluster",
-    "Consumer": "raymq.cluster.consume.consumer",
-    "Message": "raymq.cluster.messages.message",
-    "Producer": "raymq.cluster.produce.producer",
-    "Queue": "raymq.cluster.queue.durable_queue",
-    "Receipt": "raymq.cluster.messages.message",
-    "connect": "raymq.cluster.start",
-    "start": "raymq.cluster.start",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("raymq.store.errors")
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'raymq' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    # Looked up once: the next access does not come here.
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "AsyncConsumer": "raymq.cluster.consume.async_consumer",
+        "AsyncProducer": "raymq.cluster.produce.async_producer",
+        "Cluster": "raymq.cluster.cluster",
+        "Consumer": "raymq.cluster.consume.consumer",
+        "Message": "raymq.cluster.messages.message",
+        "Producer": "raymq.cluster.produce.producer",
+        "Queue": "raymq.cluster.queue.durable_queue",
+        "Receipt": "raymq.cluster.messages.message",
+        "connect": "raymq.cluster.start",
+        "errors": "raymq.errors:",
+        "start": "raymq.cluster.start",
+    },
+)
 
 
 def __dir__() -> list[str]:

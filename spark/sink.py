@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 #: columns a DataFrame may have; Kafka's names
 COLUMNS = ("key", "value", "topic", "partition", "headers", "tag")
 RECEIPT_SCHEMA = (
-    "partition int, queue int, shard int, rows bigint, duplicates bigint, "
+    "partition int, queue_id int, shard int, rows bigint, duplicates bigint, "
     "first_offset bigint, last_offset bigint"
 )
 _RECEIPT = pa.schema(
     [
         ("partition", pa.int32()),
-        ("queue", pa.int32()),
+        ("queue_id", pa.int32()),
         ("shard", pa.int32()),
         ("rows", pa.int64()),
         ("duplicates", pa.int64()),
@@ -53,7 +53,7 @@ class QueueReceipt:
     """What one task wrote to one queue."""
 
     partition: int
-    queue: int
+    queue_id: int
     shard: int
     rows: int
     #: rows that an earlier attempt or run had stored

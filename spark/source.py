@@ -62,15 +62,15 @@ def read(
     )
     ranges: list[tuple[int, int, int, int]] = []
     for f in facts:
-        queue, low, high = f["queue"], f["min_offset"], f["max_offset"]
+        queue, low, high = f["queue_id"], f["min_offset"], f["max_offset"]
         first = _resolve("startingOffsets", begin, queue, low, high)
         last = _resolve("endingOffsets", end, queue, low, high)
         if last > first:
             ranges.append((queue, f["shard"], first, last))
     ranges = _split(ranges, minPartitions or 1)
     plan = spark.createDataFrame(
-        ranges or [(0, 0, 0, 0)], "queue int, shard int, first bigint, last bigint"
-    ).repartitionByRange(max(1, len(ranges)), "queue", "first")
+        ranges or [(0, 0, 0, 0)], "queue_id int, shard int, first bigint, last bigint"
+    ).repartitionByRange(max(1, len(ranges)), "queue_id", "first")
     return plan.mapInArrow(_task(cluster, topic), SCHEMA)
 
 
@@ -126,7 +126,7 @@ def _task(cluster: Cluster, topic: str) -> Any:
             for row in batch.to_pylist():
                 if row["last"] > row["first"]:
                     for records in read_range(
-                        cluster, topic, row["queue"], row["shard"], row["first"], row["last"]
+                        cluster, topic, row["queue_id"], row["shard"], row["first"], row["last"]
                     ):
                         yield columns(records, row["shard"])
 

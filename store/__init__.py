@@ -1,1 +1,85 @@
-"""The storage engine: one shard on one disk. No Ray, no sockets (design D8)."""
+"""The storage engine, for programs that embed it: one shard on one disk, without Ray and without a network.
+
+`EmbeddedStore` opens a store in this process. The engine has features that a cluster does not offer yet: transactions,
+queries by key, id and time, tag filters and SQL92 filters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raymq._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .config import StoreConfig
+    from .embedded import EmbeddedStore
+    from .index.query import QueryResult
+    from .put.inner_message import InnerMessage
+    from .put.put_hooks import PutHook
+    from .put.put_message import PutResult
+    from .queues.get_message import GetMessageResult, expression_filter
+    from .queues.message_filter import MessageFilter
+    from .record import PUT_SCHEMA, RECORD_SCHEMA
+    from .records.properties import decode as decode_properties
+    from .records.raw_records import decode_records
+    from .records.rows import producer_stamps
+    from .requests import Append, FetchSlice, PutRequest
+    from .services.resolutions import Resolution
+    from .services.transaction import Half
+    from .status import PutStatus
+    from .tools.inspect import verify
+
+__all__ = [
+    "PUT_SCHEMA",
+    "RECORD_SCHEMA",
+    "Append",
+    "EmbeddedStore",
+    "FetchSlice",
+    "GetMessageResult",
+    "Half",
+    "InnerMessage",
+    "MessageFilter",
+    "PutHook",
+    "PutRequest",
+    "PutResult",
+    "PutStatus",
+    "QueryResult",
+    "Resolution",
+    "StoreConfig",
+    "decode_properties",
+    "decode_records",
+    "expression_filter",
+    "producer_stamps",
+    "verify",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "PUT_SCHEMA": "raymq.store.record",
+        "RECORD_SCHEMA": "raymq.store.record",
+        "Append": "raymq.store.requests",
+        "EmbeddedStore": "raymq.store.embedded",
+        "FetchSlice": "raymq.store.requests",
+        "GetMessageResult": "raymq.store.queues.get_message",
+        "Half": "raymq.store.services.transaction",
+        "InnerMessage": "raymq.store.put.inner_message",
+        "MessageFilter": "raymq.store.queues.message_filter",
+        "PutHook": "raymq.store.put.put_hooks",
+        "PutRequest": "raymq.store.requests",
+        "PutResult": "raymq.store.put.put_message",
+        "PutStatus": "raymq.store.status",
+        "QueryResult": "raymq.store.index.query",
+        "Resolution": "raymq.store.services.resolutions",
+        "StoreConfig": "raymq.store.config",
+        "decode_properties": "raymq.store.records.properties:decode",
+        "decode_records": "raymq.store.records.raw_records",
+        "expression_filter": "raymq.store.queues.get_message",
+        "producer_stamps": "raymq.store.records.rows",
+        "verify": "raymq.store.tools.inspect",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -329,7 +329,7 @@ class Bench:
         """(lane, shard, the offset behind its last message) now."""
         for topic, name in enumerate(self._plan.topic_names):
             for queue in self._cluster.describe_topic(name)["queues"]:
-                lane = topic * self._plan.queues + queue["queue"]
+                lane = topic * self._plan.queues + queue["queue_id"]
                 yield lane, queue["shard"], queue["max_offset"]
 
     def _visible_ends(self, ledgers: Sequence[Ledger] = ()) -> list[tuple[int, int, int]]:

@@ -228,7 +228,7 @@ def topic_describe(options: argparse.Namespace, console: Console) -> int:
     console.line(f"{facts['topic']}: {facts['messages']} messages")
     for queue in facts["queues"]:
         console.line(
-            f"  queue {queue['queue']} on shard {queue['shard']}: "
+            f"  queue {queue['queue_id']} on shard {queue['shard']}: "
             f"[{queue['min_offset']}, {queue['max_offset']})"
         )
     return EXIT_OK
@@ -310,7 +310,7 @@ def _ends(cluster: Any, options: argparse.Namespace) -> dict[int, int]:
         end = high if options.stop == "latest" else min(options.stop, high)
         begin = {"earliest": low, "latest": high}.get(options.start, options.start)
         if begin < end:
-            ends[queue["queue"]] = end
+            ends[queue["queue_id"]] = end
     return ends
 
 
@@ -337,7 +337,7 @@ def _print_message(message: Any, output: str, console: Console) -> None:
     else:
         console.json(
             {
-                "queue": message.queue_id,
+                "queue_id": message.queue_id,
                 "offset": message.offset,
                 "key": _text(message.key),
                 "tag": message.tag,

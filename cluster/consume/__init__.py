@@ -1,1 +1,1 @@
-"""The way of messages back: from an offset, in order, read ahead."""
+"""Consumers: read messages from an offset, in order, and read ahead."""

@@ -1,4 +1,4 @@
-"""The consumer for asyncio: the verbs of `Consumer`, awaited; it never blocks the event loop (design D11)."""
+"""The consumer for asyncio: the methods of `Consumer`, awaited. It never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -20,16 +20,54 @@ if TYPE_CHECKING:
 
 _Found = TypeVar("_Found", bound=Sized)
 
-#: how long a wait lasts before it looks whether a shard has been unreachable for too long
-LOOK_S = 1.0
+#: interval at which a wait checks whether a shard has been unreachable for too long
+RECHECK_S = 1.0
 
 
 class AsyncConsumer:
-    """Reads a topic in one event loop, as `Consumer` does. One task at a time.
+    """Reads a topic in one event loop, with the methods and options of `raymq.Consumer`, awaited.
 
-    It opens with `async with`, or with its first call. The threads that read ahead, one a shard, are
-    its only ones; what they have is taken without waiting, so a cancelled `poll` has taken nothing:
-    no message is lost and no position moves. It neither pickles nor survives a fork.
+    It opens with `async with`, or with its first call. One thread per shard reads ahead; a call only takes what is
+    there, so a cancelled `poll` loses no message and moves no position. One task at a time may use it. It does not
+    pickle or survive a fork.
+
+    Example:
+        ```python
+        import asyncio
+
+        import raymq
+
+        async def main() -> None:
+            with raymq.connect() as cluster:
+                cluster.create_topic("orders", queues=4)
+                async with cluster.async_consumer("orders", start="earliest") as consumer:
+                    for message in await consumer.poll(max_records=100, timeout=0.2):
+                        print(message.queue_id, message.offset, message.body)
+
+        asyncio.run(main())
+        ```
+
+    Args:
+        cluster: the cluster to read from.
+        topic: an existing topic.
+        group: the name under which `commit` stores offsets; None (default) means that nothing can be committed.
+        start: where queues without a committed offset begin: "earliest", "latest", an offset for every queue, or
+            {queue_id: offset}. None (default) is refused if some queue has no committed offset.
+        queues: the queue ids to read; None (default) reads all.
+        fetch_bytes: bytes per fetch (default 4 MiB). Up to one fetch per shard is held in memory.
+        fetch_records: messages per fetch (default 10,000).
+        unavailable_timeout_ms: milliseconds for which a shard may be unreachable before a read raises Unavailable
+            (default 30,000).
+        clock: the source of time, for tests.
+
+    Guarantees:
+        Those of `raymq.Consumer`.
+
+    Raises:
+        Rejected: an unknown topic or queue, a bad option, or `start` is missing. Opening raises it, not the
+        constructor. OffsetOutOfRange: a queue does not hold the offset to read; `min` and `max` say what it holds.
+        Corrupt: a stored message is damaged. `seek` after it to continue. Unavailable: a shard is unreachable for
+        longer than `unavailable_timeout_ms`.
     """
 
     def __init__(
@@ -45,7 +83,7 @@ class AsyncConsumer:
         unavailable_timeout_ms: int = 30_000,
         clock: Clock | None = None,
     ) -> None:
-        """Args: as `Consumer`. Nothing is asked of the cluster yet."""
+        """Note the options. The cluster is first asked by `open`."""
         self.topic = topic
         self.group = group
         self._cluster = cluster
@@ -60,7 +98,7 @@ class AsyncConsumer:
         }
         self._opening: asyncio.Task[Consumer] | None = None
         self._consumer: Consumer | None = None
-        #: something came, failed or ended
+        #: set after a fetch, a failure or the end
         self._changed = asyncio.Event()
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -73,9 +111,9 @@ class AsyncConsumer:
         )
 
     async def open(self) -> None:
-        """Find where to begin and start to read ahead; later calls do nothing.
+        """Find the first offset of each queue and start to read ahead; later calls do nothing.
 
-        Raises: Rejected for an unknown topic or queue, or when nothing says where to begin.
+        Raises: Rejected for an unknown topic or queue, or when `start` is missing.
         """
         await self._open()
 
@@ -87,7 +125,7 @@ class AsyncConsumer:
         if self._opening is None:
             self._opening = asyncio.create_task(self._make())
         try:
-            # One who is cancelled does not cancel it: the next call finds it open.
+            # A cancelled caller does not cancel the opening: the next call uses it.
             return await asyncio.shield(self._opening)
         except BaseException:
             if self._opening is not None and self._opening.done():
@@ -99,33 +137,32 @@ class AsyncConsumer:
         consumer.name = type(self).__name__
         loop, changed = asyncio.get_running_loop(), self._changed
 
-        def tell() -> None:
-            # A loop that was closed meanwhile has nobody who waits.
+        def notify() -> None:
+            # A loop that was closed meanwhile has no waiting task.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(changed.set)
 
-        consumer.on_change(tell)
+        consumer.on_change(notify)
         self._consumer = consumer
         return consumer
 
     # --- reading --------------------------------------------------------------------------------
 
     async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[ReceivedMessage]:
-        """Up to `max_records` messages; waits up to `timeout` seconds while there is none.
+        """Return up to `max_records` messages; wait up to `timeout` seconds while there are none.
 
-        Raises: OffsetOutOfRange; Unavailable when a shard stays unreachable; what the cluster
-        refuses reading with.
+        Raises: as `Consumer.poll`.
         """
         consumer = await self._open()
         return await self._wait(lambda: consumer.poll(max_records, 0), timeout)
 
     async def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
-        """As `poll`, but columns (columns.MESSAGE_SCHEMA) of one queue; may have no rows."""
+        """As `poll`, but Arrow columns of one queue, as `Consumer.poll_batch` returns them."""
         consumer = await self._open()
         return await self._wait(lambda: consumer.poll_batch(max_records, 0), timeout)
 
     async def _wait(self, look: Callable[[], _Found], timeout: float) -> _Found:
-        """What `look` finds, once it is not empty or the time is up."""
+        """What `look` finds, once that is not empty or the time is up."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         while True:
@@ -135,13 +172,13 @@ class AsyncConsumer:
             if len(found) or left <= 0:
                 return found
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(left, LOOK_S))
+                await asyncio.wait_for(self._changed.wait(), min(left, RECHECK_S))
 
     def __aiter__(self) -> AsyncConsumer:
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        """Message by message for ever; `position` and `commit` follow what was handed out."""
+        """Iterate over messages without an end; `position` and `commit` follow the messages returned so far."""
         consumer = await self._open()
         while True:
             self._changed.clear()
@@ -149,16 +186,16 @@ class AsyncConsumer:
             if message is not None:
                 return message
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), LOOK_S)
+                await asyncio.wait_for(self._changed.wait(), RECHECK_S)
 
     # --- positions ------------------------------------------------------------------------------
 
     def position(self, queue_id: int) -> int:
-        """The offset of the next message of a queue. Raises: Rejected before it is open."""
+        """The offset of the next message of a queue. Raises: Rejected before the consumer is open."""
         return self._opened().position(queue_id)
 
     def positions(self) -> dict[int, int]:
-        """queue -> offset of the next message. Raises: Rejected before it is open."""
+        """queue_id -> offset of the next message. Raises: Rejected before the consumer is open."""
         return self._opened().positions()
 
     def _opened(self) -> Consumer:
@@ -171,38 +208,38 @@ class AsyncConsumer:
         return self._consumer
 
     async def seek(self, queue_id: int, offset: int | str) -> None:
-        """Go on from `offset`, "earliest" or "latest". Whether the queue holds it, `poll` tells."""
+        """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
         consumer = await self._open()
         await asyncio.to_thread(consumer.seek, queue_id, offset)
 
     async def commit(self, offsets: Mapping[int, int] | None = None) -> None:
-        """Store where the group goes on: the NEXT offsets; by default of all handed out so far.
+        """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
 
-        A cancelled wait does not take it back. Durable: as an acknowledged message. Raises: Rejected
-        without a group; Unavailable.
+        Cancelling the wait does not cancel the commit. Durable: as an acknowledged message.
+        Raises: as `Consumer.commit`.
         """
         consumer = await self._open()
-        # What is handed out while it is under way is not meant.
+        # Messages that are returned during the call are not committed.
         wanted = consumer.positions() if offsets is None else dict(offsets)
         await asyncio.to_thread(consumer.commit, wanted)
 
     async def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
-        """Have a message that could not be handled come again later, as `Consumer.send_back` says.
+        """Send a message that could not be processed back, as `Consumer.send_back` does.
 
-        A cancelled wait does not take it back.
+        Cancelling the wait does not cancel the call.
         """
         consumer = await self._open()
         return await asyncio.to_thread(consumer.send_back, message, delay_level=delay_level)
 
     async def committed(self) -> dict[int, int]:
-        """queue -> next offset as the group stored it last; queues without one are missing."""
+        """queue_id -> committed offset of the group; queues without one are missing."""
         consumer = await self._open()
         return await asyncio.to_thread(consumer.committed)
 
     # --- end ------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop reading; nothing is committed. Twice does nothing; a cancelled wait does not keep it open."""
+        """Stop reading. No offset is committed. A second call does nothing; a cancelled call closes it all the same."""
         self._closed = True
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())

@@ -1,7 +1,7 @@
-"""Every record that arrives is compared with its CRC, before anybody sees it (design D16).
+"""Compares every fetched record with its CRC before the program sees it.
 
-That covers the disk, the shard's memory and the way here. Whether the shard's own copy is damaged, and in which file,
-the shard tells when it is asked.
+This covers the disk, the shard's memory and the network. After a mismatch the shard is asked whether its own copy is
+damaged, and in which file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from raymq.store.requests import FetchSlice
 if TYPE_CHECKING:
     from raymq.cluster.transport.routes import Routes
 
-#: where a record says at which offset of the log it stands
+#: where a record holds its physical offset
 _PHYSICAL_OFFSET_AT = 28
 
 
 def checked(found: list[FetchSlice], routes: Routes, topic: str, shard: int) -> list[FetchSlice]:
-    """The answer of a fetch: each queue's records before the first that is damaged, else the error.
+    """The answer of a fetch, per queue: the records before the first damaged one, or the error.
 
-    Raises: Unavailable where the shard cannot be asked, or what it has is whole: the same fetch may go well then.
+    Raises: Unavailable when the shard does not answer, or when its copy is whole: the same fetch may succeed then.
     """
     return [_checked(part, routes, topic, shard) for part in found]
 
@@ -51,19 +51,19 @@ def _what_the_shard_has(
     except Corrupt as error:
         return _of_shard(error, shard)
     except Rejected:
-        # One that does not know the question.
+        # A shard that does not know the operation.
         records: Any = part.records
         at = records[0].as_py()[_PHYSICAL_OFFSET_AT : _PHYSICAL_OFFSET_AT + 8]
         return Corrupt(
             f"shard {shard}: message {offset} of queue {part.queue_id} of {topic} is damaged ({fault.rule}); "
-            "`raymq store verify` names the place",
+            "`raymq store verify` names the file",
             shard=shard,
             offset=int.from_bytes(at, "big"),
             rule=fault.rule,
         )
     raise Unavailable(
-        f"message {offset} of queue {part.queue_id} of {topic} came damaged ({fault.rule}) from shard {shard}, which "
-        "has it whole: memory or network change bytes on the way",
+        f"message {offset} of queue {part.queue_id} of {topic} arrived damaged ({fault.rule}) from shard {shard}: its "
+        "own copy is whole, so memory or the network changes bytes",
         shard=shard,
     )
 

@@ -1,4 +1,4 @@
-"""The consumer of one topic: reads queues in order from where it was told (design D10, D11)."""
+"""The consumer of one topic: reads queues in order, from given or committed offsets."""
 
 from __future__ import annotations
 
@@ -27,15 +27,53 @@ if TYPE_CHECKING:
 
 Start = str | int | Mapping[int, int] | None
 
-_START_HELP = "start='earliest', 'latest', an offset, or {queue: offset}"
+_START_HELP = "start='earliest', 'latest', an offset, or {queue_id: offset}"
 
 
 class Consumer:
-    """Reads a topic, all queues or some. One thread at a time; no pickling, no forking.
+    """Reads a topic, all queues or some, in offset order per queue. `Cluster.consumer` makes one.
 
-    Each queue is read in order, from the group's committed offset, else from `start`. Nothing is
-    committed unasked, and a position that a queue does not hold raises OffsetOutOfRange until
-    `seek` says where to go on: it never jumps.
+    Each queue is read from the group's committed offset, else from `start`. One thread per shard reads ahead, at most
+    one fetch. `poll` and iteration return messages, `poll_batch` Arrow columns. Offsets are committed only by
+    `commit`. One thread may use a consumer at a time. It does not pickle or survive a fork: pickle the Cluster
+    instead. Close it, or use it as a context manager.
+
+    Example:
+        ```python
+        import raymq
+
+        with raymq.connect() as cluster:
+            cluster.create_topic("orders", queues=4)
+            with cluster.consumer("orders", group="billing", start="earliest") as consumer:
+                for message in consumer.poll(max_records=100, timeout=0.2):
+                    print(message.queue_id, message.offset, message.body)
+                consumer.commit()
+        ```
+
+    Args:
+        cluster: the cluster to read from.
+        topic: an existing topic.
+        group: the name under which `commit` stores offsets, at most 248 characters; None (default) means that nothing
+            can be committed. Consumers of one group do not share queues among themselves: give each its own `queues`.
+        start: where queues without a committed offset begin: "earliest", "latest", an offset for every queue, or
+            {queue_id: offset}. None (default) is refused if some queue has no committed offset.
+        queues: the queue ids to read; None (default) reads all.
+        fetch_bytes: bytes per fetch (default 4 MiB). Up to one fetch per shard is held in memory.
+        fetch_records: messages per fetch (default 10,000).
+        unavailable_timeout_ms: milliseconds for which a shard may be unreachable before a read raises Unavailable
+            (default 30,000).
+        clock: the source of time, for tests.
+
+    Guarantees:
+        Every message that is returned was compared with its CRC. Messages of one queue come in offset order without
+        gaps, except in a compacted topic. An offset that a queue does not hold raises OffsetOutOfRange until `seek`: a
+        consumer never jumps.
+
+    Raises:
+        Rejected: an unknown topic or queue, a bad option, or `start` is missing.
+        OffsetOutOfRange: a queue does not hold the offset to read; `min` and `max` say what it holds.
+        Corrupt: a stored message is damaged. `seek` after it to continue.
+        Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
 
     def __init__(
@@ -51,13 +89,7 @@ class Consumer:
         unavailable_timeout_ms: int = 30_000,
         clock: Clock | None = None,
     ) -> None:
-        """Find where to begin and start to read ahead.
-
-        Args: `start` is "earliest", "latest", an offset for every queue, or {queue: offset}; it
-        serves queues without a committed offset. `queues` are all by default.
-        `unavailable_timeout_ms`: an unreachable shard is waited for so long before `poll` raises.
-        Raises: Rejected for an unknown topic or queue, or when nothing says where to begin.
-        """
+        """Find the first offset of each queue and start to read ahead."""
         check_number("fetch_bytes", fetch_bytes, 1)
         check_number("fetch_records", fetch_records, 1)
         check_number("unavailable_timeout_ms", unavailable_timeout_ms, 0, whole=False)
@@ -65,13 +97,13 @@ class Consumer:
             check_group_name(group)
         self.topic = topic
         self.group = group
-        #: what a program calls it
+        #: what warnings call this consumer
         self.name = type(self).__name__
         self._unavailable_timeout_ms = unavailable_timeout_ms
         self._clock = clock or Clock()
         self._process = os.getpid()
         self._cluster = cluster
-        #: the group's topics for messages that are sent back exist
+        #: whether the group's topics for `send_back` exist
         self._retry_topics = False
         self._routes = Routes.of(cluster)
         self._route = self._routes.topic(topic)
@@ -79,15 +111,15 @@ class Consumer:
         if not wanted:
             raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
         shards = sorted({self._route.shard_of(queue) for queue in wanted})
-        # A shard takes no other whole numbers, such as numpy's.
+        # The wire takes no other integers, such as numpy's.
         wanted = list(map(int, wanted))
-        #: queue -> offset of the next message that `poll` returns
+        #: queue_id -> offset of the next message that `poll` returns
         self._positions = self._begin(wanted, shards, start)
         self._state = ReadState(topic, fetch_bytes=fetch_bytes, fetch_records=fetch_records)
         self._state.fetch_from = dict(self._positions)
-        #: of one piece, in order: taken to be handed out one by one
-        self._handing: deque[ReceivedMessage] = deque()
-        self._handing_of: Piece
+        #: messages of `_iterating_piece` that iteration has not returned yet, in order
+        self._iterating: deque[ReceivedMessage] = deque()
+        self._iterating_piece: Piece
         self._readers = {
             shard: ShardReader(
                 self._routes,
@@ -124,10 +156,9 @@ class Consumer:
         if isinstance(start, Mapping) and all(queue in start for queue in missing):
             check_offsets({queue: start[queue] for queue in missing})
             return found | {queue: int(start[queue]) for queue in missing}
-        who = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
+        why = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
         raise Rejected(
-            f"{who} for the queues {missing} of {self.topic}, and start is {start!r}: "
-            f"say {_START_HELP}",
+            f"{why} for the queues {missing} of {self.topic}, and start is {start!r}: use {_START_HELP}",
             field="start",
             limit=_START_HELP,
         )
@@ -142,10 +173,9 @@ class Consumer:
     # --- reading --------------------------------------------------------------------------------
 
     def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[ReceivedMessage]:
-        """Up to `max_records` messages; waits up to `timeout` seconds while there is none.
+        """Return up to `max_records` messages; wait up to `timeout` seconds while there are none.
 
-        Raises: OffsetOutOfRange; Unavailable when a shard stays unreachable; what the cluster
-        refuses reading with.
+        Raises: OffsetOutOfRange; Corrupt; Unavailable; Rejected when the shard refuses to serve reads.
         """
         found: list[ReceivedMessage] = []
         piece = self._next(max_records, timeout)
@@ -156,46 +186,49 @@ class Consumer:
         return found
 
     def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
-        """As `poll`, but columns (columns.MESSAGE_SCHEMA) of one queue; may have no rows."""
+        """As `poll`, but Arrow columns of one queue: topic, shard, queue_id, offset, times, key, tag, body, properties.
+
+        The batch has no rows after the timeout. `properties` are encoded; `raymq.store.decode_properties` reads them.
+        """
         piece = self._next(max_records, timeout)
         if piece is None:
             return pa.RecordBatch.from_pylist([], schema=MESSAGE_SCHEMA)
         return message_batch(piece.shard, piece.records)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Message by message for ever; `position` and `commit` follow what was handed out."""
+        """Iterate over messages without an end; `position` and `commit` follow the messages returned so far."""
         while True:
             message = self.next_message(5.0)
             if message is not None:
                 yield message
 
     def next_message(self, timeout: float = 1.0) -> ReceivedMessage | None:
-        """The next message; None when none came within `timeout` seconds. Raises: as `poll`."""
-        if not self._handing:
+        """The next message, or None when there is none within `timeout` seconds. Raises: as `poll`."""
+        if not self._iterating:
             piece = self._next(500, timeout)
             if piece is None:
                 return None
-            # Only what was handed out counts: the rest of the piece is put back by the next other call.
+            # Only returned messages count: any other call gives the rest of the piece back first.
             self._positions[piece.queue_id] = piece.first_offset
-            self._handing.extend(messages(message_batch(piece.shard, piece.records)))
-            self._handing_of = piece
+            self._iterating.extend(messages(message_batch(piece.shard, piece.records)))
+            self._iterating_piece = piece
         self._check_open()
-        message = self._handing.popleft()
+        message = self._iterating.popleft()
         self._positions[message.queue_id] = message.offset + 1
         return message
 
     def on_change(self, call: Callable[[], None]) -> None:
-        """Call it, from any thread, when something was read, failed or ended; it must not block."""
-        self._state.changed.told = call
+        """Register a listener that any thread calls after a fetch, a failure or the end; it must not block."""
+        self._state.changed.listener = call
 
     def _next(self, max_records: int, timeout: float, *, ready_only: bool = False) -> Piece | None:
-        """The next records of one queue; its position moves behind them."""
+        """Take the next records of one queue and move its position after them."""
         check_number("max_records", max_records, 1)
         self._check_process()
         state = self._state
         with state.changed:
             self._check_open()
-            self._put_back()
+            self._give_back()
             if not ready_only:
                 state.changed.wait_for(
                     lambda: state.pieces or state.failed or state.fatal or state.closed, timeout
@@ -212,24 +245,24 @@ class Consumer:
                 records = piece.records.slice(0, max_records)
                 piece = piece._replace(next_offset=middle, records=records)
             else:
-                self._took(piece.shard)
+                self._note_taken(piece.shard)
             self._positions[piece.queue_id] = piece.next_offset
             return piece
 
-    def _took(self, shard: int) -> None:
-        """A piece left the buffer. Needs the lock."""
+    def _note_taken(self, shard: int) -> None:
+        """Note that a piece left the buffer. Needs the lock."""
         self._state.ahead[shard] -= 1
         if not self._state.ahead[shard]:
             self._state.changed.notify_all()
 
-    def _put_back(self) -> None:
-        """What was taken to be handed out one by one, and was not. Needs the lock."""
-        if not self._handing:
+    def _give_back(self) -> None:
+        """Give back the messages that iteration took and did not return. Needs the lock."""
+        if not self._iterating:
             return
-        state, piece = self._state, self._handing_of
-        offset = self._handing[0].offset
-        rest = piece.records.slice(len(piece.records) - len(self._handing))
-        self._handing.clear()
+        state, piece = self._state, self._iterating_piece
+        offset = self._iterating[0].offset
+        rest = piece.records.slice(len(piece.records) - len(self._iterating))
+        self._iterating.clear()
         state.pieces.appendleft(piece._replace(first_offset=offset, records=rest))
         state.ahead[piece.shard] += 1
 
@@ -239,7 +272,7 @@ class Consumer:
         if state.fatal is not None:
             raise state.fatal
         for queue in sorted(state.failed):
-            # What was read before the failure comes first.
+            # Records fetched before the failure come first.
             if not any(piece.queue_id == queue for piece in state.pieces):
                 raise state.failed[queue]
         if state.pieces:
@@ -248,7 +281,7 @@ class Consumer:
         for shard, (since, error) in state.down.items():
             if now - since >= self._unavailable_timeout_ms:
                 raise Unavailable(
-                    f"shard {shard} cannot be reached since {now - since} ms: {error}", shard=shard
+                    f"shard {shard} has been unreachable for {now - since} ms: {error}", shard=shard
                 )
 
     # --- positions ------------------------------------------------------------------------------
@@ -258,11 +291,11 @@ class Consumer:
         return self._positions[self._own(queue_id)]
 
     def positions(self) -> dict[int, int]:
-        """queue -> offset of the next message."""
+        """queue_id -> offset of the next message."""
         return dict(self._positions)
 
     def seek(self, queue_id: int, offset: int | str) -> None:
-        """Go on from `offset`, "earliest" or "latest". Whether the queue holds it, `poll` tells."""
+        """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
         self._check_open()
         shard = self._route.shard_of(self._own(queue_id))
         if isinstance(offset, str):
@@ -273,7 +306,7 @@ class Consumer:
         state = self._state
         with state.changed:
             self._check_open()
-            self._put_back()
+            self._give_back()
             kept = deque(piece for piece in state.pieces if piece.queue_id != queue_id)
             state.ahead[shard] = sum(piece.shard == shard for piece in kept)
             state.pieces = kept
@@ -284,10 +317,10 @@ class Consumer:
             state.changed.notify_all()
 
     def commit(self, offsets: Mapping[int, int] | None = None) -> None:
-        """Store where the group goes on: the NEXT offsets; by default of all handed out so far.
+        """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
 
-        Durable: as an acknowledged message. Raises: Rejected without a group; OffsetOutOfRange for an offset that
-        its queue does not hold, of which nothing is stored; Unavailable.
+        Durable: as an acknowledged message. Raises: Rejected without a group; OffsetOutOfRange for an offset that its
+        queue does not hold, and then none of that shard's offsets is stored; Unavailable.
         """
         if self.group is None:
             raise Rejected(
@@ -308,13 +341,15 @@ class Consumer:
                 self._routes.call(shard, "commit_offsets", arguments)
 
     def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
-        """Have a message that could not be handled come again, in topic %RETRY%<group>, after a while.
+        """Send a message that could not be processed back: it comes again in topic %RETRY%<group>, after a delay.
 
-        Each time it comes later: after 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h. After 16 times, or with a
-        `delay_level` below 0, it goes to %DLQ%<group> instead; a level of 1 to 18 is that of RocketMQ's delays. It says
-        nothing of what the group has consumed: `commit` does. A call whose outcome is unknown may have put it.
-        Returns: the topic where it will be. Durable: as an acknowledged message.
-        Raises: Rejected without a group, or when the message is gone; Unavailable; DeliveryUnknown.
+        The delay grows with each time: 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h. After 16 times, or with a
+        negative `delay_level`, the message goes to %DLQ%<group> instead; a level of 1 to 18 is one of RocketMQ's delay
+        levels. Both are ordinary topics. The call commits no offset. After an error with an unknown outcome the message
+        may be in the topic.
+
+        Returns: the topic. Durable: as an acknowledged message.
+        Raises: Rejected without a group, or when the message is deleted; Unavailable; DeliveryUnknown.
         """
         if self.group is None:
             raise Rejected(
@@ -337,7 +372,7 @@ class Consumer:
         return str(answer["topic"])
 
     def committed(self) -> dict[int, int]:
-        """queue -> next offset as the group stored it last; queues without one are missing."""
+        """queue_id -> committed offset of the group; queues without one are missing."""
         if self.group is None:
             raise Rejected(
                 "a consumer without group= has no offsets", field="group", limit="a group's name"
@@ -377,7 +412,7 @@ class Consumer:
     # --- end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop reading; nothing is committed."""
+        """Stop reading. No offset is committed."""
         if os.getpid() != self._process:
             return
         self._end_readers()
@@ -395,7 +430,7 @@ class Consumer:
         if "_readers" not in self.__dict__ or self._state.closed or os.getpid() != self._process:
             return
         if not sys.is_finalizing():
-            # Not waited for: the collector runs anywhere.
+            # The collector may run on any thread, so it must not wait.
             self._end_readers()
         warn_unclosed(self, self.name, "use it in a with block, or call close()")
 

@@ -1,4 +1,4 @@
-"""Read a fixed range of one queue: what batch readers (Spark tasks, the demo) need."""
+"""Reads a fixed range of one queue, for batch readers such as Spark tasks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def read_range(
     *,
     timeout_s: float = 60.0,
 ) -> Iterator[pa.Array]:
-    """Raw records of offsets [first, last) in pieces; an unreachable shard is waited for.
+    """Raw records of the offsets [first, last), in pieces. Waits for an unreachable shard.
 
-    Raises: OffsetOutOfRange; Corrupt for a damaged message, after all before it; Unavailable after
-    `timeout_s` without progress.
+    Raises: OffsetOutOfRange; Corrupt for a damaged message, after all messages before it; Unavailable after `timeout_s`
+    without progress.
     """
     stream: FetchStream | None = None
     give_up = time.monotonic() + timeout_s
@@ -47,7 +47,7 @@ def read_range(
             try:
                 routes = Routes.of(cluster)
                 if stream is None:
-                    # The stream keeps the connection open until it is closed itself.
+                    # The stream keeps the connection open until the stream is closed.
                     with closing(routes.connect(shard)) as connection:
                         stream = connection.fetch_stream()
                 found = stream.fetch(
@@ -69,8 +69,8 @@ def read_range(
                 continue
             if not found and time.monotonic() > give_up:
                 raise Unavailable(
-                    f"no message of {topic} queue {queue_id} at {first} or behind it came in {timeout_s:g} s, "
-                    f"and {last} was to be reached",
+                    f"no message of {topic} queue {queue_id} at offset {first} or after it arrived in {timeout_s:g} s; "
+                    f"the range ends at {last}",
                     shard=shard,
                 )
             for part in found:
@@ -79,7 +79,7 @@ def read_range(
                 give_up = time.monotonic() + timeout_s
                 first, records = part.next_offset, part.records
                 if first > last:
-                    # Behind a gap of a compacted topic the next record may be another range's.
+                    # After a gap of a compacted topic the next record may belong to another range.
                     records = records.slice(0, int(np.searchsorted(queue_offsets(records), last)))
                 if len(records):
                     yield records

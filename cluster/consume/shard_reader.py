@@ -1,4 +1,4 @@
-"""Reads ahead from one shard for a consumer: a thread, one fetch stream, long polls."""
+"""Reads ahead from one shard for a consumer, with one thread, one fetch stream and long polls."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from raymq.store.requests import FetchSlice
 
 from .checked import checked
 
-#: how long the shard holds a request while there is nothing
+#: longest wait of one fetch at the shard
 WAIT_MS = 10_000
 BACKOFF_MS = 20
 BACKOFF_MS_MAX = 1000
 
 
 class Piece(NamedTuple):
-    """Records [first_offset, next_offset) of one queue; of a compacted topic there are gaps."""
+    """Records [first_offset, next_offset) of one queue. A compacted topic has gaps."""
 
     shard: int
     queue_id: int
@@ -33,17 +33,17 @@ class Piece(NamedTuple):
     records: pa.Array
 
 
-class Changed(threading.Condition):
-    """A condition that can also tell somebody who does not wait, such as an event loop."""
+class ObservedCondition(threading.Condition):
+    """A condition that also calls a listener, such as one of an event loop."""
 
-    #: called by whoever notifies; must not block
-    told: Callable[[], None] | None = None
+    #: called by the notifying thread; must not block
+    listener: Callable[[], None] | None = None
 
     def notify_all(self) -> None:
-        """Wake who waits, and tell."""
+        """Wake all waiting threads and call the listener."""
         super().notify_all()
-        if self.told is not None:
-            self.told()
+        if self.listener is not None:
+            self.listener()
 
 
 class ReadState:
@@ -53,24 +53,24 @@ class ReadState:
         self.topic = topic
         self.fetch_bytes = fetch_bytes
         self.fetch_records = fetch_records
-        self.changed = Changed()
-        #: what was read ahead, in order a queue
+        self.changed = ObservedCondition()
+        #: fetched pieces, in offset order per queue
         self.pieces: deque[Piece] = deque()
-        #: pieces of each shard in `pieces`
+        #: shard -> number of its pieces in `pieces`
         self.ahead: dict[int, int] = {}
-        #: queue -> offset to fetch next; a queue that failed is missing until it is sought
+        #: queue_id -> offset to fetch next; a queue that failed is missing until `seek`
         self.fetch_from: dict[int, int] = {}
-        #: queue -> why it cannot be read
+        #: queue_id -> why it cannot be read
         self.failed: dict[int, RayMQError] = {}
-        #: shard -> (since when it cannot be reached in ms, why)
+        #: shard -> (when it became unreachable, in ms; why)
         self.down: dict[int, tuple[int, RayMQError]] = {}
-        #: why nothing can be read
+        #: why the topic cannot be read at all
         self.fatal: RayMQError | None = None
         self.closed = False
 
 
 class ShardReader:
-    """The thread of one shard. It has at most the answer of one request ahead of the consumer."""
+    """The reading thread of one shard, at most one fetch ahead of the consumer."""
 
     def __init__(
         self, routes: Routes, shard: int, queues: list[int], state: ReadState, clock: Clock
@@ -122,13 +122,13 @@ class ShardReader:
             for queue in self.queues
             if queue in self._state.fetch_from
         }
-        # Queues take turns at the front: a busy one must not starve the others.
+        # The queues take turns as the first: a busy queue must not starve the others.
         order = list(offsets)
         turn = self._turn % max(len(order), 1)
         return {queue: offsets[queue] for queue in order[turn:] + order[:turn]}
 
     def _fetch(self, stream: FetchStream) -> bool:
-        """One request, once the consumer took what was ahead. False: end, or start anew."""
+        """One fetch, once the consumer has taken the pieces of this shard. False: end, or open a new stream."""
         state = self._state
         with state.changed:
             state.changed.wait_for(
@@ -159,7 +159,7 @@ class ShardReader:
         return True
 
     def _take(self, part: FetchSlice, wanted: dict[int, int]) -> None:
-        """Needs the lock. An answer to where a queue was before a seek is dropped."""
+        """Store the answer for one queue, unless a seek has made it obsolete. Needs the lock."""
         state, queue = self._state, part.queue_id
         if queue not in wanted or state.fetch_from.get(queue) != wanted[queue]:
             return
@@ -175,7 +175,7 @@ class ShardReader:
         state.ahead[self.shard] = state.ahead.get(self.shard, 0) + 1
 
     def _note(self, error: RayMQError, stream: FetchStream | None) -> bool:
-        """Remember a failure. False: the consumer itself broke the stream."""
+        """Record a failure. False: the consumer itself broke the stream."""
         state = self._state
         with state.changed:
             if state.closed or (stream is not None and self._stream is not stream):
@@ -185,14 +185,14 @@ class ShardReader:
                 state.down.setdefault(self.shard, (self._clock.monotonic_ms(), error))
                 state.changed.notify_all()
                 return True
-            # Nothing will change by itself, such as a wrong token.
+            # Such a failure does not pass by itself: a wrong token, for example.
             state.fatal = error
             state.changed.notify_all()
             state.changed.wait_for(lambda: state.closed)
             return False
 
     def restart(self) -> None:
-        """Leave the request that waits at the shard: an offset changed. Needs the lock."""
+        """Abandon the fetch under way, because an offset changed. Needs the lock."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.abort()

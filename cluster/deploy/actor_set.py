@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raymq.cluster.cluster_record import ClusterRecord
-from raymq.cluster.paths import NAMESPACE, ClusterPaths, actor_name, keeper_name
+from raymq.cluster.paths import NAMESPACE, ClusterPaths, actor_name, coordinator_name
 from raymq.cluster.transport.tls import TLS_PREFIX, USE_TLS
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable
@@ -371,7 +371,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     """Closes every actor in order, ends it, and waits until Ray has forgotten it.
 
     Leaders first (they answer what waits and sync what is left, for which the satellites must still
-    run), then followers, then satellites. Keepers of durable queues, which have nothing to lose, come
+    run), then followers, then satellites. Coordinators of durable queues, which have nothing to lose, come
     last: a getter that waits asks for a new one at once, and is refused only when the shards are gone.
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
@@ -401,7 +401,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
             # restart.
             ray.kill(member.handle, no_restart=True)
     _wait_gone(ray, record.name, members, clock)
-    for name in _keepers(ray, record.name):
+    for name in _coordinators(ray, record.name):
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
         outcomes[name] = "closed"
@@ -413,9 +413,9 @@ def _rank(member: Member) -> tuple[int, int]:
     return _CLOSING_RANK[member.role], member.replica
 
 
-def _keepers(ray: Any, cluster: str) -> list[str]:
+def _coordinators(ray: Any, cluster: str) -> list[str]:
     """The names of the actors that keep the cluster's durable queues."""
-    prefix = keeper_name(cluster, "")
+    prefix = coordinator_name(cluster, "")
     known = ray.util.list_named_actors(all_namespaces=True)
     return sorted(
         actor["name"]

@@ -14,6 +14,7 @@ from raymq.store.errors import Rejected
 from raymq.store.record import PUT_SCHEMA
 from raymq.store.records.properties import decode as decode_properties
 from raymq.store.records.properties import encode as encode_properties
+from raymq.store.records.raw_records import decode_records
 
 from .keys import as_binary, key_of, key_properties, keys_of
 from .message import (
@@ -21,7 +22,6 @@ from .message import (
     INDEX_KEYS,
     SYSTEM_PROPERTIES,
     ReceivedMessage,
-    decode_records,
 )
 
 #: what `Consumer.poll_batch` returns. `properties` are all of the record's, as the log has them:

@@ -11,10 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.cluster.arguments import check_text
-from raymq.store import record
 from raymq.store.errors import Rejected
 from raymq.store.format import PROPERTIES_MAX_BYTES
-from raymq.store.records.binary_columns import value_offsets
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import TAGS, encode, separators_absent
 from raymq.store.records.record_walk import gather
@@ -152,12 +150,6 @@ def encode_properties(
     if properties:
         parts += encode(_user_properties(properties))
     return parts
-
-
-def decode_records(records: pa.Array, *, columns: tuple[str, ...] | None = None) -> pa.RecordBatch:
-    """Raw records of a fetch as columns (record.RECORD_SCHEMA, or only these of it)."""
-    offsets = value_offsets(records).astype(np.int64)
-    return record.decode(records.buffers()[2], offsets[:-1], np.diff(offsets), columns=columns)
 
 
 def queue_offsets(records: pa.Array) -> npt.NDArray[np.int64]:

@@ -1,7 +1,7 @@
-"""The one process that decides who is given which item of a durable queue; as a Ray actor, its only shell.
+"""The process that assigns the items of one durable queue to requests, as a Ray actor.
 
-It moves no items: getters read them from the shard, putters write them there. It keeps no state that the
-log has not (log.TakenLog), so it may die at any time and a successor goes on.
+Items do not pass through it: a get reads them from the shard, a put writes them there. All of its state is in the log
+(log.AssignmentLog), so it may die at any time and a successor continues.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
 
-from .local_socket import METHODS, LocalServer, door_path
-from .log import Taken, TakenLog
+from .local_socket import METHODS, LocalServer, socket_path
+from .log import Assignment, AssignmentLog
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-log = logging.getLogger("raymq")
+logger = logging.getLogger("raymq")
 
-#: how long the shard holds the question whether there are more items
+#: longest wait of one long poll for more items
 WATCH_MS = 5_000
 RETRY_S = 0.1
 RETRY_MAX_S = 2.0
-#: a shard that cannot be reached for so long is told
+#: a call fails when the shard has not answered for so long
 ANSWER_S = 30.0
-#: requests whose items are given again when they are asked for again
-REMEMBERED = 50_000
-#: room that a putter took is free again after so long: longer than a put may take
+#: requests whose items are returned again when the request is repeated
+ASSIGNMENTS_KEPT = 50_000
+#: room reserved by a put is released after so long: longer than a put may take
 RESERVED_S = 150.0
-#: the shard is asked this often which items it still has
-LOOK_S = 60.0
+#: interval at which the shard is asked which items exist
+REFRESH_S = 60.0
 
 
 @dataclass(eq=False)
-class Getter:
-    """A request for items that waits."""
+class WaitingGet:
+    """A request that waits for items."""
 
     count: int
-    #: all of them now, or None
+    #: the request wants all items at once, or None
     now: bool
-    done: asyncio.Future[Taken | None]
-    #: in a record that is being written: it cannot be withdrawn
-    allotted: bool = False
-    #: calls that wait for it; with none it is given nothing any more
+    done: asyncio.Future[Assignment | None]
+    #: part of a record that is being written: it cannot be withdrawn
+    assigned: bool = False
+    #: calls that wait for this request; without any, no items are assigned to it
     asking: int = 0
 
 
 @dataclass(eq=False)
-class Putter:
-    """A request for room that waits."""
+class WaitingPut:
+    """A request that waits for room."""
 
     count: int
     maxsize: int
@@ -68,55 +68,56 @@ class Putter:
 
 
 class QueueCoordinator:
-    """Gives items to getters in the order of their calls, and room to putters. One event loop.
+    """Assigns items to gets in the order of their calls, and room to puts. One event loop.
 
-    All methods may be called again with the same request number, also at a successor: items that were
-    given to a number are given to that number again, and to no other.
+    Every method may be called again with the same request number, also at a successor: items that were assigned to a
+    number are assigned to that number again, and to no other.
     """
 
     def __init__(self, cluster: Cluster, name: str, shard: int) -> None:
-        """Neither blocks nor fails: the log is read by the first call, and again until that succeeds."""
+        """Never blocks or fails: the first call reads the log, and repeats that until it succeeds."""
         self._cluster = cluster
         self._name = name
         self._shard = shard
         self._clock = Clock()
-        self._door: LocalServer | None = None
+        self._server: LocalServer | None = None
         self._main: asyncio.Task[None] | None = None
-        self._log: TakenLog | None = None
-        self._watch: EndWatch | None = None
+        self._log: AssignmentLog | None = None
+        self._watch: EndWatcher | None = None
         self._opened = asyncio.Event()
-        #: why the log could not be read or written last
-        self._trouble: Exception | None = None
+        #: the latest failure to read or write the log
+        self._last_error: Exception | None = None
         self._wake = asyncio.Event()
-        #: when the shard was asked last which items there are
-        self._looked_s = 0.0
-        #: the first item that was not given, and one behind the last one that is known of
+        #: when the shard was last asked which items exist
+        self._refreshed_s = 0.0
+        #: first unassigned item, and offset after the last known item
         self._next = 0
         self._end = 0
-        self._given: OrderedDict[int, Taken] = OrderedDict()
-        #: by request, in the order of the calls
-        self._getters: dict[int, Getter] = {}
-        self._putters: dict[int, Putter] = {}
-        #: request -> (items, until when) that may be on their way
+        self._assigned: OrderedDict[int, Assignment] = OrderedDict()
+        #: request -> waiting get or put, in the order of the calls
+        self._getters: dict[int, WaitingGet] = {}
+        self._putters: dict[int, WaitingPut] = {}
+        #: request -> (items, deadline) whose put may be in flight
         self._reserved: dict[int, tuple[int, float]] = {}
 
     # --- getters --------------------------------------------------------------------------------
 
     async def take(self, request: int, count: int, wait_s: float) -> tuple[int, int] | None:
-        """Give the next `count` items to `request`; None when there are not so many.
+        """Assign the next `count` items to `request`; None when there are fewer.
 
-        Args: `wait_s` is for one item; 0: only what is there now, seen from after the call.
+
+        Args: `wait_s` is for one item; 0 takes only items that exist at the call.
         Returns: (first, count). Raises: Unavailable while the shard does not answer.
-        Durable: that they are given, at return.
+        Durable: the assignment, at return.
         """
         await self._ready()
-        if request not in self._given and request not in self._getters:
-            old = self._clock.monotonic() - self._looked_s > LOOK_S
+        if request not in self._assigned and request not in self._getters:
+            old = self._clock.monotonic() - self._refreshed_s > REFRESH_S
             if old or (not wait_s and self._end - self._next < count):
-                await self._look()
-            if request not in self._getters and request not in self._given:
+                await self._refresh_end()
+            if request not in self._getters and request not in self._assigned:
                 done = asyncio.get_running_loop().create_future()
-                self._getters[request] = Getter(count, not wait_s, done)
+                self._getters[request] = WaitingGet(count, not wait_s, done)
                 self._wake.set()
         getter = self._getters.get(request)
         if getter is not None:
@@ -131,49 +132,49 @@ class QueueCoordinator:
                     raise self._unavailable()
             finally:
                 getter.asking -= 1
-        found = self._given.get(request)
+        found = self._assigned.get(request)
         return None if found is None else (found.first, found.count)
 
     def _withdraw(self, request: int) -> None:
         getter = self._getters.get(request)
-        if getter is not None and not getter.allotted:
+        if getter is not None and not getter.assigned:
             del self._getters[request]
             getter.done.set_result(None)
 
     async def forget(self, request: int) -> None:
-        """Nobody waits for this request any more. What was given to it stays given."""
+        """No caller waits for this request any more. Items assigned to it stay assigned."""
         self._withdraw(request)
 
     # --- putters --------------------------------------------------------------------------------
 
     async def reserve(self, request: int, count: int, maxsize: int, wait_s: float) -> bool:
-        """ByteLimiter for `count` items in a queue of at most `maxsize`; False when there is none in time."""
+        """Reserve room for `count` items in a queue of at most `maxsize`; False when there is none in time."""
         await self._ready()
         if request in self._reserved:
             return True
-        await self._look()
+        await self._refresh_end()
         putter = self._putters.get(request)
         if putter is None:
             done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            putter = self._putters[request] = Putter(count, maxsize, done)
+            putter = self._putters[request] = WaitingPut(count, maxsize, done)
             self._admit()
         if not putter.done.done() and wait_s:
             await asyncio.wait({putter.done}, timeout=wait_s)
         if not putter.done.done():
             self._putters.pop(request, None)
             putter.done.set_result(False)
-            # It may have stood before one that needs less.
+            # It may have stood before a put that needs less room.
             self._admit()
         return putter.done.result()
 
     async def release(self, request: int, end: int) -> None:
-        """The items of a `reserve` are in the log, before offset `end` (0: none of them is)."""
+        """End a reservation: its items are in the log before offset `end`, or none is (0)."""
         self._reserved.pop(request, None)
-        self._note_end(end)
+        self._advance_end(end)
         self._admit()
 
     def _admit(self) -> None:
-        """Give room in the order of the calls: a large request is not starved by small ones."""
+        """Grant room in the order of the calls, so that small requests do not starve a large one."""
         now = self._clock.monotonic()
         for request, (_, until) in list(self._reserved.items()):
             if until < now:
@@ -186,16 +187,16 @@ class QueueCoordinator:
             self._reserved[request] = (putter.count, now + RESERVED_S)
             putter.done.set_result(True)
 
-    # --- everybody ------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     async def size(self) -> int:
-        """Items that are in the log and not given."""
+        """Items in the log that are not assigned."""
         await self._ready()
-        await self._look()
+        await self._refresh_end()
         return self._end - self._next
 
     async def describe(self) -> dict[str, Any]:
-        """{"pid", "next", "end", "getters", "putters"} as known here."""
+        """{"pid", "next", "end", "getters", "putters"} as this process knows them."""
         await self._ready()
         return {
             "pid": os.getpid(),
@@ -206,13 +207,13 @@ class QueueCoordinator:
         }
 
     async def close(self) -> None:
-        """End; who waits is told nothing and asks the successor."""
+        """Stop. Waiting callers get no answer and call the successor."""
         main, self._main = self._main, None
         if main is not None:
             main.cancel()
             await asyncio.wait({main})
-        if self._door is not None:
-            self._door.close()
+        if self._server is not None:
+            self._server.close()
         await asyncio.to_thread(self._close_parts)
 
     # --- the loop -------------------------------------------------------------------------------
@@ -228,23 +229,23 @@ class QueueCoordinator:
             raise self._unavailable() from None
 
     def _unavailable(self) -> Unavailable:
-        """Nobody knows yet what was given: the same request number may be asked again."""
+        """The outcome is unknown: the caller may repeat the same request number."""
         return Unavailable(
-            f"queue {self._name!r}: shard {self._shard} does not answer: {self._trouble!r}",
+            f"queue {self._name!r}: shard {self._shard} does not answer: {self._last_error!r}",
             shard=self._shard,
         )
 
     async def _run(self) -> None:
-        """Open the log, serve until something is unknown, open it again: the log knows."""
+        """Open the log and serve; after a write with an unknown outcome read the log again."""
         wait_s = RETRY_S
-        await self._open_door()
+        await self._listen()
         while True:
             try:
                 opened = await asyncio.to_thread(self._open)
             except Exception as error:
-                # Not only RayMQError: whoever waits would wait for ever.
-                self._trouble = error
-                log.warning("queue %s: %r", self._name, error)
+                # Any exception, not only RayMQError: waiting callers must not hang.
+                self._last_error = error
+                logger.warning("queue %s: %r", self._name, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
                 continue
@@ -253,23 +254,23 @@ class QueueCoordinator:
             try:
                 await self._serve(opened)
             except Exception as error:
-                # As a rule not written, written and not answered, or fenced by a successor.
-                self._trouble = error
-                log.warning("queue %s: %r; reading it again", self._name, error)
+                # The record was not written, or was written without an answer, or a successor fenced this writer.
+                self._last_error = error
+                logger.warning("queue %s: %r; reading it again", self._name, error)
                 self._opened.clear()
 
-    async def _open_door(self) -> None:
+    async def _listen(self) -> None:
         try:
-            path = door_path(self._cluster, self._name)
-            self._door = LocalServer(path, {method: getattr(self, method) for method in METHODS})
-            await self._door.open()
+            path = socket_path(self._cluster, self._name)
+            self._server = LocalServer(path, {method: getattr(self, method) for method in METHODS})
+            await self._server.open()
         except (OSError, RayMQError) as error:
-            log.warning("queue %s: its callers must use actor calls: %r", self._name, error)
+            logger.warning("queue %s: its callers must use actor calls: %r", self._name, error)
 
-    def _open(self) -> TakenLog:
-        """In a thread: blocks."""
+    def _open(self) -> AssignmentLog:
+        """Callers: a thread of its own, because it blocks."""
         self._close_parts()
-        opened = TakenLog(self._cluster, self._name, self._shard, self._clock)
+        opened = AssignmentLog(self._cluster, self._name, self._shard, self._clock)
         try:
             opened.open()
         except BaseException:
@@ -286,67 +287,67 @@ class QueueCoordinator:
         if watch is not None:
             watch.close()
 
-    def _take_over(self, opened: TakenLog) -> None:
+    def _take_over(self, opened: AssignmentLog) -> None:
         self._next = opened.next
         self._end = max(opened.end, opened.next)
         loop = asyncio.get_running_loop()
 
-        def tell(end: int) -> None:
-            # The loop ends with its process; nothing is lost that the next look does not find.
+        def notify(end: int) -> None:
+            # The loop may have ended with its process. The next refresh finds the same end.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._note_end, end)
+                loop.call_soon_threadsafe(self._advance_end, end)
 
-        self._watch = EndWatch(Routes.of(self._cluster), self._name, self._shard, tell)
-        self._given.clear()
+        self._watch = EndWatcher(Routes.of(self._cluster), self._name, self._shard, notify)
+        self._assigned.clear()
         self._remember(opened.given)
         for getter in self._getters.values():
-            # Its record is not in the log, or it was answered just now.
-            getter.allotted = False
+            # Its record is not in the log, or the line above has answered it.
+            getter.assigned = False
         self._opened.set()
 
-    async def _serve(self, opened: TakenLog) -> None:
-        """Give away: while one record is being written, requests gather for the next."""
+    async def _serve(self, opened: AssignmentLog) -> None:
+        """Assign items: while one record is written, requests collect for the next."""
         while True:
             self._wake.clear()
-            given = self._allot()
-            if not given:
+            assignments = self._assign()
+            if not assignments:
                 await self._wake.wait()
                 continue
-            following = given[-1].first + given[-1].count
-            await asyncio.wrap_future(opened.write(following, given))
+            following = assignments[-1].first + assignments[-1].count
+            await asyncio.wrap_future(opened.write(following, assignments))
             self._next = max(self._next, following)
-            self._remember(given)
+            self._remember(assignments)
             self._admit()
 
-    def _allot(self) -> list[Taken]:
-        """Items for who waits, as far as there are any."""
-        given: list[Taken] = []
+    def _assign(self) -> list[Assignment]:
+        """Assign the available items to waiting gets."""
+        assignments: list[Assignment] = []
         following = self._next
         for request, getter in list(self._getters.items()):
             if not getter.asking:
-                # It was told Unavailable; whoever still wants the items asks again.
+                # Its callers got Unavailable; a caller that still wants the items repeats the request.
                 self._withdraw(request)
             elif following + getter.count <= self._end:
-                getter.allotted = True
-                given.append(Taken(request, following, getter.count))
+                getter.assigned = True
+                assignments.append(Assignment(request, following, getter.count))
                 following += getter.count
             elif getter.now:
                 self._withdraw(request)
-        if self._watch is not None and len(given) < len(self._getters):
-            self._watch.look_from(self._end)
-        return given
+        if self._watch is not None and len(assignments) < len(self._getters):
+            self._watch.watch_from(self._end)
+        return assignments
 
-    def _remember(self, given: list[Taken]) -> None:
-        for taken in given:
-            self._given[taken.request] = taken
+    def _remember(self, assignments: list[Assignment]) -> None:
+        for taken in assignments:
+            self._assigned[taken.request] = taken
             getter = self._getters.pop(taken.request, None)
             if getter is not None:
                 getter.done.set_result(taken)
-        while len(self._given) > REMEMBERED:
-            self._given.popitem(last=False)
+        while len(self._assigned) > ASSIGNMENTS_KEPT:
+            self._assigned.popitem(last=False)
 
-    async def _look(self) -> None:
-        """Ask the shard where the items end. Whoever put before this call is counted."""
+    async def _refresh_end(self) -> None:
+        """Ask the shard where the items end. Puts that returned before this call are counted."""
         opened = self._log
         if opened is None:
             return
@@ -355,37 +356,39 @@ class QueueCoordinator:
         except RayMQError as error:
             if not error.retriable:
                 raise
-            # What is known is all that can be given now.
+            # Only known items can be assigned now.
             return
-        self._looked_s = self._clock.monotonic()
-        # Items that were deleted meanwhile are given to nobody.
+        self._refreshed_s = self._clock.monotonic()
+        # Deleted items are never assigned.
         self._next = max(self._next, first)
-        self._note_end(max(end, first))
+        self._advance_end(max(end, first))
 
-    def _note_end(self, end: int) -> None:
+    def _advance_end(self, end: int) -> None:
         if end > self._end:
             self._end = end
             self._wake.set()
 
 
 class CoordinatorActor(QueueCoordinator):
-    """The keeper in a process of its own."""
+    """The coordinator as a Ray actor in its own process."""
 
     def __init__(self, cluster: Cluster, name: str, shard: int) -> None:
-        """As QueueCoordinator's."""
+        """As `QueueCoordinator.__init__`."""
         super().__init__(cluster, name, shard)
-        # The default of 5 ms makes the event loop wait that long for a thread that has an answer for it.
+        # With the default of 5 ms the event loop waits that long for a thread that has an answer for it.
         sys.setswitchinterval(0.0005)
 
 
-class EndWatch:
-    """Tells when a topic's end moves, by a long poll at its shard; only while it is asked to."""
+class EndWatcher:
+    """Reports when the end of a topic moves, by a long poll at its shard. Polls only on request."""
 
-    def __init__(self, routes: Routes, topic: str, shard: int, tell: Callable[[int], None]) -> None:
+    def __init__(
+        self, routes: Routes, topic: str, shard: int, notify: Callable[[int], None]
+    ) -> None:
         self._routes = routes
         self._topic = topic
         self._shard = shard
-        self._tell = tell
+        self._notify = notify
         self._changed = threading.Condition()
         self._from: int | None = None
         self._closed = False
@@ -393,8 +396,8 @@ class EndWatch:
         self._thread = threading.Thread(target=self._run, name="raymq-queue-watch", daemon=True)
         self._thread.start()
 
-    def look_from(self, end: int) -> None:
-        """Tell, once, when there is something at or behind `end`."""
+    def watch_from(self, end: int) -> None:
+        """Report once when there is an item at `end` or after it."""
         with self._changed:
             self._from = end
             self._changed.notify_all()
@@ -436,7 +439,7 @@ class EndWatch:
             with self._changed:
                 if self._from == start:
                     self._from = None
-            self._tell(part.max_offset)
+            self._notify(part.max_offset)
         return True
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`raymq.Queue`: what `ray.util.queue.Queue` does, on a durable log (design D9, D11)."""
+"""`raymq.Queue`: the calls of `ray.util.queue.Queue` on a durable log."""
 
 from __future__ import annotations
 
@@ -18,74 +18,92 @@ from ray.util.queue import Empty, Full
 
 from raymq.cluster.arguments import check_number, check_text
 from raymq.cluster.messages import codecs
-from raymq.cluster.paths import NAMESPACE, actor_name, keeper_name
+from raymq.cluster.paths import NAMESPACE, actor_name, coordinator_name
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 
 from .coordinator import CoordinatorActor
 from .items import Items
-from .local_socket import WAIT_S as DOOR_WAIT_S
-from .local_socket import NotLocal, door_of
+from .local_socket import WAIT_S as SOCKET_WAIT_S
+from .local_socket import NotLocal, local_client
 from .log import make_topics
-from .queue_client import PATIENCE_S, QueueClient, attach, end_quietly
+from .queue_client import RETRY_TIMEOUT_S, QueueClient, attach, end_quietly
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-#: calls of the keeper at a time: each getter and putter that waits is one
+#: concurrent calls of the coordinator: each waiting get or put is one
 _CALLS_MAX = 10_000
-#: a getter or putter that waits asks anew after so long: what one that died leaves behind is gone then
+#: longest wait of one call: the coordinator forgets the request of a dead process after it
 WAIT_S = 5.0
 RETRY_MS = 100
-#: what an error is about that has no keeper to tell it
-_KEEPER = "keeper"
-#: what an error is about that a damaged item causes
+#: field of an error about a missing coordinator
+_COORDINATOR = "coordinator"
+#: field of an error about a damaged item
 _ITEM = "item"
 
 
 @dataclass
-class _Ask:
-    """A request for items: asked again with its number it gets the same ones."""
+class _Request:
+    """A request for items. Repeated under the same number, it gets the same items."""
 
-    request: int
+    number: int
     count: int
 
 
 class Queue:
-    """A first-in, first-out queue that survives what `ray.util.queue.Queue` does not.
+    """A first-in, first-out queue with the calls of `ray.util.queue.Queue`, whose items survive every process.
 
-    Same methods, arguments and exceptions (`ray.util.queue.Empty` and `Full`), for drivers, tasks and
-    actors; a handle pickles into them. Items are messages of topic `name`: they survive the creator,
-    every process of the queue and of the cluster, and Ray itself. A queue of that name in the same
-    cluster, opened by anybody at any time, goes on where it stood.
+    Methods, arguments and exceptions (`ray.util.queue.Empty` and `Full`) are those of the original. Drivers, tasks and
+    actors share a queue: a handle pickles, and a handle opened by name anywhere in the cluster continues where the
+    queue is. Items are messages of topic `name`, so they outlive their creator, the cluster's processes and Ray. Each
+    queue has one small actor, its coordinator, that assigns items to gets. Calls that need not wait reach it through a
+    Unix socket on its own host, else through Ray.
 
-    What differs from the original:
+    Example:
+        ```python
+        import raymq
 
-    - An item is what the codec takes: by default msgpack (None, bool, int, float, str, bytes, lists
-      and dicts of them; tuples come back as lists). Anything else raises Rejected at `put`. Nothing that is
-      stored is ever unpickled by RayMQ; a codec of your own, an object with `name`, `encode` and
-      `decode`, may do what it likes with the bytes. Items of other codecs are refused unless `accept` names them.
-    - `put` returns when the item is stored as the cluster promises. It raises what a send raises:
-      DeliveryUnknown means that the item may be there. With `linger_ms` it returns at once, and items
-      travel in batches: what is under way dies with the process, and a failure is raised by a later
-      `put`, by `flush` or by `shutdown`.
-    - `get` removes an item when it was given to this call, durably, before it returns. Each item is given to
-      one call. If the keeper (one small actor a queue) or the cluster dies on the way, the call goes on with
-      the same request number and gets the same item: none is lost, none is given twice. A get that
-      raises or is cancelled leaves its number with this handle, and its next get of as many items brings
-      what was given. Only an item that was given to a process that died before or while using it is gone
-      from the queue, as in the original; a waiting `get` that dies can take one with it up to 5 s later.
-      It is still in the topic, until its file is deleted: a Consumer of `name` reads items that were taken, too.
-    - Items are deleted like all messages, taken or not: 72 hours after they were put, or as `raymq start
-      --file-reserved-hours` says, when their file is full. `get` goes on behind them.
-    - `maxsize` belongs to the handle and its copies: their puts raise Full, or wait, when the queue
-      holds so many, and then `linger_ms` is not used. It may be exceeded by what is on its way while
-      the keeper restarts; the room of a putter that died is free after 150 s.
-    - `shutdown` ends the keeper, not the data; any handle's next call starts one again.
-    - Every item is synced to disk, and that it was given as well: a get takes at least as long as a put, and batches
-      of some thousands are slower than the original's, which keeps them in memory; benchmarks/queue.py measures both.
-    - Calls that need not wait go to the keeper by a Unix socket where it is on the same host, else by Ray.
-    - A batch is stored in parts, of about 1 MiB, or 4 MiB with `linger_ms`: one that fails may be there in part.
+        jobs = raymq.Queue("jobs")
+        jobs.put({"page": 7})
+        print(jobs.get(timeout=10))
+        jobs.shutdown()
+        ```
+
+    Args:
+        name: the queue's topic, created with one queue where it is missing.
+        cluster: the cluster that stores the items; None (default) means `raymq.connect()`.
+        maxsize: the queue is full with so many items; 0 (default) means no limit. A limit belongs to this handle and
+            its copies, and costs one more call of the coordinator per put. Puts then ignore `linger_ms`.
+        codec: how items become bytes: "msgpack" (default), "json", "bytes", "arrow-ipc", or an object with `name`,
+            `encode` and `decode`. msgpack takes None, bool, int, float, str, bytes, and lists and dicts of them; tuples
+            come back as lists. RayMQ itself never unpickles stored bytes.
+        accept: names of further codecs whose items `get` decodes. Plain bytes are always accepted.
+        linger_ms: 0 (default) makes each `put` wait until its item is stored. Otherwise `put` returns at once and items
+            travel in batches, at most this many milliseconds later. Items in flight are lost with the process, and a
+            failure is raised by a later `put`, by `flush` or by `shutdown`.
+        actor_options: Ray's options for the coordinator, used if this handle starts it.
+
+    Guarantees:
+        A put that returned (with `linger_ms=0`) is stored as the cluster promises.
+
+        Each item is assigned to one get, durably, before that get returns: a get takes at least as long as a put. When
+        the coordinator or the cluster dies meanwhile, the call continues under the same request number and gets the
+        same item. When a get raises or is cancelled, the next get of as many items by this handle returns its items.
+
+        An item is gone from the queue only if the process that got it dies, as in the original; a waiting `get` that
+        dies can take one item with it up to 5 s later. The item is still in the topic, and a Consumer of `name` reads
+        it until its file is deleted: 72 hours after the put, or as `raymq start --file-reserved-hours` says.
+
+        A batch is stored in parts of about 1 MiB (4 MiB with `linger_ms`), so a batch that fails may be stored in part.
+
+        `maxsize` may be exceeded by puts in flight while the coordinator restarts. The room of a put whose process died
+        is free after 150 s.
+
+    Raises:
+        Rejected: a bad name or option, an item that the codec does not take (at `put`), or a topic with several queues.
+        Unavailable: the cluster does not answer.
+        DeliveryUnknown: a `put` whose item may or may not be stored.
     """
 
     def __init__(
@@ -99,15 +117,7 @@ class Queue:
         linger_ms: float = 0,
         actor_options: dict[str, Any] | None = None,
     ) -> None:
-        """Open the queue, made if there is none.
-
-        Args: `name` is that of its topic. `cluster`: None means `raymq.connect()`. `maxsize`: items,
-        0 for no limit. `codec`: bytes, json, msgpack, arrow-ipc, or an object as above. `accept`: names of further
-        codecs whose items `get` decodes; of others it raises Rejected. Plain bytes are always taken. `linger_ms`: 0
-        makes each `put` wait until its item is stored. `actor_options`: of the keeper, if this call
-        starts it.
-        Raises: Rejected for a bad name or option, or a topic that has several queues; Unavailable.
-        """
+        """Open the queue, and create its topics and its coordinator where they are missing."""
         check_text("name", name)
         check_number("maxsize", maxsize, 0)
         check_number("linger_ms", linger_ms, 0, whole=False)
@@ -129,23 +139,23 @@ class Queue:
         self._begin()
         self._shard = make_topics(cluster, name)
         if own:
-            # Nothing else is asked of the handle here.
+            # The handle needs no further answer from the cluster here.
             cluster.close()
-        # Started now: its process takes a second.
+        # The coordinator's process takes a second to start.
         _ = self.actor
 
     def _begin(self) -> None:
-        """What a copy in another process has not."""
+        """Make what does not pickle."""
         given = self._given_codec
         self._codec = codecs.codec(given) if isinstance(given, str) else given
-        #: of each item
+        #: properties of every item
         self._properties = {codecs.CONTENT_TYPE: self._codec.name}
         self._lock = threading.Lock()
-        self._link_made: QueueClient | None = None
-        self._door = door_of(self._cluster, self.name)
+        self._client_made: QueueClient | None = None
+        self._local = local_client(self._cluster, self.name)
         self._actor: Any = None
-        #: numbers of gets that did not end
-        self._owed: list[_Ask] = []
+        #: requests of gets that did not finish
+        self._unfinished: list[_Request] = []
         self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -172,15 +182,15 @@ class Queue:
 
     @property
     def actor(self) -> Any:
-        """The handle of the queue's keeper, started if it does not run."""
+        """The handle of the coordinator, which is started if it does not run."""
         self._check_open()
         attach(self._cluster)
         with self._lock:
             if self._actor is None:
-                self._actor = self._start_keeper()
+                self._actor = self._start_coordinator()
             return self._actor
 
-    def _start_keeper(self) -> Any:
+    def _start_coordinator(self) -> Any:
         self._check_running()
         options = {
             "num_cpus": 0,
@@ -189,19 +199,20 @@ class Queue:
             "lifetime": "detached",
             "enable_task_events": False,
             **self._actor_options,
-            # A call is asked again by its number, here.
+            # `_call` repeats calls itself, under their request numbers.
             "max_task_retries": 0,
-            "name": keeper_name(self._cluster.name, self.name),
+            "name": coordinator_name(self._cluster.name, self.name),
             "namespace": NAMESPACE,
             "get_if_exists": True,
         }
-        keeper = ray.remote(CoordinatorActor).options(**options)
-        return keeper.remote(self._cluster, self.name, self._shard)
+        coordinator = ray.remote(CoordinatorActor).options(**options)
+        return coordinator.remote(self._cluster, self.name, self._shard)
 
     def _check_running(self) -> None:
-        """A cluster that was stopped gets no keeper, which nobody would end.
+        """Check that the cluster runs: a stopped cluster would never end a new coordinator.
 
-        Raises: Unavailable. Of a cluster that was found by raymq:// nobody knows in which Ray it runs.
+        A handle made with raymq:// does not know the cluster's Ray and is not checked.
+        Raises: Unavailable.
         """
         if self._cluster.data_dir is None and self._cluster.transport != "ray":
             return
@@ -212,31 +223,31 @@ class Queue:
             raise Unavailable(
                 f"queue {self.name!r}: cluster {self._cluster.name!r} does not run in the Ray that this process is "
                 "connected to: start it again, or call ray.init with its address",
-                field=_KEEPER,
+                field=_COORDINATOR,
             ) from error
 
-    def _lost_keeper(self, error: Exception, until: float) -> None:
-        """It died or cannot be reached: look it up again, or give up."""
-        if isinstance(error, Unavailable) and error.fields.get("field") != _KEEPER:
-            # It answers: its shard does not.
+    def _lost_coordinator(self, error: Exception, until: float) -> None:
+        """Look the coordinator up again after a failure, or give up."""
+        if isinstance(error, Unavailable) and error.fields.get("field") != _COORDINATOR:
+            # The coordinator answers: its shard does not.
             raise error
         with self._lock:
             self._actor = None
         if Clock().monotonic() > until:
             raise Unavailable(
-                f"queue {self.name!r}: its keeper does not answer for {PATIENCE_S:g} s: {error}",
-                field=_KEEPER,
+                f"queue {self.name!r}: its coordinator has not answered for {RETRY_TIMEOUT_S:g} s: {error}",
+                field=_COORDINATOR,
             ) from error
 
     def _submit(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """A call of the keeper, sent."""
+        """Send a call to the coordinator. Returns: its object reference."""
         known = self._actor
         try:
             return getattr(self.actor, method).remote(*arguments)
         except RayMQError:
             raise
         except Exception:
-            # This process left the Ray in which it was looked up, perhaps for another one.
+            # This process has left the Ray of the known handle, perhaps for another one.
             if known is None:
                 raise
         with self._lock:
@@ -244,42 +255,42 @@ class Queue:
         return getattr(self.actor, method).remote(*arguments)
 
     def _call(self, method: str, *arguments: Any, wait_s: float | None = None) -> Any:
-        """Ask the keeper; `wait_s` is the last argument of what may wait."""
+        """Call the coordinator; `wait_s` is the last argument of methods that may wait."""
         self._check_open()
         if wait_s is not None:
             arguments = (*arguments, wait_s)
-        if wait_s is None or wait_s <= DOOR_WAIT_S:
+        if wait_s is None or wait_s <= SOCKET_WAIT_S:
             with contextlib.suppress(NotLocal):
-                return self._door.call(method, *arguments)
-        until = Clock().monotonic() + PATIENCE_S
+                return self._local.call(method, *arguments)
+        until = Clock().monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
                 return ray.get(self._submit(method, arguments))
             except (ray.exceptions.RayActorError, Unavailable) as error:
-                self._lost_keeper(error, until)
+                self._lost_coordinator(error, until)
             Clock().sleep_ms(RETRY_MS)
 
     async def _call_async(self, method: str, *arguments: Any) -> Any:
-        until = Clock().monotonic() + PATIENCE_S
+        until = Clock().monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
                 return await self._submit(method, arguments)
             except (ray.exceptions.RayActorError, Unavailable) as error:
-                self._lost_keeper(error, until)
+                self._lost_coordinator(error, until)
             await asyncio.sleep(RETRY_MS / 1000)
 
-    def _link(self) -> QueueClient:
+    def _client(self) -> QueueClient:
         self._check_open()
         with self._lock:
-            link = self._link_made
-            if link is None or link.process != os.getpid():
-                link = QueueClient(
+            client = self._client_made
+            if client is None or client.process != os.getpid():
+                client = QueueClient(
                     self._cluster, self.name, self._shard, self._linger_ms, self._codec.name
                 )
-                self._link_made = link
-                # Also at the end of the program: what lingers is sent.
-                weakref.finalize(self, end_quietly, link)
-            return link
+                self._client_made = client
+                # Lingering items are sent at the end of the program too.
+                weakref.finalize(self, end_quietly, client)
+            return client
 
     def _check_open(self) -> None:
         if self._closed:
@@ -295,12 +306,12 @@ class Queue:
         return self.size()
 
     def size(self) -> int:
-        """The items in the queue."""
+        """Number of items in the queue."""
         found: int = self._call("size")
         return found
 
     def qsize(self) -> int:
-        """The items in the queue."""
+        """Number of items in the queue."""
         return self.size()
 
     def empty(self) -> bool:
@@ -308,7 +319,7 @@ class Queue:
         return self.size() == 0
 
     def full(self) -> bool:
-        """Whether the queue holds `maxsize` items or more; never without one."""
+        """Whether the queue holds `maxsize` items or more; False without a limit."""
         return self.maxsize > 0 and self.size() >= self.maxsize
 
     # --- put ------------------------------------------------------------------------------------
@@ -322,11 +333,11 @@ class Queue:
         self._put([body], self._reserve(1, _waits(block, timeout)))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """As `put`. A cancelled wait for the receipt takes nothing back."""
+        """As `put`. Cancelling the wait for the receipt does not remove the item."""
         body, properties = self._codec.encode(item), self._properties
         request = await self._reserve_async(1, _waits(block, timeout, WAIT_S))
-        link = await self._link_async()
-        producer = link.producer
+        client = await self._client_async()
+        producer = client.producer
         end = 0
         try:
             out = producer.encode(self.name, body, properties=properties, queue_id=0)
@@ -343,17 +354,17 @@ class Queue:
         finally:
             self._release(request, end)
 
-    async def _link_async(self) -> QueueClient:
-        if self._link_made is not None:
-            return self._link()
-        return await asyncio.to_thread(self._link)
+    async def _client_async(self) -> QueueClient:
+        if self._client_made is not None:
+            return self._client()
+        return await asyncio.to_thread(self._client)
 
     def put_nowait(self, item: Any) -> None:
         """As put(item, block=False)."""
         self.put(item, block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
-        """Add items in order, all or, when they do not fit, none.
+        """Add items in order: all of them, or none when they do not fit.
 
         Raises: Full; TypeError when `items` is not iterable; Rejected; what a send raises.
         """
@@ -366,17 +377,17 @@ class Queue:
     def _put(self, bodies: list[bytes], request: int | None) -> None:
         end = 0
         try:
-            link = self._link()
-            producer = link.producer
+            client = self._client()
+            producer = client.producer
             lingers = request is None and bool(self._linger_ms)
             if len(bodies) == 1:
                 sent = producer.send(self.name, bodies[0], properties=self._properties, queue_id=0)
                 if not lingers:
                     end = sent.result().offset + 1
             elif lingers:
-                link.send_lingering(bodies)
+                client.send_lingering(bodies)
             else:
-                parts = link.send_parts(bodies)
+                parts = client.send_parts(bodies)
                 end = [part.result() for part in parts][-1].last_offset + 1
             if lingers:
                 producer.raise_failure()
@@ -384,20 +395,20 @@ class Queue:
             self._release(request, end, near=True)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything put by this handle, with `linger_ms`, is stored; seconds.
+        """Wait until every item put by this handle with `linger_ms` is stored; `timeout` in seconds.
 
         Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
-        if self._link_made is not None:
-            self._link().producer.flush(timeout)
+        if self._client_made is not None:
+            self._client().producer.flush(timeout)
 
     # --- room -----------------------------------------------------------------------------------
 
     def _reserve(self, count: int, waits: Iterator[float]) -> int | None:
-        """ByteLimiter for `count` items; None when there is no limit. Raises: Full."""
+        """Reserve room for `count` items; None when there is no limit. Raises: Full."""
         if self.maxsize <= 0:
             return None
-        request = _number()
+        request = _new_number()
         self._check_fits(count)
         for wait_s in waits:
             if self._call("reserve", request, count, self.maxsize, wait_s=wait_s):
@@ -407,7 +418,7 @@ class Queue:
     async def _reserve_async(self, count: int, waits: Iterator[float]) -> int | None:
         if self.maxsize <= 0:
             return None
-        request = _number()
+        request = _new_number()
         for wait_s in waits:
             if await self._call_async("reserve", request, count, self.maxsize, wait_s):
                 return request
@@ -418,14 +429,14 @@ class Queue:
             raise Full(f"{count} items never fit into queue {self.name!r} of {self.maxsize}")
 
     def _release(self, request: int | None, end: int, *, near: bool = False) -> None:
-        """Give room back, through the door where one may wait for a moment."""
+        """Release reserved room, by the local socket where the caller may block for a moment."""
         if request is None:
             return
-        # A failure is not the put's, which may have stored its items: the room comes free by itself at last.
+        # A failure says nothing about the put, which may have stored its items. The room is free after 150 s anyway.
         with contextlib.suppress(Exception):
             if near:
                 with contextlib.suppress(NotLocal):
-                    self._door.call("release", request, end)
+                    self._local.call("release", request, end)
                     return
             self._submit("release", (request, end))
 
@@ -434,22 +445,22 @@ class Queue:
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Take the next item; `timeout` in seconds, None for ever.
 
-        Raises: Empty; ValueError for a negative timeout; Unavailable when keeper or shard cannot be
-        reached for long; Rejected for an item of a codec that is not known here; Corrupt, once, for a damaged item.
+        Raises: Empty; ValueError for a negative timeout; Unavailable when coordinator or shard cannot be reached
+        for 60 s; Rejected for an item of a codec that this handle does not accept; Corrupt, once, for a damaged item.
         """
         return self._take(1, _waits(block, timeout))[0]
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
-        """As `get`. What is given to a cancelled call is given to the next one of this handle."""
-        ask = self._next_ask(1)
+        """As `get`. Items assigned to a cancelled call go to the next get of this handle."""
+        request = self._next_request(1)
         try:
             for wait_s in _waits(block, timeout, WAIT_S):
-                found = await self._call_async("take", ask.request, 1, wait_s)
+                found = await self._call_async("take", request.number, 1, wait_s)
                 if found is not None:
-                    link = await self._link_async()
-                    return self._decode(await asyncio.to_thread(self._read, link, *found))[0]
+                    client = await self._client_async()
+                    return self._decode(await asyncio.to_thread(self._read, client, *found))[0]
         except BaseException as error:
-            self._keep(ask, error)
+            self._keep_request(request, error)
             raise
         raise Empty
 
@@ -469,68 +480,68 @@ class Queue:
         return self._take(num_items, _waits(False, None)) if num_items else []
 
     def _take(self, count: int, waits: Iterator[float]) -> list[Any]:
-        ask = self._next_ask(count)
+        request = self._next_request(count)
         try:
             for wait_s in waits:
-                found = self._call("take", ask.request, count, wait_s=wait_s)
+                found = self._call("take", request.number, count, wait_s=wait_s)
                 if found is not None:
-                    return self._decode(self._read(self._link(), *found))
+                    return self._decode(self._read(self._client(), *found))
         except BaseException as error:
-            self._keep(ask, error)
+            self._keep_request(request, error)
             raise
-        raise Empty(f"queue {self.name!r} has not {count} items")
+        raise Empty(f"queue {self.name!r} has fewer than {count} items")
 
-    def _next_ask(self, count: int) -> _Ask:
+    def _next_request(self, count: int) -> _Request:
         with self._lock:
-            for ask in self._owed:
-                if ask.count == count:
-                    self._owed.remove(ask)
-                    return ask
-        return _Ask(_number(), count)
+            for request in self._unfinished:
+                if request.count == count:
+                    self._unfinished.remove(request)
+                    return request
+        return _Request(_new_number(), count)
 
-    def _keep(self, ask: _Ask, error: BaseException) -> None:
-        """A get did not end: what was given to it is not lost to this handle."""
+    def _keep_request(self, request: _Request, error: BaseException) -> None:
+        """Keep the request of a get that did not finish: its items belong to this handle."""
         if isinstance(error, RayMQError) and error.fields.get("field") in ("codec", _ITEM):
             return
         if isinstance(error, OffsetOutOfRange):
-            # They were deleted before they were read: there is nothing to ask for again.
+            # The items were deleted before they were read.
             return
         with self._lock:
-            self._owed.append(ask)
+            self._unfinished.append(request)
         if isinstance(error, asyncio.CancelledError):
-            # Nothing more need be given to it.
+            # No more items need be assigned to it.
             with contextlib.suppress(Exception):
-                self._submit("forget", (ask.request,))
+                self._submit("forget", (request.number,))
 
-    def _read(self, link: QueueClient, first: int, count: int) -> list[Items]:
-        """Items that were given. Raises: Corrupt when one is damaged; as `QueueClient.read`."""
+    def _read(self, client: QueueClient, first: int, count: int) -> list[Items]:
+        """Read assigned items. Raises: Corrupt for a damaged item; as `QueueClient.read`."""
         try:
-            return link.read(first, count)
+            return client.read(first, count)
         except Corrupt as error:
             raise Corrupt(
-                f"{error.message}. The item was taken from queue {self.name!r}, with those that were asked for with "
-                "it, and is still in the topic",
+                f"{error.message}. The item was taken from queue {self.name!r}, with the others of its get, and is "
+                "still in the topic",
                 **{**error.fields, "field": _ITEM},
             ) from error
 
     def _decode(self, pieces: list[Items]) -> list[Any]:
-        """Items by the codec that each names. Raises: Rejected when one cannot be decoded here."""
+        """Decode items by the codec that each names. Raises: Rejected for an item that this handle cannot decode."""
         items: list[Any] = []
         for piece in pieces:
             row = 0
             try:
-                # Neighbours share a codec as a rule.
+                # Neighbours usually share a codec.
                 for name, run in itertools.groupby(piece.codecs):
                     decode = self._codec_of(name).decode
                     for _ in run:
                         items.append(decode(piece.bodies[row]))
                         row += 1
             except Exception as error:
-                # Of a codec that is the user's own, anything.
+                # A codec of the user's own may raise anything.
                 offset = piece.first + row
                 raise Rejected(
                     f"the item at offset {offset} of {self.name!r} cannot be decoded: {error}. It was taken from the "
-                    "queue, with those that were asked for with it, and is still in the topic",
+                    "queue, with the others of its get, and is still in the topic",
                     field="codec",
                     limit=self._codec.name,
                     offset=offset,
@@ -538,7 +549,7 @@ class Queue:
         return items
 
     def _codec_of(self, name: str | None) -> codecs.Codec:
-        """The codec that an item names, if this handle takes it: any producer may name any. Raises: Rejected."""
+        """The codec that an item names, if this handle accepts it. Raises: Rejected."""
         if name == self._codec.name:
             return self._codec
         plain = codecs.BytesCodec.name
@@ -554,40 +565,43 @@ class Queue:
     # --- end ------------------------------------------------------------------------------------
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
-        """Send what lingers, then end the keeper; items stay in the log. Twice does nothing.
+        """Send lingering items, then end the coordinator. Items stay in the log. A second call does nothing.
 
-        `force`: at once, and what lingers is dropped. The keeper has nothing to lose in either case.
-        Raises: the first failure of a put that nobody was told yet.
+        `force` drops lingering items and ends the coordinator at once; it has no state to lose. `grace_period_s` is the
+        longest wait for its orderly end, in seconds.
+        Raises: the first failure of a put that no caller has seen.
         """
         if self._closed:
             return
         self._closed = True
-        self._door.close()
-        link, self._link_made = self._link_made, None
+        self._local.close()
+        client, self._client_made = self._client_made, None
         try:
-            if link is not None:
-                link.close(0 if force else None)
+            if client is not None:
+                client.close(0 if force else None)
         except RayMQError:
             if not force:
                 raise
         finally:
-            self._end_keeper(None if force else grace_period_s)
+            self._end_coordinator(None if force else grace_period_s)
 
-    def _end_keeper(self, grace_s: float | None) -> None:
-        """End it, if it runs: none is started to be ended."""
+    def _end_coordinator(self, grace_s: float | None) -> None:
+        """End the coordinator, if it runs."""
         try:
             attach(self._cluster)
-            keeper = ray.get_actor(keeper_name(self._cluster.name, self.name), namespace=NAMESPACE)
+            coordinator = ray.get_actor(
+                coordinator_name(self._cluster.name, self.name), namespace=NAMESPACE
+            )
         except (RayMQError, ValueError):
             return
         if grace_s is not None:
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(keeper.close.remote(), timeout=grace_s)
-        ray.kill(keeper, no_restart=True)
+                ray.get(coordinator.close.remote(), timeout=grace_s)
+        ray.kill(coordinator, no_restart=True)
 
 
-def _waits(block: bool, timeout: float | None, first_s: float = DOOR_WAIT_S) -> Iterator[float]:
-    """How long to wait at the keeper, call by call, `first_s` first, until the time is up.
+def _waits(block: bool, timeout: float | None, first_s: float = SOCKET_WAIT_S) -> Iterator[float]:
+    """How long each call waits at the coordinator: `first_s` first, until the time is up.
 
     Raises: ValueError, at once, for a negative timeout.
     """
@@ -609,5 +623,5 @@ def _slices(timeout: float | None, first_s: float) -> Iterator[float]:
         yield min(left, WAIT_S)
 
 
-def _number() -> int:
+def _new_number() -> int:
     return secrets.randbits(63)

@@ -1,4 +1,4 @@
-"""Reads the items of a durable queue by offset, some ahead of what was asked for."""
+"""Reads the items of a durable queue by offset, and reads ahead."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import pyarrow.compute as pc
 
 from raymq.cluster.consume.checked import checked
 from raymq.cluster.messages import codecs
-from raymq.cluster.messages.message import decode_records, encode_properties
+from raymq.cluster.messages.message import encode_properties
 from raymq.cluster.transport.connection import Connection, FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
+from raymq.store.records.raw_records import decode_records
 
-#: what one fetch of items may bring
+#: limits of one fetch
 FETCH_BYTES = 8 << 20
 FETCH_RECORDS = 10_000
-#: what is read ahead at first; twice as much each time that this reader's items turn out to be neighbours
+#: what the first fetch reads ahead; doubled each time that this reader takes neighbouring items
 AHEAD_BYTES = 128 << 10
 AHEAD_RECORDS = 128
-#: ...up to so many times
+#: the largest factor of the two above
 AHEAD_TIMES_MAX = 32
 RETRY_MS = 50
 
@@ -29,7 +30,7 @@ _CODEC_NAME = rf"(?:^|\x02){codecs.CONTENT_TYPE}\x01(?P<v>[^\x02]+)"
 
 
 class Items(NamedTuple):
-    """Neighbours: their bodies, and the codec that each names."""
+    """Items of consecutive offsets: their bodies, and the codec that each names."""
 
     first: int
     bodies: list[bytes]
@@ -37,22 +38,22 @@ class Items(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One behind the last one."""
+        """The offset after the last item."""
         return self.first + len(self.bodies)
 
     def part(self, first: int, last: int) -> Items:
-        """Those of [first, last) that are here."""
+        """The items of [first, last) that are here."""
         rows = slice(first - self.first, last - self.first)
         return Items(first, self.bodies[rows], self.codecs[rows])
 
 
 class ItemReader:
-    """Reads items by offset over one stream that is kept. One thread at a time."""
+    """Reads items by offset over one stream that stays open. One thread at a time."""
 
     def __init__(
         self, routes: Routes, topic: str, shard: int, clock: Clock, *, codec: str = "bytes"
     ) -> None:
-        """Args: `codec` is what most items name, which is quicker to see."""
+        """Args: `codec` is the codec that most items name; those are recognised faster."""
         self._routes = routes
         self._topic = topic
         self._shard = shard
@@ -61,14 +62,14 @@ class ItemReader:
         self._usual = encode_properties(None, (), {codecs.CONTENT_TYPE: codec})
         self._connection: Connection | None = None
         self._stream: FetchStream | None = None
-        #: what was read last: items never change
+        #: the latest fetch: items never change
         self._ahead = Items(0, [], [])
         self._ahead_times = 1
-        #: one behind the items that were asked for last
+        #: end of the latest read
         self._last = 0
 
     def read(self, first: int, count: int, *, timeout_s: float) -> list[Items]:
-        """Items [first, first + count), in pieces.
+        """Items [first, first + count), in one or more runs.
 
         Raises: OffsetOutOfRange; Unavailable when the shard cannot be reached for `timeout_s`.
         """
@@ -79,7 +80,7 @@ class ItemReader:
         self._last = last
         while first < last:
             if not self._ahead.first <= first < self._ahead.end:
-                # The next ones are probably for this reader as well.
+                # The following items will probably be read next.
                 self._ahead = self._fetch(first, last - first, timeout_s)
                 self._ahead_times = min(2 * self._ahead_times, AHEAD_TIMES_MAX)
             found.append(self._ahead.part(first, last))

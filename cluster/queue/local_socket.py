@@ -1,9 +1,9 @@
-"""The short way to a queue's keeper: a Unix socket, for processes on its host. An actor call costs five times as much.
+"""A Unix socket to a queue's coordinator, for processes on its host: an actor call costs five times as much.
 
-One JSON array a line: [method, argument...] to the keeper, [result] or [null, error] back, in turn. All that is
-asked this way may be asked again by an actor call, with the same request number; so whatever is wrong with the socket,
-the answer to it is to ask by actor call. No socket waits for long: Ray lends the CPUs of a task that waits for an actor
-to others, perhaps to the one that puts the item, and of a task that waits for a socket it knows nothing.
+Each line is one JSON array: [method, argument...] to the coordinator, [result] or [null, error] back. A connection has
+one call under way. Every call may be repeated as an actor call with the same request number, so any fault of the socket
+is answered by an actor call. No call waits here for long: Ray lends the CPUs of a task that waits for an actor to other
+tasks, perhaps to the one that puts the item. Ray does not see that a task waits for a socket.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from raymq.store.files import Files
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-log = logging.getLogger("raymq")
+logger = logging.getLogger("raymq")
 
-#: what may be asked
+#: methods that callers may use
 METHODS = ("take", "reserve", "release", "forget", "size")
-#: a getter or putter waits here at most so long
+#: longest wait of a get or put through the socket, in seconds
 WAIT_S = 0.02
 _ANSWER_BYTES = 1 << 16
 
@@ -40,36 +40,36 @@ Handler = Callable[..., Awaitable[Any]]
 
 
 class NotLocal(Exception):
-    """No keeper answers on this host: use an actor call."""
+    """No coordinator answers on this host: use an actor call."""
 
 
-def door_path(cluster: Cluster, name: str) -> Path:
-    """Where the keeper of a queue listens; the same for a successor. Raises: Rejected for a directory of others."""
+def socket_path(cluster: Cluster, name: str) -> Path:
+    """Where the coordinator of a queue listens, its successors too. Raises: Rejected for a foreign directory."""
     digest = hashlib.sha256(f"{cluster.cluster_id}:{name}".encode()).hexdigest()
     return run_dir(Files()) / f"queue-{digest[:24]}"
 
 
-def door_of(cluster: Cluster, name: str) -> LocalClient:
-    """The way to the keeper of a queue, should it be on this host."""
+def local_client(cluster: Cluster, name: str) -> LocalClient:
+    """A client of the coordinator of a queue, whether or not it runs on this host."""
     try:
-        return LocalClient(door_path(cluster, name))
+        return LocalClient(socket_path(cluster, name))
     except (OSError, RayMQError):
-        # Without a directory for it there is none.
+        # No directory for sockets: every call raises NotLocal.
         return LocalClient(Path())
 
 
 class LocalClient:
-    """A process's connections to a keeper. Threads: any; also behind a fork."""
+    """A process's connections to a coordinator. Threads: any; usable after a fork."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._process = os.getpid()
-        #: nobody waits for an answer of these
+        #: open connections without a call
         self._free: list[socket.socket] = []
         weakref.finalize(self, _close_all, self._free)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Ask the keeper. Raises: NotLocal; what the keeper raised."""
+        """Call the coordinator. Raises: NotLocal; what the coordinator raised."""
         connection = self._connection()
         try:
             connection.sendall(json.dumps([method, *arguments]).encode() + b"\n")
@@ -83,7 +83,7 @@ class LocalClient:
             connection.close()
             raise NotLocal from error
         except BaseException:
-            # Ctrl-C: the answer would be taken for that of the next call.
+            # After Ctrl-C the next call would take this call's answer for its own.
             connection.close()
             raise
         self._free.append(connection)
@@ -94,7 +94,7 @@ class LocalClient:
 
     def _connection(self) -> socket.socket:
         if os.getpid() != self._process:
-            # They are the parent's.
+            # After a fork the connections belong to the parent.
             self.close()
             self._process = os.getpid()
         try:
@@ -110,7 +110,7 @@ class LocalClient:
         return connection
 
     def close(self) -> None:
-        """Close what nobody uses; the next call connects again."""
+        """Close unused connections; the next call connects again."""
         _close_all(self._free)
 
 
@@ -120,37 +120,37 @@ def _close_all(connections: list[socket.socket]) -> None:
 
 
 class LocalServer:
-    """Lets a keeper's callers in. One event loop."""
+    """Accepts the calls of processes on the coordinator's host. One event loop."""
 
     def __init__(self, path: Path, handlers: dict[str, Handler]) -> None:
         self._path = path
         self._handlers = handlers
         self._server: asyncio.AbstractServer | None = None
-        #: of the file while it is ours
+        #: inode of the socket file while this server owns it
         self._inode = 0
-        self._visits: weakref.WeakSet[_Connection] = weakref.WeakSet()
+        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
 
     async def open(self) -> None:
-        """Listen, in the place of whoever did. Raises: OSError."""
+        """Listen, instead of an earlier server on this path. Raises: OSError."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._connect, str(self._path))
         self._inode = os.stat(self._path).st_ino
 
     def _connect(self) -> _Connection:
-        visit = _Connection(self._handlers)
-        self._visits.add(visit)
-        return visit
+        connection = _Connection(self._handlers)
+        self._connections.add(connection)
+        return connection
 
     def close(self) -> None:
-        """Stop listening and leave those who ask."""
+        """Stop listening and close all connections."""
         if self._server is not None:
-            # It may be a successor's by now, or gone with the socket.
+            # The file may be gone, or belong to a successor.
             with contextlib.suppress(OSError):
                 if os.stat(self._path).st_ino == self._inode:
                     os.unlink(self._path)
             self._server.close()
-        for visit in list(self._visits):
-            visit.close()
+        for connection in list(self._connections):
+            connection.close()
 
 
 class _Connection(asyncio.Protocol):
@@ -161,12 +161,12 @@ class _Connection(asyncio.Protocol):
         self._line = b""
         self._transport: asyncio.Transport | None = None
         self._answering: asyncio.Task[None] | None = None
-        #: of a `take` that is under way
+        #: request number of the `take` under way
         self._request: int | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Source: asyncio."""
-        # Not always an asyncio.Transport: Ray's loop is uvloop's.
+        # Not always an asyncio.Transport: Ray uses uvloop.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -184,8 +184,8 @@ class _Connection(asyncio.Protocol):
         except RayMQError as error:
             answer = [None, to_wire(error)]
         except Exception as error:
-            # An actor call tells it better.
-            log.warning("queue: %r", error)
+            # The caller repeats the call as an actor call, which reports any exception.
+            logger.warning("queue: %r", error)
             self.close()
             return
         self._request = None
@@ -193,12 +193,12 @@ class _Connection(asyncio.Protocol):
             self._transport.write(json.dumps(answer).encode() + b"\n")
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Source: asyncio. Whoever asked is gone, or asks by actor call: no item for nobody."""
+        """Source: asyncio. The caller is gone or uses an actor call: its request must not take an item."""
         self._transport = None
         if self._request is not None:
             asyncio.ensure_future(self._handlers["forget"](self._request))
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.abort()

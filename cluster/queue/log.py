@@ -1,8 +1,8 @@
-"""What a durable queue is in the log: a topic of its items, and one of who was given which of them.
+"""How a durable queue is kept in the log: a topic of items, and a topic that says which request received which items.
 
-Topic NAME has one queue with the items; any consumer may read it. Topic %TAKEN%NAME, on the same shard, has a
-record for each time that items were given away: {"by": writer, "next": first item not given, "given": [[request,
-first, count]...]}. The end of that topic is the queue's whole state, so nothing else must survive.
+Topic NAME has one queue with the items; any consumer may read it. Topic %TAKEN%NAME, on the same shard, has a record
+for each assignment: {"by": writer, "next": first unassigned item, "given": [[request, first, count]...]}. The end of
+that topic is the whole state of the queue: nothing else must survive.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.messages.message import decode_records
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.queue_sequence import BatchReceipt, new_producer_id
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.record import Row
+from raymq.store.records.raw_records import decode_records
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
 TAKEN_PREFIX = "%TAKEN%"
-#: records of %TAKEN%NAME that are read to begin: requests further back are not answered again
+#: records of %TAKEN%NAME that a new coordinator reads: it cannot repeat the answers to earlier requests
 TAIL_RECORDS = 10_000
-#: after so long a record that is not acknowledged is looked for in the log instead
+#: an assignment record without a receipt for so long is looked for in the log
 DELIVERY_TIMEOUT_MS = 10_000
-#: how often the shard is asked whether it shows a record that it stored
+#: interval at which the shard is asked whether a stored record is readable
 VISIBLE_POLL_MS = 10
 
 
-class Taken(NamedTuple):
-    """The items [first, first + count), given to one request."""
+class Assignment(NamedTuple):
+    """The items [first, first + count), assigned to one request."""
 
     request: int
     first: int
@@ -43,7 +43,7 @@ class Taken(NamedTuple):
 
 
 def make_topics(cluster: Cluster, name: str) -> int:
-    """Make the topics of a queue where they are missing. Returns: the shard that has them.
+    """Create the topics of a queue where they are missing. Returns: their shard.
 
     Raises: Rejected for a bad name, or a topic of that name with several queues or a compacted one.
     """
@@ -51,9 +51,9 @@ def make_topics(cluster: Cluster, name: str) -> int:
     if found is None:
         home = zlib.crc32(name.encode()) % cluster.shards
     elif found.get("compacted"):
-        # Items are counted by their offsets, and there are gaps.
+        # Items are counted by offset, and compaction leaves gaps.
         raise Rejected(
-            f"topic {name!r} is compacted, which drops items that nobody got: choose another name",
+            f"topic {name!r} is compacted, and compaction drops items before they are read: choose another name",
             field="name",
             limit="a topic that is not compacted",
         )
@@ -61,7 +61,7 @@ def make_topics(cluster: Cluster, name: str) -> int:
         home = int(found["shards"][0])
     else:
         raise Rejected(
-            f"topic {name!r} has {found['queues']} queues: a Queue is a topic with one, choose another name",
+            f"topic {name!r} has {found['queues']} queues: a Queue needs a topic with one: choose another name",
             field="name",
             limit="a topic with one queue",
         )
@@ -73,14 +73,15 @@ def make_topics(cluster: Cluster, name: str) -> int:
     return home
 
 
-class TakenLog:
+class AssignmentLog:
     """Writes %TAKEN%NAME as its only writer. One thread at a time.
 
-    Invariant: a record by this writer is in the log only if no later writer has begun to read it. Each
-    writer has a producer id of its own, which it writes first; then it fences every other id it finds
-    (their next record is refused, wherever they run), and only then reads where the queue stands. A receipt
-    does not mean that readers see the record yet, but they see records in the log's order: before each
-    reading it writes a record and waits until that is seen.
+    Invariant: the log holds a record by this writer only if no later writer has begun to read the log.
+
+    Each writer has its own producer id, which it writes first. It then fences every other producer id that it finds:
+    the next record of that writer is refused, wherever it runs. Only then does it read the state of the queue. A
+    receipt does not mean that the record is readable yet. Records become readable in log order, so before each
+    reading the writer writes a record and waits until that record is readable.
     """
 
     def __init__(self, cluster: Cluster, name: str, shard: int, clock: Clock) -> None:
@@ -97,15 +98,15 @@ class TakenLog:
             delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
             clock=clock,
         )
-        #: the first item that was not given
+        #: first unassigned item
         self.next = 0
-        #: one behind the last item
+        #: offset after the last item
         self.end = 0
-        #: what was given lately, oldest first
-        self.given: list[Taken] = []
+        #: recent assignments, oldest first
+        self.given: list[Assignment] = []
 
     def open(self) -> None:
-        """Fence earlier writers and read where the queue stands. Raises: RayMQError, then start anew."""
+        """Fence earlier writers and read the queue's state. Raises: RayMQError; call it again on a new instance."""
         fenced = {self._id}
         while True:
             self._await_visible(self._write({"by": self._id}).result().last_offset)
@@ -118,23 +119,23 @@ class TakenLog:
             fenced |= others
         first, self.end = self.ranges(self._items)
         given = [record for record in records if "next" in record]
-        # Items are deleted like all messages when they are old: what is gone is given to nobody.
+        # Items are deleted by age like all messages: deleted items are never assigned.
         self.next = max(first, int(given[-1]["next"])) if given else first
-        self.given = [Taken(*each) for record in given for each in record["given"]]
+        self.given = [Assignment(*each) for record in given for each in record["given"]]
 
     def _await_visible(self, offset: int) -> None:
-        """Wait until readers see our record at `offset`, and so all before it. Raises: Unavailable."""
+        """Wait until the record at `offset`, and every record before it, is readable. Raises: Unavailable."""
         give_up = self._clock.monotonic_ms() + DELIVERY_TIMEOUT_MS
         while self.ranges(self._topic)[1] <= offset:
             if self._clock.monotonic_ms() > give_up:
                 raise Unavailable(
-                    f"{self._topic}: offset {offset} is stored and after {DELIVERY_TIMEOUT_MS} ms not readable",
+                    f"{self._topic}: offset {offset} is stored but not readable after {DELIVERY_TIMEOUT_MS} ms",
                     shard=self._shard,
                 )
             self._clock.sleep_ms(VISIBLE_POLL_MS)
 
     def ranges(self, topic: str) -> tuple[int, int]:
-        """[first, end) of a topic's only queue now."""
+        """[first, end) of a topic's only queue."""
         low, high = self._cluster.call(self._shard, "queue_ranges", {"topic": topic})["0"]
         return int(low), int(high)
 
@@ -145,8 +146,8 @@ class TakenLog:
             for body in decode_records(records, columns=("body",)).column(0).to_pylist():
                 yield json.loads(body)
 
-    def write(self, following: int, given: list[Taken]) -> Future[BatchReceipt]:
-        """Give items away. They are given when the future has a receipt; with an error nobody knows."""
+    def write(self, following: int, given: list[Assignment]) -> Future[BatchReceipt]:
+        """Write assignments. They are made when the future has a receipt; after an error their state is unknown."""
         return self._write({"by": self._id, "next": following, "given": given})
 
     def _write(self, record: dict[str, Any]) -> Future[BatchReceipt]:
@@ -155,5 +156,5 @@ class TakenLog:
         return self._sender.send(self._topic, 0, row)
 
     def close(self) -> None:
-        """End at once: a record that is not answered may or may not be in the log."""
+        """Close at once: an unacknowledged record may or may not be in the log."""
         self._sender.close()

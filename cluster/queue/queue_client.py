@@ -1,4 +1,4 @@
-"""What one process holds open for a durable queue: a producer and a reader; and its way into Ray."""
+"""A process's producer and reader for one durable queue, and its connection to Ray."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from .items import ItemReader, Items
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-#: a keeper that does not answer, or a shard that cannot be reached, is asked again for so long
-PATIENCE_S = 60.0
-#: at the end of a program, for what lingers
+#: a call is repeated for so long while the coordinator or the shard cannot be reached
+RETRY_TIMEOUT_S = 60.0
+#: longest flush of lingering items at the end of a program
 END_FLUSH_S = 30.0
-#: for a putter that waits for its receipt: company comes while earlier batches are under way
+#: linger of a put that waits for its receipt: puts join a batch while earlier batches are in flight
 _LINGER_MS = 5.0
-#: of a batch that is waited for, about: while one part is synced, the next is under way
+#: approximate size of one part of a batch: one part is synced while the next is in flight
 PART_BYTES = 1 << 20
-#: of what lingers. Nobody waits for the first bytes of it, and each batch has costs of its own on both sides: with
-#: 4 MiB an item takes a quarter less time than with 1, with 8 another 6 to 10 %
+#: batch size of lingering puts. No caller waits for the first bytes, and each batch costs both sides: an item takes a
+#: quarter less time with 4 MiB than with 1 MiB, and another 6 to 10 % less with 8 MiB
 LINGER_BYTES = 8 << 20
-#: on its way to the shard: of what lingers, one batch being made, sent, stored and synced each
+#: bytes of lingering items in flight to the shard: one batch each being built, sent, stored and synced
 LINGER_IN_FLIGHT_BYTES = 4 * LINGER_BYTES
 
 
 class QueueClient:
-    """One process's connections to a queue's shard, made when they are needed."""
+    """One process's connections to a queue's shard, opened on first use."""
 
     def __init__(
         self, cluster: Cluster, name: str, shard: int, linger_ms: float, codec: str
@@ -60,13 +60,13 @@ class QueueClient:
             in_flight_bytes=LINGER_IN_FLIGHT_BYTES,
         )
         self.producer.look_up(name)
-        #: of each item, encoded
+        #: encoded properties of every item
         self._properties = encode_properties(None, (), {codecs.CONTENT_TYPE: codec})
         self._reader = ItemReader(Routes.of(cluster), name, shard, Clock(), codec=codec)
         self._reading = threading.Lock()
 
     def send_parts(self, bodies: list[bytes]) -> list[Future[BatchReceipt]]:
-        """Send items, as columns and in parts. Returns: the receipts."""
+        """Send items as columns, in parts. Returns: one receipt future per part."""
         encoded = pa.scalar(self._properties, pa.binary())
         found: list[Future[BatchReceipt]] = []
         for part, _ in _parts(bodies, sum(map(len, bodies)), PART_BYTES):
@@ -80,18 +80,18 @@ class QueueClient:
         return found
 
     def send_lingering(self, bodies: list[bytes]) -> None:
-        """The same without receipts: items travel with their neighbours. Raises: Rejected, nothing was sent."""
+        """Send items without receipts, in shared batches. Raises: Rejected; nothing was sent."""
         size = self.producer.check_bodies(bodies)
         for part, part_bytes in _parts(bodies, size, LINGER_BYTES // 2):
             self.producer.send_together(self._name, part, part_bytes, self._properties, queue_id=0)
 
     def read(self, first: int, count: int) -> list[Items]:
-        """Items [first, first + count) in pieces."""
+        """Items [first, first + count), in one or more runs."""
         with self._reading:
-            return self._reader.read(first, count, timeout_s=PATIENCE_S)
+            return self._reader.read(first, count, timeout_s=RETRY_TIMEOUT_S)
 
     def close(self, timeout: float | None = None) -> None:
-        """Send what lingers. Raises: the first failure that nobody was told."""
+        """Send lingering items. Raises: the first failure that no caller has seen."""
         if os.getpid() != self.process:
             return
         with self._reading:
@@ -100,7 +100,7 @@ class QueueClient:
 
 
 def _parts(bodies: list[bytes], size: int, about_bytes: int) -> Iterator[tuple[list[bytes], int]]:
-    """Parts and their bytes, of equal size: a last one of a few items would be an append and a sync of its own."""
+    """Parts of equal size, each with its bytes: a small last part would cost its own append and sync."""
     count = max(1, round(size / about_bytes))
     if count == 1:
         yield bodies, size
@@ -112,7 +112,7 @@ def _parts(bodies: list[bytes], size: int, about_bytes: int) -> Iterator[tuple[l
 
 
 def attach(cluster: Cluster) -> None:
-    """Connect this process to Ray, if it is not: to the cluster's."""
+    """Connect this process to the cluster's Ray, unless it is connected to a Ray."""
     if ray.is_initialized():
         return
     target = None
@@ -122,15 +122,15 @@ def attach(cluster: Cluster) -> None:
         target = RayTarget(address=cluster.ray_address)
     if target is None:
         raise Rejected(
-            "a Queue needs Ray, and nobody knows here in which one the cluster runs: call ray.init(address=...) first",
+            "a Queue needs Ray, and this handle does not know the cluster's Ray: call ray.init(address=...) first",
             field="cluster",
             limit="a process that is connected to Ray",
         )
     ray_host.attach(target)
 
 
-def end_quietly(link: QueueClient) -> None:
-    """Close it when its queue's handle is gone, or the program ends."""
-    # Nobody is left to be told.
+def end_quietly(client: QueueClient) -> None:
+    """Close the client when its queue's handle is gone, or the program ends."""
+    # No caller is left to see a failure.
     with contextlib.suppress(RayMQError):
-        link.close(END_FLUSH_S)
+        client.close(END_FLUSH_S)

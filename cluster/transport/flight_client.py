@@ -117,13 +117,13 @@ class ShardConnection:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def put_stream(self) -> PutStream:
+    def put_stream(self) -> FlightPutStream:
         """A stream for batches of PUT_SCHEMA. Raises: Unavailable."""
-        return PutStream(*self._exchange(protocol.PUT), self)
+        return FlightPutStream(*self._exchange(protocol.PUT), self)
 
-    def fetch_stream(self) -> FetchStream:
+    def fetch_stream(self) -> FlightFetchStream:
         """A stream for reads. Raises: Unavailable."""
-        return FetchStream(*self._exchange(protocol.FETCH), self)
+        return FlightFetchStream(*self._exchange(protocol.FETCH), self)
 
     def replica_stream(self) -> ReplicaStream:
         """A stream of a leader's Replication role to a follower. Raises: Unavailable."""
@@ -233,7 +233,7 @@ class _Stream:
             self._connection.release()
 
 
-class PutStream(_Stream):
+class FlightPutStream(_Stream):
     """Batches out, acks in, in order."""
 
     schema = PUT_SCHEMA
@@ -255,7 +255,7 @@ class PutStream(_Stream):
         return acks
 
 
-class FetchStream(_Stream):
+class FlightFetchStream(_Stream):
     """Requests out, batches of raw records in; one request at a time."""
 
     schema = protocol.FETCH_SCHEMA

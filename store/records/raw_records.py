@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from raymq.store.requests import FetchSlice
 
+from .binary_columns import value_offsets
+from .record_decode import decode
 from .record_walk import Fault, first_fault
 
 _QUEUE_OFFSET = slice(20, 28)
@@ -33,3 +36,9 @@ def before(part: FetchSlice, row: int) -> FetchSlice:
         # Of a compacted topic there are gaps.
         following = int.from_bytes(whole[row - 1].as_py()[_QUEUE_OFFSET], "big") + 1
     return part._replace(records=whole, next_offset=following)
+
+
+def decode_records(records: pa.Array, *, columns: tuple[str, ...] | None = None) -> pa.RecordBatch:
+    """Raw records of a fetch as columns of `RECORD_SCHEMA`: all of them, or those named."""
+    offsets = value_offsets(records).astype(np.int64)
+    return decode(records.buffers()[2], offsets[:-1], np.diff(offsets), columns=columns)

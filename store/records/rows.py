@@ -149,7 +149,7 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
     codes = topics.indices.to_numpy()
     queues = batch.column("queue_id").to_numpy()
     offsets = batch.column("queue_offset").to_numpy()
-    valid, producers, epochs, sequences = read_column(stamp_bytes(batch.column("properties")))
+    valid, producers, epochs, sequences = producer_stamps(batch.column("properties"))
     rows = np.arange(batch.num_rows)
     same = (
         (np.diff(codes) == 0)
@@ -179,13 +179,20 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
         )
 
 
-def stamp_bytes(properties: pa.Array) -> npt.NDArray[np.uint8]:
-    """The first 24 bytes of each properties string as uint8[n, 24]; zeros where it is shorter."""
+def producer_stamps(
+    properties: pa.Array,
+) -> tuple[
+    npt.NDArray[np.bool_], npt.NDArray[np.uint64], npt.NDArray[np.int32], npt.NDArray[np.int64]
+]:
+    """The producer of each row, by its properties string.
+
+    Returns: whether the row has a stamp, producer id, epoch, sequence; the numbers are 0 where it has none.
+    """
     count = len(properties)
-    out = np.zeros((count, STAMP_BYTES), dtype=np.uint8)
+    stamps = np.zeros((count, STAMP_BYTES), dtype=np.uint8)
     offsets = value_offsets(properties).astype(np.int64)
     long_enough = np.diff(offsets) >= STAMP_BYTES
     if long_enough.any():
         starts = offsets[:-1][long_enough, None]
-        out[long_enough] = value_bytes(properties)[starts + np.arange(STAMP_BYTES)]
-    return out
+        stamps[long_enough] = value_bytes(properties)[starts + np.arange(STAMP_BYTES)]
+    return read_column(stamps)

@@ -116,7 +116,7 @@ class FakeCluster:
         if name != "t":
             raise Rejected(f"topic {name!r} does not exist", field="topic")
         queues = [
-            {"queue": queue, "shard": 0, "min_offset": low, "max_offset": high}
+            {"queue_id": queue, "shard": 0, "min_offset": low, "max_offset": high}
             for queue, (low, high) in self.ranges.items()
         ]
         return {
@@ -525,7 +525,7 @@ def test_json_tells_text_from_bytes_and_hex_prints_hex(terminal: Terminal) -> No
     terminal.cluster.messages = [received(0, 0, b"text", b"k"), received(0, 1, b"\xff")]
     assert terminal.run("consume", "t", "-o", "json") == 0
     first, second = (json.loads(line) for line in terminal.lines())
-    assert (first["body"], first["key"], first["queue"], first["offset"]) == ("text", "k", 0, 0)
+    assert (first["body"], first["key"], first["queue_id"], first["offset"]) == ("text", "k", 0, 0)
     assert second["body_base64"] == "/w=="
     assert "body" not in second
     terminal.cluster.messages = [received(0, 0, b"text"), received(0, 1, b"\xff")]

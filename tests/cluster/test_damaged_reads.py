@@ -15,7 +15,6 @@ from raymq.cluster.consume import shard_reader
 from raymq.cluster.consume.async_consumer import AsyncConsumer
 from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.messages.message import decode_records
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.items import ItemReader
 from raymq.cluster.transport.flight_server import serve
@@ -23,6 +22,7 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError
+from raymq.store.records.raw_records import decode_records
 from tests.support.batches import request
 from tests.support.damaged_store import FIRST_LOG, flip
 
@@ -159,7 +159,7 @@ def test_a_range_reader_and_a_queue_get_the_same(shard: Shard) -> None:
 
 
 class QueueOnShard(Queue):
-    """A handle whose keeper is a table: a request gets the same items whenever it asks."""
+    """A handle whose coordinator is a table: a request gets the same items whenever it asks."""
 
     def __init__(self, shard: Shard) -> None:
         self.name, self._cluster, self._shard = "t", shard.cluster, 0
@@ -167,7 +167,7 @@ class QueueOnShard(Queue):
         self._begin()
         self.given: dict[int, tuple[int, int]] = {}
         self.next = ROTTEN - 1
-        #: raised by the keeper's next call, when the items are given
+        #: raised by the coordinator's next call, when the items are given
         self.failure: RayMQError | None = None
 
     def _call(self, method: str, *arguments: Any, wait_s: float | None = None) -> Any:
@@ -188,7 +188,7 @@ class QueueOnShard(Queue):
 def items(shard: Shard) -> Iterator[QueueOnShard]:
     made = QueueOnShard(shard)
     yield made
-    made._link().close()
+    made._client().close()
 
 
 def test_a_queue_raises_once_for_a_damaged_item_and_goes_on_after_it(
@@ -206,7 +206,7 @@ def test_a_queue_raises_once_for_a_damaged_item_and_goes_on_after_it(
     assert asyncio.run(items.get_async()) == BODIES[ROTTEN + 3]
 
 
-def test_damage_that_the_keeper_meets_takes_no_item_from_a_queue(items: QueueOnShard) -> None:
+def test_damage_that_the_coordinator_meets_takes_no_item_from_a_queue(items: QueueOnShard) -> None:
     items.failure = Corrupt("the record of what was given is damaged")
     with pytest.raises(Corrupt):
         items.get()

@@ -368,7 +368,7 @@ def test_a_satellite_that_its_commit_log_ended_counts_as_closed(
     assert lifecycle.stop(tmp_path / "data").clean
 
 
-def test_stop_ends_the_keepers_of_its_own_queues_last(ray: FakeRay, tmp_path: Path) -> None:
+def test_stop_ends_the_coordinators_of_its_own_queues_last(ray: FakeRay, tmp_path: Path) -> None:
     begin(tmp_path)
     others = "raymq:other:queue:jobs"
     for name in ("raymq:default:queue:jobs", others):
@@ -621,7 +621,7 @@ def test_a_topic_is_described_from_the_shards_that_have_its_queues() -> None:
     )
     facts = cluster.describe_topic("t")
     assert facts["messages"] == 13
-    assert [(q["queue"], q["shard"]) for q in facts["queues"]] == [(0, 0), (1, 1), (2, 0)]
+    assert [(q["queue_id"], q["shard"]) for q in facts["queues"]] == [(0, 0), (1, 1), (2, 0)]
     with pytest.raises(Rejected, match="raymq topic create x"):
         cluster.describe_topic("x")
 

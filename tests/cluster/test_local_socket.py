@@ -1,4 +1,4 @@
-"""The short way to a queue's keeper: a Unix socket in the place of actor calls; no Ray."""
+"""The short way to a queue's coordinator: a Unix socket in the place of actor calls; no Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raymq.store.errors import Unavailable
 from tests.support.waiting import until
 
 
-class Keeper:
+class Coordinator:
     """Answers as the test says."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Keeper:
 
 
 class House:
-    """A keeper and its door on an event loop of their own thread."""
+    """A coordinator and its client on an event loop of their own thread."""
 
     def __init__(self, path: Path) -> None:
         self.loop = asyncio.new_event_loop()
@@ -53,8 +53,8 @@ class House:
         self.run(self._open(path))
 
     async def _open(self, path: Path) -> None:
-        self.keeper = Keeper()
-        self.server = LocalServer(path, self.keeper.methods())
+        self.coordinator = Coordinator()
+        self.server = LocalServer(path, self.coordinator.methods())
         await self.server.open()
 
     def run(self, main: Any) -> Any:
@@ -63,13 +63,13 @@ class House:
 
     async def _close(self) -> None:
         self.server.close()
-        self.keeper.answer.cancel()
+        self.coordinator.answer.cancel()
         # The sockets are closed by calls of the loop's next turns.
         for _ in range(5):
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Close the door and end the loop."""
+        """Close the client and end the loop."""
         self.run(self._close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
@@ -78,109 +78,107 @@ class House:
 
 @pytest.fixture
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("door") / "d"
+    return tmp_path_factory.mktemp("client") / "d"
 
 
 @pytest.fixture
-def door(path: Path) -> Iterator[LocalClient]:
-    door = LocalClient(path)
-    yield door
-    door.close()
+def client(path: Path) -> Iterator[LocalClient]:
+    client = LocalClient(path)
+    yield client
+    client.close()
 
 
 def test_calls_are_answered_and_errors_raised_on_one_connection(
-    path: Path, door: LocalClient
+    path: Path, client: LocalClient
 ) -> None:
     house = House(path)
     for number in range(3):
-        assert door.call("take", number, 2, 0.0) == [number, 2]
+        assert client.call("take", number, 2, 0.0) == [number, 2]
         with pytest.raises(Unavailable, match="away") as caught:
-            door.call("size")
+            client.call("size")
         assert caught.value.fields == {"shard": 3}
     house.close()
 
 
-def test_without_a_keeper_the_caller_is_told_and_a_successor_is_found(
-    path: Path, door: LocalClient
+def test_without_a_coordinator_the_call_fails_and_a_successor_is_found(
+    path: Path, client: LocalClient
 ) -> None:
     with pytest.raises(NotLocal):
-        door.call("size")
+        client.call("size")
     first = House(path)
-    assert door.call("take", 1, 1, 0.0) == [1, 1]
+    assert client.call("take", 1, 1, 0.0) == [1, 1]
     first.close()
     assert not path.exists()
     second = House(path)
     with pytest.raises(NotLocal):
-        door.call("take", 2, 1, 0.0)
-    assert door.call("take", 2, 1, 0.0) == [2, 1]
+        client.call("take", 2, 1, 0.0)
+    assert client.call("take", 2, 1, 0.0) == [2, 1]
     second.close()
 
 
-def test_a_keeper_that_leaves_its_path_to_a_successor_takes_nothing_with_it(
-    path: Path, door: LocalClient
-) -> None:
+def test_closing_does_not_remove_the_socket_of_a_successor(path: Path, client: LocalClient) -> None:
     first, second = House(path), House(path)
     first.close()
-    assert door.call("take", 1, 1, 0.0) == [1, 1]
+    assert client.call("take", 1, 1, 0.0) == [1, 1]
     second.close()
 
 
 def test_who_leaves_while_he_waits_is_forgotten(path: Path) -> None:
     house = House(path)
-    door = LocalClient(path)
+    client = LocalClient(path)
     failed: list[BaseException] = []
 
     def wait() -> None:
         try:
-            door.call("take", 7, 1, 1.0)
+            client.call("take", 7, 1, 1.0)
         except BaseException as error:
             failed.append(error)
 
-    connection = door._connection()
-    door._free.append(connection)
+    connection = client._connection()
+    client._free.append(connection)
     waiting = threading.Thread(target=wait)
     waiting.start()
-    assert house.keeper.asked.wait(10)
+    assert house.coordinator.asked.wait(10)
     connection.shutdown(2)
     waiting.join(10)
     assert isinstance(failed[0], NotLocal)
-    until(lambda: house.keeper.forgotten == [7], lambda: house.run(asyncio.sleep(0)))
+    until(lambda: house.coordinator.forgotten == [7], lambda: house.run(asyncio.sleep(0)))
     house.close()
 
 
-def test_a_call_and_an_answer_may_come_in_pieces(path: Path, door: LocalClient) -> None:
+def test_a_call_and_an_answer_may_come_in_pieces(path: Path, client: LocalClient) -> None:
     house = House(path)
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(path))
         caller.sendall(b'["take", 5')
         until(
-            lambda: any(visit._line for visit in house.server._visits),
+            lambda: any(connection._line for connection in house.server._connections),
             lambda: house.run(asyncio.sleep(0)),
         )
         caller.sendall(b", 2, 0.0]\n")
         assert caller.recv(100) == b"[[5, 2]]\n"
     house.close()
-    ours, keeper = socket.socketpair()
-    door._free.append(ours)
-    with keeper, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(door.call, "size")
-        assert keeper.recv(100) == b'["size"]\n'
-        keeper.sendall(b"[1")
-        keeper.sendall(b"2]\n")
+    ours, coordinator = socket.socketpair()
+    client._free.append(ours)
+    with coordinator, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.call, "size")
+        assert coordinator.recv(100) == b'["size"]\n'
+        coordinator.sendall(b"[1")
+        coordinator.sendall(b"2]\n")
         assert asked.result(10) == 12
 
 
-def test_half_an_answer_is_none(door: LocalClient) -> None:
-    ours, keeper = socket.socketpair()
-    door._free.append(ours)
-    with keeper:
-        keeper.sendall(b"[1")
-        keeper.shutdown(socket.SHUT_WR)
+def test_half_an_answer_counts_as_no_answer(client: LocalClient) -> None:
+    ours, coordinator = socket.socketpair()
+    client._free.append(ours)
+    with coordinator:
+        coordinator.sendall(b"[1")
+        coordinator.shutdown(socket.SHUT_WR)
         failed: list[BaseException] = []
 
         def call() -> None:
             try:
-                door.call("size")
+                client.call("size")
             except BaseException as error:
                 failed.append(error)
 
@@ -191,8 +189,8 @@ def test_half_an_answer_is_none(door: LocalClient) -> None:
         assert isinstance(failed[0], NotLocal)
 
 
-def test_what_nobody_may_ask_ends_the_connection(path: Path, door: LocalClient) -> None:
+def test_an_unknown_method_ends_the_connection(path: Path, client: LocalClient) -> None:
     house = House(path)
     with pytest.raises(NotLocal):
-        door.call("close")
+        client.call("close")
     house.close()

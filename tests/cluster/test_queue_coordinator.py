@@ -16,7 +16,7 @@ from raymq.cluster.produce.queue_sequence import BatchReceipt
 from raymq.cluster.queue.coordinator import QueueCoordinator
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.items import ItemReader
-from raymq.cluster.queue.log import Taken, TakenLog, make_topics
+from raymq.cluster.queue.log import Assignment, AssignmentLog, make_topics
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, Fenced, Rejected, Unavailable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
@@ -80,30 +80,30 @@ def put(backend: FakeBackend, count: int) -> None:
 
 def test_items_are_given_in_order_and_once(make: Make, backend: FakeBackend) -> None:
     async def main() -> None:
-        keeper = make()
+        coordinator = make()
         put(backend, 5)
-        assert await keeper.size() == 5
-        assert await keeper.take(1, 1, 0.0) == (0, 1)
-        assert await keeper.take(2, 3, 0.0) == (1, 3)
-        assert await keeper.take(3, 2, 0.0) is None
-        assert await keeper.take(4, 1, 0.0) == (4, 1)
-        assert await keeper.take(5, 1, 0.0) is None
-        assert await keeper.size() == 0
-        await keeper.close()
+        assert await coordinator.size() == 5
+        assert await coordinator.take(1, 1, 0.0) == (0, 1)
+        assert await coordinator.take(2, 3, 0.0) == (1, 3)
+        assert await coordinator.take(3, 2, 0.0) is None
+        assert await coordinator.take(4, 1, 0.0) == (4, 1)
+        assert await coordinator.take(5, 1, 0.0) is None
+        assert await coordinator.size() == 0
+        await coordinator.close()
 
     run(main())
 
 
 def test_items_that_were_deleted_are_given_to_nobody(make: Make, backend: FakeBackend) -> None:
     async def main() -> None:
-        keeper = make()
+        coordinator = make()
         put(backend, 9)
-        assert await keeper.take(1, 2, 0.0) == (0, 2)
+        assert await coordinator.take(1, 2, 0.0) == (0, 2)
         backend.trim(NAME, 0, 5)
         # It asks when it has to, and now and then.
-        assert await keeper.size() == 4
-        assert await keeper.take(2, 1, 0.0) == (5, 1)
-        await keeper.close()
+        assert await coordinator.size() == 4
+        assert await coordinator.take(2, 1, 0.0) == (5, 1)
+        await coordinator.close()
         backend.trim(NAME, 0, 8)
         successor = make()
         assert await successor.take(3, 1, 0.0) == (8, 1)
@@ -117,14 +117,14 @@ def test_getters_that_wait_share_records_and_are_served_in_order(
     make: Make, backend: FakeBackend
 ) -> None:
     async def main() -> None:
-        keeper = make()
-        await keeper.size()
-        waiting = [asyncio.create_task(keeper.take(n, 1, 20.0)) for n in range(20)]
-        while (await keeper.describe())["getters"] < 20:
+        coordinator = make()
+        await coordinator.size()
+        waiting = [asyncio.create_task(coordinator.take(n, 1, 20.0)) for n in range(20)]
+        while (await coordinator.describe())["getters"] < 20:
             await asyncio.sleep(0)
         put(backend, 20)
         assert await asyncio.gather(*waiting) == [(n, 1) for n in range(20)]
-        await keeper.close()
+        await coordinator.close()
 
     run(main())
     # One that opened, and far fewer than one a getter.
@@ -148,17 +148,19 @@ def test_a_request_that_is_asked_again_gets_the_same_items_also_from_a_successor
     run(main())
 
 
-def test_two_keepers_at_once_never_give_an_item_twice(make: Make, backend: FakeBackend) -> None:
+def test_two_coordinators_at_once_never_assign_an_item_twice(
+    make: Make, backend: FakeBackend
+) -> None:
     async def main() -> None:
-        keepers = [make(), make()]
+        coordinators = [make(), make()]
         put(backend, 30)
         found = []
         for request in range(30):
             # Each fences the other, learns of it by the refusal, and reads the log again.
-            found.append(await keepers[request % 2].take(request, 1, 0.0))
+            found.append(await coordinators[request % 2].take(request, 1, 0.0))
         assert found == [(n, 1) for n in range(30)]
-        for keeper in keepers:
-            await keeper.close()
+        for coordinator in coordinators:
+            await coordinator.close()
 
     run(main())
 
@@ -167,7 +169,7 @@ def test_an_earlier_writer_is_fenced_before_the_log_is_read(
     cluster: QueueCluster, backend: FakeBackend
 ) -> None:
     put(backend, 3)
-    first, second = (TakenLog(cluster, NAME, 0, Clock()) for _ in range(2))  # type: ignore[arg-type]
+    first, second = (AssignmentLog(cluster, NAME, 0, Clock()) for _ in range(2))  # type: ignore[arg-type]
     first.open()
     second.open()
     with pytest.raises(Fenced):
@@ -194,18 +196,18 @@ def test_a_successor_waits_until_readers_see_what_was_stored_before_it(
     make: Make, cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = lag(backend, monkeypatch, polls=3)
-    first = TakenLog(cluster, NAME, 0, Clock())  # type: ignore[arg-type]
+    first = AssignmentLog(cluster, NAME, 0, Clock())  # type: ignore[arg-type]
     first.open()
     put(backend, 4)
     begin()
-    first.write(2, [Taken(1, 0, 2)]).result(10)
+    first.write(2, [Assignment(1, 0, 2)]).result(10)
     first.close()
 
     async def main() -> None:
-        keeper = make()
-        assert await keeper.take(2, 2, 0.0) == (2, 2)
-        assert await keeper.take(1, 2, 0.0) == (0, 2)
-        await keeper.close()
+        coordinator = make()
+        assert await coordinator.take(2, 2, 0.0) == (2, 2)
+        assert await coordinator.take(1, 2, 0.0) == (0, 2)
+        await coordinator.close()
 
     run(main())
 
@@ -213,7 +215,7 @@ def test_a_successor_waits_until_readers_see_what_was_stored_before_it(
 def test_what_a_writer_stored_just_before_it_was_fenced_is_waited_for(
     cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (TakenLog(cluster, NAME, 0, Clock()) for _ in range(2))  # type: ignore[arg-type]
+    first, second = (AssignmentLog(cluster, NAME, 0, Clock()) for _ in range(2))  # type: ignore[arg-type]
     begin = lag(backend, monkeypatch, polls=3)
     first.open()
     call = second._routes.call
@@ -221,12 +223,12 @@ def test_what_a_writer_stored_just_before_it_was_fenced_is_waited_for(
     def fence(shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         if op == "init_producer":
             begin()
-            first.write(2, [Taken(1, 0, 2)]).result(10)
+            first.write(2, [Assignment(1, 0, 2)]).result(10)
         return call(shard, op, args)
 
     monkeypatch.setattr(second._routes, "call", fence)
     second.open()
-    assert (second.next, second.given) == (2, [Taken(1, 0, 2)])
+    assert (second.next, second.given) == (2, [Assignment(1, 0, 2)])
     first.close()
     second.close()
 
@@ -237,21 +239,21 @@ def test_a_record_of_which_nobody_knows_is_looked_for_in_the_log(
     monkeypatch.setattr("raymq.cluster.queue.log.DELIVERY_TIMEOUT_MS", 300)
 
     async def main() -> None:
-        keeper = make()
+        coordinator = make()
         put(backend, 2)
-        assert await keeper.size() == 2
+        assert await coordinator.size() == 2
         # Refused for good, as a fenced one is: nothing is stored.
         backend.refusals += [Rejected("no", field="body")]
-        assert await keeper.take(1, 1, 0.0) == (0, 1)
-        # Stored, and no receipt comes until the keeper has begun to read the log again.
+        assert await coordinator.take(1, 1, 0.0) == (0, 1)
+        # Stored, and no receipt comes until the coordinator has begun to read the log again.
         stored = len(backend.bodies(TAKEN))
         backend.hold()
-        taking = asyncio.create_task(keeper.take(2, 1, 0.0))
+        taking = asyncio.create_task(coordinator.take(2, 1, 0.0))
         await asyncio.to_thread(backend.wait_for, lambda: len(backend.bodies(TAKEN)) == stored + 2)
         backend.release()
         assert await taking == (1, 1)
-        assert await keeper.size() == 0
-        await keeper.close()
+        assert await coordinator.size() == 0
+        await coordinator.close()
 
     run(main())
 
@@ -263,24 +265,24 @@ def test_a_shard_that_is_away_is_told_and_the_same_request_can_be_asked_again(
     monkeypatch.setattr("raymq.cluster.queue.log.DELIVERY_TIMEOUT_MS", 500)
 
     async def main() -> None:
-        keeper = make()
+        coordinator = make()
         put(backend, 2)
-        assert await keeper.size() == 2
+        assert await coordinator.size() == 2
         await asyncio.to_thread(cluster.down)
         with pytest.raises(Unavailable, match="does not answer"):
-            await keeper.take(1, 1, 0.0)
+            await coordinator.take(1, 1, 0.0)
         with pytest.raises(Unavailable, match="does not answer"):
-            await keeper.take(2, 1, 0.0)
+            await coordinator.take(2, 1, 0.0)
         await asyncio.to_thread(cluster.up)
         found = set()
         while len(found) < 2:
             for request in (1, 2):
                 with contextlib.suppress(Unavailable):
-                    taken = await keeper.take(request, 1, 0.0)
+                    taken = await coordinator.take(request, 1, 0.0)
                     assert taken is not None
                     found.add(taken)
         assert found == {(0, 1), (1, 1)}
-        await keeper.close()
+        await coordinator.close()
 
     run(main())
 
@@ -289,60 +291,60 @@ def test_who_was_told_that_nobody_knows_is_given_nothing_unless_it_asks_again(
     make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        keeper = make()
+        coordinator = make()
         put(backend, 2)
-        await keeper.size()
+        await coordinator.size()
         fate: Future[BatchReceipt] = Future()
         with monkeypatch.context() as patch:
             patch.setattr("raymq.cluster.queue.coordinator.ANSWER_S", 0.05)
-            patch.setattr(TakenLog, "write", lambda *_: fate)
+            patch.setattr(AssignmentLog, "write", lambda *_: fate)
             with pytest.raises(Unavailable):
-                await keeper.take(1, 1, 0.0)
+                await coordinator.take(1, 1, 0.0)
         fate.set_exception(DeliveryUnknown("late", status="UNKNOWN_ERROR"))
-        assert await keeper.take(2, 1, 0.0) == (0, 1)
-        assert await keeper.take(1, 1, 0.0) == (1, 1)
-        await keeper.close()
+        assert await coordinator.take(2, 1, 0.0) == (0, 1)
+        assert await coordinator.take(1, 1, 0.0) == (1, 1)
+        await coordinator.close()
 
     run(main())
 
 
 def test_who_waits_no_longer_takes_nothing(make: Make, backend: FakeBackend) -> None:
     async def main() -> None:
-        keeper = make()
-        assert await keeper.take(1, 1, 0.01) is None
-        waiting = asyncio.create_task(keeper.take(2, 1, 20.0))
-        while (await keeper.describe())["getters"] < 1:
+        coordinator = make()
+        assert await coordinator.take(1, 1, 0.01) is None
+        waiting = asyncio.create_task(coordinator.take(2, 1, 20.0))
+        while (await coordinator.describe())["getters"] < 1:
             await asyncio.sleep(0)
-        await keeper.forget(2)
+        await coordinator.forget(2)
         assert await waiting is None
         put(backend, 1)
-        assert await keeper.take(3, 1, 10.0) == (0, 1)
-        await keeper.close()
+        assert await coordinator.take(3, 1, 10.0) == (0, 1)
+        await coordinator.close()
 
     run(main())
 
 
 def test_room_is_given_in_order_and_comes_back(make: Make, backend: FakeBackend) -> None:
     async def main() -> None:
-        keeper = make()
-        assert await keeper.reserve(1, 2, 3, 0.0)
-        assert await keeper.reserve(1, 2, 3, 0.0)
-        assert not await keeper.reserve(2, 2, 3, 0.0)
+        coordinator = make()
+        assert await coordinator.reserve(1, 2, 3, 0.0)
+        assert await coordinator.reserve(1, 2, 3, 0.0)
+        assert not await coordinator.reserve(2, 2, 3, 0.0)
         put(backend, 2)
-        await keeper.release(1, 2)
-        assert await keeper.reserve(3, 1, 3, 0.0)
-        large = asyncio.create_task(keeper.reserve(4, 2, 3, 20.0))
-        while (await keeper.describe())["putters"] < 1:
+        await coordinator.release(1, 2)
+        assert await coordinator.reserve(3, 1, 3, 0.0)
+        large = asyncio.create_task(coordinator.reserve(4, 2, 3, 20.0))
+        while (await coordinator.describe())["putters"] < 1:
             await asyncio.sleep(0)
         # It would fit as soon as one is taken, but the large one was first.
-        small = asyncio.create_task(keeper.reserve(5, 1, 3, 20.0))
-        await keeper.take(1, 1, 0.0)
+        small = asyncio.create_task(coordinator.reserve(5, 1, 3, 20.0))
+        await coordinator.take(1, 1, 0.0)
         assert not large.done()
-        await keeper.take(2, 1, 0.0)
+        await coordinator.take(2, 1, 0.0)
         assert await large
-        await keeper.release(3, 0)
+        await coordinator.release(3, 0)
         assert await small
-        await keeper.close()
+        await coordinator.close()
 
     run(main())
 
@@ -359,7 +361,7 @@ class DoorQueue(Queue):
         raise AssertionError(f"{method} went by Ray")
 
 
-def test_where_the_keeper_is_near_what_need_not_wait_goes_by_its_door(
+def test_a_call_that_need_not_wait_uses_the_local_socket_of_a_near_coordinator(
     make: Make, cluster: QueueCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("raymq.cluster.queue.local_socket.run_dir", lambda _: tmp_path)
@@ -380,13 +382,13 @@ def test_where_the_keeper_is_near_what_need_not_wait_goes_by_its_door(
         for attempt in (few.get_nowait, lambda: few.get(timeout=0.01)):
             with pytest.raises(Empty):
                 attempt()
-        few._link().close()
+        few._client().close()
 
     async def main() -> None:
-        keeper = make()
-        await keeper.size()
+        coordinator = make()
+        await coordinator.size()
         await asyncio.to_thread(use)
-        await keeper.close()
+        await coordinator.close()
 
     run(main())
 

@@ -12,7 +12,7 @@ import pytest
 from raymq.cluster.produce import shard_sender
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.shard_sender import ShardSender
-from raymq.cluster.transport.flight_client import PutStream
+from raymq.cluster.transport.flight_client import FlightPutStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import DeliveryUnknown, Rejected
 from tests.support.batches import batch
@@ -146,12 +146,12 @@ def test_close_under_somebody_who_reads_ends_at_once(
 def test_a_stream_has_one_reader_also_while_it_is_closed(
     make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    receive = PutStream.receive
+    receive = FlightPutStream.receive
     counting = threading.Lock()
     reading: list[object] = []
     most: list[int] = []
 
-    def receive_and_linger(stream: PutStream) -> list[dict[str, Any]]:
+    def receive_and_linger(stream: FlightPutStream) -> list[dict[str, Any]]:
         with counting:
             reading.append(stream)
             most.append(len(reading))
@@ -165,7 +165,7 @@ def test_a_stream_has_one_reader_also_while_it_is_closed(
             with counting:
                 reading.remove(stream)
 
-    monkeypatch.setattr(PutStream, "receive", receive_and_linger)
+    monkeypatch.setattr(FlightPutStream, "receive", receive_and_linger)
     sender = make_sender()
     waiter = hold_and_help(sender, backend, send_until_helped(sender))
     sender.close()
@@ -194,17 +194,17 @@ def test_an_interrupt_under_somebody_who_reads_loses_no_answer(
 ) -> None:
     sender = make_sender()
     sent = send_until_helped(sender)
-    receive = PutStream.receive
+    receive = FlightPutStream.receive
     interrupted: list[int] = []
 
-    def receive_interrupted(stream: PutStream) -> list[dict[str, Any]]:
+    def receive_interrupted(stream: FlightPutStream) -> list[dict[str, Any]]:
         acks = receive(stream)
         if threading.current_thread() is threading.main_thread() and not interrupted:
             interrupted.append(acks[0]["id"])
             raise KeyboardInterrupt
         return acks
 
-    monkeypatch.setattr(PutStream, "receive", receive_interrupted)
+    monkeypatch.setattr(FlightPutStream, "receive", receive_interrupted)
     futures = []
 
     def step() -> None:

@@ -128,7 +128,7 @@ def test_the_kubernetes_example_has_only_fields_that_the_operator_knows() -> Non
 def test_the_certificate_that_a_pod_makes_for_itself_is_one_that_clients_take(
     tmp_path: Path,
 ) -> None:
-    text = (EXAMPLES.parent / "docs" / "operating.md").read_text(encoding="utf-8")
+    text = (EXAMPLES.parent / "docs" / "operating" / "security.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"```\n(openssl req .*?)```", text, re.DOTALL)
     made, pod = make_certificates(tmp_path / "ca"), tmp_path / "tls"
     pod.mkdir()

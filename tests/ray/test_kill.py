@@ -117,7 +117,7 @@ class Mirror:
     def read(self, topic: str) -> Iterator[Read]:
         """Every message that is visible now."""
         for facts in self.cluster.describe_topic(topic)["queues"]:
-            queue, shard = facts["queue"], facts["shard"]
+            queue, shard = facts["queue_id"], facts["shard"]
             low, high = facts["min_offset"], facts["max_offset"]
             for records in read_range(self.cluster, topic, queue, shard, low, high):
                 rows = message_batch(shard, records)

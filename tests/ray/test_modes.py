@@ -147,7 +147,7 @@ class Shard:
     def read(self, topic: str) -> Iterator[Read]:
         """Every message that is visible now."""
         for facts in self.cluster.describe_topic(topic)["queues"]:
-            queue, shard = facts["queue"], facts["shard"]
+            queue, shard = facts["queue_id"], facts["shard"]
             for records in read_range(
                 self.cluster, topic, queue, shard, facts["min_offset"], facts["max_offset"]
             ):

@@ -114,7 +114,7 @@ def test_leaders_are_spread_and_followers_are_elsewhere_with_all_their_roles(wor
         segment_size_bytes=1 << 20,
         insecure=True,
     )
-    assert [line for line in world.told if line.startswith("WARNING: whoever is on the network")]
+    assert [line for line in world.told if line.startswith("WARNING: any machine on the network")]
     placement = json.loads(world.paths.cluster.read_text())["placement"]
     assert placement == [["a", "b"], ["b", "c"]]
     cluster.create_topic(TOPIC, queues=SHARDS)

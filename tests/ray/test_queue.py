@@ -51,7 +51,7 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def keeper_pid(items: raymq.Queue) -> int:
+def coordinator_pid(items: raymq.Queue) -> int:
     pid: int = ray.get(items.actor.describe.remote())["pid"]
     return pid
 
@@ -208,7 +208,7 @@ def test_tasks_and_actors_share_a_queue_while_its_processes_are_killed(
     taken = [taker.take.remote(ITEMS // 2) for taker in takers]
     puts = [put_some.remote(items, worker, ITEMS // 2) for worker in range(2)]
     ready, _ = ray.wait([*puts], num_returns=1, timeout=30)
-    first = keeper_pid(items)
+    first = coordinator_pid(items)
     kill(first)
     kill(cluster.status()["shards"][0]["pid"])
     ray.get(puts, timeout=60)
@@ -216,7 +216,7 @@ def test_tasks_and_actors_share_a_queue_while_its_processes_are_killed(
     # Each item once, whoever was killed in between.
     expected = [[worker, number] for worker in range(2) for number in range(ITEMS // 2)]
     assert sorted(found) == expected
-    assert keeper_pid(items) != first
+    assert coordinator_pid(items) != first
     assert items.empty()
     # Every item ever put can be read again, and each putter's are in order.
     with cluster.consumer("shared", start="earliest") as consumer:
@@ -227,10 +227,10 @@ def test_tasks_and_actors_share_a_queue_while_its_processes_are_killed(
 
 
 @pytest.mark.timeout(120)
-def test_a_cluster_that_stops_in_a_ray_of_others_leaves_no_keeper_and_gets_none(
+def test_a_cluster_that_stops_in_a_foreign_ray_leaves_no_coordinator_and_gets_none(
     cluster: raymq.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raymq.cluster.queue.durable_queue.PATIENCE_S", 1.0)
+    monkeypatch.setattr("raymq.cluster.queue.durable_queue.RETRY_TIMEOUT_S", 1.0)
     guest = raymq.start(
         tmp_path / "guest",
         name="guest",
@@ -249,7 +249,7 @@ def test_a_cluster_that_stops_in_a_ray_of_others_leaves_no_keeper_and_gets_none(
         except Unavailable as error:
             found.append(error)
 
-    # It asks for a keeper again and again while the cluster stops.
+    # It asks for a coordinator again and again while the cluster stops.
     getter = threading.Thread(target=wait_for_more)
     getter.start()
     until(

@@ -367,7 +367,7 @@ def test_kill_9_of_the_commit_log_loses_and_doubles_nothing(world: World) -> Non
         load.stop()
     reads: list[Read] = []
     for facts in world.cluster.describe_topic("load")["queues"]:
-        queue, high = facts["queue"], facts["max_offset"]
+        queue, high = facts["queue_id"], facts["max_offset"]
         for records in read_range(world.cluster, "load", queue, 0, 0, high):
             rows = message_batch(0, records)
             pairs = zip(rows["offset"].to_pylist(), rows["body"].to_pylist(), strict=True)

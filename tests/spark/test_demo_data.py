@@ -64,9 +64,9 @@ def test_what_is_not_a_demos_is_neither_stopped_nor_deleted(
         _make_cluster(data_dir, "orders")
         if held == "a_cluster_where_a_demo_began":
             flights.mark_as_demo(data_dir)
-    monkeypatch.setattr(flights.raymq, "connect", lambda _: pytest.fail("it was stopped"))
+    monkeypatch.setattr(flights.raymq.Cluster, "stop", lambda _: pytest.fail("it was stopped"))
     before = _content(data_dir)
-    with pytest.raises(SystemExit, match="holds something else than a demo's data"):
+    with pytest.raises(SystemExit, match="holds other data than a demo's"):
         _run(flights, monkeypatch, "--data-dir", data_dir, *options)
     assert _content(data_dir) == before
 

@@ -321,7 +321,7 @@ def test_each_status_has_its_error_and_each_error_its_status() -> None:
 
 
 def test_the_table_for_people_has_every_status_and_the_right_error() -> None:
-    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "operating" / "runbook.md").read_text(encoding="utf-8")
     rows = {
         cells[1].strip(" `"): cells[2].strip(" `").split("`")[0]
         for line in text.splitlines()

@@ -1,0 +1,67 @@
+"""Runs the Python programs of the documentation's pages, all on one cluster: `python page_programs.py DATA_DIR`.
+
+A block that is fenced with ```python runs, after those before it on its page. Blocks that start a cluster of their own
+are run by the test of README. A block that is fenced with ```py needs what is not here (Spark, another machine) and
+must only compile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import textwrap
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+_BLOCK = re.compile(r"^( *)```(python|py)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """(language, program) of each block of a page; one that is part of a list or a tab is indented."""
+    for _, language, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        yield language, textwrap.dedent(text)
+
+
+def programs() -> dict[str, list[str]]:
+    """Page -> its programs that run, in order."""
+    found = {
+        page.relative_to(DOCS).as_posix(): [
+            text
+            for language, text in blocks(page)
+            if language == "python" and "raymq.start(" not in text
+        ]
+        for page in sorted(DOCS.rglob("*.md"))
+    }
+    return {page: texts for page, texts in found.items() if texts}
+
+
+def main() -> None:
+    """Run all pages; print what went wrong on which, as JSON."""
+    import ray
+
+    import raymq
+
+    failed: dict[str, str] = {}
+    said = sys.stdout
+    with raymq.start(sys.argv[1]) as cluster, open(os.devnull, "w") as nowhere:
+        ray.init(cluster.ray_address, ignore_reinit_error=True, log_to_driver=False)
+        sys.stdout = nowhere
+        for page, texts in programs().items():
+            names: dict[str, Any] = {"cluster": cluster, "__name__": "__main__"}
+            try:
+                for text in texts:
+                    exec(compile(text, page, "exec"), names)
+            except BaseException:
+                failed[page] = traceback.format_exc()
+        sys.stdout = said
+        ray.shutdown()
+    print(json.dumps({"pages": list(programs()), "failed": failed}))
+
+
+if __name__ == "__main__":
+    main()
