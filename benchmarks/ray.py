@@ -35,7 +35,7 @@ from benchmarks.put import (
     raw_limit,
     serial_ms,
 )
-from raymq.actors.ray.actor_classes import GROUP_OF, GROUPS
+from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.batch_sender import BatchSender

@@ -1,4 +1,4 @@
-"""What callers give: numbers, texts and names, checked before anything is sent. Imports no Ray."""
+"""Checks numbers, texts and names of callers before anything is sent. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OFFSET_MAX = 2**63 - 1
 def check_number(
     name: str, value: Any, least: float, most: float = _ANY, *, whole: bool = True
 ) -> None:
-    """Raises: Rejected for what is no number (a bool is none) from `least` to `most`."""
+    """Raises: Rejected unless `value` is a number (and not a bool) from `least` to `most`."""
     kind: Any = Integral if whole else Real
     if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= most:
         limit = f"{least:g} or more" if most == _ANY else f"{least:g} to {most:g}"
@@ -27,7 +27,7 @@ def check_number(
 
 
 def check_text(name: str, value: Any) -> None:
-    """Raises: Rejected for what is no text."""
+    """Raises: Rejected unless `value` is text."""
     if not isinstance(value, str):
         raise Rejected(
             f"{name} is {value!r}, a {type(value).__name__}; give text", field=name, limit="str"
@@ -35,7 +35,7 @@ def check_text(name: str, value: Any) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raises: Rejected for what is none of the words."""
+    """Raises: Rejected unless `value` is one of the choices."""
     if value not in choices:
         raise Rejected(
             f"{name} is {value!r}; use {' or '.join(map(repr, choices))}",
@@ -45,6 +45,6 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def check_offsets(offsets: Mapping[int, int]) -> None:
-    """queue -> offset. Raises: Rejected for what is no offset."""
-    for queue, offset in offsets.items():
-        check_number(f"the offset of queue {queue}", offset, 0, OFFSET_MAX)
+    """Check queue_id -> offset. Raises: Rejected for a value that is not an offset."""
+    for queue_id, offset in offsets.items():
+        check_number(f"the offset of queue {queue_id}", offset, 0, OFFSET_MAX)

@@ -6,5 +6,5 @@ import warnings
 
 
 def warn_unclosed(client: object, name: str, advice: str) -> None:
-    """As Python warns about files: shown by `python -X dev`, which also tells where `client` was made."""
+    """Warn as Python does about unclosed files: `python -X dev` shows the warning and where `client` was made."""
     warnings.warn(f"unclosed {name}: {advice}", ResourceWarning, stacklevel=3, source=client)

@@ -1,11 +1,11 @@
-"""Jobs through a durable queue: a worker is killed with a job in its hands, the queue's keeper too, and no job is lost.
+"""Jobs through a durable queue: a worker is killed during a job, and the queue's coordinator too, but no job is lost.
 
     python examples/durable_queue.py [DATA_DIR]
 
 `ray.util.queue.Queue` holds its items in the memory of one actor: they are gone when that actor, its node or its
-creator ends. `raymq.Queue` has the same methods, and its items are messages of a topic: here the keeper is killed while
-all jobs are in the queue, and the next call starts another that goes on. In both, an item that a worker has taken is
-out of the queue when the worker dies; but the topic still has it, so what was put and not done is found and put again.
+creator ends. `raymq.Queue` has the same methods, and its items are messages of a topic. Here the coordinator is killed
+while all jobs are in the queue, and Ray starts a successor that continues. In both queues an item that a worker has
+taken is gone from the queue when the worker dies. But the topic still has it, so lost jobs are found and put again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ JOBS, MAKERS, WORKERS = 400, 2, 3
 
 @ray.remote(num_cpus=0.2, max_retries=0)
 def make_jobs(jobs: raymq.Queue, maker: int) -> None:
-    """Each batch is on disk when its put returns."""
+    """Put a share of the jobs. Each batch is on disk when its put returns."""
     numbers = list(range(maker, JOBS, MAKERS))
     for start in range(0, len(numbers), 50):
         jobs.put_nowait_batch(numbers[start : start + 50])
@@ -33,7 +33,7 @@ def make_jobs(jobs: raymq.Queue, maker: int) -> None:
 
 @ray.remote(num_cpus=0.2, max_retries=0)
 def work(jobs: raymq.Queue, done: raymq.Queue, *, dies_at: int = -1) -> None:
-    """Take jobs until none comes for a while; `dies_at`: with the job of that turn in its hands."""
+    """Do jobs until none arrives for 3 s; die during job number `dies_at`."""
     turn = 0
     while True:
         try:
@@ -47,12 +47,12 @@ def work(jobs: raymq.Queue, done: raymq.Queue, *, dies_at: int = -1) -> None:
 
 
 def take_results(done: raymq.Queue) -> dict[int, int]:
-    """What is in a queue to which nobody puts now."""
+    """Take everything out of a queue to which no process puts."""
     return dict(done.get_nowait_batch(done.qsize()))
 
 
 def ever_put(cluster: raymq.Cluster, topic: str) -> set[int]:
-    """Every item that was ever put, taken or not."""
+    """Every item that was ever put, whether taken or not."""
     found: set[int] = set()
     with cluster.consumer(topic, start="earliest") as consumer:
         end = cluster.describe_topic(topic)["queues"][0]["max_offset"]
@@ -62,12 +62,12 @@ def ever_put(cluster: raymq.Cluster, topic: str) -> set[int]:
 
 
 def main() -> None:
-    """Put, kill, work, look what is missing, do that."""
+    """Put the jobs, kill the coordinator and a worker, find the missing jobs, do them."""
     with raymq.start(sys.argv[1] if len(sys.argv) > 1 else "raymq-jobs") as cluster:
         ray.init(cluster.ray_address, ignore_reinit_error=True, log_to_driver=False)
         jobs, done = (raymq.Queue(name, cluster=cluster) for name in ("jobs", "done"))
         ray.get([make_jobs.remote(jobs, maker) for maker in range(MAKERS)])
-        # All jobs are in the queue, and the process that gives them out dies.
+        # All jobs are in the queue, and the process that assigns them dies.
         os.kill(ray.get(jobs.actor.describe.remote())["pid"], signal.SIGKILL)
         workers = [work.remote(jobs, done, dies_at=10 if n == 0 else -1) for n in range(WORKERS)]
         died = 0

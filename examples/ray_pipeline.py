@@ -2,8 +2,9 @@
 
     python examples/ray_pipeline.py [DATA_DIR]
 
-`clicks` are made by tasks, cleaned by other tasks into `counts`, and added up here. A cleaner commits its offsets
-behind what it has sent; killed in between it sends some rows again, so the sum takes the last count of each page.
+Tasks write `clicks`, other tasks count them into `counts`, and the main program adds the counts up. A counting task
+commits its offsets after it has sent its counts. Killed in between, it sends some counts again, so the sum takes the
+last count of each page.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PAGES, MAKERS, CLICKS, QUEUES = 10, 4, 5_000, 4
 
 @ray.remote(num_cpus=0.5, max_retries=3)
 def make_clicks(cluster: raymq.Cluster, maker: int) -> int:
-    """Send the clicks of one maker as columns: one batch, no object a message."""
+    """Send the clicks of one maker as columns: one batch, without an object per message."""
     pages = [b"page-%d" % ((maker + click) % PAGES) for click in range(CLICKS)]
     rows = pa.record_batch({"body": pa.array([b"click"] * CLICKS), "key": pa.array(pages)})
     with cluster.producer() as producer:
@@ -30,22 +31,24 @@ def make_clicks(cluster: raymq.Cluster, maker: int) -> int:
 
 
 @ray.remote(num_cpus=0.5, max_retries=3)
-def count_clicks(cluster: raymq.Cluster, queue: int) -> int:
-    """Count the clicks of each page of one queue; a page is always in the same queue."""
-    end = cluster.describe_topic("clicks")["queues"][queue]["max_offset"]
+def count_clicks(cluster: raymq.Cluster, queue_id: int) -> int:
+    """Count the clicks of each page of one queue. A page is always in the same queue."""
+    end = cluster.describe_topic("clicks")["queues"][queue_id]["max_offset"]
     counts: dict[bytes, int] = {}
     with (
-        cluster.consumer("clicks", group="counters", start="earliest", queues=[queue]) as consumer,
+        cluster.consumer(
+            "clicks", group="counters", start="earliest", queues=[queue_id]
+        ) as consumer,
         cluster.producer(codec="json") as producer,
     ):
-        while consumer.position(queue) < end:
+        while consumer.position(queue_id) < end:
             batch = consumer.poll_batch(timeout=10)
             for entry in batch.column("key").value_counts().to_pylist():
                 counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
         for page, count in counts.items():
             producer.send("counts", {"page": page.decode(), "clicks": count}, key=page)
         producer.flush()
-        # Behind the counts: a task that dies before this line is run again from the same offsets.
+        # After the counts: a task that dies before this line starts again at the same offsets.
         consumer.commit()
     return len(counts)
 

@@ -2,9 +2,9 @@
 
     python examples/resume_training.py [DATA_DIR]
 
-`TopicDataset` is what torch.utils.data.IterableDataset asks for (`__iter__`), with `state_dict` and
-`load_state_dict` as stateful loaders have them. A "training" that is cut off in the middle is resumed from the
-offsets in its checkpoint: it sees every sample once.
+`TopicDataset` has the `__iter__` of torch.utils.data.IterableDataset, and the `state_dict` and `load_state_dict` of
+stateful loaders. A "training" that is interrupted in the middle resumes from the offsets in its checkpoint and sees
+every sample once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SAMPLES, FEATURES, BATCH = 4_096, 16, 256
 
 
 class TopicDataset:
-    """The samples of a topic as float32[n, FEATURES], until the end that it had when the dataset was made."""
+    """The samples of a topic as float32[n, FEATURES], up to the end of the topic when the dataset was made."""
 
     def __init__(self, cluster: raymq.Cluster, topic: str) -> None:
         self._cluster, self._topic = cluster, topic
@@ -37,23 +37,23 @@ class TopicDataset:
                 batch = consumer.poll_batch(max_records=BATCH, timeout=10)
                 if not batch.num_rows:
                     continue
-                # Before the batch is given: a checkpoint taken behind its step counts it as seen.
+                # Before the batch is yielded: a checkpoint after its step counts it as seen.
                 self._offsets = consumer.positions()
                 body = batch.column("body")
                 data = np.frombuffer(b"".join(body.to_pylist()), dtype=np.float32)
                 yield data.reshape(batch.num_rows, FEATURES)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where to go on: into the checkpoint, beside the weights."""
+        """The offsets at which to resume, for the checkpoint."""
         return {"offsets": {str(queue): offset for queue, offset in self._offsets.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there."""
+        """Resume at the offsets of a checkpoint."""
         self._offsets = {int(queue): offset for queue, offset in state["offsets"].items()}
 
 
 def main() -> None:
-    """Train, break off, resume; check that every sample was seen once."""
+    """Train, interrupt, resume, and check that every sample was seen once."""
     samples = np.random.default_rng(7).random((SAMPLES, FEATURES), dtype=np.float32)
     with raymq.start(sys.argv[1] if len(sys.argv) > 1 else "raymq-training") as cluster:
         cluster.create_topic("samples", queues=2)

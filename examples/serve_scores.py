@@ -1,10 +1,10 @@
-"""A Serve deployment fed by a topic: a replica that dies comes back with the state it had.
+"""A Serve deployment fed by a topic: a replica that dies is replaced by one with the same state.
 
     pip install "ray[serve]"; python examples/serve_scores.py [DATA_DIR]
 
-The deployment follows the topic `scores` on a thread of its own and answers HTTP requests from memory. Its state is a
-function of the log, so a new replica reads the topic from the beginning; a state too large for that would be kept with
-its offsets in a checkpoint (see resume_training.py).
+A thread of the deployment follows the topic `scores`, and HTTP requests are answered from memory. The state is a
+function of the log, so a new replica reads the topic from the beginning. A larger state would be kept in a checkpoint
+together with its offsets (see resume_training.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLAYERS, GAMES = 20, 2_000
 
 @serve.deployment(ray_actor_options={"num_cpus": 0.2})
 class Scores:
-    """The sum of each player's points, as far as the topic was read."""
+    """The sum of each player's points in the messages read so far."""
 
     def __init__(self, cluster: raymq.Cluster) -> None:
         self._cluster = cluster
@@ -50,7 +50,7 @@ class Scores:
 
 
 def ask(port: int, *, but: int = 0) -> dict[str, Any]:
-    """Ask until a replica (not the one with the process id `but`) has read all messages."""
+    """Ask until a replica with another process id than `but` has read all messages."""
     while True:
         with contextlib.suppress(OSError):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as reply:
@@ -61,7 +61,7 @@ def ask(port: int, *, but: int = 0) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """A port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,9 +1,9 @@
-"""A DataFrame to a topic and back, on Spark on Ray (RayDP): what Spark writes once is stored once.
+"""A DataFrame to a topic and back, on Spark on Ray (RayDP): each row is stored once.
 
     python examples/spark_ingest.py [DATA_DIR]
 
-Needs `pip install 'raymq[spark]'`; Java 17 comes with it on x86_64. examples/flights.py is the same with a real data
-set, two mirrored shards and killed processes.
+It needs `pip install 'raymq[spark]'`, which brings Java 17 on x86_64. examples/flights.py does the same with a real
+data set, two mirrored shards and killed processes.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Example:
     ```
 
 Programs import these names, and those of `raymq.errors`, `raymq.spark` and `raymq.store`. Every name is loaded on first
-use: `import raymq` loads neither Ray nor Arrow, which keeps the small processes of a cluster small and the command line
+use. So `import raymq` loads neither Ray nor Arrow: the small processes of a cluster stay small, and the command line
 quick.
 """
 

@@ -1,1 +1,1 @@
-"""Replication decisions as pure state machines: events in, effects out. No Ray, files or clock (design D5)."""
+"""Replication decisions as pure state machines: events in, effects out. No Ray, files or clock."""

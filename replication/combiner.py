@@ -1,17 +1,18 @@
-"""Turns the flush future and the replica future of each put into its outcome, as the broker does.
+"""Combines the flush future and the replica future of each put into its outcome, as RocketMQ's broker does.
 
-Source: CommitLog#handleDiskFlushAndHA and GroupTransferService, RocketMQ 5.3.3: the answer comes when both futures are
-done; PUT_OK if both are kept; otherwise the flush's failure, overwritten by the replica's.
+Source: CommitLog#handleDiskFlushAndHA and GroupTransferService, RocketMQ 5.3.3. The answer is given when both futures
+are done: PUT_OK if both are kept, otherwise the flush's failure, overwritten by the replica's.
 
 Puts of one promise are numbered from 1 in the order in which they began to wait. Success is one watermark,
-`acknowledged`: each put is kept whose end it has passed. An exception is an entry, `Late`: it names puts by number and
-end, and their status. Puts that begin to wait together are one entry here, so nothing is done for each put.
+`acknowledged`: the promise of every put that ends there or before is kept. An exception is an entry, `LatePuts`: the
+number and end of the last such put, and their status. Puts that begin to wait together are one entry, so nothing is
+done per put.
 
-A future times out so long after its put began to wait. A put whose futures are both kept or timed out has its outcome.
-One thing differs from RocketMQ: a future that is kept after its timeout, while the put still waits for the other one,
-counts as kept. The put is answered only then, and PUT_OK is the truth.
+Each future times out some time after its put began to wait. A put whose futures are both kept or timed out has its
+outcome. One rule differs from RocketMQ: a future that is kept after its timeout, while the put still waits for the
+other future, counts as kept. The put is answered only then, and PUT_OK is true.
 
-Hosts: the Replication actor for promises that name replicas; CommitLog for all others, whose replica future is complete
+Used by Replication for promises that name replicas, and by CommitLog for all others, whose replica future is complete
 from the start.
 """
 
@@ -24,13 +25,13 @@ from typing import NamedTuple
 from raymq.store.promise import Ends, Promise
 from raymq.store.status import PutStatus
 
-#: puts that begin to wait within so long of each other share the deadline of the last one: it bounds how many deadlines
-#: there are, and is little beside a timeout of seconds
+#: puts that begin to wait within so long of each other share the deadline of the last one. This bounds the number of
+#: deadlines, and is short compared with a timeout of seconds
 DEADLINE_STEP_MS = 10
 
 
-class Late(NamedTuple):
-    """Puts up to `number` that end at `end` or before, and have no outcome yet, have waited long enough."""
+class LatePuts(NamedTuple):
+    """Puts up to `number` that end at `end` or before, and have no outcome yet, missed their deadline."""
 
     number: int
     end: int
@@ -58,16 +59,16 @@ class PutCombiner:
         replica_timeout_ms: int,
         acknowledged: int = 0,
     ) -> None:
-        """Args: acknowledged: what was acknowledged before."""
+        """Args: acknowledged: the acknowledged end so far."""
         self._promise = promise
         self._flush_timeout_ms = flush_timeout_ms
         self._replica_timeout_ms = replica_timeout_ms
         self._least_timeout_ms = min(flush_timeout_ms, replica_timeout_ms)
-        #: puts that end here or before have kept their promise; it never falls
+        #: the promise of puts that end here or before is kept; it never falls
         self.acknowledged = acknowledged
         #: in the order of both numbers and ends
         self._groups: deque[_Group] = deque()
-        self._reported: list[Late] = []
+        self._reported: list[LatePuts] = []
 
     @property
     def waiting(self) -> bool:
@@ -75,11 +76,11 @@ class PutCombiner:
         return bool(self._groups)
 
     def add(self, number: int, end: int, since_ms: int) -> None:
-        """Puts up to `number`, which end at `end` or before, wait since `since_ms` (monotonic)."""
+        """Puts up to `number`, which end at `end` or before, have waited since `since_ms` (monotonic)."""
         groups = self._groups
         if groups:
             last = groups[-1]
-            # A put that was sent again ends where the first one does.
+            # A put that was sent again may end before puts that came earlier.
             end = max(end, last.end)
             if since_ms - last.first_ms < DEADLINE_STEP_MS:
                 last.number, last.end, last.since_ms = number, end, since_ms
@@ -87,8 +88,8 @@ class PutCombiner:
         if end > self.acknowledged:
             groups.append(_Group(number, end, since_ms, since_ms))
 
-    def combine(self, ends: Ends, now_ms: int) -> list[Late]:
-        """Take how far the shard is. Returns: what has become late; `acknowledged` says what is kept."""
+    def combine(self, ends: Ends, now_ms: int) -> list[LatePuts]:
+        """Note how far the shard is, which moves `acknowledged`. Returns: the puts that have become late."""
         self.acknowledged = max(self.acknowledged, self._promise.acknowledged(ends))
         groups = self._groups
         while groups and groups[0].end <= self.acknowledged:
@@ -105,8 +106,8 @@ class PutCombiner:
         self._reported = late
         return late
 
-    def _find_late(self, ends: Ends, now_ms: int) -> list[Late]:
-        """Both futures are watermarks, and deadlines come in the order of the puts: so what is late is two ranges."""
+    def _find_late(self, ends: Ends, now_ms: int) -> list[LatePuts]:
+        """Both futures are watermarks and deadlines are in the order of the puts, so late puts are two ranges."""
         flush_late = replica_late = None
         for group in self._groups:
             waited_ms = now_ms - group.since_ms
@@ -118,14 +119,14 @@ class PutCombiner:
                 break
         flushed, copied = self._promise.flushed(ends), self._promise.copied(ends)
         late = []
-        # Up to the further one of the two, puts wait for the other one only.
+        # Up to the higher watermark, puts wait for the other future only.
         if one := flush_late if flushed < copied else replica_late:
             late.append((one.number, min(one.end, max(flushed, copied))))
         if flush_late and replica_late:
             both = min(flush_late, replica_late, key=lambda group: group.number)
             late.append((both.number, both.end))
         return [
-            Late(number, end, self._promise.late(ends, end))
+            LatePuts(number, end, self._promise.late(ends, end))
             for number, end in late
             if end > self.acknowledged
         ]

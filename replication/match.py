@@ -1,9 +1,8 @@
-"""Finds where a follower's log stops being the leader's, by asking which chain values it has too.
+"""Finds where a follower's log stops being equal to the leader's, by asking which chain values it has too.
 
-Equal chain values at one offset mean equal logs below it, so the answers are monotone and a few
-rounds of evenly spaced candidates are enough. A segment's start is a unit boundary on every
-replica, whatever became of the cached units inside: where a segment has no match at all, the search
-goes on in the one before it.
+Equal chain values at one offset mean equal logs below it. So the answers are monotone, and a few rounds of evenly
+spaced candidates are enough. A segment's start is a unit boundary on every replica, whatever units are cached for the
+segment. Where a segment has no match at all, the search goes on in the segment before it.
 """
 
 from __future__ import annotations
@@ -20,28 +19,26 @@ _WHOLE_SEGMENT = 1 << 62
 
 
 class ChainView(Protocol):
-    """The leader's chain below its appended end, which never changes while a leader lives."""
+    """The leader's chain below its appended end, which never changes while the leader runs."""
 
     def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
-        """Units of one segment from the one that starts at `offset`, at least one, while they fit
-        `max_bytes`.
-        """
+        """Units of one segment from the one that starts at `offset`, at least one, while they fit `max_bytes`."""
 
 
 class Match(NamedTuple):
-    """Both logs are the same below `end`, where the chain value is `value`."""
+    """Both logs are equal below `end`, where the chain value is `value`."""
 
     end: int
     value: int
 
 
 class MatchSearch:
-    """One search. Ask `probe`, feed `answer`, until `found` or `failed`."""
+    """One search: send `probe`, pass the reply to `answer`, until `found` or `failed`."""
 
     def __init__(
         self, chain: ChainView, upto: int, *, log_start: int, segment_size_bytes: int
     ) -> None:
-        """Args: upto: where the shorter of the two logs ends."""
+        """Args: upto: the end of the shorter log."""
         self._chain = chain
         self._log_start = log_start
         self._size = segment_size_bytes
@@ -50,7 +47,7 @@ class MatchSearch:
         self._asked: list[Match] = []
         #: the match, once known
         self.found: Match | None = None
-        #: no match at the start of the leader's log either
+        #: even the start of the leader's log does not match
         self.failed = False
         if upto < log_start or not upto:
             # Nothing to compare: an empty follower matches an empty beginning.
@@ -59,20 +56,17 @@ class MatchSearch:
             self._load((upto - 1) // segment_size_bytes * segment_size_bytes)
 
     def probe(self) -> Probe:
-        """The next question."""
+        """The next request."""
         return Probe(tuple(self._asked))
 
     def answer(self, candidate: int, last_end: int) -> None:
-        """The highest candidate that matched; an answer to another question than the last is
-        ignored.
-        """
+        """Note the highest candidate that matched. A reply to another probe than the last is ignored."""
         if self.found is not None or self.failed or not -1 <= candidate < len(self._asked):
             return
         if self._asked[-1].end != last_end:
             return
         if candidate < 0:
-            # The first candidate is the first boundary of what is left, and it does not match
-            # either.
+            # The first candidate is the first boundary that is left, and it does not match either.
             start = self._boundaries[0].end
             if start <= self._log_start:
                 self._finish(start)
@@ -92,7 +86,7 @@ class MatchSearch:
             self._ask()
 
     def _finish(self, start: int) -> None:
-        # Below offset 0 there is nothing, on which all agree; what a leader has deleted is something.
+        # Logs that begin at 0 are equal there. What a leader has deleted cannot be compared.
         if start == self._log_start == 0:
             self.found = Match(0, 0)
         else:

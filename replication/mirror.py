@@ -1,16 +1,16 @@
-"""The leader's side of mirror mode (RF=2, static): one follower, no failover.
+"""The leader's side of mirror mode (replication factor 2, static): one follower, no failover.
 
-A pure machine: `step(event, now_ms)` returns effects; it reads nothing but the immutable chain that
-it is given. R1-R12 of the replication protocol, with the election left out. What the follower has
-is relearned in every session, so neither side needs to remember anything of the other.
+A pure machine: `step(event, now_ms)` returns effects; it reads only the immutable chain that it is given. It is Raft's
+log replication without the election. Every session finds out again what the follower has, so neither side needs to
+remember anything about the other.
 
     IDLE -connect-> GREETING -HelloOk-> SEARCHING -match-> STREAMING
       ^                |                    |                  |
       +---- disconnect, silence, conflict (at once) or refusal, halt (after halt_retry_ms) ----+
 
-It says how far the follower is (`Replicated`): what is durable there *and* the same as the leader's
-log. What readers may see then, C, is decided by the promise (store/promise.py) and comes back in
-`Progress`, for the follower to know.
+`Replicated` says how far the follower is: what is durable there *and* equal to the leader's log. The promise
+(store/promise.py) decides how far readers may see then. That is the confirmed end, which comes back in
+`LeaderProgress` and goes to the follower.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .match import ChainView, Match, MatchSearch
 from .wire import (
     UNITS_LIMIT,
     Ack,
-    Append,
+    AppendEntries,
     Conflict,
-    Header,
+    FrameHeader,
     Hello,
     HelloOk,
-    Member,
     Message,
     ProbeOk,
-    Refused,
+    Refusal,
+    ReplicaProcess,
 )
 
 MIB = 1024 * 1024
@@ -44,69 +44,69 @@ MIB = 1024 * 1024
 class MirrorLimits:
     """Sizes and periods. No promise depends on any of them."""
 
-    #: log bytes of one APPEND; a larger unit goes alone
+    #: log bytes of one AppendEntries; a larger unit is sent alone
     frame_bytes: int = 4 * MIB
     #: log bytes sent and not acknowledged
     window_bytes: int = 64 * MIB
-    #: frames sent and not acknowledged: when the follower is behind, small units travel together
+    #: frames sent and not acknowledged: small units are sent together while the follower lags
     window_frames: int = 16
     heartbeat_ms: int = 200
-    #: a follower that answers nothing for so long is taken for gone
+    #: a follower that answers nothing for so long is disconnected
     silence_ms: int = 5_000
     #: between two attempts to connect
     retry_ms: int = 200
-    #: after a refusal that only a human can end
+    #: ... after a refusal that only an operator can end
     halt_retry_ms: int = 5_000
 
 
 # --- events ---------------------------------------------------------------------------------------
 
 
-class Progress(NamedTuple):
-    """The leader's own log: how much may be sent, and C."""
+class LeaderProgress(NamedTuple):
+    """The leader's own log: how much may be sent, and the confirmed end."""
 
     appended: int
     confirmed: int
 
 
 class Connected(NamedTuple):
-    """The connection that `Connect` asked for stands."""
+    """The connection that `Connect` asked for is open."""
 
-    #: the leader's first stored offset now: old files are deleted meanwhile
+    #: the leader's first stored offset now, which grows when old files are deleted
     log_start: int = 0
 
 
 class Disconnected(NamedTuple):
-    """It does not, or not any more."""
+    """The connection could not be opened, or is broken."""
 
     reason: str
 
 
 class Damaged(NamedTuple):
-    """The leader's own bytes that come next are not those that were stored."""
+    """The next bytes of the leader's log are not those that were stored."""
 
     reason: str
 
 
-class Received(NamedTuple):
-    """A frame of the follower."""
+class FrameReceived(NamedTuple):
+    """A frame from the follower."""
 
-    header: Header
+    header: FrameHeader
     message: Message
 
 
-class Tick(NamedTuple):
-    """Time went by."""
+class ClockTick(NamedTuple):
+    """Time has passed."""
 
 
-Event: TypeAlias = Progress | Connected | Disconnected | Damaged | Received | Tick
+Event: TypeAlias = LeaderProgress | Connected | Disconnected | Damaged | FrameReceived | ClockTick
 
 
 # --- effects --------------------------------------------------------------------------------------
 
 
 class Connect(NamedTuple):
-    """Connect to the follower, wherever it is now."""
+    """Connect to the follower at its present address."""
 
 
 class Disconnect(NamedTuple):
@@ -118,20 +118,20 @@ class Disconnect(NamedTuple):
 class Send(NamedTuple):
     """Send a frame; with log bytes [start, stop) of one segment as its body, if start < stop."""
 
-    header: Header
+    header: FrameHeader
     message: Message
     start: int
     stop: int
 
 
 class Replicated(NamedTuple):
-    """The follower holds everything below `end`, durably."""
+    """Everything below `end` is durable on the follower."""
 
     end: int
 
 
 class Halt(NamedTuple):
-    """Replication cannot go on without a human; it tries again later all the same."""
+    """Replication cannot go on without an operator; it tries again later all the same."""
 
     reason: str
 
@@ -140,7 +140,7 @@ Effect: TypeAlias = Connect | Disconnect | Send | Replicated | Halt
 
 
 class Phase(Enum):
-    """Where the session is."""
+    """The state of the session."""
 
     IDLE = "idle"
     CONNECTING = "connecting"
@@ -150,14 +150,14 @@ class Phase(Enum):
 
 
 class MirrorLeader:
-    """One life of the leader's side."""
+    """The leader's side in one process, over all its sessions."""
 
     def __init__(
         self,
         *,
         cluster: bytes,
         shard: int,
-        me: Member,
+        me: ReplicaProcess,
         follower_id: int,
         chain: ChainView,
         segment_size_bytes: int,
@@ -166,7 +166,7 @@ class MirrorLeader:
         confirmed: int = 0,
         limits: MirrorLimits | None = None,
     ) -> None:
-        """Args: confirmed: C when this life began; log_start: the leader's first stored offset."""
+        """Args: confirmed: the confirmed end now; log_start: the leader's first stored offset."""
         self._cluster = cluster
         self._shard = shard
         self._me = me
@@ -175,7 +175,7 @@ class MirrorLeader:
         self._epoch = epoch
         self._log_start = log_start
         self._limits = limits or MirrorLimits()
-        self._peer = Member(follower_id, 0)
+        self._peer = ReplicaProcess(follower_id, 0)
         self._session = 0
         self._search: MatchSearch | None = None
         self._appended = 0
@@ -184,37 +184,37 @@ class MirrorLeader:
         self._sent_at_ms = 0
         self._in_flight: deque[int] = deque()
         self._next_connect_ms = 0
-        self._heard_ms = 0
-        #: where the session is
+        self._received_ms = 0
+        #: the state of the session
         self.phase = Phase.IDLE
-        #: the follower's log is the leader's up to here, as far as this session knows
+        #: the follower's log equals the leader's up to here, as far as this session knows
         self.matched_end = 0
         #: ... and is durable there up to here
         self.replicated_end = 0
-        #: C
+        #: the confirmed end
         self.confirmed = confirmed
-        #: why replication stands still; "" while it does not
-        self.trouble = ""
-        #: frames dropped because they were of another life, session or addressee (R1)
+        #: why replication makes no progress; "" while it does
+        self.stall_reason = ""
+        #: frames dropped because they belong to another process, session or addressee
         self.dropped = 0
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
-        """Take one event. Returns: what to do, in order."""
+        """Take one event. Returns: the effects to perform, in order."""
         effects: list[Effect] = []
-        if isinstance(event, Progress):
+        if isinstance(event, LeaderProgress):
             self._appended = max(self._appended, event.appended)
             self.confirmed = max(self.confirmed, event.confirmed)
-        elif isinstance(event, Received):
+        elif isinstance(event, FrameReceived):
             self._receive(event, now_ms, effects)
         elif isinstance(event, Connected):
             self._log_start = max(self._log_start, event.log_start)
             self._greet(now_ms, effects)
         elif isinstance(event, Disconnected) and self.phase is not Phase.IDLE:
-            # Idle, it is the end of a connection that this side has dropped, with its own delay.
+            # While idle it reports a connection that this side has dropped, with its own delay.
             self._drop(now_ms, self._limits.retry_ms, event.reason)
         elif isinstance(event, Damaged):
             self._halt(event.reason, now_ms, effects)
-        self._watch(now_ms, effects)
+        self._check_time(now_ms, effects)
         if self.phase is Phase.STREAMING:
             self._stream(now_ms, effects)
         return effects
@@ -233,31 +233,20 @@ class MirrorLeader:
         if self.phase is not Phase.CONNECTING:
             return
         self._session += 1
-        self._peer = Member(self._peer.id, 0)
+        self._peer = ReplicaProcess(self._peer.id, 0)
         self._in_flight.clear()
         self.matched_end = self.replicated_end = 0
         self.phase = Phase.GREETING
-        self._heard_ms = now_ms
+        self._received_ms = now_ms
         self._send(Hello(self._appended, self.confirmed), now_ms, effects)
 
-    def _receive(self, event: Received, now_ms: int, effects: list[Effect]) -> None:
+    def _receive(self, event: FrameReceived, now_ms: int, effects: list[Effect]) -> None:
         header, message = event
-        # An answer to nobody's question, to a former life of mine, or from a former life of the
-        # follower (R1).
-        mine = (
-            header.cluster == self._cluster
-            and header.shard == self._shard
-            and header.addressee == self._me
-            and header.sender.id == self._peer.id
-            and header.session == self._session
-            and self.phase in (Phase.GREETING, Phase.SEARCHING, Phase.STREAMING)
-            and self._peer.incarnation in (0, header.sender.incarnation)
-        )
-        if not mine:
+        if not self._is_mine(header):
             self.dropped += 1
             return
-        self._heard_ms = now_ms
-        if isinstance(message, Refused):
+        self._received_ms = now_ms
+        if isinstance(message, Refusal):
             self._halt(f"the follower refuses: {message.text}", now_ms, effects)
         elif isinstance(message, HelloOk) and self.phase is Phase.GREETING:
             self._peer = header.sender
@@ -268,9 +257,21 @@ class MirrorLeader:
         elif isinstance(message, Ack) and self.phase is Phase.STREAMING:
             self._acknowledge(message, effects)
         elif isinstance(message, Conflict) and self.phase is Phase.STREAMING:
-            # Its log is not what this session took it for: a new session finds out what it is.
+            # The follower's log is not what this session assumed: a new session finds the match again.
             effects.append(Disconnect("conflict"))
             self._drop(now_ms, 0, f"conflict at {message.end}")
+
+    def _is_mine(self, header: FrameHeader) -> bool:
+        """Whether the frame answers this process and session, and comes from the process that answered Hello."""
+        return (
+            header.cluster == self._cluster
+            and header.shard == self._shard
+            and header.addressee == self._me
+            and header.sender.id == self._peer.id
+            and header.session == self._session
+            and self.phase in (Phase.GREETING, Phase.SEARCHING, Phase.STREAMING)
+            and self._peer.incarnation in (0, header.sender.incarnation)
+        )
 
     def _meet(self, theirs: HelloOk, now_ms: int, effects: list[Effect]) -> None:
         if theirs.epoch > self._epoch:
@@ -284,7 +285,7 @@ class MirrorLeader:
             self._halt(
                 f"the follower holds confirmed records up to {theirs.confirmed}, but the leader's "
                 f"log ends at {self._appended}: the leader has lost data; copy the follower's "
-                "store back, or remove the follower's data directory to give those records up",
+                "store back, or remove the follower's data directory to give up those records",
                 now_ms,
                 effects,
             )
@@ -300,7 +301,7 @@ class MirrorLeader:
         self._continue_search(now_ms, effects)
 
     def _value_at(self, offset: int) -> int | None:
-        """My chain value at an offset; None where that takes a search."""
+        """The leader's chain value at an offset; None where that takes a search."""
         if offset == self._sent_end:
             return self._sent_value
         following = self._chain.read_from(offset, 1) if offset < self._appended else []
@@ -325,10 +326,9 @@ class MirrorLeader:
     def _start_stream(self, match: Match, now_ms: int, effects: list[Effect]) -> None:
         self._sent_end, self._sent_value = match
         self._search = None
-        self.trouble = ""
+        self.stall_reason = ""
         self.phase = Phase.STREAMING
-        # The first frame, even without units, makes the follower agree on the match and say what is
-        # durable.
+        # The first frame, even without units, has the follower check the match and report what is durable.
         self._append((), now_ms, effects)
 
     def _acknowledge(self, ack: Ack, effects: list[Effect]) -> None:
@@ -338,7 +338,7 @@ class MirrorLeader:
         self.matched_end = max(self.matched_end, ack.matched_end)
         while self._in_flight and self._in_flight[0] <= self.matched_end:
             self._in_flight.popleft()
-        # Own matched end (R11): what lies behind may be durable there, but it is not the leader's.
+        # Bytes after the match may be durable there, but they are not known to be the leader's.
         durable = min(ack.synced_end, self.matched_end)
         if durable > self.replicated_end:
             self.replicated_end = durable
@@ -346,25 +346,27 @@ class MirrorLeader:
 
     def _halt(self, reason: str, now_ms: int, effects: list[Effect]) -> None:
         effects.append(Disconnect("halted"))
-        if reason != self.trouble:
+        if reason != self.stall_reason:
             effects.append(Halt(reason))
         self._drop(now_ms, self._limits.halt_retry_ms, reason)
 
     def _drop(self, now_ms: int, retry_ms: int, reason: str) -> None:
         self.phase = Phase.IDLE
-        self.trouble = reason
+        self.stall_reason = reason
         self._search = None
         self._in_flight.clear()
         self._next_connect_ms = now_ms + retry_ms
 
-    def _watch(self, now_ms: int, effects: list[Effect]) -> None:
+    def _check_time(self, now_ms: int, effects: list[Effect]) -> None:
+        """Connect when it is due; disconnect from a silent follower."""
         if self.phase is Phase.IDLE:
             if now_ms >= self._next_connect_ms:
                 self.phase = Phase.CONNECTING
                 self._sent_at_ms = now_ms
                 effects.append(Connect())
         elif (
-            self.phase is not Phase.CONNECTING and now_ms - self._heard_ms > self._limits.silence_ms
+            self.phase is not Phase.CONNECTING
+            and now_ms - self._received_ms > self._limits.silence_ms
         ):
             effects.append(Disconnect("silent"))
             self._drop(now_ms, self._limits.retry_ms, "the follower is silent")
@@ -386,7 +388,7 @@ class MirrorLeader:
             self._append((), now_ms, effects)
 
     def _next_units(self) -> tuple[ChainUnit, ...]:
-        """What follows the bytes sent: of one segment, so that the body is one piece of a file."""
+        """The units after the bytes sent, of one segment, so that the body is one range of a file."""
         units = self._chain.read_from(self._sent_end, self._limits.frame_bytes)[:UNITS_LIMIT]
         segment_end = (self._sent_end // self._size + 1) * self._size
         limit = min(self._appended, segment_end)
@@ -395,7 +397,7 @@ class MirrorLeader:
         return tuple(units)
 
     def _append(self, units: tuple[ChainUnit, ...], now_ms: int, effects: list[Effect]) -> None:
-        message = Append(self._sent_end, self._sent_value, self.confirmed, units)
+        message = AppendEntries(self._sent_end, self._sent_value, self.confirmed, units)
         self._send(message, now_ms, effects, self._sent_end, message.end)
         if units:
             self._sent_end, self._sent_value = units[-1].end, units[-1].value
@@ -404,7 +406,7 @@ class MirrorLeader:
     def _send(
         self, message: Message, now_ms: int, effects: list[Effect], start: int = 0, stop: int = 0
     ) -> None:
-        header = Header(
+        header = FrameHeader(
             self._cluster, self._shard, self._me, self._peer, self._epoch, self._session
         )
         self._sent_at_ms = now_ms

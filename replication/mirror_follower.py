@@ -1,11 +1,10 @@
-"""The follower's side of replication: R1, R4, R8, R9 and R10 as a pure machine.
+"""The follower's side of replication as a pure machine.
 
-`step(header, message, log)` looks at the log through a read-only view and returns effects; whoever
-performs them holds the replica's writer lock over both, and answers `Acknowledge` from the log as
-it is then.
+`step(header, message, data, log)` reads the log through a read-only view and returns effects. The caller holds the
+replica's writer lock while it steps and performs the effects, and answers `Acknowledge` from the log as it is then.
 
-Invariant: bytes below the follower's own C never change. What differs above it is cut only on
-proof, that is when a leader's bytes were compared and differ (R9).
+Invariant: bytes below the follower's confirmed end never change. Bytes above it are cut only on proof: after a leader's
+bytes were compared with them and differ.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from raymq.store.log.chain import ChainUnit
 
 from .wire import (
     Ack,
-    Append,
+    AppendEntries,
     Conflict,
-    Header,
+    FrameHeader,
     Hello,
     HelloOk,
-    Member,
     Message,
     Probe,
     ProbeOk,
     Reason,
-    Refused,
+    Refusal,
+    ReplicaProcess,
 )
 
 
 class LogView(Protocol):
-    """What the machine may know of the follower's log."""
+    """The follower's log, as the machine reads it."""
 
     def end(self) -> tuple[int, int, int]:
         """(appended end, last chain value, last epoch)."""
@@ -40,16 +39,15 @@ class LogView(Protocol):
         """(chain value, epoch) of the unit that ends at `offset`; None where no unit ends there."""
 
     def synced(self) -> int:
-        """Everything below is durable, as the flush mode means it."""
+        """Everything below is as durable as the flush mode asks."""
 
     def confirmed(self) -> int:
-        """The C this replica knows."""
+        """The confirmed end, as far as this replica knows."""
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
-        """Where the log's bytes first differ from the units' bytes, or the end of the shorter of
-        both.
+        """Where the log's bytes first differ from the units' bytes, or the end of the shorter of both.
 
-        Raises: Corrupt when `data` has not the CRCs of its units: then it proves nothing.
+        Raises: Corrupt when `data` has other CRCs than its units: then it proves nothing.
         """
 
 
@@ -57,43 +55,41 @@ class LogView(Protocol):
 
 
 class AppendUnits(NamedTuple):
-    """Append the message's units from the `first` on; they continue the log."""
+    """Append these units of the message; they continue the log."""
 
     units: tuple[ChainUnit, ...]
 
 
 class AdoptUnits(NamedTuple):
-    """The log's bytes are these units' as far as it reaches: take the units over, write what is
-    missing.
-    """
+    """The log has these units' bytes as far as it reaches: replace its chain by them, write the missing bytes."""
 
     units: tuple[ChainUnit, ...]
 
 
 class Truncate(NamedTuple):
-    """Cut the log here, above C, durably."""
+    """Cut the log here, above the confirmed end, durably."""
 
     offset: int
 
 
 class AdvanceConfirmed(NamedTuple):
-    """C is at least this."""
+    """The confirmed end is at least this."""
 
     confirmed: int
 
 
 class Reply(NamedTuple):
-    """Answer with this."""
+    """Answer with this message."""
 
     message: Message
 
 
 class Acknowledge(NamedTuple):
-    """Answer with an ACK of the log as it is when everything before is done."""
+    """Answer with an Ack of the log as it is after the effects before."""
 
 
 class HaltReplica(NamedTuple):
-    """Refuse everything from now on; a human must look."""
+    """Refuse everything from now on, until an operator repairs the store."""
 
     reason: str
 
@@ -104,27 +100,29 @@ Effect: TypeAlias = (
 
 
 class MirrorFollower:
-    """One life of a follower, over all its sessions."""
+    """The follower's side in one process, over all its sessions."""
 
-    def __init__(self, *, cluster: bytes, shard: int, me: Member, leader_id: int = 0) -> None:
+    def __init__(
+        self, *, cluster: bytes, shard: int, me: ReplicaProcess, leader_id: int = 0
+    ) -> None:
         self._cluster = cluster
         self._shard = shard
         self._me = me
-        self._leader = Member(leader_id, 0)
+        self._leader = ReplicaProcess(leader_id, 0)
         self._session = 0
-        #: the highest epoch heard; the log's last epoch counts too
+        #: the highest epoch received; the log's last epoch counts too
         self.promised = 0
-        #: the log is the leader's up to here, as far as this session knows
+        #: the log equals the leader's up to here, as far as this session knows
         self.matched_end = 0
         self._matched_value = 0
         self._matched = False
         #: why everything is refused; "" while it is not
         self.halted = ""
-        #: frames dropped because they were of another life, session or addressee (R1)
+        #: frames dropped because they belong to another process, session or addressee
         self.dropped = 0
 
     def step(
-        self, header: Header, message: Message, data: memoryview | None, log: LogView
+        self, header: FrameHeader, message: Message, data: memoryview | None, log: LogView
     ) -> list[Effect]:
         """Take one frame of a leader. Raises: Corrupt from `log.same_until`."""
         if not self._is_mine(header, message):
@@ -132,13 +130,12 @@ class MirrorFollower:
             return []
         epoch = max(self.promised, log.end()[2])
         if header.epoch < epoch:
-            # Answered to whoever asks, who may be a stranger to this session.
+            # The answer goes to the sender of this frame, which may not be the leader of this session.
             text = f"epoch {header.epoch} is over, {epoch} is promised"
-            return [Reply(Refused(Reason.EPOCH, epoch, text))]
+            return [Reply(Refusal(Reason.EPOCH, epoch, text))]
         self.promised = header.epoch
         if isinstance(message, Hello):
-            # The newest connection counts: frames of older ones that still come in are dropped from
-            # here on.
+            # The newest connection counts: from here on frames of older ones are dropped.
             self._leader, self._session = header.sender, header.session
             self.matched_end = self._matched_value = 0
             self._matched = False
@@ -148,39 +145,34 @@ class MirrorFollower:
             return [self._greet(log)]
         if isinstance(message, Probe):
             return [self._probe(message, log)]
-        if isinstance(message, Append):
+        if isinstance(message, AppendEntries):
             return self._append(message, data, log)
         self.dropped += 1
         return []
 
-    def header(self) -> Header:
-        """Of an answer to the present leader."""
-        return Header(
+    def header(self) -> FrameHeader:
+        """The header of an answer to the present leader."""
+        return FrameHeader(
             self._cluster, self._shard, self._me, self._leader, self.promised, self._session
         )
 
     def acknowledge(self, log: LogView) -> Ack:
-        """What R10 tells. A log beyond the match may be durable, but whose it is nobody has
-        compared.
-        """
+        """The ack of this log. Durable bytes after the match are left out: they have not been compared."""
         end = log.end()[0]
         return Ack(self.matched_end, end, min(log.synced(), self.matched_end))
 
     def leave(self) -> None:
-        """Forget the session: what it asked for could not be done, so its match means nothing.
-
-        Callers: at once.
-        """
-        self._leader = Member(self._leader.id, 0)
+        """Forget the session. Callers: at once when an effect failed, because the match means nothing then."""
+        self._leader = ReplicaProcess(self._leader.id, 0)
         self.matched_end = self._matched_value = 0
         self._matched = False
 
     @property
     def matched(self) -> bool:
-        """Whether this session has been matched, so that an ACK means something to the leader."""
+        """Whether this session has been matched, so that an Ack means something to the leader."""
         return self._matched and not self.halted
 
-    def _is_mine(self, header: Header, message: Message) -> bool:
+    def _is_mine(self, header: FrameHeader, message: Message) -> bool:
         if header.cluster != self._cluster or header.shard != self._shard:
             return False
         if header.addressee.id != self._me.id or header.sender.id != self._leader.id:
@@ -195,7 +187,7 @@ class MirrorFollower:
         )
 
     def _refuse(self, reason: int, text: str) -> Reply:
-        return Reply(Refused(reason, self.promised, text))
+        return Reply(Refusal(reason, self.promised, text))
 
     def _greet(self, log: LogView) -> Reply:
         end, _, epoch = log.end()
@@ -211,7 +203,9 @@ class MirrorFollower:
                 return Reply(ProbeOk(index, last_end))
         return Reply(ProbeOk(-1, last_end))
 
-    def _append(self, message: Append, data: memoryview | None, log: LogView) -> list[Effect]:
+    def _append(
+        self, message: AppendEntries, data: memoryview | None, log: LogView
+    ) -> list[Effect]:
         known = (self.matched_end, self._matched_value) == message[:2]
         if not known and not _holds(log, message.prev_end, message.prev_chain):
             end, _, epoch = log.end()
@@ -233,13 +227,12 @@ class MirrorFollower:
         if end >= self.matched_end:
             self.matched_end, self._matched_value = end, value
 
-    def _store(self, message: Append, data: memoryview | None, log: LogView) -> list[Effect]:
+    def _store(self, message: AppendEntries, data: memoryview | None, log: LogView) -> list[Effect]:
         units = message.units
         end, value, _ = log.end()
         if units and units[0].start == end and units[0].previous == value:
             return [AppendUnits(units)]
-        # Bytes that were sent before: the same chain value means the same log, nothing to write or
-        # compare.
+        # Bytes that were sent before: equal chain values mean equal logs, so there is nothing to write or compare.
         held = 0
         while (
             held < len(units)
@@ -254,8 +247,10 @@ class MirrorFollower:
             return [AppendUnits(units)]
         return self._reconcile(message._replace(units=units), data, log)
 
-    def _reconcile(self, message: Append, data: memoryview | None, log: LogView) -> list[Effect]:
-        """Where the log has bytes in other units: they are compared, kept, or replaced above C."""
+    def _reconcile(
+        self, message: AppendEntries, data: memoryview | None, log: LogView
+    ) -> list[Effect]:
+        """The log has these bytes in other units: compare, then keep them or replace them above the confirmed end."""
         units = message.units
         same = log.same_until(list(units), bytes_of(units, data))
         if same >= min(log.end()[0], units[-1].end):
@@ -268,7 +263,7 @@ class MirrorFollower:
             )
             return [HaltReplica(self.halted), self._refuse(Reason.HALTED, self.halted)]
         differs = next(unit for unit in units if same < unit.end)
-        # This follower may not have heard yet of the C that it made possible; what it has below
+        # This follower may not know yet the confirmed end that its own acks made possible. Its bytes below that end
         # must stay on its disk, also where a unit that differs begins before it.
         confirmed = max(log.confirmed(), min(message.confirmed, same))
         return [Truncate(max(differs.start, confirmed)), AdoptUnits(units)]
@@ -281,10 +276,7 @@ def bytes_of(units: tuple[ChainUnit, ...], data: memoryview | None) -> memoryvie
 
 
 def _holds(log: LogView, end: int, value: int) -> bool:
-    """Whether the log has this chain value at this offset.
-
-    Below offset 0 there is nothing, on which all agree.
-    """
+    """Whether the log has this chain value at this offset; at 0 all logs are equal."""
     if end == 0:
         return True
     at = log.chain_at(end)

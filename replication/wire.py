@@ -1,14 +1,12 @@
-"""The messages between a leader's Replication and a follower: one header and one message a frame.
+"""The messages between a leader's Replication and a follower: one header and one message per frame.
 
-Big-endian. Header (80 bytes): magic 4, version u8, kind u8, zero u16, cluster 16 (first bytes of
-the SHA-256 of its id), shard u32, sender id u32, sender incarnation u64, addressee id u32, zero
-u32, addressee incarnation u64, epoch u64, session u64, CRC-32C of everything but itself u32, length
-of the message u32. The log bytes of an APPEND travel beside the frame as a body of their own, so
-that nobody copies them; its units carry their CRC.
+Big-endian. Header (80 bytes): magic 4, version u8, kind u8, zero u16, cluster 16 (first bytes of the SHA-256 of its
+id), shard u32, sender id u32, sender incarnation u64, addressee id u32, zero u32, addressee incarnation u64, epoch u64,
+session u64, CRC-32C of everything but itself u32, length of the message u32. The log bytes of an AppendEntries travel
+beside the frame as a body of their own, so that they are not copied; its units carry their CRC.
 
-Rules R1, R4, R8 and R10 of the replication protocol. A session is one connection's worth of
-requests and answers: the leader numbers them, every answer repeats the number, and what belongs to
-another session is dropped.
+A session is the requests and answers of one connection. The leader numbers sessions, every answer repeats the number,
+and frames of another session are dropped.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from raymq.store.log.chain import UNIT_BYTES, ChainUnit, unpack_units
 MAGIC = b"RmqR"
 VERSION = 1
 
-#: most candidates of one PROBE
+#: candidates of one Probe
 PROBE_LIMIT = 128
-#: most units of one APPEND: keeps a frame of tiny records small too
+#: units of one AppendEntries: keeps a frame of tiny records small too
 UNITS_LIMIT = 8192
 
 _HEADER = struct.Struct(">4sBB2x16sIIQI4xQQQII")
@@ -39,20 +37,20 @@ _ACK = struct.Struct(">qqq")
 _REFUSED = struct.Struct(">Bq")
 
 
-class Member(NamedTuple):
-    """One process of a replica. A new process has a new incarnation (R1); 0: not known yet."""
+class ReplicaProcess(NamedTuple):
+    """One process of a replica. A new process has a new incarnation; 0: not known yet."""
 
     id: int
     incarnation: int
 
 
-class Header(NamedTuple):
-    """Who says it, to whom, about which shard, under which epoch, in which session."""
+class FrameHeader(NamedTuple):
+    """Sender, addressee, shard, epoch and session of a message."""
 
     cluster: bytes
     shard: int
-    sender: Member
-    addressee: Member
+    sender: ReplicaProcess
+    addressee: ReplicaProcess
     epoch: int
     session: int
 
@@ -65,7 +63,7 @@ class Hello(NamedTuple):
 
 
 class HelloOk(NamedTuple):
-    """Follower: what I have. `chain_value` is -1 where no unit of mine ends at `appended_end`."""
+    """Follower: how far my log is. `chain_value` is -1 where none of my units ends at `appended_end`."""
 
     appended_end: int
     synced_end: int
@@ -75,20 +73,20 @@ class HelloOk(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Leader: which of these (unit end, chain value after it) are yours too?"""
+    """Leader: which of these (unit end, chain value after it) does your log have?"""
 
     candidates: tuple[tuple[int, int], ...]
 
 
 class ProbeOk(NamedTuple):
-    """Follower: the last candidate that is mine too (-1: none) of those that end at `last_end`."""
+    """Follower: the last candidate that my log has (-1: none), of the candidates that end at `last_end`."""
 
     candidate: int
     last_end: int
 
 
-class Append(NamedTuple):
-    """Leader: after (prev_end, prev_chain) come these units (R8). Without units: a heart-beat."""
+class AppendEntries(NamedTuple):
+    """Leader: these units follow (prev_end, prev_chain). Without units: a heartbeat."""
 
     prev_end: int
     prev_chain: int
@@ -97,12 +95,12 @@ class Append(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the log is to end at least."""
+        """The log must end here or later."""
         return self.units[-1].end if self.units else self.prev_end
 
 
 class Ack(NamedTuple):
-    """Follower: my log is the leader's up to `matched_end`, and durable up to `synced_end`."""
+    """Follower: my log equals the leader's up to `matched_end`, and is durable up to `synced_end`."""
 
     matched_end: int
     appended_end: int
@@ -110,10 +108,7 @@ class Ack(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Follower: nothing of mine ends at your prev_end with that chain value.
-
-    My last epoch and end.
-    """
+    """Follower: none of my units ends at your prev_end with that chain value. My last epoch and end."""
 
     epoch: int
     end: int
@@ -122,35 +117,35 @@ class Conflict(NamedTuple):
 class Reason:
     """Why a follower refuses."""
 
-    #: it has promised a newer epoch (R4)
+    #: it has promised a newer epoch
     EPOCH = 1
-    #: bytes below its C differ: a human must look (R9)
+    #: bytes below its confirmed end differ: an operator must repair a store
     HALTED = 2
-    #: bytes arrived that do not have the CRC of their unit
+    #: received bytes have another CRC than their unit
     DAMAGED = 3
     #: its store does not take writes (full, poisoned, stopping)
     UNAVAILABLE = 4
 
 
-class Refused(NamedTuple):
-    """Follower: no, and why. `promised`: its promised epoch."""
+class Refusal(NamedTuple):
+    """Follower: the request is refused. `promised`: the promised epoch."""
 
     reason: int
     promised: int
     text: str
 
 
-Message: TypeAlias = Hello | HelloOk | Probe | ProbeOk | Append | Ack | Conflict | Refused
+Message: TypeAlias = Hello | HelloOk | Probe | ProbeOk | AppendEntries | Ack | Conflict | Refusal
 
 _KINDS: tuple[type[Message], ...] = (
     Hello,
     HelloOk,
     Probe,
     ProbeOk,
-    Append,
+    AppendEntries,
     Ack,
     Conflict,
-    Refused,
+    Refusal,
 )
 
 
@@ -159,8 +154,8 @@ def cluster_key(cluster_id: str) -> bytes:
     return hashlib.sha256(cluster_id.encode()).digest()[:16]
 
 
-def encode(header: Header, message: Message) -> bytes:
-    """One frame, without the log bytes of an APPEND."""
+def encode(header: FrameHeader, message: Message) -> bytes:
+    """One frame, without the log bytes of an AppendEntries."""
     payload = _pack(message)
     kind = _KINDS.index(type(message)) + 1
     head = _HEADER.pack(
@@ -182,10 +177,8 @@ def encode(header: Header, message: Message) -> bytes:
     return head[:_CRC_AT] + struct.pack(">II", crc, len(payload)) + payload
 
 
-def decode(frame: bytes | memoryview) -> tuple[Header, Message]:
-    """The inverse. Raises: Rejected for a frame that is no such frame, of another version, or
-    damaged.
-    """
+def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
+    """The inverse. Raises: Rejected for other bytes, another version, or a damaged frame."""
     data = bytes(frame)
     if len(data) < _HEADER.size or data[:4] != MAGIC:
         raise Rejected(
@@ -207,12 +200,13 @@ def decode(frame: bytes | memoryview) -> tuple[Header, Message]:
         )
     if not 1 <= kind <= len(_KINDS):
         raise Rejected(f"unknown replication message {kind}", field="kind", limit=len(_KINDS))
-    cluster, shard, sender, sender_life, addressee, addressee_life, epoch, session = rest
-    header = Header(
+    cluster, shard, sender_id, sender_incarnation, *rest = rest
+    addressee_id, addressee_incarnation, epoch, session = rest
+    header = FrameHeader(
         cluster,
         shard,
-        Member(sender, sender_life),
-        Member(addressee, addressee_life),
+        ReplicaProcess(sender_id, sender_incarnation),
+        ReplicaProcess(addressee_id, addressee_incarnation),
         epoch,
         session,
     )
@@ -225,7 +219,7 @@ def decode(frame: bytes | memoryview) -> tuple[Header, Message]:
 
 
 def _pack(message: Message) -> bytes:
-    if isinstance(message, Append):
+    if isinstance(message, AppendEntries):
         fixed = _APPEND.pack(*message[:3], len(message.units))
         return fixed + b"".join([unit.pack() for unit in message.units])
     if isinstance(message, Ack):
@@ -234,28 +228,28 @@ def _pack(message: Message) -> bytes:
         return _HELLO_OK.pack(*message)
     if isinstance(message, Probe):
         return b"".join([_PROBE_ENTRY.pack(*entry) for entry in message.candidates])
-    if isinstance(message, Refused):
+    if isinstance(message, Refusal):
         return _REFUSED.pack(message.reason, message.promised) + message.text.encode()
     return _QQ.pack(*message)
 
 
 def _unpack(kind: type[Message], payload: bytes) -> Message:
-    if kind is Append:
+    if kind is AppendEntries:
         prev_end, prev_chain, confirmed, count = _APPEND.unpack_from(payload)
         units = payload[_APPEND.size :]
         if len(units) != count * UNIT_BYTES:
             raise struct.error
-        return Append(prev_end, prev_chain, confirmed, tuple(unpack_units(units)))
+        return AppendEntries(prev_end, prev_chain, confirmed, tuple(unpack_units(units)))
     if kind is Ack:
         return Ack(*_ACK.unpack(payload))
     if kind is HelloOk:
         return HelloOk(*_HELLO_OK.unpack(payload))
     if kind is Probe:
         return Probe(tuple((end, value) for end, value in _PROBE_ENTRY.iter_unpack(payload)))
-    if kind is Refused:
+    if kind is Refusal:
         text = payload[_REFUSED.size :].decode(errors="replace")
         reason, promised = _REFUSED.unpack_from(payload)
-        return Refused(reason, promised, text)
+        return Refusal(reason, promised, text)
     if kind is Hello:
         return Hello(*_QQ.unpack(payload))
     if kind is ProbeOk:

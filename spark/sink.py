@@ -1,8 +1,8 @@
-"""Write a DataFrame to a topic, each row exactly once, also when tasks are retried (design D7).
+"""Writes a DataFrame to a topic, each row exactly once, even when tasks are retried.
 
-Producer id = hash(write id, partition); epoch = run << 8 | attempt, so that a later attempt fences an earlier one and
-a repeated write fences the write before it; sequence = the row's place among its partition's rows of one queue. The
-rows of a partition must come in the same order each time: a plan that cannot promise that is refused.
+Producer id = hash(write id, partition). Epoch = run << 8 | attempt, so that a later attempt fences an earlier one,
+and a repeated write fences the write before it. Sequence = the row's place among its partition's rows of one queue.
+The rows of a partition must have the same order in each attempt: a plan that cannot promise that is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raymq.store.record import PUT_SCHEMA
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-#: columns a DataFrame may have; Kafka's names
+#: columns that a DataFrame may have, with Kafka's names
 COLUMNS = ("key", "value", "topic", "partition", "headers", "tag")
 RECEIPT_SCHEMA = (
     "partition int, queue_id int, shard int, rows bigint, duplicates bigint, "
@@ -50,7 +50,7 @@ _ATTEMPTS_MAX = 255
 
 @dataclass(frozen=True)
 class QueueReceipt:
-    """What one task wrote to one queue."""
+    """The rows that one task wrote to one queue."""
 
     partition: int
     queue_id: int
@@ -64,7 +64,7 @@ class QueueReceipt:
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What a write did: every row is stored exactly once at its return."""
+    """The result of a write: every row is stored exactly once."""
 
     topic: str
     write_id: str
@@ -77,7 +77,7 @@ class WriteResult:
 
     @property
     def duplicates(self) -> int:
-        """Rows that were there before this write."""
+        """Rows that were stored before this write."""
         return sum(r.duplicates for r in self.receipts)
 
 
@@ -90,11 +90,41 @@ def write(
     sort_by: Sequence[str] | None = None,
     acks: Acks = "quorum",
 ) -> WriteResult:
-    """Write `df` (column value, and optionally key, tag, partition) to `topic`.
+    """Write a DataFrame to a topic and return when every row is stored exactly once.
 
-    Args: write_id names the write: repeated with the same id and rows, it stores nothing twice; sort_by, columns that
-    order the rows of each partition without ties, for plans whose order is not fixed.
-    Raises: Rejected for missing or wrong columns and for a plan that is not deterministic.
+    Spark's tasks send their rows to the shards by Arrow Flight. A retried task, or the same write repeated, stores no
+    row twice. Column `value` (binary or string) becomes the body. Optional columns are `key`, which chooses the queue,
+    `tag`, and `partition`, the queue id itself.
+
+    Example:
+        With a SparkSession `spark` and a `cluster`:
+
+        ```python
+        from raymq.spark import write
+
+        cluster.create_topic("visits", queues=2)
+        frame = spark.createDataFrame([("alice", "home"), ("bob", "cart")], "key string, value string")
+        first = write(frame, cluster, topic="visits", write_id="day-1")
+        again = write(frame, cluster, topic="visits", write_id="day-1")
+        print(first.rows, again.duplicates)
+        ```
+
+    Args:
+        df: the DataFrame. Its plan must be deterministic.
+        cluster: the cluster to write to.
+        topic: an existing topic.
+        write_id: the name of this write. Repeated with the same rows under the same name, also by another program, it
+            stores only rows that are missing. None (default) makes a new name.
+        sort_by: columns that order the rows of each partition without ties, for plans with a shuffle. Costs a sort.
+        acks: "quorum" (default) or "leader", as for `raymq.Producer`.
+
+    Guarantees:
+        At return every row is stored once, as durably as `acks` and the cluster's flush mode promise.
+
+    Raises:
+        Rejected: columns are missing or wrong, or the plan is not deterministic. A null value or a queue id out of
+            range fails the Spark job with the same error in its text.
+        Unavailable: the cluster does not answer.
     """
     write_id = write_id or uuid.uuid4().hex
     df = _checked(df)
@@ -155,7 +185,7 @@ def _checked(df: Any) -> Any:
     for name in ("topic", "headers"):
         if name in types:
             raise Rejected(
-                f"column {name!r} is not taken: write one topic at a time, without headers",
+                f"column {name!r} is not accepted: write one topic at a time, without headers",
                 field=name,
                 limit="absent",
             )
@@ -173,7 +203,7 @@ def _checked(df: Any) -> Any:
 
 
 def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
-    """A retried task must see the same rows in the same order, or sequences mean nothing."""
+    """Refuse a plan whose retried tasks could see other rows, or another order. Raises: Rejected."""
     execution = df._jdf.queryExecution()
     if not execution.analyzed().deterministic():
         raise Rejected(
@@ -190,8 +220,8 @@ def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
             return
         if operator.endswith("Exchange") and not sorted_here:
             raise Rejected(
-                "the rows come out of a shuffle, whose order differs between attempts: give sort_by=[columns that "
-                "order the rows without ties]",
+                "a shuffle orders the rows, differently in each attempt: give sort_by=[columns that order the rows "
+                "without ties]",
                 field="plan",
                 limit="a fixed row order",
             )
@@ -236,12 +266,12 @@ def _send_all(
 ) -> Iterator[pa.RecordBatch]:
     futures: list[tuple[int, Any]] = []
     for turn, batch in enumerate(batches):
-        for queue, part in split(batch, queues, turn):
-            futures.append((queue, sender.send(topic, queue, part)))
+        for queue_id, part in split(batch, queues, turn):
+            futures.append((queue_id, sender.send(topic, queue_id, part)))
     rows: dict[int, list[int]] = {}
-    for queue, future in futures:
+    for queue_id, future in futures:
         receipt = future.result()
-        have = rows.setdefault(queue, [0, 0, receipt.first_offset, -1])
+        have = rows.setdefault(queue_id, [0, 0, receipt.first_offset, -1])
         have[0] += receipt.count
         have[1] += receipt.duplicates
         have[3] = receipt.last_offset
@@ -258,7 +288,7 @@ def _send_all(
 
 
 def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Rows of a Spark batch (key, value, tag, partition) per queue, in row order, as PUT_SCHEMA.
+    """Split a Spark batch (key, value, tag, partition) into (queue_id, rows as PUT_SCHEMA), in row order.
 
     `turn` spreads rows without a key: the n-th batch of a partition goes to the n-th queue.
     Raises: Rejected for a null value or a queue out of range.
@@ -295,7 +325,7 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
     taken = table.take(pa.array(order))
     taken = pa.record_batch(taken.columns, schema=PUT_SCHEMA)
     edges = np.searchsorted(where[order], np.arange(queues + 1))
-    for queue in range(queues):
-        low, high = int(edges[queue]), int(edges[queue + 1])
+    for queue_id in range(queues):
+        low, high = int(edges[queue_id]), int(edges[queue_id + 1])
         if high > low:
-            yield queue, taken.slice(low, high - low)
+            yield queue_id, taken.slice(low, high - low)

@@ -1,7 +1,7 @@
-"""Read a topic as a DataFrame with the Kafka connector's columns and option names.
+"""Reads a topic as a DataFrame with the Kafka connector's columns and option names.
 
-The driver resolves every offset, tasks read fixed ranges: a retried task reads the same rows. Workers speak Flight
-and import no Ray.
+The driver resolves every offset, and tasks read fixed ranges: a retried task reads the same rows. Workers speak Flight
+and never import Ray.
 """
 
 from __future__ import annotations
@@ -50,10 +50,39 @@ def read(
     endingOffsets: str | dict[int, int] = "latest",  # noqa: N803
     minPartitions: int | None = None,  # noqa: N803
 ) -> Any:
-    """The messages of a topic from startingOffsets up to endingOffsets, which is not included.
+    """Read a topic as a DataFrame with the columns of Spark's Kafka connector, and `tag` and `shard`.
 
-    Args: offsets are "earliest", "latest", {queue: offset} or that as JSON; minPartitions splits large queues.
-    Raises: Rejected for an unknown topic, OffsetOutOfRange for an offset outside its queue.
+    The offsets are fixed by this call: every evaluation of the DataFrame reads the same messages. Each task reads a
+    range of one queue, by Arrow Flight, from the queue's shard.
+
+    Example:
+        With a SparkSession `spark` and a `cluster`:
+
+        ```python
+        from raymq.spark import read
+
+        cluster.create_topic("visits", queues=2)
+        frame = read(spark, cluster, "visits", startingOffsets="earliest", minPartitions=4)
+        print(frame.select("partition", "offset", "key").count())
+        ```
+
+    Args:
+        spark: the SparkSession.
+        cluster: the cluster to read from.
+        topic: an existing topic.
+        startingOffsets: the first offset of each queue: "earliest" (default), "latest", {queue_id: offset}, or that
+            mapping as JSON. Queues that a mapping leaves out begin at their earliest offset.
+        endingOffsets: the offset before which each queue ends, given like `startingOffsets`; "latest" by default.
+        minPartitions: split large queues into at least so many tasks altogether; None (default) means one task per
+            queue. Each task costs a connection to its shard.
+
+    Guarantees:
+        Every message in the ranges is returned once, after its CRC was checked.
+
+    Raises:
+        Rejected: an unknown topic or a malformed offset.
+        OffsetOutOfRange: an offset is outside its queue.
+        Unavailable: the cluster does not answer.
     """
     facts = cluster.describe_topic(topic)["queues"]
     begin, end = (
@@ -62,11 +91,11 @@ def read(
     )
     ranges: list[tuple[int, int, int, int]] = []
     for f in facts:
-        queue, low, high = f["queue_id"], f["min_offset"], f["max_offset"]
-        first = _resolve("startingOffsets", begin, queue, low, high)
-        last = _resolve("endingOffsets", end, queue, low, high)
+        queue_id, low, high = f["queue_id"], f["min_offset"], f["max_offset"]
+        first = _resolve("startingOffsets", begin, queue_id, low, high)
+        last = _resolve("endingOffsets", end, queue_id, low, high)
         if last > first:
-            ranges.append((queue, f["shard"], first, last))
+            ranges.append((queue_id, f["shard"], first, last))
     ranges = _split(ranges, minPartitions or 1)
     plan = spark.createDataFrame(
         ranges or [(0, 0, 0, 0)], "queue_id int, shard int, first bigint, last bigint"
@@ -78,30 +107,30 @@ def _offsets(option: str, value: str | dict[int, int]) -> str | dict[int, int]:
     if isinstance(value, str) and value.startswith("{"):
         value = json.loads(value)
     if isinstance(value, dict):
-        return {int(queue): int(offset) for queue, offset in value.items()}
+        return {int(queue_id): int(offset) for queue_id, offset in value.items()}
     if value not in ("earliest", "latest"):
         raise Rejected(
-            f"{option}={value!r}: use 'earliest', 'latest' or {{queue: offset}}",
+            f"{option}={value!r}: use 'earliest', 'latest' or {{queue_id: offset}}",
             field=option,
-            limit="earliest|latest|{queue: offset}",
+            limit="earliest|latest|{queue_id: offset}",
         )
     return value
 
 
-def _resolve(option: str, value: str | dict[int, int], queue: int, low: int, high: int) -> int:
+def _resolve(option: str, value: str | dict[int, int], queue_id: int, low: int, high: int) -> int:
     if value == "earliest":
         return low
     if value == "latest":
         return high
     default = low if option == "startingOffsets" else high
-    offset = value.get(queue, default) if isinstance(value, dict) else default
+    offset = value.get(queue_id, default) if isinstance(value, dict) else default
     if not low <= offset <= high:
         raise OffsetOutOfRange(
-            f"{option}: queue {queue} holds offsets {low} to {high}, not {offset}",
+            f"{option}: queue {queue_id} holds offsets {low} to {high}, not {offset}",
             min=low,
             max=high,
             offset=offset,
-            queue_id=queue,
+            queue_id=queue_id,
         )
     return offset
 
@@ -113,10 +142,10 @@ def _split(
     if not total or len(ranges) >= at_least:
         return ranges
     found: list[tuple[int, int, int, int]] = []
-    for queue, shard, first, last in ranges:
+    for queue_id, shard, first, last in ranges:
         parts = max(1, round(at_least * (last - first) / total))
         step = -(-(last - first) // parts)
-        found += [(queue, shard, at, min(at + step, last)) for at in range(first, last, step)]
+        found += [(queue_id, shard, at, min(at + step, last)) for at in range(first, last, step)]
     return found
 
 
@@ -134,7 +163,7 @@ def _task(cluster: Cluster, topic: str) -> Any:
 
 
 def columns(records: pa.Array, shard: int) -> pa.RecordBatch:
-    """Raw records in the Kafka connector's columns."""
+    """Raw records as columns of the Kafka connector."""
     rows = message_batch(shard, records)
     times = pc.multiply(rows.column("store_time_ms"), 1000).cast(pa.timestamp("us", tz="UTC"))
     return pa.record_batch(

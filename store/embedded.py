@@ -1,7 +1,7 @@
-"""The engine in one process: a store with its flush service on a thread (design D8).
+"""The engine in one process: a store with its flush service on a thread.
 
-The same put, sync, C, dispatch order as the actors, without Ray, sockets or other processes. Tests and
-benchmarks measure the actors against it.
+The order of put, sync, confirmed end and dispatch is that of the actors, without Ray, sockets or other processes.
+Tests and benchmarks measure the actors against it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from .clock import Clock
+from .config import StoreConfig
 from .delay.delay_service import DelayService
 from .errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
+from .files import Files
 from .log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from .log.read_ahead import ReadAhead
 from .message_store import MessageStore
@@ -29,13 +31,57 @@ FLUSH_RETRY_S = 0.05
 
 
 class EmbeddedStore:
-    """A MessageStore with a GroupCommit (sync) or FlushRealTime (async) thread, and one that has pages ready.
+    """One shard's store in this process, without Ray: a `MessageStore` and the threads that flush and prefetch for it.
 
-    `put` returns after the store's promise is kept; `append` and `wait` split it for pipelining.
+    A put returns once its message is as durable as `config.flush` asks: GroupCommit ("sync") or FlushRealTime ("async")
+    runs on a thread. `append` and `wait` are the two halves of `put`, for pipelining. Any thread may put and fetch.
+    `store` is the `MessageStore`, with queries by key and id, filters and maintenance; `transactions` is its
+    transaction service. The files are Apache RocketMQ's.
+
+    Example:
+        ```python
+        from contextlib import closing
+        from pathlib import Path
+
+        from raymq.store import EmbeddedStore, InnerMessage, StoreConfig, decode_records
+
+        config = StoreConfig(segment_size_bytes=64 << 20)
+        with closing(EmbeddedStore(Path("one-shard"), config=config)) as store:
+            store.create_topic("orders", queues=1)
+            result = store.put_message(InnerMessage("orders", 0, b"one espresso", {"KEYS": "alice"}))
+            found = store.fetch("orders", 0, 0)
+            print(result.status, decode_records(found.records)["body"].to_pylist())
+        ```
+
+    Args:
+        root: the store's directory, created if it is missing. One process at a time may have it open.
+        config: the store's options (default `StoreConfig()`): file sizes, flush, retention, limits. An embedded store
+            has no transient pool.
+        files: access to the file system, for tests that inject failures.
+        clock: the source of time, for tests.
+
+    Guarantees:
+        Opening recovers the store after any crash. With `flush="sync"` a put that returned is on disk; with "async" it
+        is in the page cache, and on disk within `flush_interval_ms` or, for less than `flush_least_pages` pages,
+        `flush_thorough_interval_ms`. After a failed fsync the store never writes again.
+
+    Raises:
+        Rejected: a wrong argument; nothing was stored.
+        Unavailable: another process has the store open, or the store has stopped writing.
+        DeliveryUnknown: a put was appended but not synced within `sync_flush_timeout_ms`.
+        StorageFull: the disk has no room; nothing was stored.
+        Corrupt: the store is damaged where it must not be.
     """
 
-    def __init__(self, root: Path, **options: Any) -> None:
-        config = options.get("config")
+    def __init__(
+        self,
+        root: Path,
+        *,
+        config: StoreConfig | None = None,
+        files: Files | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Open or create the store in `root`, recover it and start its threads."""
         if config is not None and config.transient_pool:
             raise Rejected(
                 "an embedded store has no CommitRealTime; open it without the transient pool",
@@ -44,9 +90,9 @@ class EmbeddedStore:
             )
         self._wake = threading.Event()
         self._ended = threading.Event()
-        #: a failed constructor has fewer
+        #: empty or incomplete after a failed constructor
         self._threads: list[threading.Thread] = []
-        self.store = MessageStore.open(root, **options)
+        self.store = MessageStore.open(root, config=config, files=files, clock=clock)
         try:
             self._begin()
         except BaseException:
@@ -96,7 +142,7 @@ class EmbeddedStore:
     # --- writing --------------------------------------------------------------------------------------------
 
     def append(self, request: PutRequest) -> Append:
-        """Append without waiting."""
+        """Append a batch without waiting for the flush. Raises: as `put`."""
         self._check_working()
         appended = self.store.put(request)
         self._wake.set()
@@ -107,8 +153,8 @@ class EmbeddedStore:
 
         Raises: DeliveryUnknown with status FLUSH_DISK_TIMEOUT after the sync flush timeout.
         """
-        # In sync mode what was synced before is dispatched while the disk works. Where that fails, the put did not: a
-        # running flag tells, and whoever reads.
+        # In sync mode earlier synced messages are dispatched while the disk works. If that fails, the put has not
+        # failed: a running flag reports the failure, and so does the next read.
         with contextlib.suppress(OSError, StorageFull):
             self._dispatch()
         if not appended.waits or self._acknowledged_at_once:
@@ -129,20 +175,20 @@ class EmbeddedStore:
         return appended
 
     def put(self, request: PutRequest) -> Append:
-        """Append and wait."""
+        """Append a batch of one queue and wait until the promise is kept."""
         return self.wait(self.append(request))
 
     def async_put(self) -> AsyncPut:
-        """For single messages that do not wait for each other; close it before the store."""
+        """A service that puts single messages without waiting for each; close it before the store."""
         return AsyncPut(self)
 
     def put_message(self, message: InnerMessage) -> PutResult:
-        """See `MessagePut.put_message`."""
+        """Put one message and wait until the promise is kept. A refusal is a status, not an exception."""
         self._check_working()
         return self._messages.put_message(message)
 
     def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
-        """See `MessagePut.put_messages`."""
+        """Put messages of one queue as consecutive records of one file. Otherwise as `put_message`."""
         self._check_working()
         return self._messages.put_messages(messages)
 
@@ -151,7 +197,7 @@ class EmbeddedStore:
         return self.wait(appended)
 
     def prepare(self, message: InnerMessage) -> Half:
-        """Store a half message; see `TransactionService.prepare`."""
+        """Store a half message, which readers see after its transaction commit. See `TransactionService.prepare`."""
         self._check_working()
         half = self.transactions.prepare(message)
         self._await(half.append)
@@ -159,17 +205,17 @@ class EmbeddedStore:
         return half
 
     def commit(self, offset: int) -> Append:
-        """Deliver a half message; see `TransactionService.commit`."""
+        """Commit the transaction of the half message at `offset`. See `TransactionService.commit`."""
         self._check_working()
         return self._await(self.transactions.commit(offset))
 
     def rollback(self, offset: int) -> Append:
-        """Drop a half message; see `TransactionService.rollback`."""
+        """Roll the transaction of the half message at `offset` back. See `TransactionService.rollback`."""
         self._check_working()
         return self._await(self.transactions.rollback(offset))
 
     def create_topic(self, name: str, queues: int) -> None:
-        """Create a topic and wait for it."""
+        """Create a topic of `queues` queues, durable at return."""
         self._check_working()
         appended = self.store.create_topic(name, queues, [0])
         self._wake.set()
@@ -187,9 +233,10 @@ class EmbeddedStore:
         max_bytes: int = 1 << 20,
         max_records: int = 10_000,
     ) -> FetchSlice:
-        """Dispatch what is confirmed, then read. A store that stopped writing is read on.
+        """Read messages of one queue from `offset` on; a store that stopped writing still serves reads.
 
-        Raises: Corrupt where the message at `offset` is damaged.
+        Returns: raw records of at most `max_bytes` and `max_records`; see `raymq.store.decode_records`.
+        Raises: Corrupt when the message at `offset` is damaged.
         """
         self._check_threads()
         self._advance()
@@ -198,9 +245,9 @@ class EmbeddedStore:
         )
 
     def deliver_due(self) -> int | None:
-        """Deliver what waited for a delay level or a timer, and is due. Callers: one thread.
+        """Deliver the delayed messages (delay level or timer) that are due. Callers: one thread.
 
-        Returns: when to call again, ms since 1970, for what is put meanwhile earlier; None: nothing waits.
+        Returns: when to call again, in ms since 1970, or earlier after a put; None: no message waits.
         """
         self._check_working()
         log = self.store.log
@@ -232,7 +279,7 @@ class EmbeddedStore:
             self.store.dispatch(self.store.log.confirmed)
 
     def await_index(self) -> None:
-        """Index everything that is confirmed: keys wait for more of them, and after a start the index may be behind."""
+        """Index every confirmed message. Without this call keys are indexed in groups, and catch up after a start."""
         self._advance()
         with self._dispatching:
             while self.store.index_behind:
@@ -254,7 +301,7 @@ class EmbeddedStore:
                 if self._ended.is_set():
                     return
                 if idle:
-                    # What was put last waits for nobody to put more. Whoever reads hears of a failure himself.
+                    # The latest messages are dispatched without a further put. The next read raises any failure.
                     with contextlib.suppress(OSError, RayMQError):
                         self._advance()
                 try:
@@ -319,7 +366,7 @@ class EmbeddedStore:
 
     @property
     def ends(self) -> Ends:
-        """How far the store is. There is no replica: what is confirmed stands for it."""
+        """How far the store is. Without a replica, `replicated` is the confirmed end."""
         return self.store.log.ends
 
     @property
@@ -335,7 +382,7 @@ class EmbeddedStore:
             thread.join()
 
     def abandon(self) -> None:
-        """Let go of every file as a crash would: from now on nothing is written or synced."""
+        """Release every file as a crash would: nothing is written or synced any more."""
         self._end_threads()
         with self._changed:
             self._failed = self._failed or "the store was abandoned"
@@ -347,7 +394,8 @@ class EmbeddedStore:
     def close(self) -> None:
         """Flush everything and close the store.
 
-        Raises: Unavailable when a thread had ended and no call said so; OSError. The store is closed anyway.
+        Raises: Unavailable when a thread of the store ended and no call has raised that; OSError. The store is closed
+        anyway.
         """
         self._end_threads()
         log = self.store.log

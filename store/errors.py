@@ -1,7 +1,7 @@
-"""Every error RayMQ raises, by what the caller can do about it (design D11).
+"""Every error that RayMQ raises, by what the caller can do about it.
 
-All pickle with their fields (Ray re-raises them in other processes), all travel on the wire through
-`to_wire`/`from_wire`, and all carry the class attribute `retriable`.
+Errors pickle with their fields, because Ray raises them again in other processes. `to_wire` and `from_wire` carry them
+between clients and shards. Programs import them from `raymq.errors`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from typing import Any, ClassVar
 
 
 class RayMQError(Exception):
-    """The root. `fields` holds the named facts of the failure (field, limit, row, path, offset...)."""
+    """The root of all errors.
 
-    #: True when the same call may succeed later without a change by the caller.
+    `message` is the text. `fields` holds the named facts of the failure (field, limit, row, path, offset...), which are
+    attributes too. `retriable` says whether the same call may succeed later.
+    """
+
+    #: whether the same call may succeed later without a change by the caller
     retriable: ClassVar[bool] = False
 
     def __init__(self, message: str, **fields: Any) -> None:
@@ -21,7 +25,7 @@ class RayMQError(Exception):
         self.fields = fields
 
     def __getattr__(self, name: str) -> Any:
-        # Only reached when normal look-up failed: the named facts read as attributes.
+        # Called after the normal lookup failed: the named facts are attributes.
         fields = self.__dict__.get("fields", {})
         if name in fields:
             return fields[name]
@@ -35,44 +39,51 @@ class RayMQError(Exception):
 
 
 class Rejected(RayMQError):
-    """The call is wrong; nothing was stored. Fields: field, limit, row (when known)."""
+    """The call is wrong, and nothing was stored. Change the call. Fields: field, limit, and row if it is known."""
 
 
 class Unavailable(RayMQError):
-    """Nothing was stored; the same call may work later."""
+    """Nothing was stored. Repeat the same call later."""
 
     retriable = True
 
 
 class DeliveryUnknown(RayMQError):
-    """The message may or may not be stored. Fields: status, append; of a send topic, queue_id and shard too.
+    """The message may or may not be stored. Fields: status, append; for a send also topic, queue_id and shard.
 
-    `Producer.resend` sends it again with the same sequence, so that it is stored once; `send` might store it twice.
+    `Producer.resend` sends the message again with the same sequence number, so that it is stored once. `send` might
+    store it twice.
     """
 
     retriable = True
 
 
 class Fenced(RayMQError):
-    """A newer producer epoch, leader epoch or incarnation exists; this one must stop."""
+    """A newer producer epoch, leader epoch or incarnation exists. The caller must stop: another instance took over."""
 
 
 class OffsetOutOfRange(RayMQError):
-    """The offset to read or to commit is not in the queue. Fields: min, max (the queue holds [min, max))."""
+    """The queue does not hold the offset to read or to commit. Fields: min, max (the queue holds [min, max)).
+
+    After a read, `seek` chooses where to continue.
+    """
 
 
 class StorageFull(RayMQError):
-    """The disk has no room; nothing was stored, reads go on."""
+    """The disk has no room, and nothing was stored. Reads continue; free space and repeat the call."""
 
     retriable = True
 
 
 class Corrupt(RayMQError):
-    """Stored bytes are damaged. Fields: path, offset, rule, expected, found. Never repaired unasked."""
+    """Stored bytes are damaged. Fields: path, offset, rule, expected, found.
+
+    RayMQ never repairs a store by itself: see `raymq store verify` and `raymq store repair`.
+    """
 
 
 class Bug(RayMQError):
-    """An impossible state: our bug. The process stops."""
+    """A state that RayMQ's own code rules out. Please report it; the process that meets it stops."""
 
 
 _KINDS: dict[str, type[RayMQError]] = {
@@ -106,11 +117,11 @@ def from_wire(wire: dict[str, Any]) -> RayMQError:
 
 
 def require(condition: bool, message: str, **values: Any) -> None:
-    """An invariant, always checked. Raises: Bug with the values when it does not hold."""
+    """Check an invariant. Raises: Bug with the values when it does not hold."""
     if not condition:
         raise broken(message, **values)
 
 
 def broken(message: str, **values: Any) -> Bug:
-    """What `require` raises, for the way of every put: there the call costs more than the look."""
+    """The error of `require`, for the path of every put: there the call costs more than the comparison."""
     return Bug(f"{message} ({', '.join(f'{k}={v!r}' for k, v in values.items())})", **values)

@@ -1,1 +1,1 @@
-"""What a shard offers to the servers in front of it: its operations, checks of their arguments, their wire forms."""
+"""The interface between a shard and the servers in front of it, and the checks of what clients send."""

@@ -1,4 +1,4 @@
-"""Checks of arguments that came over the wire, made before anything is done: a client may send anything."""
+"""Checks of arguments that came over the network, before any of them is used: a client may send anything."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from raymq.store.topics import QUEUES_MAX
 
 #: numbers of RocketMQ are signed 64-bit ones
 NUMBER_MAX = 2**63 - 1
-#: what a fetch may ask for, before it is cut
+#: what a fetch may ask for; larger values than the limits are cut
 _ANY = 2**128
+#: bytes that one fetch may return
+FETCH_BYTES_MAX = 64 << 20
 #: shards of a cluster at most
 SHARDS_MAX = 256
-#: of a wrong value so much is repeated in the error
+#: so much of a wrong value is repeated in the error
 SHOWN_CHARS = 60
 
 
 def shown(value: Any) -> str:
-    """A value for an error's message, whatever it is."""
+    """Any value, shortened for an error's message."""
     if isinstance(value, str | bytes | list | tuple | dict) and len(value) > SHOWN_CHARS:
         return f"a {type(value).__name__} of length {len(value)}"
     text = repr(value)
@@ -28,7 +30,7 @@ def shown(value: Any) -> str:
 
 
 def check_whole(field: str, value: Any, least: int = 0, most: int = NUMBER_MAX) -> int:
-    """Raises: Rejected for what is not an int (a bool is not) from `least` to `most`."""
+    """Raises: Rejected unless the value is an int (a bool is not) from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
         raise Rejected(
             f"{field} is {shown(value)}; use a whole number, {least} to {most}",
@@ -39,7 +41,7 @@ def check_whole(field: str, value: Any, least: int = 0, most: int = NUMBER_MAX) 
 
 
 def check_name(field: str, value: Any) -> str:
-    """Raises: Rejected for what is not text."""
+    """Raises: Rejected unless the value is text."""
     if type(value) is not str:
         raise Rejected(
             f"{field} is {shown(value)}, a {type(value).__name__}; give its name",
@@ -59,7 +61,7 @@ def check_known(topic: Any, known: Collection[str]) -> str:
 
 
 def check_shards(shards: Any, count: int) -> list[int]:
-    """The shards of a new topic. Raises: Rejected for what a cluster of `count` shards does not have."""
+    """The shards of a new topic. Raises: Rejected for shards that a cluster of `count` shards does not have."""
     if type(shards) is not list or not 1 <= len(shards) <= count:
         raise Rejected(
             f"shards is {shown(shards)}; give a list of 1 to {count} of the cluster's shards",
@@ -70,10 +72,10 @@ def check_shards(shards: Any, count: int) -> list[int]:
 
 
 def check_attributes(attributes: Any) -> dict[str, str] | None:
-    """The attributes of a new topic. Raises: Rejected for what is not a mapping of text to text."""
+    """The attributes of a new topic. Raises: Rejected unless they map text to text."""
     if attributes is not None and (
         type(attributes) is not dict
-        or not all(type(word) is str for pair in attributes.items() for word in pair)
+        or not all(type(text) is str for pair in attributes.items() for text in pair)
     ):
         raise Rejected(
             f"attributes is {shown(attributes)}; give names and values, both text",
@@ -84,7 +86,7 @@ def check_attributes(attributes: Any) -> dict[str, str] | None:
 
 
 def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[int, int]:
-    """queue -> offset, as JSON has it with the queues as text. Raises: Rejected."""
+    """queue_id -> offset; JSON has the queue ids as text. Raises: Rejected."""
     if type(offsets) is not dict or not 1 <= len(offsets) <= QUEUES_MAX:
         raise Rejected(
             f"offsets is {shown(offsets)}; give an offset for each of 1 to {QUEUES_MAX} queues",
@@ -113,17 +115,16 @@ def fetch_request(
     max_bytes: Any,
     max_records: Any,
     wait_ms: Any,
-    bytes_limit: int,
     wait_limit_ms: int,
 ) -> FetchRequest:
-    """A fetch as it came over the wire; larger wishes than the limits are cut. Raises: Rejected.
+    """A fetch as it came over the network; values above the limits are cut. Raises: Rejected.
 
     An offset may be any number: the fetch answers OffsetOutOfRange for one that the queue does not hold.
     """
     return FetchRequest(
         check_name("topic", topic),
         check_offsets(offsets, -_ANY, _ANY),
-        min(check_whole("max_bytes", max_bytes, 1, _ANY), bytes_limit),
+        min(check_whole("max_bytes", max_bytes, 1, _ANY), FETCH_BYTES_MAX),
         min(check_whole("max_records", max_records, 1, _ANY), NUMBER_MAX),
         min(check_whole("wait_ms", wait_ms, 0, _ANY), wait_limit_ms),
     )

@@ -1,4 +1,4 @@
-"""What a shard offers to whatever serves it to the network."""
+"""The interface between a shard and the servers in front of it: `ShardBackend`, and `PutTicket` for a put under way."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutReques
 
 from .call_arguments import check_name, check_whole, shown
 
-log = logging.getLogger("raymq.commit_log")
+logger = logging.getLogger("raymq.commit_log")
 
 
 class PutTicket:
-    """A put under way: completed or failed once, waited for by one thread.
+    """A put under way: finished once, awaited by one thread.
 
-    A bare lock is the cheapest hand-over between two threads that Python has.
+    A bare lock is Python's cheapest way to wake another thread.
     """
 
     __slots__ = ("_done", "_error", "_outcome", "began", "notify")
 
     def __init__(self, notify: Callable[[], None] | None = None, began: float = 0.0) -> None:
-        """Args: `notify` is called, by any thread, when the put has ended; it must not block or raise.
+        """Args: `notify` is called, by any thread, when the put is finished; it must not block or raise.
 
-        `began`: when the put came, seconds of the monotonic clock; 0: its latency is nobody's business.
+        `began`: when the put came, seconds of the monotonic clock; 0: its latency is not counted.
         """
         self.notify = notify
         self.began = began
@@ -41,31 +41,28 @@ class PutTicket:
 
     def complete(self, outcome: PutOutcome) -> None:
         """The promise was kept."""
-        self.settle(outcome)
-        self.tell()
+        self.finish(outcome)
+        if self.notify is not None:
+            self.notify()
 
     def fail(self, error: RayMQError) -> None:
-        """It was not, or nobody knows."""
-        self.settle(error)
-        self.tell()
+        """The promise was not kept, or its outcome is unknown."""
+        self.finish(error)
+        if self.notify is not None:
+            self.notify()
 
-    def settle(self, result: PutOutcome | RayMQError) -> None:
-        """The put has ended; `tell` must follow, perhaps once for many puts of one stream."""
+    def finish(self, result: PutOutcome | RayMQError) -> None:
+        """Set the result; the caller must call `notify` after, perhaps once for many puts of one stream."""
         if isinstance(result, RayMQError):
             self._error = result
         else:
             self._outcome = result
         self._done.release()
 
-    def tell(self) -> None:
-        """Call `notify`."""
-        if self.notify is not None:
-            self.notify()
-
     def wait(self, timeout_s: float = -1) -> PutOutcome:
-        """Wait for the end of the put; -1 waits for ever.
+        """Wait until the put is finished; -1 waits for ever.
 
-        Raises: what the put failed with; DeliveryUnknown when the time is up.
+        Raises: the put's error; DeliveryUnknown when the time is up.
         """
         if not self._done.acquire(timeout=timeout_s):
             raise DeliveryUnknown(
@@ -90,7 +87,7 @@ class ShardBackend(Protocol):
     """One replica of a shard as its server sees it. Every method may be called by many threads."""
 
     def identity(self) -> dict[str, Any]:
-        """cluster_id, shard, incarnation and what `describe` tells."""
+        """cluster_id, shard, incarnation and the other facts of the operation describe."""
 
     def put(
         self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
@@ -98,28 +95,28 @@ class ShardBackend(Protocol):
         """Append a batch; `notify` as for PutTicket. Puts of one thread are appended in the order of the calls.
 
         `alone`: the producer seems to send nothing before the answer, so that this thread may wait for it.
-        Raises: Rejected, Unavailable at once, with nothing stored; the ticket may fail so later.
+        Raises: Rejected, Unavailable at once, with nothing stored; the ticket may fail with them later.
         """
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """The queues asked for that have something; blocks up to `wait_ms` while none has."""
+        """The queues asked for that have records or an error; blocks up to `wait_ms` while none has."""
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """An administrative operation: describe, routes, topics, create_topic, queue_ranges, ..."""
+        """An administrative operation; actors/protocol lists them."""
 
     def replicate(
         self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]
     ) -> None:
-        """Serve one stream of the leader's Replication role until `frames` ends."""
+        """Serve one stream of the leader's Replication until `frames` ends."""
 
 
 def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest:
-    """A put as it came over the wire. Args: `meta` as in cluster/transport/protocol.py.
+    """A put as it came over the network. Args: `meta` as in protocol/flight_messages.py.
 
-    Raises: Rejected; KeyError, TypeError, ValueError where `meta` is something else.
+    Raises: Rejected; KeyError, TypeError, ValueError for other metadata.
     """
     if isinstance(batch, Row):
-        # The words of `unpack_row` have their types.
+        # The fields of `unpack_row` have their types.
         return PutRequest(
             meta["topic"],
             meta["queue"],
@@ -137,7 +134,7 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest
             limit=", ".join(ACKS),
         )
     producer_id, epoch, sequence = meta.get("pid"), meta.get("epoch", 0), meta.get("seq", 0)
-    # What must be in a range is compared with it where the batch is checked.
+    # Ranges are checked with the batch.
     for field, value in (("queue_id", meta["queue"]), ("epoch", epoch), ("seq", sequence)):
         if type(value) is not int:
             check_whole(field, value)
@@ -154,11 +151,11 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest
     )
 
 
-def tell_all(tickets: Iterable[PutTicket]) -> None:
-    """Call every `notify` of settled tickets once. The trouble of one stream is not another's."""
+def notify_all_done(tickets: Iterable[PutTicket]) -> None:
+    """Call every `notify` of finished tickets once. An error of one stream does not affect the others."""
     for notify in dict.fromkeys(ticket.notify for ticket in tickets):
         if notify is not None:
             try:
                 notify()
             except Exception:
-                log.exception("telling of a put")
+                logger.exception("notifying a stream of its puts")

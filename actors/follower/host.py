@@ -1,6 +1,6 @@
-"""The CommitLog role on a follower: takes units from the leader, has them synced, answers what it has.
+"""The CommitLog role of a follower: stores the leader's units, has them synced, and acknowledges them.
 
-It serves no reads and takes no puts; in mirror mode there is no failover (D5).
+It serves no reads and takes no puts; mirror mode has no failover.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.shared.heartbeat import Heartbeat
-from raymq.actors.shared.loops import guarded, may_pass
+from raymq.actors.shared.loops import restart_may_help, retrying
 from raymq.actors.shared.maintenance import Maintenance
-from raymq.actors.shared.troubles import Troubles
 from raymq.actors.supervise.supervisor import Supervisor
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
@@ -35,14 +35,18 @@ from .follower import FollowerSession
 
 logger = logging.getLogger("raymq.commit_log")
 
-#: a follower does not know what waits to be delivered, which a leader keeps: it is at most two days old, as a rule
+#: how long the ack loop sleeps while all is synced, and while it is not: a wakeup ends the sleep
+IDLE_WAIT_MS = 200
+BUSY_WAIT_MS = 10
+
+#: a follower does not know which messages are delayed; a leader keeps them, as a rule for two days at most
 RESERVED_HOURS_MIN = 72
 
 
 class FollowerHost:
-    """A follower's log behind the port that `follower.FollowerSession` drives.
+    """The follower of a shard: the log that `follower.FollowerSession` writes, and a `shard_api.ShardBackend`.
 
-    One stream of the leader at a time holds the writer lock; `run_acks` tells it what was synced.
+    One stream of the leader at a time holds the writer lock; the ack loop wakes it after each sync.
     """
 
     def __init__(
@@ -63,8 +67,8 @@ class FollowerHost:
         self.clock = clock or Clock()
         #: why this follower has stopped writing; None: it has not
         self.failed: RayMQError | None = None
-        #: what does not work at present and is tried again
-        self.troubles = Troubles()
+        #: operations that fail at present and are tried again
+        self.failures = ActiveFailures()
         self._give_up = give_up
         self._stopping = False
         self._writer = threading.RLock()
@@ -79,7 +83,7 @@ class FollowerHost:
             self._heartbeat.stop()
             self.supervisor.close()
             raise
-        # As of `LeaderHost`: the next try must find the log let go of.
+        # A constructor that fails is called again later; it must find the log released.
         with contextlib.ExitStack() as undo:
             undo.callback(self.log.abandon)
             undo.callback(self.supervisor.close)
@@ -91,7 +95,7 @@ class FollowerHost:
             undo.pop_all()
 
     def _make_parts(self, identity: dict[str, Any]) -> None:
-        """All that works on the open log, the threads not started yet."""
+        """Everything that works on the open log; the threads are not started yet."""
         config = self.config
         self.log.on_poisoned = self.supervisor.poison
         self._session = FollowerSession(self, identity)
@@ -104,33 +108,25 @@ class FollowerHost:
         )
         # Damage that the scrub finds is logged and counted; the follower goes on.
         self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
-        self._threads = [
-            threading.Thread(
-                target=guarded(
-                    "acks",
-                    self._run_acks,
-                    stopping=lambda: self._stopping,
-                    troubles=self.troubles,
-                    fail=self._fail,
-                ),
-                name="raymq-acks",
-                daemon=True,
+        self._threads = self._make_threads()
+
+    def _make_threads(self) -> list[threading.Thread]:
+        def stopping() -> bool:
+            return self._stopping
+
+        bodies: dict[str, Callable[[], None]] = {
+            "acks": retrying(
+                "acks", self._run_acks, stopping=stopping, failures=self.failures, fail=self._fail
             ),
-            threading.Thread(target=self._run_allocate, name="raymq-allocate", daemon=True),
-            threading.Thread(
-                target=lambda: self._maintenance.run(lambda: self._stopping),
-                name="raymq-house",
-                daemon=True,
-            ),
+            "allocate": lambda: self.log.allocate_ahead().run(stopping),
+            "maintenance": lambda: self._maintenance.run(stopping),
+        }
+        if self.config.scrub_bytes_per_s:
+            bodies["scrub"] = lambda: self.scrub.run(stopping)
+        return [
+            threading.Thread(target=body, name=f"raymq-{name}", daemon=True)
+            for name, body in bodies.items()
         ]
-        if config.scrub_bytes_per_s:
-            self._threads.append(
-                threading.Thread(
-                    target=lambda: self.scrub.run(lambda: self._stopping),
-                    name="raymq-scrub",
-                    daemon=True,
-                )
-            )
 
     def _open_log(self, root: Path, identity: dict[str, Any], files: Files) -> CommitLog:
         """Take over from the process before, recover, begin."""
@@ -167,32 +163,32 @@ class FollowerHost:
             raise
         return log
 
-    # --- the store port of FollowerSession ------------------------------------------------------------------
+    # --- FollowerLog, as FollowerSession uses it ------------------------------------------------------------
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Append units verbatim and ring the flush service."""
+        """Append units verbatim and wake the flush service."""
         self._check_serving()
         with self._writer, self._writing():
             self.log.append_units(units, data)
-            self.supervisor.publish_appended(self.log.end)
-            self.supervisor.wake_for_append()
+            self.supervisor.appends.publish(self.log.end)
+            self.supervisor.appends.wake_for_append()
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Take the leader's units over for bytes that are the same."""
+        """Replace the chain by the leader's units, whose bytes are the same."""
         self._check_serving()
         with self._writer, self._writing():
             self.log.adopt_units(units, data)
-            self.supervisor.publish_appended(self.log.end)
-            self.supervisor.wake_for_append()
+            self.supervisor.appends.publish(self.log.end)
+            self.supervisor.appends.wake_for_append()
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
         """Where the bytes first differ from this log's."""
         return self.log.same_until(units, data)
 
     def truncate(self, offset: int) -> None:
-        """R9's cut, as a handshake: the flush service is stopped first and granted anew after."""
+        """Cut the log. The flush service is stopped before and granted again after."""
         self._check_serving()
-        with self._writer, self._writing(), self._heartbeat.long_call():
+        with self._writer, self._writing(), self._heartbeat.blocking_call():
             for role in self.supervisor.roles:
                 self.supervisor.revoke(role)
             self.log.truncate(offset)
@@ -202,7 +198,7 @@ class FollowerHost:
         """(appended end, last chain value, last epoch)."""
         last = self.log.chain.last
         if last is not None and last.end != self.log.end:
-            # An adoption was cut off in the middle.
+            # An adoption was interrupted.
             self.log.complete_chain()
             last = self.log.chain.last
         return self.log.end, self.log.chain.value, 0 if last is None else last.epoch
@@ -216,11 +212,11 @@ class FollowerHost:
         return own_durable(self.config.flush, self.log.ends)
 
     def confirmed(self) -> int:
-        """The C this follower knows."""
+        """The confirmed end, as far as this follower knows."""
         return self.log.confirmed
 
     def advance_confirmed(self, confirmed: int) -> None:
-        """Take the leader's C, as far as this log reaches."""
+        """Note the leader's confirmed end, as far as this log reaches."""
         self.log.note_confirmed(min(confirmed, self.log.end))
 
     def wait_synced(self, offset: int, timeout_ms: int) -> int:
@@ -231,17 +227,17 @@ class FollowerHost:
             )
         return self.synced()
 
-    # --- what is asked before old files are deleted -----------------------------------------------------------
+    # --- for CleanService -------------------------------------------------------------------------------------
 
     def deletable_end(self) -> int:
-        """The C that this follower knows: nothing above is ever sent again from below it."""
+        """The confirmed end: the leader sends nothing below it again."""
         return self.log.confirmed
 
     def forget_before(self, start: int) -> None:
         """A follower has no readers."""
 
     def delete_derived(self, start: int) -> None:
-        """Delete the chain of what stood below `start`; there are no consume queues."""
+        """Delete the chain below `start`; there are no consume queues."""
         with self._writer:
             self.log.chain.delete_before(start)
 
@@ -283,53 +279,55 @@ class FollowerHost:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Around a change of the log: status says what refused the last one."""
+        """Around a change of the log: status shows the error that refused the last one."""
         try:
             yield
         except (OSError, StorageFull) as error:
-            self.troubles.note("append", error)
+            self.failures.note("append", error)
             raise
-        self.troubles.clear("append")
+        self.failures.clear("append")
 
     def _run_acks(self) -> None:
-        rounds = 0
+        iterations = 0
         try:
             while not self._stopping:
-                self._heartbeat.come_round()
-                self.supervisor.wait(10 if self.log.synced < self.log.end else 200)
+                self._heartbeat.note_iteration()
+                self.supervisor.wait(
+                    BUSY_WAIT_MS if self.log.synced < self.log.end else IDLE_WAIT_MS
+                )
                 self.supervisor.tick()
                 if self.supervisor.poisoned is not None:
                     self.log.poison(self.supervisor.poisoned)
-                    raise Unavailable(self.supervisor.poisoned, field="store", status="poisoned")
                 if self.log.poisoned is not None:
-                    # Where no sync has failed, the next start cuts off what could not be taken back.
+                    # Where no sync has failed, the next start cuts off a failed append that could not be undone.
                     raise Unavailable(self.log.poisoned, field="store", status="poisoned")
-                synced = self.supervisor.progress().ends.synced
-                if synced > self.log.synced:
-                    with self._changed:
-                        self.log.note_synced(synced)
-                        self._changed.notify_all()
-                rounds += 1
-                if rounds > 1:
-                    self.troubles.clear("acks")
+                self._note_synced()
+                iterations += 1
+                if iterations > 1:
+                    self.failures.clear("acks")
         finally:
-            self._heartbeat.rest()
+            self._heartbeat.loop_ended()
+
+    def _note_synced(self) -> None:
+        """Wake the stream that acknowledges syncs, if the synced end has moved."""
+        synced = self.supervisor.progress().ends.synced
+        if synced > self.log.synced:
+            with self._changed:
+                self.log.note_synced(synced)
+                self._changed.notify_all()
 
     def _fail(self, error: RayMQError) -> None:
-        """As `LeaderHost._fail`."""
+        """A part of the process is dead, as in `LeaderHost._fail`."""
         if self._stopping or self.failed is not None:
             return
         self.failed = error
         logger.error("the follower stops writing: %s", error)
         sync_failed = self.log.sync_failed or self.supervisor.poisoned is not None
-        if self._give_up is not None and may_pass(error, sync_failed=sync_failed):
+        if self._give_up is not None and restart_may_help(error, sync_failed=sync_failed):
             self._give_up(str(error))
 
-    def _run_allocate(self) -> None:
-        self.log.allocate_ahead().run(lambda: self._stopping)
-
     def _witness_sync(self) -> int:
-        with self._heartbeat.long_call():
+        with self._heartbeat.blocking_call():
             return self.log.sync()
 
     def _check_serving(self) -> None:
@@ -340,25 +338,25 @@ class FollowerHost:
 
     @property
     def state(self) -> str:
-        """RUNNING, or READ_ONLY when nothing of the leader is taken any more."""
+        """RUNNING, or READ_ONLY when the leader's units are refused."""
         return "RUNNING" if self.failed is None and self.log.poisoned is None else "READ_ONLY"
 
     @property
     def cause(self) -> str | None:
-        """Why nothing is taken, or what does not work at present; None: all is well."""
+        """Why units are refused, or which operations fail at present; None: none."""
         if self.failed is not None:
             return str(self.failed)
-        return "; ".join(filter(None, (self.log.poisoned or "", str(self.troubles)))) or None
+        return "; ".join(filter(None, (self.log.poisoned or "", str(self.failures)))) or None
 
     def status(self) -> dict[str, Any]:
-        """Positions and satellites."""
+        """Ends and satellites, for status displays."""
         recovered = self.log.recovered
         return {
             **self.identity_facts,
             "mode": "follower",
             "state": self.state,
             "error": self.cause,
-            "troubles": self.troubles.as_status(),
+            "failures": self.failures.as_status(),
             "appended": self.log.end,
             "synced": self.log.synced,
             "confirmed": self.log.confirmed,
@@ -368,7 +366,7 @@ class FollowerHost:
         }
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Orderly stop. `abort` stays: a follower's consume queues are built when somebody opens it."""
+        """Orderly stop. `abort` stays, so that a MessageStore that opens this store builds the consume queues."""
         self._end_threads()
         self._heartbeat.stop()
         self.supervisor.close()
@@ -376,7 +374,7 @@ class FollowerHost:
             self.log.close(clean=False)
 
     def _end_threads(self) -> None:
-        """Stop what was started of the service loops, and whatever waits for a sync."""
+        """Stop the service loops that were started, and the streams that wait for a sync."""
         self._stopping = True
         self._maintenance.wake()
         self.scrub.wake()

@@ -1,8 +1,8 @@
-"""The administrative operations of a leader: what `call` takes. Each `_op_NAME` is the operation NAME."""
+"""The administrative operations of a leader, which `call` runs. Each `_op_NAME` is the operation NAME."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from raymq.actors.api.call_arguments import (
     SHARDS_MAX,
@@ -13,21 +13,43 @@ from raymq.actors.api.call_arguments import (
     check_shards,
     check_whole,
 )
+from raymq.actors.shared.maintenance import Maintenance
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.message_store import MessageStore
 from raymq.store.records.producer_stamp import PRODUCER_MAX
 from raymq.store.requests import Append
 from raymq.store.services.retry import send_back
 from raymq.store.state import TopicInfo
 from raymq.store.topics import QUEUES_MAX
 
-if TYPE_CHECKING:
-    from .host import LeaderHost
+
+class AdminHost(Protocol):
+    """The part of `host.LeaderHost` that the operations use."""
+
+    store: MessageStore
+    maintenance: Maintenance
+    routes: dict[str, str]
+
+    def identity(self) -> dict[str, Any]:
+        """Cluster id, shard and other facts."""
+
+    def status(self) -> dict[str, Any]:
+        """For status displays."""
+
+    def check_serving(self) -> None:
+        """Raises: Unavailable, when the shard takes no writes."""
+
+    def await_dispatch(self) -> None:
+        """Wait until readers see what is confirmed now. Raises: Unavailable."""
+
+    def await_promise(self, appended: Append) -> None:
+        """Wait until the promise of this append is kept. Raises: DeliveryUnknown."""
 
 
 class AdminCalls:
     """Topics, offsets, producers and facts of one leader. Callers: any thread."""
 
-    def __init__(self, host: LeaderHost) -> None:
+    def __init__(self, host: AdminHost) -> None:
         self._host = host
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +63,7 @@ class AdminCalls:
         try:
             result: dict[str, Any] = handler(**args)
         except OSError as error:
-            # Of a record of our own that could not be appended, as of a put.
+            # The operation's record could not be appended.
             raise Unavailable(f"{op}: {error}", field="store") from error
         return result
 
@@ -111,7 +133,7 @@ class AdminCalls:
         return topics[check_known(name, topics)]
 
     def _check_queue(self, info: TopicInfo, queue_id: Any) -> None:
-        """Raises: Rejected for a queue that is not this shard's."""
+        """Raises: Rejected for a queue of another shard."""
         check_whole("queue_id", queue_id, 0, info.queues - 1)
         shard = int(self._host.identity()["shard"])
         if info.shard_of(queue_id) != shard:
@@ -133,13 +155,13 @@ class AdminCalls:
         return {}
 
     def _check_offset(self, info: TopicInfo, queue_id: int, offset: int) -> None:
-        """Raises: OffsetOutOfRange for what a fetch would refuse as well."""
+        """Raises: OffsetOutOfRange for an offset that a fetch would refuse as well."""
         store = self._host.store
         low, high = store.queue_range(info.name, queue_id)
         if info.compacted:
-            # Offsets that were compacted away may be read from.
+            # A fetch may begin at offsets that were compacted away.
             low = 0
-        # After a start, dispatch may not have come as far as the log yet.
+        # After a start, the dispatched end may still be below the confirmed end.
         high = max(high, store.state.next_offsets.get((info.name, queue_id), 0))
         if not low <= offset <= high:
             raise OffsetOutOfRange(
@@ -177,7 +199,7 @@ class AdminCalls:
     def _op_offsets(self, group: str, topic: str) -> dict[str, Any]:
         check_name("group", group)
         self._topic(topic)
-        # A copy: commits change the table meanwhile.
+        # A copy: offset commits change the table meanwhile.
         table = dict(self._host.store.state.offsets.get((group, topic), {}))
         return {str(queue): offset for queue, offset in table.items()}
 
@@ -190,5 +212,5 @@ class AdminCalls:
 
 
 def _promise_below(end: int) -> Append:
-    """An append of nothing: its promise is kept when that of everything below `end` is."""
+    """An append of nothing: its promise is kept when that of every record below `end` is."""
     return Append(-1, 0, 0, 0, -1, end)

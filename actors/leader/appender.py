@@ -1,8 +1,8 @@
 """Puts of many threads, appended one group at a time.
 
-A thread that finds another one appending leaves its put to it and goes on receiving (flat combining): nobody waits
-for a lock, and puts that come together share one word and one wakeup. Large batches are appended by a thread of the
-shard, while the threads that brought them receive and check the next ones.
+A thread that finds another one appending leaves its put to that thread and goes on receiving (flat combining). So no
+thread waits for a lock, and puts that come together are published and woken for once. Large batches are appended by a
+thread of the shard, while the threads that brought them receive and check the next ones.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from raymq.actors.api.shard_api import PutTicket, tell_all
+from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.store.errors import Bug, RayMQError, Unavailable
 from raymq.store.promise import Acks
 from raymq.store.put.put_path import CheckedPut
 from raymq.store.record import batch_bytes
 from raymq.store.requests import Append
 
-log = logging.getLogger("raymq.commit_log")
+logger = logging.getLogger("raymq.commit_log")
 
-#: receiving a batch of this size takes long enough that it is appended by a thread of its own meanwhile
+#: receiving a batch of this size takes long enough that the shard's thread can append another one meanwhile
 LARGE_BYTES = 128 << 10
-#: puts, and bytes of large ones, that are appended before the flush service hears of them
+#: puts, and bytes of large ones, that are appended before they are published
 GROUP_PUTS_MAX = 64
 GROUP_BYTES_MAX = 4 << 20
-#: bytes of large batches that may wait, of all streams together
+#: bytes of large batches that may be queued, of all streams together
 QUEUED_BYTES_MAX = 64 << 20
 
 
@@ -38,7 +38,7 @@ class QueuedPut:
 
     ticket: PutTicket
     checked: CheckedPut
-    #: bytes, where they are counted: of a large batch
+    #: bytes of a large batch; 0 for others, which are not counted
     size: int
     taken: bool = False
 
@@ -61,7 +61,7 @@ class Appender:
     ) -> None:
         """Args: `append` is called by one thread at a time; it raises RayMQError for a put that it refuses.
 
-        `hand_over` gets what was appended, in order, and returns the tickets that are settled; it must not raise.
+        `hand_over` gets the appended puts in order and returns the tickets that are finished; it must not raise.
         """
         self._append = append
         self._hand_over = hand_over
@@ -71,7 +71,7 @@ class Appender:
         self._wake = threading.Event()
         #: bytes of large batches in the queue
         self._bytes = 0
-        self._room = threading.Condition()
+        self._space = threading.Condition()
         self._ended = False
 
     @property
@@ -85,15 +85,15 @@ class Appender:
         return bool(self._queued) or self._appending.locked()
 
     def put(self, ticket: PutTicket, checked: CheckedPut) -> bool:
-        """Take a put. A large one waits for room first, so that a slow disk slows its producers down.
+        """Take a put. A large one waits for space first, so that a slow disk slows its producers down.
 
-        Returns: whether it is appended by now. Raises: nothing; the ticket tells.
+        Returns: whether it is appended by now. Raises: nothing; errors go to the ticket.
         """
         size = batch_bytes(checked.request.batch)
         entry = QueuedPut(ticket, checked, size if size >= LARGE_BYTES else 0)
         if entry.size:
-            with self._room:
-                self._room.wait_for(
+            with self._space:
+                self._space.wait_for(
                     lambda: (
                         not self._bytes
                         or self._bytes + entry.size <= QUEUED_BYTES_MAX
@@ -105,22 +105,22 @@ class Appender:
         if self._ended:
             self._refuse_queued()
         elif self._bytes:
-            # Behind large ones: they are the thread's.
+            # Queued after large ones, which the shard's thread appends.
             self._wake.set()
         else:
-            self._borrow(entry)
+            self._append_inline(entry)
         return entry.taken
 
-    def _borrow(self, mine: QueuedPut) -> None:
-        """Append what is queued, in the caller's thread, until its own put is."""
+    def _append_inline(self, mine: QueuedPut) -> None:
+        """Append what is queued, in the caller's thread, until its own put is appended."""
         while not mine.taken and self._appending.acquire(blocking=False):
             self._append_group()
             if mine.taken and self._queued:
-                # Whoever queued these found us at it and left. They are not worth our own answer's delay.
+                # Their threads left them to this one. They go to the shard's thread, so as not to delay this answer.
                 self._wake.set()
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Append what nobody else does, until told to stop."""
+        """Append what no caller's thread appends, until `stopping`."""
         while not stopping():
             self._wake.wait()
             self._wake.clear()
@@ -132,59 +132,59 @@ class Appender:
         self._wake.set()
 
     def _append_group(self) -> None:
-        """Needs `_appending`, and lets go of it."""
-        ended: list[PutTicket] = []
-        made: list[AppendedPut] = []
+        """Needs `_appending`, and releases it."""
+        finished: list[PutTicket] = []
+        puts: list[AppendedPut] = []
         size = 0
         try:
-            while self._queued and len(made) < GROUP_PUTS_MAX and size < GROUP_BYTES_MAX:
+            while self._queued and len(puts) < GROUP_PUTS_MAX and size < GROUP_BYTES_MAX:
                 entry = self._queued.popleft()
                 entry.taken = True
                 if entry.size:
                     size += entry.size
-                    with self._room:
+                    with self._space:
                         self._bytes -= entry.size
-                        self._room.notify_all()
+                        self._space.notify_all()
                 try:
                     appended = self._append(entry.checked)
                 except RayMQError as error:
-                    entry.ticket.settle(error)
-                    ended.append(entry.ticket)
+                    entry.ticket.finish(error)
+                    finished.append(entry.ticket)
                     continue
                 except Exception as error:
-                    # An answer must go out, and what others have queued is still to be appended.
-                    log.exception("put")
-                    entry.ticket.settle(Bug(f"put: {error!r}"))
-                    ended.append(entry.ticket)
+                    # An answer must go out, and the puts queued after this one are still to be appended.
+                    logger.exception("put")
+                    entry.ticket.finish(Bug(f"put: {error!r}"))
+                    finished.append(entry.ticket)
                     continue
-                made.append(AppendedPut(entry.ticket, appended, entry.checked.request.acks))
-            if made:
-                ended += self._hand_over(made)
+                puts.append(AppendedPut(entry.ticket, appended, entry.checked.request.acks))
+            if puts:
+                finished += self._hand_over(puts)
         finally:
             self._appending.release()
-        tell_all(ended)
+        notify_all_done(finished)
 
     def end(self) -> None:
         """Refuse what is queued, and all that comes: the shard has stopped writing."""
-        with self._room:
+        with self._space:
             self._ended = True
-            self._room.notify_all()
+            self._space.notify_all()
         self._refuse_queued()
 
     def _refuse_queued(self) -> None:
-        ended: list[PutTicket] = []
+        refused: list[PutTicket] = []
         while self._queued:
             try:
                 entry = self._queued.popleft()
             except IndexError:
                 break
             entry.taken = True
-            entry.ticket.settle(
+            entry.ticket.finish(
                 Unavailable(
                     "the shard stopped writing before this put; nothing of it is stored",
                     field="shard",
                     status="SERVICE_NOT_AVAILABLE",
                 )
             )
-            ended.append(entry.ticket)
-        tell_all(ended)
+            refused.append(entry.ticket)
+        notify_all_done(refused)

@@ -1,31 +1,53 @@
-"""What a leader knows about itself, as the numbers that metrics.py names."""
+"""Reads the values of the metrics that metrics.py names from a leader."""
 
 from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from raymq.actors.shared.latency import Latencies
 from raymq.actors.supervise.lease import FLUSH_ROLES
+from raymq.actors.supervise.supervisor import Supervisor
 from raymq.store import format as fmt
+from raymq.store.config import StoreConfig
+from raymq.store.log.scrub import Scrub
+from raymq.store.message_store import MessageStore
 from raymq.store.promise import own_durable
 from raymq.store.state import INTERNAL_TOPIC
 
 from .metrics import ByTags, MetricValues
+from .put_acks import PutAcks, PutCounters
 
-if TYPE_CHECKING:
-    from .host import LeaderHost
-
-#: (topic, group) pairs that are told; a program that makes a new group for each run must not fill Prometheus
+#: (topic, group) pairs that are reported; a program that makes a new group for each run must not fill Prometheus
 LAGS_MAX = 500
 #: the same of topics
 TOPICS_MAX = 500
 _PREFIX = "raymq_"
 
 
-def read_leader(host: LeaderHost) -> MetricValues:
-    """Everything in METRICS. Callers: any thread; cheap enough for every few seconds, not for every put."""
+class MeasuredLeader(Protocol):
+    """The part of `host.LeaderHost` that the metrics use."""
+
+    config: StoreConfig
+    store: MessageStore
+    supervisor: Supervisor
+    acks: PutAcks
+    counters: PutCounters
+    scrub: Scrub
+    started_ms: int
+
+    @property
+    def writable(self) -> bool:
+        """Whether puts are taken now."""
+
+    @property
+    def waiting_puts(self) -> int:
+        """Puts that are not answered yet."""
+
+
+def read_leader(host: MeasuredLeader) -> MetricValues:
+    """The values of METRICS. Callers: any thread; cheap enough for every few seconds, not for every put."""
     log, counters = host.store.log, host.counters
     roles: dict[str, dict[str, Any]] = host.supervisor.describe()["roles"]
     flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
@@ -63,8 +85,8 @@ def read_leader(host: LeaderHost) -> MetricValues:
     }
 
 
-def damaged_places(host: LeaderHost) -> int:
-    """What the scrub found, and what reads and deliveries came to that it has not come to yet."""
+def damaged_places(host: MeasuredLeader) -> int:
+    """Places that the scrub found, and others that reads and deliveries met."""
     faults = [fault.fields for fault in host.scrub.faults]
     known = [(int(each["offset"]), int(each.get("end", each["offset"] + 1))) for each in faults]
     met = [each for each in list(host.store.log.damage_met) if each >= host.store.log.start]
@@ -73,10 +95,10 @@ def damaged_places(host: LeaderHost) -> int:
     )
 
 
-def consumer_lags(host: LeaderHost) -> ByTags:
+def consumer_lags(host: MeasuredLeader) -> ByTags:
     """(topic, group) -> messages between its committed offsets and the ends of these queues.
 
-    Only queues of this shard for which the group has committed: nobody knows where it will begin in another one.
+    Only queues of this shard for which the group has committed offsets: in others its start is not known.
     """
     store = host.store
     lags: ByTags = {}
@@ -89,8 +111,8 @@ def consumer_lags(host: LeaderHost) -> ByTags:
     return lags
 
 
-def topic_messages(host: LeaderHost) -> ByTags:
-    """(topic,) -> messages in its queues on this shard, those that were read included; by name, the first ones."""
+def topic_messages(host: MeasuredLeader) -> ByTags:
+    """(topic,) -> messages in its queues on this shard, read or not; by name, for the first TOPICS_MAX topics."""
     store, found = host.store, Counter[tuple[str, ...]]()
     for topic, queue in store.queues():
         if topic == INTERNAL_TOPIC:
@@ -102,7 +124,7 @@ def topic_messages(host: LeaderHost) -> ByTags:
     return found
 
 
-def _used_bytes(host: LeaderHost) -> int:
+def _used_bytes(host: MeasuredLeader) -> int:
     """Files of the commit log are allocated whole; consume queues by what is in them."""
     store = host.store
     ranges = (store.queue_range(topic, queue) for topic, queue in store.queues())
@@ -110,19 +132,19 @@ def _used_bytes(host: LeaderHost) -> int:
     return len(store.log.queue.files) * host.config.segment_size_bytes + units * fmt.UNIT_BYTES
 
 
-def _free_bytes(host: LeaderHost) -> int | None:
+def _free_bytes(host: MeasuredLeader) -> int | None:
     log = host.store.log
     try:
         return log.files.free_bytes(log.root)
     except OSError:
-        # A disk that does not even tell this is told of by other numbers.
+        # Other metrics show that this disk does not work.
         return None
 
 
-def as_status(readings: MetricValues) -> dict[str, Any]:
-    """The same for `status`, as JSON takes it: without the prefix, latencies as quantiles, what has tags by these."""
+def as_status(values: MetricValues) -> dict[str, Any]:
+    """The same for `status`, as JSON: names without prefix, latencies as quantiles, tags as nested keys."""
     shown: dict[str, Any] = {}
-    for name, value in readings.items():
+    for name, value in values.items():
         if isinstance(value, Latencies):
             shown[name.removeprefix(_PREFIX)] = {
                 "count": value.total,

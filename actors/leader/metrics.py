@@ -1,12 +1,12 @@
-"""What a shard tells Prometheus through `ray.util.metrics`: the names, and the thread that hands the numbers over.
+"""The metrics that a shard exports to Prometheus through `ray.util.metrics`, and the thread that exports them.
 
-The hot path only keeps plain counters. Every COLLECT_S one thread reads all of them and tells Ray; without Ray's
-metrics agent (it comes with `ray[default]`) they end there, and nothing breaks.
+The hot path only keeps plain counters. Every COLLECT_S one thread reads all of them and reports them to Ray. Without
+Ray's metrics agent (part of `ray[default]`) they end there, which is harmless.
 
-Latencies are told as the series of a Prometheus histogram (`_bucket` by `le`, `_count`, `_sum`), each as a gauge:
-`ray.util.metrics.Histogram` takes one value a call, and Ray's agent records each of them once more, at its bucket's
-middle. `rate` and `histogram_quantile` look at names and values only. As gauges they also tell of empty buckets
-(a Ray counter cannot be increased by 0), without which a quantile would be guessed from 0.
+A latency is exported as the series of a Prometheus histogram (`_bucket` by `le`, `_count`, `_sum`), each as a gauge.
+`ray.util.metrics.Histogram` takes one value per call, and Ray's agent records each value once more, at the middle of
+its bucket. `rate` and `histogram_quantile` use names and values only. Gauges also export empty buckets, which a Ray
+counter cannot (it cannot be increased by 0); without them a quantile would be interpolated from 0.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Literal, NamedTuple, Protocol
 
 from raymq.actors.shared.latency import BOUNDS_S, Latencies
 
-log = logging.getLogger("raymq.metrics")
+logger = logging.getLogger("raymq.metrics")
 
-#: Ray hands them to its agent every 10 s
+#: Ray reports them to its agent every 10 s
 COLLECT_S = 5.0
 
 #: values of a metric's own tags -> number
@@ -41,7 +41,7 @@ class Metric(NamedTuple):
     tags: tuple[str, ...] = ()
 
     def series(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """(name, tags) of what Ray is told."""
+        """(name, tags) of each exported series."""
         tags = ("cluster", "shard", *self.tags)
         if self.kind != "latency":
             return ((self.name, tags),)
@@ -59,7 +59,7 @@ METRICS = (
     Metric(
         "raymq_append_seconds",
         "latency",
-        "From a batch's arrival at the shard until what it was promised is kept.",
+        "From a batch's arrival at the shard until its promise is kept.",
     ),
     Metric("raymq_flush_seconds", "latency", "One sync of the flush service."),
     Metric("raymq_fsyncs_total", "counter", "Syncs of the flush service."),
@@ -76,24 +76,24 @@ METRICS = (
     Metric("raymq_writable", "gauge", "1 while the shard takes messages, 0 while it refuses them."),
     Metric("raymq_waiting_puts", "gauge", "Batches that wait for sync or replica."),
     Metric("raymq_log_start_bytes", "gauge", "Where the commit log begins."),
-    Metric("raymq_log_appended_bytes", "gauge", "Where it ends."),
+    Metric("raymq_log_appended_bytes", "gauge", "Where the commit log ends."),
     Metric("raymq_log_synced_bytes", "gauge", "Everything below is on disk."),
-    Metric("raymq_log_confirmed_bytes", "gauge", "C: everything below may be read."),
+    Metric("raymq_log_confirmed_bytes", "gauge", "Everything below may be read."),
     Metric("raymq_log_dispatched_bytes", "gauge", "Everything below is in the consume queues."),
     Metric(
         "raymq_replication_lag_bytes",
         "gauge",
-        "What is durable on the leader and not yet on the follower; mirrored shards only.",
+        "Bytes that are durable on the leader and not yet on the follower; mirrored shards only.",
     ),
     Metric(
         "raymq_consumer_lag_messages",
         "gauge",
-        "Messages behind the offsets that a group has committed.",
+        "Messages after the offsets that a group has committed.",
         ("topic", "group"),
     ),
     Metric("raymq_topic_messages", "gauge", "Messages that a topic has on the shard.", ("topic",)),
     Metric("raymq_disk_used_bytes", "gauge", "Commit log files and consume queues."),
-    Metric("raymq_disk_free_bytes", "gauge", "Room left where the shard's directory is."),
+    Metric("raymq_disk_free_bytes", "gauge", "Free space on the disk of the shard's directory."),
 )
 
 
@@ -109,15 +109,15 @@ MakeInstrument = Callable[[Literal["counter", "gauge"], str, str, tuple[str, ...
 
 
 class Collector:
-    """Hands numbers over to the instruments. Callers: one thread."""
+    """Reports values to the instruments. Callers: one thread."""
 
     def __init__(
         self, read: Callable[[], MetricValues], make: MakeInstrument, *, cluster: str, shard: int
     ) -> None:
         self._read = read
         self._tags = {"cluster": cluster, "shard": str(shard)}
-        #: counter -> the total that Ray was told of
-        self._told: dict[str, float] = {}
+        #: counter -> the total reported to Ray so far
+        self._reported: dict[str, float] = {}
         self._instruments: dict[str, Instrument] = {}
         for metric in METRICS:
             kind: Literal["counter", "gauge"] = "counter" if metric.kind == "counter" else "gauge"
@@ -125,45 +125,44 @@ class Collector:
                 self._instruments[name] = make(kind, name, metric.help, tags)
 
     def collect(self) -> None:
-        """Read everything once and tell it."""
-        readings = self._read()
+        """Read all values once and report them."""
+        values = self._read()
         for metric in METRICS:
-            value = readings.get(metric.name)
+            value = values.get(metric.name)
             if value is None:
                 continue
             if isinstance(value, Latencies):
-                self._tell_latencies(metric.name, value)
+                self._report_latencies(metric.name, value)
             elif isinstance(value, dict):
                 for names, number in value.items():
                     tags = dict(zip(metric.tags, names, strict=True))
                     self._instruments[metric.name].record(number, {**self._tags, **tags})
             elif metric.kind == "counter":
-                self._tell_total(metric.name, value)
+                self._report_total(metric.name, value)
             else:
                 self._instruments[metric.name].record(value, self._tags)
 
     def run(self, stopped: threading.Event) -> None:
-        """Collect every COLLECT_S until `stopped`; a turn that fails is left out, and said once."""
+        """Collect every COLLECT_S until `stopped`; repeated failures are logged once."""
         failed = False
         while not stopped.wait(COLLECT_S):
             try:
                 self.collect()
                 failed = False
             except Exception:
-                # Whatever it is: to watch must not stop what is watched.
-                # A shard that closes meanwhile has nothing to tell.
+                # Any error: metrics must not stop the shard. A shard that is closing has no values to report.
                 if not failed and not stopped.is_set():
-                    log.exception("metrics are not told for now")
+                    logger.exception("metrics are not reported for now")
                 failed = True
 
-    def _tell_total(self, name: str, total: float) -> None:
-        more = total - self._told.get(name, 0)
+    def _report_total(self, name: str, total: float) -> None:
+        more = total - self._reported.get(name, 0)
         # A total made of two counts that were read while they grew may be too large, and the next one smaller.
         if more > 0:
             self._instruments[name].record(more, self._tags)
-            self._told[name] = total
+            self._reported[name] = total
 
-    def _tell_latencies(self, name: str, value: Latencies) -> None:
+    def _report_latencies(self, name: str, value: Latencies) -> None:
         cumulative = list(accumulate(value.counts))
         for bound, count in zip(_LE, cumulative, strict=True):
             self._instruments[f"{name}_bucket"].record(count, {**self._tags, "le": bound})

@@ -1,9 +1,11 @@
-"""Puts that wait for their promise: handed to the satellites, answered as these get on, or as unknown in time.
+"""Puts that wait for their promise: reported to the satellites, answered when it is kept, or as unknown at a deadline.
 
-What a put waits for is its row of store/promise.py. `PutCombiner` makes the outcome: success by watermark, exceptions
-by entry. Puts of each ack mode wait in a line of their own, so that none waits for the promise of another. A promise
-that names replicas is combined in Replication: its watermark comes as the replicated end, its late puts as entries.
-For such puts the combiner here speaks only when Replication has kept silent for SILENT_MS beyond their deadline.
+A put waits for the ends that its row of store/promise.py names. `PutCombiner` makes the outcomes: success by watermark,
+exceptions by entry. Puts of each ack mode wait in a queue of their own, so none waits for the promise of another.
+
+A promise that names replicas is combined in Replication: its watermark arrives as the replicated end, its late puts as
+entries. For such puts the combiner here reports only when Replication has been silent for REPLICATION_SILENCE_MS after
+their deadline.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raymq.actors.api.shard_api import PutTicket, tell_all
+from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.shared.latency import LatencyCounter
 from raymq.actors.shared.retry_throttle import RetryThrottle
 from raymq.actors.supervise.supervisor import STALE_MS, Supervisor
-from raymq.replication.combiner import Late, PutCombiner
+from raymq.replication.combiner import LatePuts, PutCombiner
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown, RayMQError, Unavailable
@@ -29,30 +31,30 @@ from raymq.store.status import PutStatus
 
 from .appender import AppendedPut, Appender
 
-log = logging.getLogger("raymq.commit_log")
+logger = logging.getLogger("raymq.commit_log")
 
-#: how long the ack loop sleeps with nothing in flight; a wakeup wakes it at once
+#: how long the ack loop sleeps while no put waits; a wakeup ends the sleep
 IDLE_WAIT_MS = 200
-#: every wait times out: a lost wakeup only delays (D4)
+#: ... and while puts wait: a lost wakeup delays by this
 BUSY_WAIT_MS = 10
-#: how often satellites are looked after while puts wait
+#: how often satellites are supervised while puts wait
 TICK_MS = 20
-#: how long Replication may be late with a late put: as long as a satellite may be silent before it is replaced
-SILENT_MS = STALE_MS
+#: how long Replication may take to report a late put: as long as a satellite may be silent before it is replaced
+REPLICATION_SILENCE_MS = STALE_MS
 
 
-class Line:
-    """The puts of one ack mode that wait, numbered as the combiner asks. Guarded by `PutAcks._submit_lock`."""
+class AckQueue:
+    """The waiting puts of one ack mode, numbered for the combiner. Guarded by `PutAcks._submit_lock`."""
 
     def __init__(self, promise: Promise, config: StoreConfig, acknowledged: int) -> None:
         self.promise = promise
         #: Replication combines these
         self.replicated = "replicated" in promise.acknowledged_by
-        silent_ms = SILENT_MS if self.replicated else 0
+        silence_ms = REPLICATION_SILENCE_MS if self.replicated else 0
         self.combiner = PutCombiner(
             promise,
-            flush_timeout_ms=config.sync_flush_timeout_ms + silent_ms,
-            replica_timeout_ms=config.slave_timeout_ms + silent_ms,
+            flush_timeout_ms=config.sync_flush_timeout_ms + silence_ms,
+            replica_timeout_ms=config.slave_timeout_ms + silence_ms,
             acknowledged=acknowledged,
         )
         #: in the order of the log
@@ -62,25 +64,25 @@ class Line:
         self.end = 0
         #: how many have left
         self.answered = 0
-        #: the last put that the combiner here has, and the last one that Replication has
+        #: number of the last put that the combiner here has, and of the last one that Replication has
         self.combined = 0
         self.submitted = 0
 
     def add(self, put: AppendedPut) -> None:
-        """The put waits."""
+        """The put begins to wait."""
         self.puts.append(put)
         self.number += 1
         self.end = max(self.end, put.appended.end_offset)
 
     def take(self) -> AppendedPut:
-        """The first put waits no longer."""
+        """The first put, which leaves."""
         self.answered += 1
         return self.puts.popleft()
 
 
 @dataclass
-class Counters:
-    """What status and the benchmarks show."""
+class PutCounters:
+    """Totals for status and the benchmarks."""
 
     puts: int = 0
     rows: int = 0
@@ -94,8 +96,8 @@ class Counters:
 class PutAcks:
     """The puts under way of one leader.
 
-    Threads: the appending one hands over; `run` is one of its own; what the satellites tell is taken under
-    `_progress_lock`, by `run` and by a server thread that waits for the sync of its own put.
+    Threads: the appending one hands puts over; `run` has one of its own. The satellites' progress is read under
+    `_progress_lock`, by `run` and by a server thread that awaits the sync of its own put.
     """
 
     def __init__(
@@ -105,23 +107,23 @@ class PutAcks:
         config: StoreConfig,
         *,
         clock: Clock,
-        counters: Counters,
+        counters: PutCounters,
         promises: dict[Acks, Promise],
         on_confirmed: Callable[[], None],
         fail: Callable[[RayMQError], None],
     ) -> None:
-        """Args: on_confirmed: C has moved; fail: the shard must stop writing, and `end` be called.
+        """Args: promises: of this shard, by ack mode; on_confirmed: the confirmed end has moved.
 
-        promises: of this shard, by ack mode.
+        fail: the shard must stop writing, and call `end`.
         """
         self._log = store_log
         self._supervisor = supervisor
-        self._config = config
+        self._appends = supervisor.appends
         self._clock = clock
         self._on_confirmed = on_confirmed
         self._fail = fail
-        self._lines = {
-            acks: Line(promise, config, promise.acknowledged(store_log.ends))
+        self._queues = {
+            acks: AckQueue(promise, config, promise.acknowledged(store_log.ends))
             for acks, promise in promises.items()
         }
         #: the confirmed end is the same for all ack modes
@@ -131,52 +133,51 @@ class PutAcks:
         self._readable_at_once = self._readable(memory) > self._readable(nothing)
         #: receipts wait for the sync that the next append begins
         self._awaits_sync = any(
-            "synced" in line.promise.acknowledged_by for line in self._lines.values()
+            "synced" in queue.promise.acknowledged_by for queue in self._queues.values()
         )
-        #: how many puts wait, in all lines
+        #: how many puts wait, in all queues
         self.waiting = 0
         self._counters = counters
         #: of puts whose promise was kept; guarded by `_submit_lock`
         self.latency = LatencyCounter()
         self._submit_lock = threading.Lock()
-        #: held by a thread that waits for the sync of its own put
-        self._watch_lock = threading.Lock()
-        #: in vain where the disk is slower than a watch
-        self._watches = RetryThrottle()
-        #: of what the satellites tell; order: this one, then `_submit_lock`
+        #: held by a thread that awaits the sync of its own put
+        self._await_sync_lock = threading.Lock()
+        #: awaiting a sync does not help where the disk is slower than WATCH_US
+        self._await_sync_throttle = RetryThrottle()
+        #: guards what the satellites report; order: this one, then `_submit_lock`
         self._progress_lock = threading.Lock()
         self._ended = False
 
     # --- handing over ---------------------------------------------------------------------------------------
 
-    def hand_over(self, made: list[AppendedPut]) -> list[PutTicket]:
-        """Hand puts to the satellites. Returns: the tickets of those that have ended already, settled."""
+    def hand_over(self, puts: list[AppendedPut]) -> list[PutTicket]:
+        """Report appended puts to the satellites. Returns: the tickets that are finished already."""
         try:
-            return self._await(made)
+            return self._submit(puts)
         except Exception as error:
-            log.exception("behind an append")
-            self._fail(Unavailable(f"behind an append: {error!r}", field="store"))
-            # Also where the shard is stopping already: no ticket may end twice.
+            logger.exception("after an append")
+            self._fail(Unavailable(f"after an append: {error!r}", field="store"))
+            # Also where the shard is stopping already: no ticket may be finished twice.
             self.end()
-        # Stored, but no line waits for their syncs any more. Every stream is notified, also of puts that ended before.
+        # Stored, but in no queue. Every stream is notified, also of puts that were finished before.
         with self._submit_lock:
-            for put in made:
+            for put in puts:
                 if not put.ticket.done:
-                    self._settle_unknown(put)
-        return [put.ticket for put in made]
+                    self._finish_unknown(put)
+        return [put.ticket for put in puts]
 
     def publish_early(self) -> None:
-        """Let the flusher begin, where no put waits, before `hand_over`. Callers: the appending thread."""
+        """Let the flusher begin before `hand_over`, where no put waits. Callers: the appending thread."""
         if self._awaits_sync and not self.waiting:
             try:
                 with self._submit_lock:
-                    self._supervisor.publish_appended(self._log.end)
+                    self._appends.publish(self._log.end)
             except Exception:
-                # Trouble comes again in `hand_over`, which tells of it.
+                # The same error comes again in `hand_over`, which reports it.
                 pass
 
-    def _await(self, made: list[AppendedPut]) -> list[PutTicket]:
-        ended: list[PutTicket] = []
+    def _submit(self, puts: list[AppendedPut]) -> list[PutTicket]:
         if self._readable_at_once:
             # What is acknowledged at once is readable at once.
             with self._progress_lock:
@@ -184,53 +185,60 @@ class PutAcks:
             self._on_confirmed()
         now_ms = self._clock.monotonic_ms()
         with self._submit_lock:
-            # Order: bytes (written), then the word, then the wakeup.
-            self._supervisor.publish_appended(self._log.end)
-            ends = self._log.ends
-            kept: dict[Acks, int] = {}
-            for put in made:
-                line = self._lines[put.acks]
-                if put.acks not in kept:
-                    kept[put.acks] = line.promise.acknowledged(ends)
-                if not put.appended.waits or put.appended.end_offset <= kept[put.acks]:
-                    self._settle(put, self._clock.monotonic())
-                elif self._ended:
-                    # The ack loop is over.
-                    self._settle_unknown(put)
-                else:
-                    line.add(put)
-                    self.waiting += 1
-                    continue
-                ended.append(put.ticket)
-            for line in self._lines.values():
-                if line.combined < line.number:
-                    line.combined = line.number
-                    line.combiner.add(line.number, line.end, now_ms)
-                    self._submit(line, now_ms)
-        self._supervisor.wake_for_append()
-        return ended
+            # Order: bytes (written), then the shared field, then the wakeup.
+            self._appends.publish(self._log.end)
+            finished = self._enqueue(puts)
+            for queue in self._queues.values():
+                if queue.combined < queue.number:
+                    queue.combined = queue.number
+                    queue.combiner.add(queue.number, queue.end, now_ms)
+                    if queue.replicated:
+                        self._submit_to_replication(queue, now_ms)
+        self._appends.wake_for_append()
+        return finished
 
-    def _submit(self, line: Line, now_ms: int) -> None:
-        """Hand to Replication what it does not know of; where its ring is full, again at the next round."""
-        if not line.replicated or line.submitted == line.number:
-            return
-        if self._supervisor.submit(line.number, line.end, now_ms):
-            line.submitted = line.number
+    def _enqueue(self, puts: list[AppendedPut]) -> list[PutTicket]:
+        """Let puts wait whose promise is not kept yet. Needs `_submit_lock`. Returns: the tickets of the others."""
+        finished: list[PutTicket] = []
+        ends = self._log.ends
+        acknowledged: dict[Acks, int] = {}
+        for put in puts:
+            queue = self._queues[put.acks]
+            if put.acks not in acknowledged:
+                acknowledged[put.acks] = queue.promise.acknowledged(ends)
+            if not put.appended.waits or put.appended.end_offset <= acknowledged[put.acks]:
+                self._finish(put, self._clock.monotonic())
+            elif self._ended:
+                # The ack loop is over.
+                self._finish_unknown(put)
+            else:
+                queue.add(put)
+                self.waiting += 1
+                continue
+            finished.append(put.ticket)
+        return finished
 
-    def await_room(self) -> None:
-        """The transient pool is full. Callers: whoever appends; the puts of its group are not published yet."""
+    def _submit_to_replication(self, queue: AckQueue, now_ms: int) -> None:
+        """Report puts that Replication does not have; where its ring is full, again at the next round."""
+        if queue.submitted < queue.number and self._supervisor.submit(
+            queue.number, queue.end, now_ms
+        ):
+            queue.submitted = queue.number
+
+    def await_pool_space(self) -> None:
+        """The transient pool is full. Callers: the appending thread, whose last puts are not published yet."""
         with self._submit_lock:
-            self._supervisor.publish_appended(self._log.end)
-        self._supervisor.wake_first()
-        # Looked at and noted in one go: an older word that is noted behind this one would claim room again that the
-        # next append overwrites, and a start would take that for what is to be committed yet.
+            self._appends.publish(self._log.end)
+        self._appends.wake_now()
+        # Read and noted under one lock. An older end noted after this one would take space back that the next append
+        # overwrites, and a restart would take those bytes for uncommitted ones.
         with self._progress_lock:
             self._log.note_committed(self._supervisor.committed())
 
     # --- answering ------------------------------------------------------------------------------------------
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Answer puts and look after the satellites until told to stop. Raises: Unavailable, when poisoned."""
+        """Answer puts and supervise the satellites until `stopping`. Raises: Unavailable, when poisoned."""
         ticked_ms = 0
         while not stopping():
             self._supervisor.wait(BUSY_WAIT_MS if self.waiting else IDLE_WAIT_MS)
@@ -245,88 +253,93 @@ class PutAcks:
             self._advance()
 
     def await_sync(self, ticket: PutTicket, acks: Acks, appender: Appender) -> None:
-        """While no other put waits: to wake the ack loop takes about as long as the sync itself.
+        """Answer this put here, while no other put waits: waking the ack loop takes about as long as the sync.
 
-        Callers: the thread that brought this put. Does nothing where the put waits for more than the sync.
+        Callers: the thread that brought the put. Does nothing where the put waits for more than the sync.
         """
-        line = self._lines[acks]
-        if line.promise.acknowledged_by != ("synced",) or not self._watches.should_try():
+        queue = self._queues[acks]
+        if (
+            queue.promise.acknowledged_by != ("synced",)
+            or not self._await_sync_throttle.should_try()
+        ):
             return
         try:
-            first = line.puts[0]
+            first = queue.puts[0]
         except IndexError:
             return
-        if first.ticket is not ticket or not self._watch_lock.acquire(blocking=False):
+        if first.ticket is not ticket or not self._await_sync_lock.acquire(blocking=False):
             return
         try:
-            flushed = self._supervisor.await_flushed(
+            synced = self._appends.await_synced(
                 first.appended.end_offset, lambda: self.waiting == 1 and not appender.waiting
             )
-            self._watches.record(worked=flushed)
+            self._await_sync_throttle.record(worked=synced)
             self._advance()
         except Exception as error:
-            log.exception("after a put")
+            logger.exception("after a put")
             self._fail(Unavailable(f"after a put: {error!r}", field="store"))
         finally:
-            self._watch_lock.release()
+            self._await_sync_lock.release()
 
     def _advance(self) -> None:
-        """Answer what the satellites have done. Callers: the ack loop, and who waits for its own put."""
-        log_ = self._log
+        """Take the satellites' progress and answer. Callers: the ack loop, and a thread that awaits its own put."""
+        log = self._log
         with self._progress_lock:
             ends, late = self._supervisor.progress()
-            log_.note_committed(ends.committed)
-            log_.note_synced(ends.synced)
-            if log_.sync_failed:
-                # A later sync of the flusher may have succeeded without the lost bytes. `run` ends what waits.
+            log.note_committed(ends.committed)
+            log.note_synced(ends.synced)
+            if log.sync_failed:
+                # A later sync of the flusher may have succeeded without the lost bytes. `run` ends the waiting puts.
                 return
-            moved = log_.note_confirmed(self._readable(ends))
+            moved = log.note_confirmed(self._readable(ends))
         try:
-            # Also when none seems to wait: a put may be on its way into its line, and have seen the ends of before.
+            # Also when no put seems to wait: a put that saw the earlier ends may be about to join its queue.
             self._complete(ends, late)
         finally:
             if moved:
                 # After the acks: both need the interpreter.
                 self._on_confirmed()
 
-    def _complete(self, ends: Ends, reported: list[Late]) -> None:
+    def _complete(self, ends: Ends, reported: list[LatePuts]) -> None:
+        """Finish the puts whose promise is kept, and those that are late."""
         now_ms, now_s = self._clock.monotonic_ms(), self._clock.monotonic()
-        ended: list[PutTicket] = []
+        finished: list[PutTicket] = []
         with self._submit_lock:
-            for line in self._lines.values():
-                puts = line.puts
+            for queue in self._queues.values():
+                puts = queue.puts
                 if not puts:
                     continue
-                late = line.combiner.combine(ends, now_ms)
-                acknowledged = line.combiner.acknowledged
+                late = queue.combiner.combine(ends, now_ms)
+                acknowledged = queue.combiner.acknowledged
                 while puts and puts[0].appended.end_offset <= acknowledged:
-                    put = line.take()
-                    self._settle(put, now_s)
-                    ended.append(put.ticket)
-                for number, end, status in [*reported, *late] if line.replicated else late:
-                    while puts and line.answered < number and puts[0].appended.end_offset <= end:
-                        put = line.take()
-                        self._settle_unknown(put, status)
-                        ended.append(put.ticket)
-                self._submit(line, now_ms)
-            self.waiting -= len(ended)
-        if ended:
-            tell_all(ended)
+                    put = queue.take()
+                    self._finish(put, now_s)
+                    finished.append(put.ticket)
+                for number, end, status in [*reported, *late] if queue.replicated else late:
+                    while puts and queue.answered < number and puts[0].appended.end_offset <= end:
+                        put = queue.take()
+                        self._finish_unknown(put, status)
+                        finished.append(put.ticket)
+                if queue.replicated:
+                    self._submit_to_replication(queue, now_ms)
+            self.waiting -= len(finished)
+        if finished:
+            notify_all_done(finished)
 
-    def _settle(self, put: AppendedPut, now_s: float) -> None:
+    def _finish(self, put: AppendedPut, now_s: float) -> None:
         """The promise was kept. Needs `_submit_lock`."""
         ticket = put.ticket
         if ticket.began:
             self.latency.add(now_s - ticket.began)
-        ticket.settle(_outcome(put.appended))
+        ticket.finish(_outcome(put.appended))
 
-    def _settle_unknown(self, put: AppendedPut, status: PutStatus | None = None) -> None:
-        """Stored, and not known whether the promise will be kept. Args: status: None where the shard has ended."""
+    def _finish_unknown(self, put: AppendedPut, status: PutStatus | None = None) -> None:
+        """Stored, without knowing whether the promise will be kept. Args: status: None where the shard has ended."""
         if status is None:
-            promise = self._lines[put.acks].promise
+            promise = self._queues[put.acks].promise
             status = promise.late(self._log.ends, put.appended.end_offset)
         self._counters.unknown += 1
-        put.ticket.settle(
+        put.ticket.finish(
             DeliveryUnknown(
                 f"stored at the leader, but {status.value}: it may or may not stay; a retry with the same sequence "
                 "is safe",
@@ -336,15 +349,15 @@ class PutAcks:
         )
 
     def end(self) -> None:
-        """The shard has stopped writing: nobody knows of what waits, nor of what may still come."""
+        """The shard has stopped writing: waiting puts, and those still to come, are finished as unknown."""
         with self._submit_lock:
             self._ended = True
-            left = [line.take() for line in self._lines.values() for _ in range(len(line.puts))]
+            left = [queue.take() for queue in self._queues.values() for _ in range(len(queue.puts))]
             self.waiting = 0
-            # Under the lock: another thread may be at these puts, and no ticket ends twice.
+            # Under the lock: another thread may handle these puts, and no ticket may be finished twice.
             for put in left:
-                self._settle_unknown(put)
-        tell_all(put.ticket for put in left)
+                self._finish_unknown(put)
+        notify_all_done(put.ticket for put in left)
 
 
 def _outcome(appended: Append) -> PutOutcome:

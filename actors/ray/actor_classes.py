@@ -1,7 +1,7 @@
-"""The Ray actors: thin shells over plain classes (design D4, D12).
+"""The Ray actors: thin wrappers around plain classes.
 
-No constructor recovers or blocks, because an exception in `__init__` on a restart kills a Ray actor for good:
-the state is STARTING until a thread has retried lock and recovery with success.
+No constructor recovers or blocks, because an exception in `__init__` on a restart ends a Ray actor for good. The state
+is STARTING until a thread has locked and recovered the replica, which it retries.
 """
 
 from __future__ import annotations
@@ -25,22 +25,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raymq.store.config import StoreConfig
 
-log = logging.getLogger("raymq")
+logger = logging.getLogger("raymq")
 
 #: between two attempts to lock and recover a replica
 RETRY_S = 0.25
 RETRY_MAX_S = 5.0
-#: a process that cannot go on ends so long after it has said so
+#: a process that cannot go on ends so long after it has logged why
 END_PAUSE_S = 1.0
 EXIT_GAVE_UP = 71
-#: how long the leader waits for its follower's actor to tell where it listens
+#: a satellite whose service loop died
+EXIT_LOOP_DIED = 70
+#: how long Replication waits for the follower's actor to report its address
 PEER_TIMEOUT_S = 2.0
-
-#: the concurrency groups of a CommitLog and their threads: neither long polls nor operations hold up puts.
-#: A put holds one until it is answered, a read while it waits
-GROUPS = {"append": 16, "read": 64, "admin": 4}
-#: ...and a stream opens where its puts go: operations may wait for a disk or a follower
-GROUP_OF = {"open_stream": "append", "append": "append", "read": "read", "call": "admin"}
 
 #: glibc's numbers of these options, and what one arena may keep
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -48,11 +44,11 @@ KEEP_BYTES = 16 << 20
 
 
 def _keep_freed_memory() -> None:
-    """Let malloc keep what large batches free: given back, it costs a page fault per 4 KiB of the next batch.
+    """Let malloc keep the memory of large batches: once returned, it costs a page fault per 4 KiB of the next batch.
 
-    Measured: 30 faults a batch of 1 MiB instead of 235, a third less CPU, 20 MB more memory; with an arena a thread
-    110 faults, because glibc gives back an arena as soon as it is empty. So Rays of our own have one arena
-    (`MALLOC_ARENA_MAX`, cluster/deploy/owned_ray.py). Without glibc nothing happens.
+    Measured: 30 faults per batch of 1 MiB instead of 235, a third less CPU, 20 MB more memory. With one arena per
+    thread it is 110 faults, because glibc returns an arena as soon as it is empty. So a Ray that RayMQ starts has one
+    arena (`MALLOC_ARENA_MAX`, cluster/deploy/owned_ray.py). Without glibc this does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -61,17 +57,17 @@ def _keep_freed_memory() -> None:
 
 
 class _NoPandas:
-    """An import finder that knows of pandas only that it is not there."""
+    """An import finder that finds no pandas."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
-            raise ModuleNotFoundError("pandas is not looked for here", name=name)
+            raise ModuleNotFoundError("pandas is not searched here", name=name)
 
 
 def _keep_pandas_out() -> None:
-    """Have Arrow find no pandas: with its first array of Python objects it imports it where it is installed.
+    """Keep Arrow from importing pandas, which it does for its first array of Python objects.
 
-    Measured: 40 MB and 0.2 s of every start, for nothing. It looks once and remembers; anybody may import pandas later.
+    Measured: 40 MB and 0.2 s of every start, for nothing. Arrow tries once; the process may import pandas later.
     """
     import pyarrow as pa
 
@@ -103,7 +99,7 @@ class CommitLogActor:
         self._methods: Any = None
         self._endpoint: str | None = None
         self._error: str | None = None
-        #: why a process of this replica gave up last, and when; None: none did
+        #: why and when a process of this replica gave up last; None: none did
         self._last_end: dict[str, Any] | None = None
         self._closing = threading.Event()
         self._incarnation = secrets.randbits(62)
@@ -114,73 +110,41 @@ class CommitLogActor:
             threading.Thread(target=self._start, name="raymq-start", daemon=True).start()
         except RuntimeError:
             # An exception here would end the actor for good; after an exit Ray starts it again.
-            log.exception("no thread could be made")
+            logger.exception("no thread could be started")
             os._exit(EXIT_GAVE_UP)
 
     def _start(self) -> None:
+        """Open the replica, however often that must be tried, then report its metrics until `close`."""
         wait_s = RETRY_S
         while not self._closing.is_set():
             try:
                 self._open()
                 self._error = None
-                # What lives as long as the process is not looked at again by every full collection.
+                # Objects that live as long as the process are left out of every full collection.
                 gc.collect()
                 gc.freeze()
                 break
             except Exception as error:
-                # Not only RayMQError: whatever it is, the actor must stay up to tell it.
+                # Any error, not only RayMQError: the actor must stay up to report it.
                 self._error = f"{type(error).__name__}: {error}"
-                log.warning("replica %s: %s", self._spec["data_dir"], self._error)
+                logger.warning("replica %s: %s", self._spec["data_dir"], self._error)
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
-        self._tell_metrics()
+        self._report_metrics()
 
     def _open(self) -> None:
+        """Recover the replica and serve it. Raises: any error; nothing is open then."""
         _keep_pandas_out()
-        from raymq.actors.follower.host import FollowerHost
-        from raymq.actors.leader.host import LeaderHost
-        from raymq.actors.shared.control_block import FLUSHERS
-
         from .ray_methods import RayMethods
 
         spec = self._spec
-        leader = spec["mode"] == "leader"
-        roles = [FLUSHERS[spec["flush"]]]
-        if leader and spec["replication"] == "mirror":
-            roles.append("replication")
-        config = _config(spec)
-        if not leader:
-            # As in RocketMQ a slave has no pool: what it tells its leader is in its files.
-            config = replace(config, transient_pool=False)
-        if config.transient_pool:
-            roles.append("commit_real_time")
-        identity = {
-            "cluster_id": spec["cluster_id"],
-            "name": spec["cluster"],
-            "shard": spec["shard"],
-            "shards": spec["shards"],
-            "replica": spec["replica"],
-            "incarnation": self._incarnation,
-            "replication": spec["replication"],
-            "flush": spec["flush"],
-            "version": spec["version"],
-            "pid": os.getpid(),
-        }
         root = Path(spec["data_dir"])
         address = _load(spec["prepare"])(spec, restarted=_was_restarted())
-        kind = LeaderHost if leader else FollowerHost
         self._last_end = _last_end(root)
-        host = kind(
-            root,
-            config,
-            identity=identity,
-            roles=tuple(roles),
-            give_up=lambda reason: _end_process_soon(root, reason),
-        )
+        host = self._make_host(root)
         with contextlib.ExitStack() as undo:
-            # What fails here is tried again, and must find neither an open store nor a server.
             undo.callback(host.close, 0.0)
-            if isinstance(host, LeaderHost):
+            if spec["mode"] == "leader":
                 host.routes = _routes(root)
             server = _load(spec["server"])(
                 host,
@@ -197,8 +161,46 @@ class CommitLogActor:
             self._host = host
             undo.pop_all()
 
-    def _tell_metrics(self) -> None:
-        """Runs until `close`; a follower has nothing of its own to tell."""
+    def _make_host(self, root: Path) -> Any:
+        """The LeaderHost or FollowerHost of the spec, which recovers the replica."""
+        from raymq.actors.follower.host import FollowerHost
+        from raymq.actors.leader.host import LeaderHost
+        from raymq.actors.shared.control_block import FLUSHERS
+
+        spec = self._spec
+        leader = spec["mode"] == "leader"
+        config = _config(spec)
+        roles = [FLUSHERS[spec["flush"]]]
+        if leader and spec["replication"] == "mirror":
+            roles.append("replication")
+        if not leader:
+            # As in RocketMQ a slave has no pool: the bytes that it acknowledges are in its files.
+            config = replace(config, transient_pool=False)
+        if config.transient_pool:
+            roles.append("commit_real_time")
+        identity = {
+            "cluster_id": spec["cluster_id"],
+            "name": spec["cluster"],
+            "shard": spec["shard"],
+            "shards": spec["shards"],
+            "replica": spec["replica"],
+            "incarnation": self._incarnation,
+            "replication": spec["replication"],
+            "flush": spec["flush"],
+            "version": spec["version"],
+            "pid": os.getpid(),
+        }
+        host_class = LeaderHost if leader else FollowerHost
+        return host_class(
+            root,
+            config,
+            identity=identity,
+            roles=tuple(roles),
+            give_up=lambda reason: _exit_soon(root, reason),
+        )
+
+    def _report_metrics(self) -> None:
+        """Runs until `close`; a follower has no metrics of its own."""
         from raymq.actors.leader.host import LeaderHost
         from raymq.actors.leader.leader_metrics import read_leader
         from raymq.actors.leader.metrics import Collector, ray_instrument
@@ -238,7 +240,7 @@ class CommitLogActor:
         status: dict[str, Any] = self._host.status()
         return {**status, "endpoint": self.endpoint(), "last_end": self._last_end}
 
-    # --- the Ray client API: each in its group of GROUP_OF --------------------------------
+    # --- protocol/ray_calls.py: each in its group of GROUP_OF -----------------------------
 
     def open_stream(self, *args: Any) -> Any:
         """See `RayMethods.open_stream`."""
@@ -257,12 +259,12 @@ class CommitLogActor:
         return _serving(self).call(*args)
 
     def credentials(self) -> dict[str, Any]:
-        """What a client of the cluster needs; Ray is the trusted inner plane."""
+        """Token, addresses and cluster id for a client. Programs inside of Ray are trusted."""
         names = ("cluster_id", "shards", "token", "ca", "placement")
         return {name: self._spec[name] for name in names}
 
     def set_routes(self, routes: dict[str, str]) -> None:
-        """Endpoints of all shards, so that any shard can tell a client where the others are."""
+        """Set the endpoints of all shards, so that each shard can route a client to the others."""
         root = Path(self._spec["data_dir"])
         from raymq.store.files import Files
 
@@ -280,7 +282,7 @@ class CommitLogActor:
 
 
 def _serving(actor: CommitLogActor) -> Any:
-    """Its RayMethods. No method of the actor: Ray wraps each of those. Raises: Unavailable while it starts."""
+    """Its RayMethods. Not a method of the actor, because Ray wraps those. Raises: Unavailable while it starts."""
     if actor._methods is None:
         from raymq.store.errors import Unavailable
 
@@ -289,22 +291,20 @@ def _serving(actor: CommitLogActor) -> Any:
 
 
 class SatelliteActor:
-    """What a satellite's actor is for Ray: its service runs until `close`, or the process ends with it."""
+    """Hosts a satellite's service, which runs until `close`; when it ends by itself the process ends."""
 
     def _serve(self, spec: dict[str, Any], make: Callable[[], Any]) -> None:
-        """An exception in an actor's constructor, of a lack of descriptors for example, would end it for good: so the
-        service is made in its thread.
-        """
+        """Make and run the service in a thread: an exception in an actor's constructor would end it for good."""
         self._spec = spec
         self._service: Any = None
         self._closed = False
         try:
-            threading.Thread(target=_run_or_exit, args=(make, self._take), daemon=True).start()
+            threading.Thread(target=_run_or_exit, args=(make, self._adopt), daemon=True).start()
         except RuntimeError:
-            log.exception("no thread could be made")
+            logger.exception("no thread could be started")
             os._exit(EXIT_GAVE_UP)
 
-    def _take(self, service: Any) -> None:
+    def _adopt(self, service: Any) -> None:
         self._service = service
         if self._closed:
             service.stop()
@@ -362,10 +362,10 @@ class ReplicationActor(SatelliteActor):
         self._serve(spec, make)
 
     def _peer_endpoint(self) -> str | None:
-        """Where the follower listens now; None when nobody knows.
+        """Where the follower listens now; None while unknown.
 
-        On one machine its endpoint file tells. Over nodes Ray is asked at each new connection, by the thread that
-        connects, which may wait; while Ray does not answer, the last answer counts.
+        On one machine this is in its endpoint file. Across nodes the connecting thread, which may wait, asks the
+        follower's actor at each new connection; while that does not answer, the last answer counts.
         """
         if self._spec["node"] is None:
             return read_endpoint(Path(self._spec["peer_data_dir"]))
@@ -376,7 +376,7 @@ class ReplicationActor(SatelliteActor):
                 self._peer = ray.get_actor(self._spec["peer_name"], namespace="raymq")
             endpoint = ray.get(self._peer.endpoint.remote(), timeout=PEER_TIMEOUT_S)
         except (ray.exceptions.RayError, ValueError) as error:
-            log.warning("the follower's actor does not answer: %s", error)
+            logger.warning("the follower's actor does not answer: %s", error)
             self._peer = None
         else:
             self._peer_last = endpoint or self._peer_last
@@ -395,24 +395,23 @@ def _config(spec: dict[str, Any]) -> StoreConfig:
     return StoreConfig(flush=spec["flush"], **spec.get("options", {}))
 
 
-def _end_process_soon(root: Path, reason: str) -> None:
+def _exit_soon(root: Path, reason: str) -> None:
     """End a CommitLog's process that cannot go on; Ray starts the next one, which recovers.
 
-    After a pause: answers that are on their way go out, and where the cause lasts the restarts do not follow each
-    other without end.
+    After a pause, so that answers under way go out, and so that a lasting cause does not restart it in a tight loop.
     """
     from raymq.store.clock import Clock
     from raymq.store.errors import RayMQError
     from raymq.store.files import Files
 
-    log.error("this process ends and is started again: %s", reason)
+    logger.error("this process ends and is started again: %s", reason)
     with contextlib.suppress(OSError, RayMQError):
         body = {"time_ms": Clock().now_ms(), "reason": reason}
         Files().write_file_atomic(root / "raymq" / "last-end", json.dumps(body).encode())
     try:
         threading.Timer(END_PAUSE_S, os._exit, (EXIT_GAVE_UP,)).start()
     except RuntimeError:
-        # No thread can be made: that may be the reason.
+        # No thread can be started: that may be the reason.
         os._exit(EXIT_GAVE_UP)
 
 
@@ -427,18 +426,18 @@ def _last_end(root: Path) -> dict[str, Any] | None:
 
 
 def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
-    """A role whose loop dies, or cannot be made, exits its process; Ray starts a new one (D12)."""
+    """Run a service; when its loop dies, or it cannot be made, the process exits and Ray starts a new one."""
     try:
         service = make()
         made(service)
         service.run()
     except BaseException:
-        log.exception("the service loop died")
-        os._exit(70)
+        logger.exception("the service loop died")
+        os._exit(EXIT_LOOP_DIED)
 
 
 def read_endpoint(root: Path) -> str | None:
-    """The endpoint a replica wrote last; None before its first start."""
+    """The endpoint that a replica wrote last; None before its first start."""
     from raymq.store.files import Files
 
     try:
@@ -477,9 +476,9 @@ def _routes(root: Path) -> dict[str, str]:
 
 
 def _old_port(root: Path, host: str) -> int:
-    """The port this replica had, when nobody else listens there; else 0.
+    """The port that this replica had, if it is free; else 0.
 
-    gRPC listens with SO_REUSEPORT, so two servers could share a port unnoticed: a plain bind tells.
+    gRPC listens with SO_REUSEPORT, so two servers could share a port unnoticed: a plain bind fails then.
     """
     import socket
 

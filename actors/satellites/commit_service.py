@@ -1,8 +1,9 @@
 """CommitRealTime as a process: the loop around the logic of store/log/commit.py.
 
-A plain class like `FlushService`, with the same life: one grant, then its process ends. Imports neither Ray nor
-pyarrow. A full disk is waited for: the bytes stay in the pool, puts wait, and time out as unknown. Any other write that
-fails ends the life: the next one begins where this one has published, and writes the same bytes again: no harm.
+A plain class like `FlushService`: it serves one grant, then its process ends. Imports neither Ray nor pyarrow.
+On a full disk it tries again: the bytes stay in the pool, puts wait, and time out as unknown. Any other failed write
+ends the process. The next one begins at the committed end published last and writes the same bytes again, which is
+harmless.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from raymq.store.files import Files
 from raymq.store.log.commit import CommitRealTime, SegmentWriter
 from raymq.store.log.transient_pool import PoolReader
 
-from .flush_service import BUSY_WAIT_MS, EXIT_CODES, EXIT_FENCED, end_with
-from .satellite import HEART_PERIOD_MS, IDLE_WAIT_MS, Satellite, Standing
+from .flush_service import BUSY_WAIT_MS, EXIT_CODES, EXIT_FENCED, run_and_exit
+from .satellite import HEARTBEAT_PERIOD_MS, IDLE_WAIT_MS, GrantStatus, Satellite
 
-log = logging.getLogger("raymq.commit_real_time")
+logger = logging.getLogger("raymq.commit_real_time")
 
-#: from one look at a full disk to the next
+#: from one try on a full disk to the next
 FULL_WAIT_MS = 500
 
 
 class CommitService:
-    """One life of CommitRealTime. Callers: `run` or `serve` by one thread; `stop` by any."""
+    """CommitRealTime for one grant. Callers: `run` or `serve` by one thread; `stop` by any."""
 
     def __init__(
         self,
@@ -53,22 +54,22 @@ class CommitService:
         )
 
     def run(self) -> None:
-        """Serve, and end the process with the life, whatever else runs in it. Returns: only after `stop`."""
-        end_with(self.serve)
+        """Serve, then end the process, whatever else runs in it. Returns: only after `stop`."""
+        run_and_exit(self.serve)
 
     def serve(self) -> int:
-        """One life: wait for the grant, commit under it. Returns: an EXIT_* code, when it is over."""
+        """Wait for the grant and commit under it. Returns: an EXIT_* code, when the grant is over."""
         satellite = self._satellite
         try:
-            standing = satellite.run_until_granted()
-            if standing is not Standing.GRANTED:
-                return EXIT_CODES[standing]
+            status = satellite.await_grant()
+            if status is not GrantStatus.GRANTED:
+                return EXIT_CODES[status]
             try:
                 pool = PoolReader.open(
                     self._replica_dir, satellite.commit_log_incarnation, files=self._files
                 )
             except Unavailable:
-                # The CommitLog that granted this life has gone since.
+                # The CommitLog that gave this grant has ended since.
                 return EXIT_FENCED
             try:
                 return EXIT_CODES[self._serve(pool)]
@@ -79,10 +80,10 @@ class CommitService:
             satellite.close()
 
     def stop(self) -> None:
-        """End the life soon, in order. Callers: any thread."""
+        """End the service soon, in order. Callers: any thread."""
         self._satellite.stop()
 
-    def _serve(self, pool: PoolReader) -> Standing:
+    def _serve(self, pool: PoolReader) -> GrantStatus:
         satellite = self._satellite
         commit = CommitRealTime(
             pool,
@@ -95,32 +96,32 @@ class CommitService:
             thorough_interval_ms=self._config.commit_thorough_interval_ms,
             slice_bytes=self._config.transient_pool_slice_bytes,
         )
-        standing = self._commit_at_bells(commit) if self._eager else self._commit_timed(commit)
-        if standing is not Standing.FENCED:
-            with satellite.long_call:
+        status = self._commit_eagerly(commit) if self._eager else self._commit_timed(commit)
+        if status is not GrantStatus.FENCED:
+            with satellite.blocking_call:
                 commit.commit(satellite.appended)
-        return standing
+        return status
 
-    def _commit_at_bells(self, commit: CommitRealTime) -> Standing:
-        """As GroupCommit waits: the put's wakeup, or a look whose pause grows while nothing happens."""
+    def _commit_eagerly(self, commit: CommitRealTime) -> GrantStatus:
+        """Waits as GroupCommit does: for a put's wakeup, or for a time that grows while there is no work."""
         satellite = self._satellite
         wait_ms = BUSY_WAIT_MS
-        while (standing := satellite.standing()) is Standing.GRANTED:
+        while (status := satellite.grant_status()) is GrantStatus.GRANTED:
             if self._commit(commit, at_once=True):
                 wait_ms = BUSY_WAIT_MS
             elif not satellite.wait(wait_ms):
                 wait_ms = min(wait_ms * 2, IDLE_WAIT_MS)
             else:
-                satellite.await_append(commit.committed)
-        return standing
+                satellite.appends.await_announced(commit.committed)
+        return status
 
-    def _commit_timed(self, commit: CommitRealTime) -> Standing:
-        """Source: CommitRealTimeService#run; a wakeup tells of as many pages as the page rule wants."""
+    def _commit_timed(self, commit: CommitRealTime) -> GrantStatus:
+        """Source: CommitRealTimeService#run; a wakeup means that as many pages wait as the page rule asks for."""
         satellite = self._satellite
-        while (standing := satellite.standing()) is Standing.GRANTED:
-            satellite.wait(min(commit.wait_ms(), HEART_PERIOD_MS))
+        while (status := satellite.grant_status()) is GrantStatus.GRANTED:
+            satellite.wait(min(commit.wait_ms(), HEARTBEAT_PERIOD_MS))
             self._commit(commit, at_once=False)
-        return standing
+        return status
 
     def _commit(self, commit: CommitRealTime, *, at_once: bool) -> bool:
         """Returns: whether anything was committed."""
@@ -130,10 +131,10 @@ class CommitService:
             commit.commit_if_due(before)
             return False
         try:
-            with satellite.long_call:
+            with satellite.blocking_call:
                 committed = commit.commit(appended) if at_once else commit.commit_if_due(appended)
         except StorageFull as error:
-            log.error("what is in the transient pool waits for room on the disk: %s", error)
+            logger.error("the transient pool waits for space on the disk: %s", error)
             satellite.pause(FULL_WAIT_MS)
             return False
         satellite.publish_count(commit.commits)

@@ -1,7 +1,7 @@
 """GroupCommit and FlushRealTime as a process: the loop around the logic of store/log/flush.py.
 
-A plain class; a Ray actor runs `run` in a thread, tests run it in a spawned process. When the loop ends the
-process ends: one life serves one grant (satellite.py), and whoever hosts it starts the next.
+A plain class: a Ray actor runs `run` in a thread, tests run it in a spawned process. One service serves one grant
+(satellite.py). When its loop ends the process ends, and its host starts the next.
 Imports neither Ray nor pyarrow: a flusher is small and quick to start.
 """
 
@@ -19,25 +19,32 @@ from raymq.store.errors import Rejected
 from raymq.store.files import Files
 from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 
-from .satellite import HEART_PERIOD_MS, IDLE_WAIT_MS, Satellite, Standing
+from .satellite import HEARTBEAT_PERIOD_MS, IDLE_WAIT_MS, GrantStatus, Satellite
 
 #: a wait right after work: a lost wakeup delays by this (RocketMQ's waitForRunning(10))
 BUSY_WAIT_MS = 10
 
 #: `stop` was called
 EXIT_STOPPED = 0
-#: CommitLog closed in order; the next life waits for its return
+#: CommitLog closed in order; the next process waits for its return
 EXIT_STOPPED_BY_COMMIT_LOG = 80
-#: the grant was taken back, or another CommitLog began
+#: the grant was revoked, or another CommitLog began
 EXIT_FENCED = 81
-#: a sync failed; CommitLog has been told
+#: a sync failed; the failure is published
 EXIT_SYNC_FAILED = 82
-#: the loop raised: a bug, or the disk refused something else than a sync
+#: the loop raised: a bug, or the disk refused another call than a sync
 EXIT_BUG = 83
+
+#: how a service ends -> its process's exit code
+EXIT_CODES = {
+    GrantStatus.LEAVING: EXIT_STOPPED,
+    GrantStatus.STOPPED: EXIT_STOPPED_BY_COMMIT_LOG,
+    GrantStatus.FENCED: EXIT_FENCED,
+}
 
 
 class FlushService:
-    """One life of a flusher. Callers: `run` or `serve` by one thread; `stop` by any."""
+    """A flusher for one grant. Callers: `run` or `serve` by one thread; `stop` by any."""
 
     def __init__(
         self,
@@ -61,18 +68,18 @@ class FlushService:
         self._syncer = SegmentSyncer(f"{replica_dir}/commitlog", config.segment_size_bytes, files)
 
     def run(self) -> None:
-        """Serve, and end the process with the life, whatever else runs in it. Returns: only after `stop`."""
-        end_with(self.serve)
+        """Serve, then end the process, whatever else runs in it. Returns: only after `stop`."""
+        run_and_exit(self.serve)
 
     def serve(self) -> int:
-        """One life: wait for the grant, flush under it. Returns: an EXIT_* code, when it is over."""
+        """Wait for the grant and flush under it. Returns: an EXIT_* code, when the grant is over."""
         satellite = self._satellite
         try:
-            standing = satellite.run_until_granted()
-            if standing is Standing.GRANTED:
+            status = satellite.await_grant()
+            if status is GrantStatus.GRANTED:
                 serve = self._group_commit if self._role == "group_commit" else self._real_time
-                standing = serve()
-            return EXIT_CODES[standing]
+                status = serve()
+            return EXIT_CODES[status]
         except FlushFailed as failure:
             satellite.publish_failure(failure.errno)
             return EXIT_SYNC_FAILED
@@ -81,10 +88,10 @@ class FlushService:
             satellite.close()
 
     def stop(self) -> None:
-        """End the life soon, in order. Callers: any thread."""
+        """End the service soon, in order. Callers: any thread."""
         self._satellite.stop()
 
-    def _group_commit(self) -> Standing:
+    def _group_commit(self) -> GrantStatus:
         """Source: GroupCommitService#run; the wait is adaptive so that an idle shard costs next to nothing."""
         satellite = self._satellite
         timer = satellite.sync_timer()
@@ -95,25 +102,25 @@ class FlushService:
             on_flushed=timer.flushed,
         )
         wait_ms = BUSY_WAIT_MS
-        while (standing := satellite.standing()) is Standing.GRANTED:
-            flushed = commit.flushed
+        while (status := satellite.grant_status()) is GrantStatus.GRANTED:
+            synced = commit.flushed
             if self._commit_once(commit):
                 wait_ms = BUSY_WAIT_MS
             elif not satellite.wait(wait_ms):
                 wait_ms = min(wait_ms * 2, IDLE_WAIT_MS)
             else:
                 wait_ms = BUSY_WAIT_MS
-                satellite.await_append(flushed)
-                # Who waits for this sync waits for all that comes before it. A grant that ended since was looked at
-                # last counts for nothing, here as in `_commit_once` itself.
+                satellite.appends.await_announced(synced)
+                # Before the grant is checked again, which would delay the put. If the grant has been revoked, what is
+                # published now counts for nothing.
                 self._commit_once(commit)
-            if commit.flushed > flushed:
-                satellite.poll_append(commit.flushed)
-        if standing is not Standing.FENCED:
+            if commit.flushed > synced:
+                satellite.appends.poll_next(commit.flushed)
+        if status is not GrantStatus.FENCED:
             self._commit_once(commit)
-        return standing
+        return status
 
-    def _real_time(self) -> Standing:
+    def _real_time(self) -> GrantStatus:
         """Source: FlushRealTimeService#run with flushCommitLogTimed: a period, not a wakeup."""
         satellite = self._satellite
         timer = satellite.sync_timer()
@@ -127,45 +134,37 @@ class FlushService:
             on_sync_started=timer.sync_started,
             on_flushed=timer.flushed,
         )
-        while (standing := satellite.standing()) is Standing.GRANTED:
-            satellite.wait(min(flusher.wait_ms(), HEART_PERIOD_MS))
-            with satellite.long_call:
+        while (status := satellite.grant_status()) is GrantStatus.GRANTED:
+            satellite.wait(min(flusher.wait_ms(), HEARTBEAT_PERIOD_MS))
+            with satellite.blocking_call:
                 flusher.flush_if_due(satellite.committed)
             satellite.publish_count(self._syncer.syncs)
-        if standing is not Standing.FENCED:
-            with satellite.long_call:
+        if status is not GrantStatus.FENCED:
+            with satellite.blocking_call:
                 flusher.shutdown(satellite.committed)
             satellite.publish_count(self._syncer.syncs)
-        return standing
+        return status
 
     def _commit_once(self, commit: GroupCommit) -> bool:
-        """Sync once for every put whose bytes are in the files. Returns: whether there was anything to do."""
+        """Sync once for every put whose bytes are in the files. Returns: whether there was anything to sync."""
         satellite = self._satellite
         committed = satellite.committed
         if committed <= commit.flushed:
             return False
-        with satellite.long_call:
+        with satellite.blocking_call:
             commit.commit(committed)
         satellite.publish_count(self._syncer.syncs)
         return True
 
 
-def end_with(serve: Callable[[], int]) -> None:
-    """Live one life of a satellite and end the process with its EXIT_* code. Returns: only when it was stopped."""
+def run_and_exit(serve: Callable[[], int]) -> None:
+    """Run a satellite's service and end the process with its EXIT_* code. Returns: only when it was stopped."""
     code = EXIT_BUG
     try:
         code = serve()
     except Exception:
-        # The host of this thread would only log it, and then limp on without its service.
+        # The host of this thread would only log it, and go on without its service.
         traceback.print_exc()
         sys.stderr.flush()
     if code != EXIT_STOPPED:
         os._exit(code)
-
-
-#: how a life ends, as its process tells
-EXIT_CODES = {
-    Standing.LEAVING: EXIT_STOPPED,
-    Standing.STOPPED: EXIT_STOPPED_BY_COMMIT_LOG,
-    Standing.FENCED: EXIT_FENCED,
-}

@@ -1,6 +1,4 @@
-"""The Replication actor's connection to a follower: threads that block on the network so that its
-loop never does.
-"""
+"""Replication's connection to the follower: its threads block on the network so that Replication's loop never does."""
 
 from __future__ import annotations
 
@@ -11,18 +9,15 @@ from typing import Any, NamedTuple, Protocol
 
 from raymq.store.errors import Unavailable
 
-#: how long a receiving thread waits before it looks whether it is still wanted
+#: how long a receiving thread waits before it checks whether its connection was closed
 RECEIVE_WAIT_MS = 100
 
 
-class Stream(Protocol):
+class ReplicationStream(Protocol):
     """One connection. One thread sends, another receives and closes."""
 
     def send(self, header: bytes, body: Any) -> None:
-        """Send a frame; `body` is a buffer or None.
-
-        May block; raises when the connection is gone.
-        """
+        """Send a frame; `body` is a buffer or None. May block; raises when the connection is gone."""
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
         """The next frame; None after the timeout; raises when the connection is gone."""
@@ -31,19 +26,19 @@ class Stream(Protocol):
         """End it; a `send` under way raises. May block."""
 
 
-class Transport(Protocol):
+class FollowerTransport(Protocol):
     """Makes connections."""
 
-    def connect(self, endpoint: str) -> Stream:
+    def connect(self, endpoint: str) -> ReplicationStream:
         """Connect to a follower. May block; raises Unavailable."""
 
 
 class Up(NamedTuple):
-    """The connection stands."""
+    """The connection is open."""
 
 
 class Down(NamedTuple):
-    """The connection could not be made, or is gone."""
+    """The connection could not be opened, or is broken."""
 
     reason: str
 
@@ -54,14 +49,14 @@ class Frame(NamedTuple):
     data: bytes
 
 
-LinkEvent = Up | Down | Frame
+ConnectionEvent = Up | Down | Frame
 
 
 class _Connection:
-    """One attempt and, if it succeeds, what follows."""
+    """One attempt to connect and, if it succeeds, the connection."""
 
-    def __init__(self, link: FollowerConnection) -> None:
-        self._link = link
+    def __init__(self, owner: FollowerConnection) -> None:
+        self._owner = owner
         self._outgoing: deque[tuple[bytes, Any]] = deque()
         self._condition = threading.Condition()
         self._closed = False
@@ -89,9 +84,9 @@ class _Connection:
 
     def _run_receiver(self) -> None:
         try:
-            stream = self._link.open_stream()
+            stream = self._owner.open_stream()
         except Exception as error:
-            # Whatever a transport raises, the loop must hear of it.
+            # Any exception of a transport must reach the loop.
             self._fail(error)
             return
         try:
@@ -99,11 +94,11 @@ class _Connection:
                 target=self._run_sender, args=(stream,), name="raymq-replica-send", daemon=True
             )
             sender.start()
-            self._link.report(self, Up())
+            self._owner.report(self, Up())
             while not self._closed:
                 frame = stream.receive(RECEIVE_WAIT_MS)
                 if frame is not None:
-                    self._link.report(self, Frame(bytes(frame[0])))
+                    self._owner.report(self, Frame(bytes(frame[0])))
         except Exception as error:
             self._fail(error)
         finally:
@@ -111,7 +106,7 @@ class _Connection:
             # Here, because it may block, which the loop must not.
             stream.close()
 
-    def _run_sender(self, stream: Stream) -> None:
+    def _run_sender(self, stream: ReplicationStream) -> None:
         try:
             while True:
                 with self._condition:
@@ -126,7 +121,7 @@ class _Connection:
 
     def _fail(self, error: Exception) -> None:
         if not self._closed:
-            self._link.report(self, Down(f"{type(error).__name__}: {error}"))
+            self._owner.report(self, Down(f"{type(error).__name__}: {error}"))
 
 
 class FollowerConnection:
@@ -134,26 +129,24 @@ class FollowerConnection:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: FollowerTransport,
         peer_endpoint: Callable[[], str | None],
         *,
         wake: Callable[[], None],
     ) -> None:
-        """Args: peer_endpoint: where the follower listens now, None while unknown; wake: there is
-        an event.
-        """
+        """Args: peer_endpoint: where the follower listens now, None while unknown; wake: called after each event."""
         self._transport = transport
         self._peer_endpoint = peer_endpoint
         self._wake = wake
         self._lock = threading.Lock()
-        self._events: deque[LinkEvent] = deque()
+        self._events: deque[ConnectionEvent] = deque()
         self._connection: _Connection | None = None
 
     def connect(self) -> None:
-        """Begin to connect; `Up` or `Down` follows."""
+        """Begin to connect; an `Up` or `Down` event follows."""
         self.disconnect()
         self._connection = _Connection(self)
-        # Only now: an event of a connection that is not this one is dropped.
+        # Only now: `report` drops events of any connection but `_connection`.
         self._connection.start()
 
     def disconnect(self) -> None:
@@ -165,12 +158,12 @@ class FollowerConnection:
             connection.close()
 
     def send(self, frame: bytes, body: Any) -> None:
-        """Put a frame into the queue of the connection, which the window of the caller bounds."""
+        """Put a frame into the connection's queue, which the caller's window bounds."""
         if self._connection is not None:
             self._connection.send(frame, body)
 
-    def take_events(self) -> list[LinkEvent]:
-        """What happened since the last call."""
+    def take_events(self) -> list[ConnectionEvent]:
+        """The events since the last call."""
         with self._lock:
             events = list(self._events)
             self._events.clear()
@@ -183,14 +176,14 @@ class FollowerConnection:
         if connection is not None:
             connection.join(2 * RECEIVE_WAIT_MS / 1000)
 
-    def open_stream(self) -> Stream:
+    def open_stream(self) -> ReplicationStream:
         """Callers: the connection's thread. Raises: Unavailable."""
         endpoint = self._peer_endpoint()
         if endpoint is None:
-            raise Unavailable("the follower has not said yet where it listens", field="endpoint")
+            raise Unavailable("the follower's address is not known yet", field="endpoint")
         return self._transport.connect(endpoint)
 
-    def report(self, connection: _Connection, event: LinkEvent) -> None:
+    def report(self, connection: _Connection, event: ConnectionEvent) -> None:
         """Callers: the connection's threads."""
         with self._lock:
             if connection is not self._connection:

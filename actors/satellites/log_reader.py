@@ -1,10 +1,10 @@
-"""The leader's log as the Replication role reads it: by pread, and compared with the chain before it is sent."""
+"""How Replication reads the leader's log: by pread, and compared with the chain before it is sent."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from raymq.replication.wire import Append, Message
+from raymq.replication.wire import AppendEntries, Message
 from raymq.store.errors import Corrupt, require
 from raymq.store.files import Files
 from raymq.store.log.chain import check_units
@@ -33,7 +33,7 @@ class LogReader:
     def read(self, start: int, stop: int, message: Message) -> memoryview | None:
         """The body of a frame: log bytes [start, stop), which lie in one segment; None for none.
 
-        Raises: Corrupt where these are not the bytes of the message's units, or the disk does not give them back.
+        Raises: Corrupt when the bytes differ from those of the message's units, or the disk cannot read them.
         """
         if start == stop:
             return None
@@ -43,13 +43,13 @@ class LogReader:
         data = memoryview(
             self._files.read_range(fd, start - segment, stop - segment, path=path, base=segment)
         )
-        if isinstance(message, Append):
+        if isinstance(message, AppendEntries):
             try:
                 check_units(list(message.units), data)
             except Corrupt as error:
                 raise Corrupt(
                     f"{path} at {error.offset}: the bytes are not those that were stored (the CRC of their chain "
-                    "unit differs); they and what follows are not replicated. `raymq store verify` says more.",
+                    "unit differs); they and all later bytes are not replicated. Run `raymq store verify`.",
                     **{**error.fields, "path": str(path)},
                 ) from error
         return data

@@ -1,69 +1,65 @@
-"""The part that every satellite process (flushers, replication) shares: attach, be granted, beat, publish, leave.
+"""The common part of every satellite process: attach, wait for the grant, heartbeat, publish, exit.
 
-A satellite takes its role's lock, says "I am here" in its record and works only under a grant of CommitLog
-(see supervisor.py). One life of a satellite serves one grant: when the grant is gone or CommitLog begins anew,
-it leaves and its process exits, and Ray starts a new one. That keeps every file descriptor, buffer and count of
-a satellite to one log and one generation.
+A satellite takes its role's lock, registers in its record, and works only under a grant of CommitLog (see
+supervise/supervisor.py). One `Satellite` serves one grant. When the grant is revoked or CommitLog begins again, its
+process exits, and Ray starts a new one. So every file descriptor, buffer and count belongs to one log and one grant.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 
+from raymq.actors.shared.append_wakeups import AppendWaiter
 from raymq.actors.shared.control_block import (
-    ANNOUNCED_US,
     COMMIT_LOG,
     COMMIT_REAL_TIME,
-    POLL_US,
     ControlBlock,
     Registration,
     State,
     shared_file,
 )
-from raymq.actors.shared.heartbeat import PERIOD_MS, HeartbeatWatch
+from raymq.actors.shared.heartbeat import PERIOD_MS, HeartbeatMonitor
 from raymq.actors.shared.latency import SyncTimer
 from raymq.actors.shared.processes import boot_id_hash, new_incarnation, own_identity
-from raymq.actors.shared.retry_throttle import RetryThrottle
-from raymq.actors.shared.ring import LatePuts, ReplicationRings, Request
+from raymq.actors.shared.ring import LateEntry, ReplicationRings, Request
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable, require
 from raymq.store.files import Files
 
-log = logging.getLogger("raymq.satellite")
+logger = logging.getLogger("raymq.satellite")
 
-#: how often an attached satellite looks without a wakeup while nothing happens
+#: how often an attached satellite checks for work without a wakeup while there is none
 IDLE_WAIT_MS = 400
-#: how often a long call beats
-HEART_PERIOD_MS = PERIOD_MS
+#: how often the heartbeat thread runs
+HEARTBEAT_PERIOD_MS = PERIOD_MS
 #: how often a satellite without lock or store directory tries again
 ATTACH_RETRY_MS = 200
 
 
-class Standing(Enum):
-    """What CommitLog's words say to this satellite."""
+class GrantStatus(Enum):
+    """Whether this satellite may work, as the control block says."""
 
     #: not granted yet: touch nothing
     WAITING = "waiting"
     GRANTED = "granted"
-    #: granted once, not any more: leave at once, publish nothing
+    #: granted once, not any more: exit at once, publish nothing
     FENCED = "fenced"
-    #: CommitLog closed in order: finish and leave
+    #: CommitLog closed in order: finish and exit
     STOPPED = "stopped"
-    #: this satellite was told to stop
+    #: `stop` was called
     LEAVING = "leaving"
 
 
-class LongCall:
-    """Around a call that may take long (a sync on a slow disk): a thread beats meanwhile.
+class BlockingCall:
+    """Around a call that may block for long (a sync on a slow disk): a thread publishes heartbeats meanwhile.
 
-    A slow disk is not a hung satellite; a stopped process does not beat either way. No generator: it stands between a
-    put and its sync.
+    A slow disk is not a hung satellite; a stopped process has no heartbeat either way. This is not a generator,
+    because it is on the path between a put and its sync.
     """
 
     def __init__(self, satellite: Satellite) -> None:
@@ -80,7 +76,7 @@ class LongCall:
 
 
 class Satellite:
-    """One life of one role. Callers: one thread; `stop` may come from any."""
+    """One process in one role, for one grant. Callers: one thread; `stop` and `wake` may come from any."""
 
     def __init__(self, replica_dir: str | Path, role: str, *, clock: Clock, files: Files) -> None:
         self._replica_dir = str(replica_dir)
@@ -88,25 +84,22 @@ class Satellite:
         self._files = files
         #: which role
         self.role = role
-        #: this life
         self.incarnation = new_incarnation()
-        #: the generation granted; 0 before
-        self.generation = 0
-        #: what was flushed (confirmed) when the grant was given
+        #: of the grant; 0 before
+        self.fencing_token = 0
+        #: the synced (committed, acknowledged) end when the grant was given
         self.base = 0
-        #: what the lives before have counted
+        #: what earlier processes have counted
         self._count = 0
         self._commit_log_incarnation = 0
         self._boot = boot_id_hash(files=files)
         self._stopping = threading.Event()
         self._attached = False
-        #: `with` it around a call that may take long
-        self.long_call = LongCall(self)
-        self._heart_stop = threading.Event()
-        #: in vain where no put follows soon
-        self._polls = RetryThrottle()
+        #: `with` it around a call that may block for long
+        self.blocking_call = BlockingCall(self)
+        self._heartbeat_stop = threading.Event()
 
-    def run_until_granted(self) -> Standing:
+    def await_grant(self) -> GrantStatus:
         """Attach and wait, however long, for the grant. Returns: GRANTED or LEAVING."""
         while not self._stopping.is_set():
             if not self._attached:
@@ -116,14 +109,14 @@ class Satellite:
                     # The store directory is not there yet, or the role's last process has not ended yet.
                     self._stopping.wait(ATTACH_RETRY_MS / 1000)
                     continue
-            standing = self.standing()
-            if standing is not Standing.WAITING:
-                return standing
+            status = self.grant_status()
+            if status is not GrantStatus.WAITING:
+                return status
             self.wait(IDLE_WAIT_MS)
-        return Standing.LEAVING
+        return GrantStatus.LEAVING
 
     def attach(self) -> None:
-        """Take the lock, say "I am here", ring CommitLog. Raises: Unavailable: no store yet, or the lock is held."""
+        """Take the lock, register, wake CommitLog. Raises: Unavailable: no store yet, or the lock is held."""
         if not self._files.exists(f"{self._replica_dir}/raymq"):
             raise Unavailable(f"{self._replica_dir} is not a store (yet)", path=self._replica_dir)
         with ExitStack() as undo:
@@ -139,59 +132,64 @@ class Satellite:
             )
             undo.callback(self._control.close)
             if self.role == "group_commit":
-                # The one before us may have been killed while it looked: nobody would ring for us.
-                self._control.polling = False
+                # The predecessor may have been killed while it polled: CommitLog would never wake this process.
+                self._control.group_commit_polls = False
             if self.role == "replication":
                 self._rings = ReplicationRings.open(
                     shared_file(self._replica_dir, "ring-replication"), files=self._files
                 )
                 undo.callback(self._rings.close)
             self._undo = undo.pop_all()
+        #: polls for appends instead of sleeping, where that pays
+        self.appends = AppendWaiter(self._control, clock=self._clock)
         self._record = self._control.roles[self.role]
-        self._watch = HeartbeatWatch(self._control, files=self._files)
+        self._monitor = HeartbeatMonitor(self._control, files=self._files)
         registration = Registration(self.incarnation, own_identity(files=self._files))
         self._record.register(registration, self._clock.monotonic_ms())
-        self._heartbeat = threading.Thread(target=self._run_heart, name="heartbeat", daemon=True)
+        self._heartbeat = threading.Thread(
+            target=self._run_heartbeat, name="heartbeat", daemon=True
+        )
         self._heartbeat.start()
         self._attached = True
         self._wakeup.wake(COMMIT_LOG)
 
-    def standing(self) -> Standing:
-        """What holds now; the first GRANTED also sets `generation` and `base`."""
+    def grant_status(self) -> GrantStatus:
+        """The status now; the first GRANTED also sets `fencing_token` and `base`."""
         if self._stopping.is_set():
-            return Standing.LEAVING
-        generation, incarnation = self._record.grant
+            return GrantStatus.LEAVING
+        token, incarnation = self._record.grant
         granted = incarnation == self.incarnation and self._control.valid(self._boot)
-        if not self.generation:
+        if not self.fencing_token:
             if not granted:
-                return Standing.WAITING
+                return GrantStatus.WAITING
             self._commit_log_incarnation = self._control.incarnation
             self.base = self._record.base
             self._count = self._record.count
-            # Read again: had the grant gone in between, these would be of another life.
-            if self._record.grant != (generation, incarnation):
-                return Standing.FENCED
-            self.generation = generation
+            # Read again: if the grant has changed in between, these fields are of another grant.
+            if self._record.grant != (token, incarnation):
+                return GrantStatus.FENCED
+            self.fencing_token = token
         if (
             not granted
-            or generation != self.generation
+            or token != self.fencing_token
             or self._control.incarnation != self._commit_log_incarnation
         ):
-            return Standing.FENCED
-        return Standing.STOPPED if self._control.state == State.STOPPED else Standing.GRANTED
+            return GrantStatus.FENCED
+        stopped = self._control.state == State.STOPPED
+        return GrantStatus.STOPPED if stopped else GrantStatus.GRANTED
 
     def wait(self, timeout_ms: int) -> bool:
-        """Beat, then wait for the wakeup. Returns: whether it rang."""
+        """Publish a heartbeat, then wait for a wakeup. Returns: whether there was one."""
         self.beat()
         return self._wakeup.wait(timeout_ms)
 
     def beat(self) -> None:
-        """Say "I live"."""
+        """Publish a heartbeat."""
         self._record.beat(self._clock.monotonic_ms())
 
     def pause(self, ms: int) -> None:
-        """Let time pass, whatever rings. A stop ends it."""
-        with self.long_call:
+        """Sleep through wakeups. A stop ends it."""
+        with self.blocking_call:
             self._stopping.wait(ms / 1000)
 
     @property
@@ -210,79 +208,49 @@ class Satellite:
         """Every byte below is in the log's files."""
         return self._control.committed
 
-    def await_append(self, flushed: int) -> None:
-        """Look, without sleeping, for the bytes behind `flushed` that are announced, for ANNOUNCED_US at most.
-
-        Callers: whoever comes first after an append: the flusher, or with the pool CommitRealTime (`flushed` is
-        then what it has committed).
-        """
-        deadline = self._clock.monotonic() + ANNOUNCED_US / 1e6
-        control = self._control
-        while control.appending and control.appended <= flushed:
-            os.sched_yield()
-            if self._clock.monotonic() > deadline:
-                return
-
-    def poll_append(self, flushed: int) -> None:
-        """Look, without sleeping, for the next append while its producer sends one put behind the other.
-
-        Callers: GroupCommit, once after each sync; it must look once more before it sleeps. (A lost wakeup even
-        so delays as any other.) For POLL_US at most: a core that sleeps in between wakes up slowly, here and for
-        everybody else on it. Each look offers the core to whoever waits for it.
-        """
-        control = self._control
-        if not control.announced or not self._polls.should_try():
-            return
-        deadline = self._clock.monotonic() + POLL_US / 1e6
-        control.polling = True
-        while control.appended <= flushed and self._clock.monotonic() <= deadline:
-            os.sched_yield()
-        control.polling = False
-        self._polls.record(worked=control.appended > flushed)
-
     def position_of(self, role: str) -> int:
         """The end that another role has published under its present grant; 0 if it has none."""
         record = self._control.roles[role]
-        generation, incarnation = record.grant
-        return record.position(generation) if incarnation else 0
+        token, incarnation = record.grant
+        return record.position(token) if incarnation else 0
 
     def base_of(self, role: str) -> int:
-        """The end that was flushed (confirmed) when another role was granted last."""
+        """The end that was synced (committed, acknowledged) when another role was granted last."""
         return self._control.roles[role].base
 
     def take_requests(self) -> list[Request]:
-        """The puts that CommitLog handed over since the last call. Callers: Replication."""
-        if not self.generation:
+        """The puts that CommitLog reported since the last call. Callers: Replication."""
+        if not self.fencing_token:
             self._require_granted()
         return self._rings.take_requests()
 
-    def report_late(self, late: LatePuts) -> bool:
+    def report_late(self, late: LateEntry) -> bool:
         """Report puts that missed their deadline. Returns: False if the ring is full. Callers: Replication."""
         self._require_granted()
         return self._rings.report(late)
 
     def publish_sync_started(self, end_offset: int) -> None:
         """Before each sync."""
-        if not self.generation:
+        if not self.fencing_token:
             self._require_granted()
-        self._record.publish_sync_started(self.generation, end_offset)
+        self._record.publish_sync_started(self.fencing_token, end_offset)
 
     def publish_position(self, end_offset: int) -> None:
-        """After success, then ring CommitLog and, from a flusher, Replication, which combines."""
-        if not self.generation:
+        """After success, then wake CommitLog and, from a flusher, Replication, which combines."""
+        if not self.fencing_token:
             self._require_granted()
-        self._record.publish_position(self.generation, end_offset)
-        # It stops to watch before it looks the last time; a wakeup that is lost all the same only delays.
-        self.wake_others(commit_log=not self._control.watching)
+        self._record.publish_position(self.fencing_token, end_offset)
+        # CommitLog stops to poll before its last check; a wakeup that is lost all the same only delays.
+        self.wake_others(commit_log=not self._control.commit_log_polls)
 
     def publish_failure(self, errno: int) -> None:
         """A sync failed: CommitLog must poison the replica."""
         self._require_granted()
-        self._record.publish_failure(self.generation, errno)
+        self._record.publish_failure(self.fencing_token, errno)
         self.wake_others()
 
     def publish_count(self, syncs: int) -> None:
-        """The total of this life, for metrics and status displays."""
+        """The count of this process so far, for metrics and status displays."""
         self._record.publish_count(self._count + syncs)
 
     def sync_timer(self) -> SyncTimer:
@@ -295,7 +263,7 @@ class Satellite:
         )
 
     def wake_others(self, *, commit_log: bool = True) -> None:
-        """Ring CommitLog (after `report_late`), Replication unless we are it, and after a commit GroupCommit."""
+        """Wake the processes that wait for this one: after a commit GroupCommit, then CommitLog, then Replication."""
         if self.role == COMMIT_REAL_TIME:
             self._wakeup.wake("group_commit")
         if commit_log:
@@ -304,33 +272,33 @@ class Satellite:
             self._wakeup.wake("replication")
 
     def stop(self) -> None:
-        """Make `standing` LEAVING and end the wait. Callers: any thread."""
+        """Make the status LEAVING and end the wait. Callers: any thread."""
         self._stopping.set()
         self.wake()
 
     def wake(self) -> None:
-        """End the wait: another thread of this process has something for it. Callers: any thread."""
+        """End the wait: another thread of this process has work for it. Callers: any thread."""
         if self._attached:
             self._wakeup.wake_own()
 
     def close(self) -> None:
-        """Let go of everything, the lock last."""
+        """Release everything, the lock last."""
         if not self._attached:
             return
         self._attached = False
-        self._heart_stop.set()
+        self._heartbeat_stop.set()
         self._heartbeat.join()
         self._undo.close()
 
     def _require_granted(self) -> None:
-        require(self.generation != 0, "a satellite works without a grant", role=self.role)
+        require(self.fencing_token != 0, "a satellite works without a grant", role=self.role)
 
-    def _run_heart(self) -> None:
-        while not self._heart_stop.wait(HEART_PERIOD_MS / 1000):
-            if self.long_call.active:
+    def _run_heartbeat(self) -> None:
+        while not self._heartbeat_stop.wait(HEARTBEAT_PERIOD_MS / 1000):
+            if self.blocking_call.active:
                 self.beat()
             try:
-                self._watch.look(self._clock.monotonic_ms())
+                self._monitor.check(self._clock.monotonic_ms())
             except OSError as error:
-                # No descriptor is free, for example: the next look tries again.
-                log.warning("CommitLog could not be looked at: %s", error)
+                # No descriptor is free, for example: the next check tries again.
+                logger.warning("CommitLog's heartbeat could not be checked: %s", error)

@@ -1,1 +1,1 @@
-"""What the processes of one replica share: control block, rings, wakeups, heartbeats. Neither pyarrow nor numpy."""
+"""Shared by the processes of one replica: control block, rings, wakeups, heartbeats. No pyarrow, no numpy."""

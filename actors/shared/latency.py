@@ -1,7 +1,6 @@
-"""Latencies as a few counts: what costs one addition an event, and can be shared between processes.
+"""Latencies as a few counts: one addition per event, and processes can share them.
 
-The buckets are powers of two of a microsecond, so that the place of a value is the number of its bits. Imports
-neither pyarrow nor numpy: the flush services use it.
+The buckets are powers of two of a microsecond, so the bucket of a value is the number of its bits.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ _FIRST_BITS, _LAST_BITS = 5, 24
 #: where each bucket ends, seconds; one more bucket has no end
 BOUNDS_S: tuple[float, ...] = tuple(2**bits / 1e6 for bits in range(_FIRST_BITS, _LAST_BITS + 1))
 #: counts of all buckets, then the sum of all values in microseconds
-WORDS = len(BOUNDS_S) + 2
-_SUM = WORDS - 1
+FIELDS = len(BOUNDS_S) + 2
+_SUM = FIELDS - 1
 
 
-class Words(Protocol):
+class IntArray(Protocol):
     """A list of ints, or a `memoryview` of format "q"."""
 
     def __getitem__(self, index: int, /) -> int: ...
@@ -29,7 +28,7 @@ class Words(Protocol):
 
 
 class Latencies(NamedTuple):
-    """What was counted until now."""
+    """The counts so far."""
 
     #: per bucket, not cumulative; the last one is for all values above BOUNDS_S
     counts: tuple[int, ...]
@@ -41,9 +40,9 @@ class Latencies(NamedTuple):
         return sum(self.counts)
 
     def quantile_s(self, share: float) -> float | None:
-        """The end of the bucket in which the quantile lies: at most twice its value. None without values.
+        """The end of the bucket that holds the quantile: at most twice its value. None without values.
 
-        Args: share: (0, 1]. Above the last bound there is only that bound to tell.
+        Args: share: (0, 1]. Values above the last bound are reported as that bound.
         """
         left = share * self.total
         if not left:
@@ -55,14 +54,14 @@ class Latencies(NamedTuple):
         return BOUNDS_S[-1]
 
 
-NO_LATENCIES = Latencies((0,) * (WORDS - 1), 0.0)
+NO_LATENCIES = Latencies((0,) * (FIELDS - 1), 0.0)
 
 
 class LatencyCounter:
     """Counts into `words`, a list of its own or memory that another process reads. Callers: one at a time."""
 
-    def __init__(self, words: Words | None = None) -> None:
-        self._words: Words = [0] * WORDS if words is None else words
+    def __init__(self, words: IntArray | None = None) -> None:
+        self._words: IntArray = [0] * FIELDS if words is None else words
 
     def add(self, seconds: float) -> None:
         """Count one value."""
@@ -80,22 +79,22 @@ class LatencyCounter:
         words[_SUM] += micros
 
     def read(self) -> Latencies:
-        """What was counted. Callers: any thread; a value may be in the counts and not yet in the sum."""
+        """The counts so far. Callers: any thread; a value may be in the counts and not yet in the sum."""
         return latencies(self._words)
 
     def clear(self) -> None:
-        """Begin at nothing."""
-        for word in range(WORDS):
+        """Count from 0."""
+        for word in range(FIELDS):
             self._words[word] = 0
 
 
-def latencies(words: Words) -> Latencies:
-    """What a LatencyCounter, here or in another process, has counted into `words`."""
+def latencies(words: IntArray) -> Latencies:
+    """The counts that a LatencyCounter, here or in another process, keeps in `words`."""
     return Latencies(tuple(words[at] for at in range(_SUM)), words[_SUM] / 1e6)
 
 
 class SyncTimer:
-    """Stands between a flusher and what it reports to: measures each sync, which is reported first."""
+    """Measures the syncs of a flusher and passes its reports on, before it counts."""
 
     def __init__(
         self,

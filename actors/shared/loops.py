@@ -1,4 +1,4 @@
-"""The service loops of a CommitLog's process: what is tried again, and what ends the loop."""
+"""Runs the service loops of a CommitLog process: which errors a loop retries, and which end it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from collections.abc import Callable
 from raymq.store.errors import Bug, Corrupt, RayMQError, StorageFull, Unavailable
 from raymq.store.files import SyncFailed
 
-from .troubles import Troubles
+from .failures import ActiveFailures
 
-log = logging.getLogger("raymq.commit_log")
+logger = logging.getLogger("raymq.commit_log")
 
-#: from a refused operation (no descriptor, no memory, no room, a disk that does not answer) to the next try
+#: from a refused operation (no descriptor, no memory, no space, a disk that does not answer) to the next try
 RETRY_S = 0.1
 
 
-def guarded(
+def retrying(
     name: str,
     body: Callable[[], None],
     *,
     stopping: Callable[[], bool],
-    troubles: Troubles,
+    failures: ActiveFailures,
     fail: Callable[[RayMQError], None],
 ) -> Callable[[], None]:
-    """A service loop that is begun again after what may pass; `fail` gets all else. `body` clears the trouble."""
+    """A service loop that starts again after a transient error; `fail` gets every other error.
+
+    `body` clears the failure from `failures` once it works again.
+    """
     pause = threading.Event()
 
     def run() -> None:
@@ -37,12 +40,12 @@ def guarded(
                 fail(Unavailable(f"{name}: {error}", field="store"))
                 return
             except (OSError, StorageFull) as error:
-                troubles.note(name, error)
+                failures.note(name, error)
             except RayMQError as error:
                 fail(error)
                 return
             except Exception as error:
-                log.exception("service loop died")
+                logger.exception("service loop died")
                 fail(Unavailable(f"{name}: {error!r}", field="store"))
                 return
             pause.wait(RETRY_S)
@@ -52,10 +55,10 @@ def guarded(
     return run
 
 
-def may_pass(error: RayMQError, *, sync_failed: bool) -> bool:
-    """Whether the next start of the process may do without this failure.
+def restart_may_help(error: RayMQError, *, sync_failed: bool) -> bool:
+    """Whether the process should restart because of this error.
 
-    Not after a failed sync, nor where stored bytes or our own reckoning are wrong: then the replica goes on serving
-    what it can, and says why.
+    Not after a failed sync, for corrupt bytes or for a bug: a restart would fail in the same way. The replica then
+    stays up, serves reads and reports why it takes no writes.
     """
     return not sync_failed and not isinstance(error, (Corrupt, Bug))

@@ -1,4 +1,4 @@
-"""The slow loop of a replica: samples and upkeep every second, deletion of old files every few seconds.
+"""The maintenance loop of a replica: statistics and upkeep every second, deletion of old files every few seconds.
 
 Source: StoreStatsService#run and DefaultMessageStore#cleanFilesPeriodically, RocketMQ 5.3.3.
 """
@@ -8,15 +8,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from raymq.store.clock import Clock
-from raymq.store.log.clean import CleanService
 
-log = logging.getLogger("raymq.commit_log")
+logger = logging.getLogger("raymq.commit_log")
 
 STEP_S = 1.0
 #: the first pass comes so long after the start
 FIRST_PASS_MS = 60_000
+
+
+class Cleaner(Protocol):
+    """`store.log.clean.CleanService`, which imports numpy."""
+
+    def run_once(self) -> object:
+        """One pass: delete what may go."""
+
+    def delete_now(self) -> None:
+        """Delete expired files at any hour for a while."""
 
 
 class Maintenance:
@@ -24,14 +34,14 @@ class Maintenance:
 
     def __init__(
         self,
-        cleaner: CleanService,
+        cleaner: Cleaner,
         *,
         clock: Clock,
         interval_ms: int,
         sample: Callable[[int], None] | None = None,
         upkeep: Callable[[], None] | None = None,
     ) -> None:
-        """Args: sample gets the monotonic time, ms; what upkeep raises ends `run`."""
+        """Args: sample gets the monotonic time in ms; an exception of upkeep ends `run`."""
         self._cleaner = cleaner
         self._clock = clock
         self._interval_ms = interval_ms
@@ -43,7 +53,7 @@ class Maintenance:
         self.failed: str | None = None
 
     def step(self) -> None:
-        """Do what is due."""
+        """One iteration."""
         now_ms = self._clock.monotonic_ms()
         if self._sample is not None:
             self._sample(now_ms)
@@ -56,7 +66,7 @@ class Maintenance:
             self._cleaner.run_once()
         except Exception as error:
             # Old files that stay do no harm yet; the next pass tries again.
-            log.warning("old files could not be deleted: %s", error)
+            logger.warning("old files could not be deleted: %s", error)
             self.failed = str(error)
         else:
             self.failed = None
@@ -68,12 +78,12 @@ class Maintenance:
         self._wake.set()
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Work until told to stop."""
+        """Iterate until `stopping`."""
         while not stopping():
             self.step()
             self._wake.wait(STEP_S)
             self._wake.clear()
 
     def wake(self) -> None:
-        """Look at once whether to stop."""
+        """Check at once whether to stop."""
         self._wake.set()

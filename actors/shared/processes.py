@@ -1,7 +1,7 @@
 """Processes as (pid, start time), held by pidfd: a reused pid is never taken for the old process, nor killed.
 
-A pid alone names whoever has it now. The start time (field 22 of /proc/<pid>/stat, clock ticks since boot) makes
-it a name for one process of one boot; a pidfd pins that process while we look, kill and wait.
+A pid alone names the process that has it now. With the start time (field 22 of /proc/<pid>/stat, clock ticks since
+boot) it names one process of one boot. A pidfd keeps naming that process while it is checked, killed and awaited.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raymq.store.files import Files
 
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
-#: incarnations fit beside a 15-bit generation in one word, see control_block.py
+#: an incarnation and a 15-bit fencing token fit into one field, see control_block.py
 INCARNATION_BITS = 48
 
 
@@ -48,13 +48,13 @@ def own_identity(*, files: Files) -> ProcessIdentity:
 
 
 def boot_id_hash(*, files: Files) -> int:
-    """63 bits that change with every boot; what was recorded under another value is about dead processes."""
+    """63 bits that change with every boot; a record with another value is about dead processes."""
     digest = hashlib.sha256(files.read_file(_BOOT_ID_PATH).strip()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def new_incarnation() -> int:
-    """A random name of one life of one role: 48 bits, never 0."""
+    """A random name for one process in one role: 48 bits, never 0."""
     return int.from_bytes(os.urandom(INCARNATION_BITS // 8), "big") or 1
 
 
@@ -70,7 +70,7 @@ class ProcessHandle:
 
     @classmethod
     def open(cls, identity: ProcessIdentity, *, files: Files) -> ProcessHandle | None:
-        """A handle on exactly this process; None if it has ended (also if its pid is another's now)."""
+        """A handle on exactly this process; None if it has ended (also if another process has its pid now)."""
         if identity.pid <= 0:
             return None
         try:
@@ -99,7 +99,7 @@ class ProcessHandle:
         return bool(self._poll.poll(timeout_ms))
 
     def close(self) -> None:
-        """Forget the process; it lives on."""
+        """Release the handle; the process goes on."""
         if self._pidfd >= 0:
             self._poll.unregister(self._pidfd)
             os.close(self._pidfd)

@@ -9,11 +9,11 @@ File `raymq/ring-replication`, native byte order (it never leaves the machine), 
     word 512   4096 requests of 3 words: number, end_offset, since_ms (monotonic)
     then       4096 late puts of 3 words: number, end_offset, status code
 
-Only puts whose promise names replicas pass here; what they mean is said in replication/combiner.py. Success comes as a
-word of the control block, so nothing waits for an entry but the answer to a late put.
+Only puts whose promise names replicas are entered; see replication/combiner.py for what the entries mean. Success is
+reported by a field of the control block, so only the answers to late puts wait for an entry.
 
-An entry is written before the count that makes it visible. Both counts live in the file, so a new Replication goes on
-where the dead one stopped; CommitLog answers the requests that died with it.
+An entry is written before the count that makes it visible. Both counts are in the file, so a new Replication continues
+where the dead one stopped. CommitLog answers the requests that the dead one had taken.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ FILE_BYTES = (_FIRST_LATE + CAPACITY * _ENTRY_WORDS) * _WORD
 
 
 class Request(NamedTuple):
-    """Puts that wait, as CommitLog hands them to Replication."""
+    """Puts that wait for replicas, as CommitLog reports them to Replication."""
 
-    #: CommitLog's number of the last one; this entry is about all before it, too
+    #: CommitLog's number of the last put; the entry covers all puts before it, too
     number: int
-    #: they end at this physical offset or before
+    #: the puts end at this physical offset or before
     end_offset: int
     #: monotonic milliseconds
     since_ms: int
 
 
-class LatePuts(NamedTuple):
+class LateEntry(NamedTuple):
     """Puts up to `number` that end at `end_offset` or before, and have no outcome yet, missed their deadline."""
 
     number: int
@@ -55,7 +55,7 @@ class LatePuts(NamedTuple):
 
 
 class Ring:
-    """One direction. Callers: one thread at a time pushes, in one process; one takes, in one process."""
+    """One direction. Callers: one process pushes, one process takes, each with one thread at a time."""
 
     def __init__(self, words: memoryview, *, pushed: int, taken: int, first: int) -> None:
         """Args: word indexes of the two counts and of the first entry."""
@@ -71,7 +71,7 @@ class Ring:
         return count
 
     def push(self, entry: Sequence[int]) -> bool:
-        """Append an entry. Returns: False if the ring is full; nothing was written then."""
+        """Append an entry. Returns: False if the ring is full, with nothing written."""
         if len(self) == CAPACITY:
             return False
         words = self._words
@@ -119,22 +119,22 @@ class ReplicationRings:
             self._words[word] = 0
 
     def request(self, request: Request) -> bool:
-        """CommitLog hands puts over. Returns: False when full: a later request covers these puts, too."""
+        """CommitLog reports waiting puts. Returns: False when full: a later request covers these puts, too."""
         return self._requests.push(request)
 
     def take_requests(self) -> list[Request]:
-        """Replication takes all that wait."""
+        """Replication takes all requests."""
         entries = self._requests.take_all()
         return [Request(*entry) for entry in entries] if entries else []
 
-    def report(self, late: LatePuts) -> bool:
+    def report(self, late: LateEntry) -> bool:
         """Replication reports late puts. Returns: False when full; CommitLog then answers them a little later."""
         return self._late.push(late)
 
-    def take_late(self) -> list[LatePuts]:
-        """CommitLog takes all that are there."""
+    def take_late(self) -> list[LateEntry]:
+        """CommitLog takes all reports."""
         entries = self._late.take_all()
-        return [LatePuts(*entry) for entry in entries] if entries else []
+        return [LateEntry(*entry) for entry in entries] if entries else []
 
     def close(self) -> None:
         """Unmap."""

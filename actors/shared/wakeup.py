@@ -1,9 +1,9 @@
-"""Doorbells: how one process of a replica wakes another at once.
+"""How one process of a replica wakes another at once: one Unix datagram socket per role.
 
-A Unix datagram socket a role, in a short private directory because socket paths over 107 bytes do not bind.
-A wakeup carries no data: what to do is in the shared words. Ringing never blocks; a full buffer means that the
-wakeup is already ringing; a missing receiver polls anyway, so a lost wakeup only delays.
-Source: RocketMQ ServiceThread#wakeup and #waitForRunning (one pending wake-up is remembered).
+The sockets are in a short private directory, because socket paths over 107 bytes do not bind. A wakeup carries no data:
+the shared fields say what to do. Sending never blocks. A full buffer means that a wakeup is pending already. A missing
+receiver polls anyway, so a lost wakeup only delays.
+Source: RocketMQ ServiceThread#wakeup and #waitForRunning (one pending wakeup is remembered).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raymq.store.errors import Unavailable
 from raymq.store.files import Files
 
 _ROOT = "/tmp"
-#: stop draining here: a sender faster than us leaves the wakeup ringing, which is right
+#: stop draining here: a sender that is faster than this process leaves a wakeup pending, which is right
 _DRAIN_LIMIT = 512
 
 
@@ -30,13 +30,13 @@ def wakeup_directory(replica_dir: str) -> str:
 
 
 class Wakeup:
-    """The wakeup of one role of one replica, and the way to ring the others.
+    """The wakeup socket of one role of one replica; it also wakes the other roles.
 
-    Callers: one process a role (it holds `<role>.lock`); one thread waits, any thread rings.
+    Callers: one process per role (it holds `<role>.lock`); one thread waits, any thread wakes.
     """
 
     def __init__(self, replica_dir: str, role: str, *, files: Files) -> None:
-        """Raises: Unavailable if somebody else owns the directory."""
+        """Raises: Unavailable if the directory belongs to another user."""
         self._files = files
         self._directory = wakeup_directory(replica_dir)
         for path in (os.path.dirname(self._directory), self._directory):
@@ -44,57 +44,57 @@ class Wakeup:
             _check_private(path)
         self._path = f"{self._directory}/{role}"
         self._role = role
-        # What is there is a dead process's: the caller holds the role's lock.
+        # A socket file here is of a dead process: the caller holds the role's lock.
         if files.exists(self._path):
             files.unlink(self._path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
         self._socket.bind(self._path)
-        #: guards `_ways`
-        self._ringing = threading.Lock()
-        #: role -> a socket that is connected to its wakeup: a ring by path costs twice as much
-        self._ways: dict[str, socket.socket] = {}
+        #: guards `_senders`
+        self._lock = threading.Lock()
+        #: role -> a socket connected to its wakeup: sending by path costs twice as much
+        self._senders: dict[str, socket.socket] = {}
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
 
     def wake(self, role: str) -> None:
-        """Wake that role. Never blocks, never fails for want of a receiver."""
-        with self._ringing:
-            way = self._ways.get(role)
-            if way is not None:
+        """Wake that role. Never blocks; without a receiver it does nothing."""
+        with self._lock:
+            sender = self._senders.get(role)
+            if sender is not None:
                 try:
-                    way.send(b"!")
+                    sender.send(b"!")
                     return
                 except BlockingIOError:
                     return
                 except OSError:
                     # That receiver is gone; perhaps there is another one.
-                    way.close()
-                    del self._ways[role]
+                    sender.close()
+                    del self._senders[role]
             self._connect(role)
 
     def _connect(self, role: str) -> None:
-        """The first ring of a receiver, by its path. Needs the lock."""
+        """The first wakeup of a receiver, by its path. Needs the lock."""
         try:
-            way = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         except OSError:
             # No descriptor is free: a lost wakeup only delays.
             return
-        way.setblocking(False)
+        sender.setblocking(False)
         try:
-            way.connect(f"{self._directory}/{role}")
-            way.send(b"!")
+            sender.connect(f"{self._directory}/{role}")
+            sender.send(b"!")
         except (BlockingIOError, FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
-            way.close()
+            sender.close()
             return
-        self._ways[role] = way
+        self._senders[role] = sender
 
     def wake_own(self) -> None:
-        """Wake the thread that waits on this wakeup."""
+        """Wake the thread that waits on this object."""
         self.wake(self._role)
 
     def wait(self, timeout_ms: int) -> bool:
-        """Wait until rung since the last wait, at most so long. Returns: whether it rang."""
+        """Wait for a wakeup since the last wait, up to the timeout. Returns: whether there was one."""
         if not self._poll.poll(max(0, timeout_ms)):
             return False
         for _ in range(_DRAIN_LIMIT):
@@ -102,34 +102,34 @@ class Wakeup:
                 self._socket.recv(1)
             except BlockingIOError:
                 break
-            # A look costs less than the exception of an empty socket.
+            # A poll costs less than the exception of an empty socket.
             if not self._poll.poll(0):
                 break
         return True
 
     def close(self) -> None:
-        """Take the wakeup down; ringing it is then like ringing nobody."""
+        """Remove the socket; wakeups of this role then do nothing."""
         if self._socket.fileno() < 0:
             return
         self._poll.unregister(self._socket)
-        self._let_go()
+        self._close_sockets()
         if self._files.exists(self._path):
             self._files.unlink(self._path)
 
-    def _let_go(self) -> None:
+    def _close_sockets(self) -> None:
         """Close every socket, which is all that a SIGKILL does: the name stays."""
         self._socket.close()
-        with self._ringing:
-            for way in self._ways.values():
-                way.close()
-            self._ways.clear()
+        with self._lock:
+            for sender in self._senders.values():
+                sender.close()
+            self._senders.clear()
 
 
 def _check_private(path: str) -> None:
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise Unavailable(
-            f"{path} is not a directory of user {os.getuid()}; remove it or set it right", path=path
+            f"{path} is not a directory of user {os.getuid()}; remove it or make it one", path=path
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise Unavailable(

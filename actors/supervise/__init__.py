@@ -1,1 +1,1 @@
-"""What the CommitLog process knows of its satellites: leases, progress, fencing."""
+"""How the CommitLog process supervises its satellites: leases, progress, fencing."""

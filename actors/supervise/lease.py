@@ -1,4 +1,4 @@
-"""One role as CommitLog sees it: vacant, granted to a live process, or waiting for the expelled one to end."""
+"""The lease of one role as CommitLog sees it: vacant, granted to a live process, or revoked until that process ends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from raymq.actors.shared.latency import Latencies
 from raymq.actors.shared.processes import ProcessHandle
 from raymq.store.files import Files
 
-#: the roles whose position is `flushed`
+#: the roles whose position is the synced end
 FLUSH_ROLES = tuple(FLUSHERS.values())
 
 
-class Newcomer(NamedTuple):
+class Candidate(NamedTuple):
     """A live process that asks for a role."""
 
     incarnation: int
@@ -21,16 +21,16 @@ class Newcomer(NamedTuple):
 
 
 class Lease:
-    """The place of one role. Callers: Supervisor, under its lock; `position` also without."""
+    """The lease of one role. Callers: Supervisor, under its lock; `position` and `sync_started` also without."""
 
     def __init__(self, record: RoleRecord, *, files: Files) -> None:
         self.role = record.role
         self.record = record
         self._files = files
-        #: the generation whose words count; 0: nobody's
-        self.generation = 0
-        #: nobody is granted until this is False again
-        self.held = False
+        #: the fencing token of the grant; fields with another token count as 0. 0: not granted
+        self.fencing_token = 0
+        #: the role is not granted while this is True
+        self.suspended = False
         self._handle: ProcessHandle | None = None
         self._granted_at_ms = 0
         self._grants = 0
@@ -38,63 +38,63 @@ class Lease:
 
     @property
     def vacant(self) -> bool:
-        """Whether no process of ours is alive here."""
-        return not self.generation and self._handle is None
+        """Whether no process that was granted is alive."""
+        return not self.fencing_token and self._handle is None
 
     @property
     def position(self) -> int:
         """The end published under the present grant; 0 without one."""
-        generation = self.generation
-        return self.record.position(generation) if generation else 0
+        token = self.fencing_token
+        return self.record.position(token) if token else 0
 
     @property
     def sync_started(self) -> int:
         """The end of the sync that was begun last under the present grant; 0 without one."""
-        generation, end = self.record.sync_started
-        return end if self.generation and generation == self.generation else 0
+        token, end = self.record.sync_started
+        return end if self.fencing_token and token == self.fencing_token else 0
 
-    def find_newcomer(self) -> Newcomer | None:
-        """The live process that asks for the lease if it is free; the caller grants it or closes its handle."""
+    def find_candidate(self) -> Candidate | None:
+        """The live process that asks for the lease, if it is vacant; the caller grants it or closes its handle."""
         registration = self.record.registration()
-        if not self.vacant or self.held or registration is None:
+        if not self.vacant or self.suspended or registration is None:
             return None
-        # Granted before means expelled or ended: wait for its successor.
+        # Granted before means revoked or ended: wait for its successor.
         if registration.incarnation == self.record.last_granted:
             return None
         handle = ProcessHandle.open(registration.process, files=self._files)
-        return None if handle is None else Newcomer(registration.incarnation, handle)
+        return None if handle is None else Candidate(registration.incarnation, handle)
 
-    def grant(self, newcomer: Newcomer, base: int, now_ms: int) -> None:
-        """Let the newcomer work from `base` on."""
-        self._handle = newcomer.handle
+    def grant(self, candidate: Candidate, base: int, now_ms: int) -> None:
+        """Let the candidate work from `base` on."""
+        self._handle = candidate.handle
         self._granted_at_ms = now_ms
         self._grants += 1
-        self.generation = self.record.give_grant(newcomer.incarnation, base)
+        self.fencing_token = self.record.give_grant(candidate.incarnation, base)
 
     def silent_ms(self, now_ms: int, watched_from_ms: int) -> int:
-        """How long the granted one has not beaten while we were watching; 0 if nobody is granted."""
-        if not self.generation:
+        """How long the granted process has been without heartbeat since `watched_from_ms`; 0 if none is granted."""
+        if not self.fencing_token:
             return 0
         return now_ms - max(self.record.heartbeat_ms, self._granted_at_ms, watched_from_ms)
 
-    def watch(self) -> None:
-        """Notice the end of the process, granted or expelled."""
+    def check_exit(self) -> None:
+        """Make the lease vacant if its process has ended."""
         if self._handle is not None and self._handle.exited():
-            self.expel("ended")
+            self.revoke("ended")
             self._drop_handle()
 
-    def expel(self, reason: str) -> None:
-        """Take the grant back, then kill; the lease is vacant when the process has ended."""
-        if not self.generation:
+    def revoke(self, reason: str) -> None:
+        """Revoke the grant, then kill the process; the lease is vacant when that has ended."""
+        if not self.fencing_token:
             return
-        self.record.take_grant_back()
-        self.generation = 0
+        self.record.revoke_grant()
+        self.fencing_token = 0
         self._last_end = reason
         if self._handle is not None:
             self._handle.kill()
 
     def wait_vacant(self, timeout_ms: int) -> bool:
-        """Wait for the end of the expelled one. Returns: False at the timeout."""
+        """Wait for the end of a revoked process. Returns: False at the timeout."""
         if self._handle is not None:
             if not self._handle.wait_exit(timeout_ms):
                 return False
@@ -105,8 +105,8 @@ class Lease:
         """For status displays."""
         registration = self.record.registration()
         return {
-            "granted": bool(self.generation),
-            "generation": self.generation,
+            "granted": bool(self.fencing_token),
+            "fencing_token": self.fencing_token,
             "pid": registration.process.pid if registration else None,
             "position": self.position,
             "heartbeat_age_ms": now_ms - self.record.heartbeat_ms if registration else None,
@@ -121,7 +121,7 @@ class Lease:
         return self.record.sync_latencies
 
     def close(self) -> None:
-        """Let go; processes live on."""
+        """Release the handle; the process goes on."""
         self._drop_handle()
 
     def _drop_handle(self) -> None:

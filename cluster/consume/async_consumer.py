@@ -64,10 +64,10 @@ class AsyncConsumer:
         Those of `raymq.Consumer`.
 
     Raises:
-        Rejected: an unknown topic or queue, a bad option, or `start` is missing. Opening raises it, not the
-        constructor. OffsetOutOfRange: a queue does not hold the offset to read; `min` and `max` say what it holds.
-        Corrupt: a stored message is damaged. `seek` after it to continue. Unavailable: a shard is unreachable for
-        longer than `unavailable_timeout_ms`.
+        Rejected: an unknown topic or queue, a bad option, or `start` is missing; raised when the consumer opens.
+        OffsetOutOfRange: a queue does not hold the offset to read; `min` and `max` say what it holds.
+        Corrupt: a stored message is damaged. `seek` after it to continue.
+        Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
 
     def __init__(

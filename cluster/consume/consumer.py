@@ -110,7 +110,7 @@ class Consumer:
         wanted = list(range(self._route.queues)) if queues is None else list(queues)
         if not wanted:
             raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
-        shards = sorted({self._route.shard_of(queue) for queue in wanted})
+        shards = sorted({self._route.shard_of(queue_id) for queue_id in wanted})
         # The wire takes no other integers, such as numpy's.
         wanted = list(map(int, wanted))
         #: queue_id -> offset of the next message that `poll` returns
@@ -124,7 +124,7 @@ class Consumer:
             shard: ShardReader(
                 self._routes,
                 shard,
-                [queue for queue in wanted if self._route.shard_of(queue) == shard],
+                [queue_id for queue_id in wanted if self._route.shard_of(queue_id) == shard],
                 self._state,
                 self._clock,
             )
@@ -142,20 +142,20 @@ class Consumer:
 
     def _begin(self, queues: list[int], shards: list[int], start: Start) -> dict[int, int]:
         committed = self._committed(shards) if self.group is not None else {}
-        found = {queue: committed[queue] for queue in queues if queue in committed}
-        missing = [queue for queue in queues if queue not in found]
+        found = {queue_id: committed[queue_id] for queue_id in queues if queue_id in committed}
+        missing = [queue_id for queue_id in queues if queue_id not in found]
         if not missing:
             return found
         if start in ("earliest", "latest"):
-            ranges = self._ranges(sorted({self._route.shard_of(queue) for queue in missing}))
+            ranges = self._ranges(sorted({self._route.shard_of(queue_id) for queue_id in missing}))
             side = 0 if start == "earliest" else 1
-            return found | {queue: ranges[queue][side] for queue in missing}
+            return found | {queue_id: ranges[queue_id][side] for queue_id in missing}
         if isinstance(start, int):
             check_offsets(dict.fromkeys(missing, start))
             return found | dict.fromkeys(missing, start)
-        if isinstance(start, Mapping) and all(queue in start for queue in missing):
-            check_offsets({queue: start[queue] for queue in missing})
-            return found | {queue: int(start[queue]) for queue in missing}
+        if isinstance(start, Mapping) and all(queue_id in start for queue_id in missing):
+            check_offsets({queue_id: start[queue_id] for queue_id in missing})
+            return found | {queue_id: int(start[queue_id]) for queue_id in missing}
         why = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
         raise Rejected(
             f"{why} for the queues {missing} of {self.topic}, and start is {start!r}: use {_START_HELP}",
@@ -167,7 +167,7 @@ class Consumer:
         found: dict[int, tuple[int, int]] = {}
         for shard in shards:
             answer = self._routes.call(shard, "queue_ranges", {"topic": self.topic})
-            found.update({int(queue): (low, high) for queue, (low, high) in answer.items()})
+            found.update({int(queue_id): (low, high) for queue_id, (low, high) in answer.items()})
         return found
 
     # --- reading --------------------------------------------------------------------------------
@@ -271,10 +271,10 @@ class Consumer:
         state = self._state
         if state.fatal is not None:
             raise state.fatal
-        for queue in sorted(state.failed):
+        for queue_id in sorted(state.failed):
             # Records fetched before the failure come first.
-            if not any(piece.queue_id == queue for piece in state.pieces):
-                raise state.failed[queue]
+            if not any(piece.queue_id == queue_id for piece in state.pieces):
+                raise state.failed[queue_id]
         if state.pieces:
             return
         now = self._clock.monotonic_ms()
@@ -332,9 +332,9 @@ class Consumer:
         check_offsets(wanted)
         for shard in self._readers:
             own = {
-                str(queue): int(offset)
-                for queue, offset in wanted.items()
-                if self._route.shard_of(self._own(queue)) == shard
+                str(queue_id): int(offset)
+                for queue_id, offset in wanted.items()
+                if self._route.shard_of(self._own(queue_id)) == shard
             }
             if own:
                 arguments = {"group": self.group, "topic": self.topic, "offsets": own}
@@ -385,7 +385,7 @@ class Consumer:
         arguments: dict[str, Any] = {"group": self.group, "topic": self.topic}
         for shard in shards:
             table = self._routes.call(shard, "offsets", arguments)
-            found.update({int(queue): int(offset) for queue, offset in table.items()})
+            found.update({int(queue_id): int(offset) for queue_id, offset in table.items()})
         return found
 
     def _own(self, queue_id: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,9 +46,7 @@ def read_range(
             try:
                 routes = Routes.of(cluster)
                 if stream is None:
-                    # The stream keeps the connection open until the stream is closed.
-                    with closing(routes.connect(shard)) as connection:
-                        stream = connection.fetch_stream()
+                    stream = routes.fetch_stream(shard)
                 found = stream.fetch(
                     topic,
                     {queue_id: first},

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from raymq.cluster.transport.connection import Connection, FetchStream
+from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
@@ -88,11 +88,9 @@ class ShardReader:
     def _run(self) -> None:
         failures = 0
         while not self._state.closed:
-            connection: Connection | None = None
             stream: FetchStream | None = None
             try:
-                connection = self._routes.connect(self.shard)
-                stream = connection.fetch_stream()
+                stream = self._routes.fetch_stream(self.shard)
                 with self._state.changed:
                     self._stream = stream
                 while self._fetch(stream):
@@ -105,8 +103,6 @@ class ShardReader:
                     self._stream = None
                 if stream is not None:
                     stream.close()
-                if connection is not None:
-                    connection.close()
             if failures and not self._state.closed:
                 self._back_off(failures)
 
@@ -118,14 +114,14 @@ class ShardReader:
 
     def _wanted(self) -> dict[int, int]:
         offsets = {
-            queue: self._state.fetch_from[queue]
-            for queue in self.queues
-            if queue in self._state.fetch_from
+            queue_id: self._state.fetch_from[queue_id]
+            for queue_id in self.queues
+            if queue_id in self._state.fetch_from
         }
         # The queues take turns as the first: a busy queue must not starve the others.
         order = list(offsets)
         turn = self._turn % max(len(order), 1)
-        return {queue: offsets[queue] for queue in order[turn:] + order[:turn]}
+        return {queue_id: offsets[queue_id] for queue_id in order[turn:] + order[:turn]}
 
     def _fetch(self, stream: FetchStream) -> bool:
         """One fetch, once the consumer has taken the pieces of this shard. False: end, or open a new stream."""
@@ -160,17 +156,17 @@ class ShardReader:
 
     def _take(self, part: FetchSlice, wanted: dict[int, int]) -> None:
         """Store the answer for one queue, unless a seek has made it obsolete. Needs the lock."""
-        state, queue = self._state, part.queue_id
-        if queue not in wanted or state.fetch_from.get(queue) != wanted[queue]:
+        state, queue_id = self._state, part.queue_id
+        if queue_id not in wanted or state.fetch_from.get(queue_id) != wanted[queue_id]:
             return
         if part.error is not None or part.records is None:
-            del state.fetch_from[queue]
-            state.failed[queue] = part.error or Unavailable("an empty answer", shard=self.shard)
+            del state.fetch_from[queue_id]
+            state.failed[queue_id] = part.error or Unavailable("an empty answer", shard=self.shard)
             return
-        if part.first_offset != wanted[queue] or not len(part.records):
+        if part.first_offset != wanted[queue_id] or not len(part.records):
             return
-        state.fetch_from[queue] = part.next_offset
-        piece = Piece(self.shard, queue, part.first_offset, part.next_offset, part.records)
+        state.fetch_from[queue_id] = part.next_offset
+        piece = Piece(self.shard, queue_id, part.first_offset, part.next_offset, part.records)
         state.pieces.append(piece)
         state.ahead[self.shard] = state.ahead.get(self.shard, 0) + 1
 

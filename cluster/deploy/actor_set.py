@@ -129,13 +129,12 @@ def create(
     another `flush` or another TLS.
     """
     from raymq.actors.ray.actor_classes import (
-        GROUP_OF,
-        GROUPS,
         CommitActor,
         CommitLogActor,
         FlushActor,
         ReplicationActor,
     )
+    from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
 
     for method, group in GROUP_OF.items():
         # What a call costs is mostly Ray's: without its events a fifth less.

@@ -1,1 +1,1 @@
-"""What a message is before it travels and after: the model, its columns, keys, codecs and the choice of a queue."""
+"""The message model: its columns, keys and codecs, and the choice of a queue."""

@@ -1,6 +1,6 @@
-"""Values to bodies and back, on the client's side only; the name stands in property `content-type`.
+"""Encode values as message bodies and decode them, in the client only. Property `content-type` names the codec.
 
-Nothing here ever unpickles (design D9).
+Stored bytes are never unpickled.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ CONTENT_TYPE = "content-type"
 
 
 class Codec(Protocol):
-    """A way to make bytes of values."""
+    """Encodes values as bytes."""
 
     name: str
 
     def encode(self, value: Any) -> bytes:
-        """Raises: Rejected when the value is of no kind that it knows."""
+        """Raises: Rejected for a value of a type that the codec does not take."""
 
     def decode(self, body: bytes) -> Any:
-        """Raises: ValueError when the body is damaged or of another codec."""
+        """Raises: ValueError for a damaged body or a body of another codec."""
 
 
 class BytesCodec:
-    """Bytes as they are."""
+    """Bytes, unchanged."""
 
     name = "bytes"
 
     def encode(self, value: Any) -> bytes:
-        """Anything with the buffer protocol."""
+        """Take any object with the buffer protocol."""
         if type(value) is bytes:
             return value
         try:
@@ -46,7 +46,7 @@ class BytesCodec:
             raise _wrong(self.name, value, "give bytes, or choose another codec") from error
 
     def decode(self, body: bytes) -> bytes:
-        """The body."""
+        """Return the body."""
         return body
 
 
@@ -56,7 +56,7 @@ class JsonCodec:
     name = "json"
 
     def encode(self, value: Any) -> bytes:
-        """NaN and infinities are refused: no other JSON reader takes them."""
+        """Encode as JSON. NaN and infinities are refused: other JSON readers do not take them."""
         try:
             text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -64,7 +64,7 @@ class JsonCodec:
         return text.encode()
 
     def decode(self, body: bytes) -> Any:
-        """What the JSON says."""
+        """Decode JSON."""
         return json.loads(body)
 
 
@@ -85,10 +85,10 @@ class MsgpackCodec:
             ) from error
 
     def encode(self, value: Any) -> bytes:
-        """As msgpack.packb: strings in UTF-8, tuples as lists."""
+        """As msgpack.packb: strings become UTF-8, tuples become lists."""
         own = self._own
         try:
-            # One packer a thread: to make one costs more than to use it.
+            # One packer per thread: making one costs more than using it.
             packer = own.packer
         except AttributeError:
             packer = own.packer = self._msgpack.Packer()
@@ -99,7 +99,7 @@ class MsgpackCodec:
         return body
 
     def decode(self, body: bytes) -> Any:
-        """As msgpack.unpackb; keys of maps may be anything that they could be when they were packed."""
+        """As msgpack.unpackb; map keys may have any type that can be packed."""
         return self._msgpack.unpackb(body, strict_map_key=False)
 
 
@@ -109,7 +109,7 @@ class ArrowIpcCodec:
     name = "arrow-ipc"
 
     def encode(self, value: Any) -> bytes:
-        """A RecordBatch or Table with its schema."""
+        """Encode a RecordBatch or Table with its schema."""
         if not isinstance(value, pa.RecordBatch | pa.Table):
             raise _wrong(self.name, value, "give a RecordBatch or Table")
         sink = pa.BufferOutputStream()
@@ -119,13 +119,13 @@ class ArrowIpcCodec:
         return body
 
     def decode(self, body: bytes) -> pa.Table:
-        """The rows of the stream, checked as a whole: Arrow follows offsets and indices wherever they lead."""
+        """Decode and validate all rows: Arrow itself trusts the offsets and indices of a stream."""
         try:
             with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
                 table = reader.read_all()
             table.validate(full=True)
         except (pa.ArrowException, OSError, MemoryError) as error:
-            raise ValueError(f"the body is no valid Arrow IPC stream: {error}") from error
+            raise ValueError(f"the body is not a valid Arrow IPC stream: {error}") from error
         return table
 
 
@@ -139,7 +139,7 @@ _made: dict[str, Codec] = {}
 
 
 def codec(name: str) -> Codec:
-    """The codec of a name. Raises: Rejected when there is none, or its package is missing."""
+    """The codec with this name. Raises: Rejected for an unknown name or a missing package."""
     made = _made.get(name)
     if made is None:
         kind = _CODECS.get(name)
@@ -154,12 +154,12 @@ def codec(name: str) -> Codec:
 
 
 def encode_all(codec: Codec, values: Iterable[Any]) -> list[bytes]:
-    """The bytes of many values. Raises: Rejected, as `encode` for the first that it refuses; for what is not bytes."""
+    """Encode many values. Raises: Rejected for the first value that the codec does not take."""
     values = list(values)
     if type(codec) is not BytesCodec:
         values = [codec.encode(value) for value in values]
     if set(map(type, values)) <= {bytes}:
-        # The rule; a call each costs as much as the rest of a put.
+        # The usual case: one call per value would cost as much as the rest of a put.
         return values
     to_bytes = BytesCodec().encode
     return [to_bytes(value) for value in values]

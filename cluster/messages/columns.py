@@ -1,4 +1,4 @@
-"""Columns of messages to what a shard takes, and what a shard gives to columns (design D3)."""
+"""Convert columns of messages to the batches that a shard takes, and raw records of a fetch to columns."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from .message import (
     ReceivedMessage,
 )
 
-#: what `Consumer.poll_batch` returns. `properties` are all of the record's, as the log has them:
-#: raymq.store.records.properties.decode reads one
+#: columns of `Consumer.poll_batch`. `properties` are encoded as in the log: `raymq.store.decode_properties` reads one
 MESSAGE_SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
@@ -48,19 +47,19 @@ _TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
 
 
 def put_batch(data: pa.RecordBatch | pa.Table, *, now_ms: int) -> tuple[pa.RecordBatch, Any]:
-    """Columns of messages as PUT_SCHEMA, and their keys.
+    """Convert columns of messages to PUT_SCHEMA.
 
-    Args: `body` (binary or string) must be there; `key` (binary or string), `tag` (string),
-    `properties` (encoded, or map<string, string>) and `born_time_ms` (int64, else `now_ms`) may.
-    Returns: the batch, and the keys as a binary column, None without that column.
+    Args: `data` has `body` (binary or string), and optionally `key` (binary or string), `tag` (string), `properties`
+    (encoded, or map<string, string>) and `born_time_ms` (int64; `now_ms` without it).
+    Returns: the batch, and its keys as a binary column or None.
     Raises: Rejected naming a column that is missing, unknown or of another type.
     """
     names = data.schema.names
     unknown = [name for name in names if name not in _COLUMNS]
     if unknown or "body" not in names:
         raise Rejected(
-            f"the columns are {names}; body is needed, key, tag, properties and born_time_ms may "
-            "be there, nothing else",
+            f"the columns are {names}: `body` is required; key, tag, properties and born_time_ms are optional; "
+            "other columns are refused",
             field=unknown[0] if unknown else "body",
             limit=", ".join(_COLUMNS),
         )
@@ -102,7 +101,7 @@ def _encoded(column: Any) -> pa.Array:
 
 
 def _concatenated(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Two columns joined row by row, null where both are."""
+    """Join two columns row by row; null where both are null."""
     joined = pc.binary_join_element_wise(
         left, right, b"", null_handling="replace", null_replacement=b""
     )
@@ -111,7 +110,7 @@ def _concatenated(left: pa.Array, right: pa.Array) -> pa.Array:
 
 
 def message_batch(shard: int, records: pa.Array) -> pa.RecordBatch:
-    """Raw records of a fetch as MESSAGE_SCHEMA."""
+    """Convert raw records of a fetch to MESSAGE_SCHEMA."""
     count = len(records)
     decoded = decode_records(records)
     properties = decoded.column("properties")
@@ -136,7 +135,7 @@ def message_batch(shard: int, records: pa.Array) -> pa.RecordBatch:
 
 
 def messages(batch: pa.RecordBatch) -> Iterator[ReceivedMessage]:
-    """The rows of a MESSAGE_SCHEMA batch as objects."""
+    """Iterate over the rows of a MESSAGE_SCHEMA batch as messages."""
     for row in batch.to_pylist():
         properties = decode_properties(row["properties"])
         host, _, port = row["store_host"].rpartition(":")

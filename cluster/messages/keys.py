@@ -1,7 +1,7 @@
-"""Message keys in the properties of a record: text as it is, anything else base64 (design D10).
+"""Message keys in the properties of a record: text unchanged, any other key in base64.
 
-`__SHARDINGKEY` is RocketMQ's own property for the ordering key; its properties hold text without
-\\x01 and \\x02 only, so other keys go to `__KEY_B64`.
+RocketMQ's property for the ordering key is `__SHARDINGKEY`. Properties hold text without \\x01 and \\x02 only, so other
+keys go to `__KEY_B64`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BASE64_KEY = "__KEY_B64"
 
 
 def is_text_key(key: bytes) -> bool:
-    """Whether a key can stand in a properties string as it is."""
+    """Whether a properties string can hold the key unchanged."""
     if not key or b"\x01" in key or b"\x02" in key:
         return False
     try:
@@ -33,10 +33,10 @@ def is_text_key(key: bytes) -> bool:
 
 
 def key_property(key: bytes) -> bytes:
-    """The property of a key, encoded."""
+    """The encoded property of a key."""
     if is_text_key(key):
         return b"__SHARDINGKEY\x01" + key + b"\x02"
-    # An empty key is a key; RocketMQ drops properties with empty values.
+    # An empty key is a valid key, but RocketMQ drops properties with empty values.
     return b"__KEY_B64\x01" + (base64.b64encode(key) or b"=") + b"\x02"
 
 
@@ -72,7 +72,7 @@ def keys_of(properties: pa.Array) -> pa.Array:
     coded = _value(properties, BASE64_KEY)
     if coded.null_count == len(coded):
         return text
-    # Binary keys are the exception; they are decoded one by one.
+    # Binary keys are rare: decode them one by one.
     decoded = [
         None if value is None else base64.b64decode(value.removeprefix(b"="))
         for value in coded.to_pylist()
@@ -96,7 +96,7 @@ def _joined(name: str, values: pa.Array) -> pa.Array:
 
 
 def _text_rows(keys: pa.Array) -> npt.NDArray[np.bool_]:
-    """Which rows have a text key. Only those with bytes over 127 are looked at one by one."""
+    """Which rows have a text key. Only keys with bytes over 127 are checked one by one."""
     offsets = value_offsets(keys).astype(np.int64)
     flat = value_bytes(keys)[offsets[0] : offsets[-1]]
     starts = offsets - offsets[0]
@@ -116,7 +116,7 @@ def _base64(keys: pa.Array) -> pa.Array:
 
 
 def as_binary(column: Any, name: str) -> pa.Array:
-    """A text or bytes column as binary. Raises: Rejected for another type or chunks over 2 GiB."""
+    """Convert a text or bytes column to binary. Raises: Rejected for another type or chunks over 2 GiB."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     kind = column.type

@@ -1,4 +1,4 @@
-"""The one message model (design D10): what is sent, what is read, what a receipt says."""
+"""The message model: messages to send, received messages and receipts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from raymq.store.records.record_walk import gather
 from .codecs import CONTENT_TYPE, codec
 from .keys import BASE64_KEY, TEXT_KEY, key_property
 
-#: RocketMQ's property for the index keys, and what stands between them
+#: RocketMQ's property for the index keys, and their separator
 INDEX_KEYS = "KEYS"
 INDEX_KEY_SEPARATOR = " "
 
-#: where a record has its queue offset
+#: where a record holds its queue offset
 _QUEUE_OFFSET_AT = 20
 
-#: names that users neither see nor set: RayMQ's own, and what RocketMQ's clients and brokers write.
+#: property names that users neither see nor set: RayMQ's own, and those of RocketMQ's clients and brokers.
 #: Source: MessageConst.STRING_HASH_SET of RocketMQ 5.3.3.
 _ROCKETMQ = """
     WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
@@ -45,54 +45,65 @@ SYSTEM_PROPERTIES = frozenset({"_P", TAGS, INDEX_KEYS, TEXT_KEY, BASE64_KEY, *_R
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """A message to send."""
+    """A message to send: `producer.send(message)` is `producer.send(topic, body, ...)` as one object.
+
+    Example:
+        ```python
+        import raymq
+
+        message = raymq.Message(topic="orders", body=b"one espresso", key=b"alice", tag="bar")
+        with raymq.connect() as cluster, cluster.producer() as producer:
+            cluster.create_topic("orders", queues=4)
+            print(producer.send(message).result(timeout=30).offset)
+        ```
+    """
 
     topic: str
-    #: made by a codec, or any bytes
+    #: any bytes, or what a codec made
     body: bytes
-    #: partition and ordering key: messages of one key keep their order
+    #: partition and ordering key: messages with one key go to one queue, in order
     key: bytes | None = None
-    #: one word; the engine filters by it, clients see it
+    #: one word that consumers see, and by which the engine filters
     tag: str | None = None
-    #: RocketMQ's KEYS: words under which the engine finds the message; the key of a compacted topic
+    #: RocketMQ's KEYS: words by which the engine finds the message, and the key of a compacted topic
     index_keys: tuple[str, ...] = ()
-    #: text without \\x01 and \\x02, names and values not empty
+    #: non-empty names and values without \\x01 and \\x02
     properties: dict[str, str] = field(default_factory=dict)
-    #: when readers are to get it, ms since 1970; None: at once
+    #: delivery time in ms since 1970; None: at once
     deliver_at_ms: int | None = None
 
     @property
     def value(self) -> Any:
-        """The body, decoded by the codec that property `content-type` names; bytes without one."""
+        """The body, decoded by the codec in property `content-type`; bytes without that property."""
         return codec(self.properties.get(CONTENT_TYPE, "bytes")).decode(self.body)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReceivedMessage(Message):
-    """A message that was read."""
+    """A message as a consumer returns it."""
 
     shard: int
     queue_id: int
-    #: in its queue
+    #: offset in its queue
     offset: int
     #: when the shard stored it
     store_time_ms: int
     #: when the producer made it, by the producer's clock
     born_time_ms: int
-    #: RocketMQ's offset message id: store host and place in the commit log
+    #: RocketMQ's offset message id: store host and physical offset
     message_id: str
 
 
 class Receipt(NamedTuple):
-    """A stored message: the promise was kept."""
+    """The proof that a message is stored as the producer's `acks` and the cluster's flush mode promise."""
 
     topic: str
     queue_id: int
     shard: int
-    #: in its queue; -1 when an earlier try had stored it so long ago that its offset is not known
+    #: offset in its queue; -1 when an earlier try had stored it and its offset is no longer known
     offset: int
     store_time_ms: int
-    #: an earlier try had stored it
+    #: whether an earlier try had stored it
     duplicate: bool
 
 
@@ -102,16 +113,16 @@ def property_bytes(
     index_keys: tuple[str, ...],
     properties: Mapping[str, str] | None,
 ) -> bytes | None:
-    """A message's key, index keys and properties as the log has them; None when it has none.
+    """Encode a message's key, index keys and properties as the log holds them; None when all are missing.
 
-    Raises: Rejected for what cannot be stored together with the tag, naming the field.
+    Raises: Rejected naming the field that cannot be stored.
     """
     parts = encode_properties(key, index_keys, properties)
     tag_bytes = 0
     if tag is not None:
         if not isinstance(tag, str) or not tag or not separators_absent(tag):
             raise Rejected(
-                f"tag {tag!r} is no text, empty, or has \\x01 or \\x02",
+                f"tag {tag!r} is not text, is empty, or has \\x01 or \\x02",
                 field="tag",
                 limit="text without \\x01, \\x02",
             )
@@ -132,9 +143,9 @@ def encode_properties(
     index_keys: tuple[str, ...] = (),
     properties: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The properties string of a key, index keys and user properties.
+    """Encode a key, index keys and user properties as a properties string.
 
-    Raises: Rejected for what cannot stand there, naming the field.
+    Raises: Rejected naming the field that cannot be encoded.
     """
     parts = b""
     if key is not None:
@@ -153,7 +164,7 @@ def encode_properties(
 
 
 def queue_offsets(records: pa.Array) -> npt.NDArray[np.int64]:
-    """The queue offset of each raw record of a fetch: ascending, of a compacted topic with gaps."""
+    """The queue offset of each raw record of a fetch: ascending, with gaps in a compacted topic."""
     if not len(records):
         return np.zeros(0, dtype=np.int64)
     ends = np.frombuffer(records.buffers()[1], dtype=np.int32)

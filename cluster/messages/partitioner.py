@@ -1,4 +1,4 @@
-"""Which queue a key goes to: Kafka's murmur2, so that a key has the same place in both (design D10).
+"""Chooses the queue of a key by Kafka's murmur2, so that a key has the same place in both.
 
 Source: org.apache.kafka.common.utils.Utils#murmur2 and BuiltInPartitioner#partitionForKey.
 """
@@ -46,7 +46,7 @@ def murmur2_column(keys: pa.Array) -> UInt32s:
     m = np.uint32(_M)
     h = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     words = lengths >> 2
-    # One step a word position, for all keys that reach so far at once.
+    # Each step hashes one word position of all keys that are long enough.
     rows = np.flatnonzero(words > 0)
     position = 0
     while len(rows):

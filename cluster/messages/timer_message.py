@@ -1,4 +1,4 @@
-"""What a message carries that is to be delivered later: RocketMQ's properties of the timer topic."""
+"""The properties of a message for later delivery, as RocketMQ's timer topic has them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from raymq.store.format import PROPERTIES_MAX_BYTES
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import encode
 
-#: bytes around topic and queue
+#: bytes of the properties around topic and queue id
 REAL_BYTES = 40
-#: the shard checks again, with its own options
+#: default limits; the shard checks again with its own options
 _CONFIG = StoreConfig()
 
 
 def timer_properties(deliver_at_ms: int, now_ms: int) -> bytes | None:
-    """The properties that say when; None for a time that is over: it is delivered at once.
+    """The properties of the delivery time; None for a time in the past, which means delivery at once.
 
-    Raises: Rejected for what is no time, or further away than timers reach.
+    Raises: Rejected for a value that is not a time, or a time beyond the reach of timers.
     """
     if isinstance(deliver_at_ms, bool) or not isinstance(deliver_at_ms, int):
         raise Rejected(
@@ -34,12 +34,12 @@ def timer_properties(deliver_at_ms: int, now_ms: int) -> bytes | None:
 
 
 def waiting_properties(topic: str, queue_id: int, properties: bytes | None, later: bytes) -> bytes:
-    """All properties of a message while it waits for its queue. Raises: Rejected when they are too long."""
+    """All properties of a message in the timer topic. Raises: Rejected when they are too long."""
     real = encode({"REAL_TOPIC": topic, "REAL_QID": str(queue_id)})
     text = (properties or b"") + later + real
     if len(text) + STAMP_BYTES > PROPERTIES_MAX_BYTES:
         raise Rejected(
-            f"key, tag and properties make {len(text) + STAMP_BYTES} bytes with the time of delivery, the limit is "
+            f"key, tag and properties make {len(text) + STAMP_BYTES} bytes with the delivery time; the limit is "
             f"{PROPERTIES_MAX_BYTES}: put large values into the body",
             field="properties",
             limit=PROPERTIES_MAX_BYTES,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raymq.cluster.transport.connection import Connection, FetchStream
+from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
@@ -70,8 +70,8 @@ class WaitingPut:
 class QueueCoordinator:
     """Assigns items to gets in the order of their calls, and room to puts. One event loop.
 
-    Every method may be called again with the same request number, also at a successor: items that were assigned to a
-    number are assigned to that number again, and to no other.
+    Every method may be called again with the same request number, also at a successor. Items that were assigned to a
+    number are returned to that number again, and to no other.
     """
 
     def __init__(self, cluster: Cluster, name: str, shard: int) -> None:
@@ -104,7 +104,6 @@ class QueueCoordinator:
 
     async def take(self, request: int, count: int, wait_s: float) -> tuple[int, int] | None:
         """Assign the next `count` items to `request`; None when there are fewer.
-
 
         Args: `wait_s` is for one item; 0 takes only items that exist at the call.
         Returns: (first, count). Raises: Unavailable while the shard does not answer.
@@ -404,11 +403,9 @@ class EndWatcher:
 
     def _run(self) -> None:
         while not self._closed:
-            connection: Connection | None = None
             stream: FetchStream | None = None
             try:
-                connection = self._routes.connect(self._shard)
-                stream = connection.fetch_stream()
+                stream = self._routes.fetch_stream(self._shard)
                 with self._changed:
                     self._stream = stream
                 while self._ask(stream):
@@ -423,8 +420,6 @@ class EndWatcher:
                     self._stream = None
                 if stream is not None:
                     stream.close()
-                if connection is not None:
-                    connection.close()
 
     def _ask(self, stream: FetchStream) -> bool:
         with self._changed:

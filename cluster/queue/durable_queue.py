@@ -93,7 +93,7 @@ class Queue:
 
         An item is gone from the queue only if the process that got it dies, as in the original; a waiting `get` that
         dies can take one item with it up to 5 s later. The item is still in the topic, and a Consumer of `name` reads
-        it until its file is deleted: 72 hours after the put, or as `raymq start --file-reserved-hours` says.
+        it until its file is deleted. That happens 72 hours after the put, or as `start(file_reserved_hours=...)` says.
 
         A batch is stored in parts of about 1 MiB (4 MiB with `linger_ms`), so a batch that fails may be stored in part.
 

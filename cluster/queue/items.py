@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from raymq.cluster.consume.checked import checked
 from raymq.cluster.messages import codecs
 from raymq.cluster.messages.message import encode_properties
-from raymq.cluster.transport.connection import Connection, FetchStream
+from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
@@ -60,7 +60,6 @@ class ItemReader:
         self._clock = clock
         self._codec = codec
         self._usual = encode_properties(None, (), {codecs.CONTENT_TYPE: codec})
-        self._connection: Connection | None = None
         self._stream: FetchStream | None = None
         #: the latest fetch: items never change
         self._ahead = Items(0, [], [])
@@ -95,8 +94,7 @@ class ItemReader:
         while True:
             try:
                 if self._stream is None:
-                    self._connection = self._routes.connect(self._shard)
-                    self._stream = self._connection.fetch_stream()
+                    self._stream = self._routes.fetch_stream(self._shard)
                 parts = self._stream.fetch(
                     self._topic,
                     {0: first},
@@ -132,8 +130,5 @@ class ItemReader:
     def close(self) -> None:
         """Close the stream; the next read opens another."""
         stream, self._stream = self._stream, None
-        connection, self._connection = self._connection, None
         if stream is not None:
             stream.close()
-        if connection is not None:
-            connection.close()

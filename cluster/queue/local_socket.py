@@ -2,8 +2,8 @@
 
 Each line is one JSON array: [method, argument...] to the coordinator, [result] or [null, error] back. A connection has
 one call under way. Every call may be repeated as an actor call with the same request number, so any fault of the socket
-is answered by an actor call. No call waits here for long: Ray lends the CPUs of a task that waits for an actor to other
-tasks, perhaps to the one that puts the item. Ray does not see that a task waits for a socket.
+is answered by an actor call. No call waits here for long, because Ray does not see that a task waits for a
+socket. Ray lends the CPUs of a task that waits for an actor to other tasks, perhaps to the one that puts the item.
 """
 
 from __future__ import annotations

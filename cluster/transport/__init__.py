@@ -1,1 +1,1 @@
-"""The wire between clients and shards: Arrow Flight with TLS, or Ray's actor calls; and which shard is where."""
+"""The wire between clients and shards, by Arrow Flight with TLS or by Ray's actor calls, and the shards' endpoints."""

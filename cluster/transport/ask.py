@@ -1,4 +1,4 @@
-"""Asks several shards at the same time, so that a silent one delays nothing but its own answer."""
+"""Asks several shards at the same time, so that a silent shard delays only its own answer."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def ask(
 ) -> Iterator[tuple[int, Answer | RayMQError]]:
     """Call `call(shard)` for all shards at once. Yields: (shard, answer or error), the fastest first.
 
-    A shard that is silent for `timeout_s` yields DeliveryUnknown. Its thread is left to the timeout of its own call,
-    so `call` needs one. A thread may outlive the caller's interest, and then the caller may leave Ray: so `call` must
-    not use Ray, which ends the process when it is used while it is left. Calls by Ray are made `in_turn`.
+    A shard without an answer after `timeout_s` yields DeliveryUnknown. Its thread ends by the timeout of its own call,
+    so `call` needs one. That thread may still run when the caller leaves Ray, and a process that uses Ray while leaving
+    it dies. So `call` must not use Ray: calls by Ray are made `in_turn`.
     """
     if in_turn:
         for shard in shards:
@@ -68,7 +68,7 @@ def first(
 ) -> tuple[int, Answer]:
     """The first shard that answers, and its answer. See `ask`.
 
-    Raises: when no shard answers, an error that is not retriable (Rejected ...) if there is one, else the last.
+    Raises: if no shard answers, an error that is not retriable (such as Rejected) if there is one, else the last error.
     """
     failed: RayMQError | None = None
     for shard, answer in ask(shards, call, timeout_s=timeout_s, in_turn=in_turn):
@@ -82,7 +82,7 @@ def first(
 
 
 def no_answer(shard: int, timeout_s: float) -> DeliveryUnknown:
-    """The error of a shard that was silent."""
+    """The error of a shard that did not answer in time."""
     return DeliveryUnknown(
         f"shard {shard} did not answer within {timeout_s:g} s", status="TIMEOUT", shard=shard
     )

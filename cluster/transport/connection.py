@@ -1,4 +1,4 @@
-"""A connection to a shard, by whichever transport a cluster is reached: Arrow Flight, or Ray's actor calls."""
+"""A connection to a shard, by either transport: Arrow Flight, or Ray's actor calls."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Transport = Literal["flight", "ray"]
 
 
 class PutStream(Protocol):
-    """Batches out, acks in, in order. See `flight_client.PutStream`."""
+    """Batches out, acks in, in order. See `flight_client.FlightPutStream`."""
 
-    #: bytes that may be unanswered, as the shard told; None: it set no limit
+    #: bytes that may be unanswered, as the shard said; None: it set no limit
     window_bytes: int | None
 
     def opened(self) -> None:
-        """Wait until the shard has taken the stream."""
+        """Wait until the shard has accepted the stream."""
 
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
         """Send one batch."""
@@ -32,14 +32,14 @@ class PutStream(Protocol):
         """The next acks; blocks."""
 
     def abort(self) -> None:
-        """Break the stream; any thread may."""
+        """Break the stream. Callers: any thread."""
 
     def close(self) -> None:
         """End the stream at once."""
 
 
 class FetchStream(Protocol):
-    """Reads, one request at a time. See `flight_client.FetchStream`."""
+    """Reads, one request at a time. See `flight_client.FlightFetchStream`."""
 
     def fetch(
         self,
@@ -50,17 +50,17 @@ class FetchStream(Protocol):
         max_records: int,
         wait_ms: int,
     ) -> list[FetchSlice]:
-        """Read queues; waits up to `wait_ms` while none has anything."""
+        """Read queues; waits up to `wait_ms` while all are empty."""
 
     def abort(self) -> None:
-        """Break the stream; any thread may."""
+        """Break the stream. Callers: any thread."""
 
     def close(self) -> None:
         """End the stream at once."""
 
 
 class Connection(Protocol):
-    """What clients use of a connection. See `flight_client.ShardConnection`."""
+    """A connection as clients use it. See `flight_client.ShardConnection`."""
 
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = 30.0
@@ -88,13 +88,13 @@ def open_connection(
 ) -> Connection:
     """A connection to one shard.
 
-    Args: `endpoint` is host:port over Flight, the name of the shard's actor over Ray. `token` and `ca` are Flight's:
-    who is let into a Ray is let in by Ray.
+    Args: `endpoint` is host:port with Flight, the name of the shard's actor with Ray. Flight alone uses `token` and
+    `ca`: Ray admits its own clients.
     Raises: Rejected (the transport cannot be used in this process), Unavailable.
     """
     if transport == "flight":
         return ShardConnection(endpoint, token, cluster_id, shard, ca=ca)
     check_choice("transport", transport, ("flight", "ray"))
-    # By name: Spark's workers come through here, and must not even seem to depend on Ray.
+    # Imported here: Spark's workers use this module and must not depend on Ray.
     module = importlib.import_module("raymq.cluster.transport.ray_connection")
     return cast(Connection, module.RayShardConnection(endpoint, cluster_id))

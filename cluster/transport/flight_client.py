@@ -1,4 +1,4 @@
-"""The client's end of the wire: a connection a replica; put, fetch and replica streams. No Ray."""
+"""The client's side of Arrow Flight: one connection per replica; put, fetch and replication streams. No Ray."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.api.row_message import pack_row
+from raymq.actors.protocol import flight_messages
+from raymq.actors.protocol.row_message import pack_row
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.files import Files
 from raymq.store.record import PUT_SCHEMA, Row
 from raymq.store.requests import FetchSlice
 
-from . import protocol, tls
+from . import tls
 
 CALL_TIMEOUT_S = 30.0
 
-#: Without a pool of its own a new client inherits the back-off of earlier ones to the same address:
-#: a server that is back would not be tried for up to two minutes. Retries would hide breaks.
+#: Without a pool of its own a new client inherits the back-off of earlier clients to the same address. It would not try
+#: a restarted server for up to two minutes. Retries would hide broken connections.
 _OPTIONS = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
 
-#: how a stream or call of a server that is gone fails
+#: exceptions of a stream or call whose server is gone
 BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
 def translate(error: BaseException, endpoint: str) -> RayMQError:
-    """A Flight failure in our words: what the server raised, a wrong token, else Unavailable."""
+    """A Flight failure as RayMQError: the server's error, a wrong token, else Unavailable."""
     if isinstance(error, RayMQError):
         return error
     if isinstance(error, flight.FlightUnauthenticatedError):
@@ -37,12 +38,13 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
     extra = getattr(error, "extra_info", None)
     if extra:
         try:
-            return from_wire(protocol.unpack(extra))
+            return from_wire(flight_messages.unpack(extra))
         except (ValueError, KeyError):
             pass
     if isinstance(error, flight.FlightTimedOutError):
         return DeliveryUnknown(
-            f"{endpoint}: no answer in time; it may or may not have been done", status="TIMEOUT"
+            f"{endpoint}: no answer in time; the operation may or may not have run",
+            status="TIMEOUT",
         )
     if isinstance(error, StopIteration):
         return Unavailable(f"{endpoint}: the server ended the stream", endpoint=endpoint)
@@ -50,7 +52,7 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
 
 
 def _plain(error: BaseException) -> str:
-    """The message without what gRPC and Flight wrap around it."""
+    """The message without the text that gRPC and Flight add."""
     text = str(error).partition(". Detail: ")[0].partition(" gRPC client debug context")[0]
     text = text.rpartition(", with message: ")[2]
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__
@@ -59,12 +61,12 @@ def _plain(error: BaseException) -> str:
 class ShardConnection:
     """A connection to one replica. Threads: any; each stream has one sender and one receiver.
 
-    `close` may be called beside the calls and streams of other threads: these end by themselves, and the native client
-    is closed after the last of them. (A native client that is closed inside a call crashes the process.)
+    `close` may be called during calls and streams of other threads. These end by themselves, and the last one closes
+    the native client: a native client that is closed during a call crashes the process.
 
-    With `cluster_id` and `shard` given, a server that is another one refuses every call: ports are
-    reused. Nothing is sent before the first call. The server of an endpoint with TLS must show a
-    certificate of `ca` (PEM), without it of RAY_TLS_CA_CERT, else one that the system trusts.
+    Ports are reused, so with `cluster_id` and `shard` given any other server refuses every call. Nothing is sent before
+    the first call. With TLS the server's certificate must be signed by `ca` (PEM), by default by RAY_TLS_CA_CERT, else
+    by an authority that the system trusts.
     """
 
     def __init__(
@@ -78,13 +80,13 @@ class ShardConnection:
     ) -> None:
         """Raises: Rejected when RAY_TLS_CA_CERT is needed and cannot be used."""
         self.endpoint = endpoint
-        #: guards the two below
+        #: guards the two fields below
         self._lock = threading.Lock()
-        #: calls and streams that use the native client
+        #: number of calls and streams that use the native client
         self._users = 0
         self._closed = False
         self._identity = {"cluster_id": cluster_id, "shard": shard}
-        self._headers = [(protocol.AUTHORIZATION.encode(), protocol.bearer(token))]
+        self._headers = [(flight_messages.AUTHORIZATION.encode(), flight_messages.bearer(token))]
         if endpoint.startswith(tls.TLS_PREFIX):
             self._client = flight.FlightClient(
                 f"grpc+{endpoint}",
@@ -99,10 +101,10 @@ class ShardConnection:
     ) -> dict[str, Any]:
         """An administrative operation; `timeout` in seconds.
 
-        Raises: what the shard raised; Unavailable when it cannot be reached; DeliveryUnknown when
-        it does not answer in time.
+        Raises: the shard's error; Unavailable when it cannot be reached; DeliveryUnknown when it does not answer in
+        time.
         """
-        body = protocol.pack({**self._identity, "args": args or {}})
+        body = flight_messages.pack({**self._identity, "args": args or {}})
         options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
         self._acquire()
         try:
@@ -111,7 +113,7 @@ class ShardConnection:
             raise translate(error, self.endpoint) from error
         finally:
             self.release()
-        answer = protocol.unpack(results[0].body)
+        answer = flight_messages.unpack(results[0].body)
         if "error" in answer:
             raise from_wire(answer["error"])
         result: dict[str, Any] = answer["result"]
@@ -119,19 +121,19 @@ class ShardConnection:
 
     def put_stream(self) -> FlightPutStream:
         """A stream for batches of PUT_SCHEMA. Raises: Unavailable."""
-        return FlightPutStream(*self._exchange(protocol.PUT), self)
+        return FlightPutStream(*self._exchange(flight_messages.PUT), self)
 
     def fetch_stream(self) -> FlightFetchStream:
         """A stream for reads. Raises: Unavailable."""
-        return FlightFetchStream(*self._exchange(protocol.FETCH), self)
+        return FlightFetchStream(*self._exchange(flight_messages.FETCH), self)
 
     def replica_stream(self) -> ReplicaStream:
-        """A stream of a leader's Replication role to a follower. Raises: Unavailable."""
-        return ReplicaStream(*self._exchange(protocol.REPLICATE), self)
+        """A stream of a leader's Replication to a follower. Raises: Unavailable."""
+        return ReplicaStream(*self._exchange(flight_messages.REPLICATE), self)
 
     def _exchange(self, op: str) -> tuple[Any, Any]:
         descriptor = flight.FlightDescriptor.for_command(
-            protocol.pack({"op": op, **self._identity})
+            flight_messages.pack({"op": op, **self._identity})
         )
         options = flight.FlightCallOptions(headers=self._headers)
         self._acquire()
@@ -152,7 +154,7 @@ class ShardConnection:
             self._users += 1
 
     def release(self) -> None:
-        """A call or stream has ended. Callers: this class, and each stream once when it is closed."""
+        """Note the end of a call or stream. Callers: this class, and each stream once when it is closed."""
         with self._lock:
             self._users -= 1
             last = self._closed and not self._users
@@ -160,7 +162,7 @@ class ShardConnection:
             self._client.close()
 
     def close(self) -> None:
-        """Close the connection: no new calls or streams. The last one that runs closes the native client."""
+        """Refuse new calls and streams. The last one under way closes the native client."""
         with self._lock:
             if self._closed:
                 return
@@ -171,7 +173,7 @@ class ShardConnection:
 
 
 class _Stream:
-    """What the streams share. Any thread may call `abort`, only the owner the rest."""
+    """The base of the streams. Any thread may call `abort`, only the owner the rest."""
 
     schema = PUT_SCHEMA
 
@@ -200,7 +202,7 @@ class _Stream:
             chunk = self._reader.read_chunk()
         except BROKEN as error:
             raise translate(error, self._connection.endpoint) from error
-        if chunk.data is None and bytes(chunk.app_metadata) == protocol.BYE:
+        if chunk.data is None and bytes(chunk.app_metadata) == flight_messages.GOAWAY:
             raise Unavailable(
                 f"{self._connection.endpoint}: the server stops",
                 endpoint=self._connection.endpoint,
@@ -208,18 +210,18 @@ class _Stream:
         return chunk
 
     def opened(self) -> None:
-        """Wait until the server has taken the stream. Raises: Unavailable; Rejected when refused."""
+        """Wait until the server has accepted the stream. Raises: Unavailable; Rejected when refused."""
         try:
             _ = self._reader.schema
         except BROKEN as error:
             raise translate(error, self._connection.endpoint) from error
 
     def abort(self) -> None:
-        """Break the stream: whoever reads or writes it gets Unavailable."""
+        """Break the stream: threads that read or write it get Unavailable."""
         self._reader.cancel()
 
     def close(self) -> None:
-        """End the stream at once, answered or not; it must not be used afterwards."""
+        """End the stream at once, even with unanswered requests. It must not be used afterwards."""
         if self._closed:
             return
         self._closed = True
@@ -227,7 +229,7 @@ class _Stream:
         try:
             self._writer.close()
         except BROKEN:
-            # The stream was broken or cancelled: nothing is left to close.
+            # A broken or cancelled stream needs no closing.
             pass
         finally:
             self._connection.release()
@@ -237,7 +239,7 @@ class FlightPutStream(_Stream):
     """Batches out, acks in, in order."""
 
     schema = PUT_SCHEMA
-    #: bytes that may be unanswered, as the server told; None before it has
+    #: bytes that may be unanswered, as the server said; None before it has
     window_bytes: int | None = None
 
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
@@ -245,11 +247,11 @@ class FlightPutStream(_Stream):
         if isinstance(batch, Row):
             self._write(pack_row(meta, batch))
         else:
-            self._write(protocol.pack(meta), batch)
+            self._write(flight_messages.pack(meta), batch)
 
     def receive(self) -> list[dict[str, Any]]:
         """The next acks; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
-        message = protocol.unpack(self._read().app_metadata)
+        message = flight_messages.unpack(self._read().app_metadata)
         self.window_bytes = message.get("window", self.window_bytes)
         acks: list[dict[str, Any]] = message["acks"]
         return acks
@@ -258,7 +260,7 @@ class FlightPutStream(_Stream):
 class FlightFetchStream(_Stream):
     """Requests out, batches of raw records in; one request at a time."""
 
-    schema = protocol.FETCH_SCHEMA
+    schema = flight_messages.FETCH_SCHEMA
     _number = 0
 
     def fetch(
@@ -270,10 +272,10 @@ class FlightFetchStream(_Stream):
         max_records: int,
         wait_ms: int,
     ) -> list[FetchSlice]:
-        """Read queues; waits up to `wait_ms` at the server while none has anything.
+        """Read queues; waits up to `wait_ms` at the server while all are empty.
 
         Returns: a FetchSlice for each queue that has records or an error (OffsetOutOfRange...).
-        Raises: what the server refused the request with; Unavailable when the stream broke.
+        Raises: the server's error if it refused the request; Unavailable when the stream broke.
         """
         self._number += 1
         request = {
@@ -284,11 +286,11 @@ class FlightFetchStream(_Stream):
             "max_records": max_records,
             "wait_ms": wait_ms,
         }
-        self._write(protocol.pack(request))
+        self._write(flight_messages.pack(request))
         found: list[FetchSlice] = []
         while True:
             chunk = self._read()
-            meta = protocol.unpack(chunk.app_metadata)
+            meta = flight_messages.unpack(chunk.app_metadata)
             if meta.get("end"):
                 return found
             if "queue" not in meta:
@@ -311,9 +313,9 @@ class FlightFetchStream(_Stream):
 
 
 class ReplicaStream(_Stream):
-    """Frames to a follower and back: the Stream of the Replication role."""
+    """Frames to a follower and back: the ReplicationStream of Replication."""
 
-    schema = protocol.FRAME_SCHEMA
+    schema = flight_messages.FRAME_SCHEMA
 
     def __init__(self, writer: Any, reader: Any, connection: ShardConnection) -> None:
         super().__init__(writer, reader, connection)
@@ -325,22 +327,24 @@ class ReplicaStream(_Stream):
 
     def send(self, header: bytes, body: Any = None) -> None:
         """Send one frame; `body` is any buffer of log bytes. Raises: Unavailable."""
-        self._write(header, None if body is None else protocol.frame_batch(body))
+        self._write(header, None if body is None else flight_messages.frame_batch(body))
 
     def _receive(self) -> None:
         try:
             while True:
                 chunk = self._read()
-                self._received.put((bytes(chunk.app_metadata), protocol.frame_body(chunk.data)))
+                self._received.put(
+                    (bytes(chunk.app_metadata), flight_messages.frame_body(chunk.data))
+                )
         except RayMQError as error:
             self._received.put(error)
         except ValueError as error:
-            self._received.put(Unavailable(f"no frame of a replica: {error}", field="stream"))
+            self._received.put(Unavailable(f"not a frame of a replica: {error}", field="stream"))
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
-        """The next frame (header, body or None); None when none came in time.
+        """The next frame (header, body or None); None when no frame arrived in time.
 
-        Raises: Unavailable when the stream broke, then always.
+        Raises: Unavailable when the stream broke, and at every later call.
         """
         try:
             item = self._received.get(timeout=timeout_ms / 1000)
@@ -360,7 +364,7 @@ class ReplicaStream(_Stream):
 
 
 class ReplicaTransport:
-    """Connects a leader's Replication role to its follower."""
+    """Connects a leader's Replication to its follower."""
 
     def __init__(self, token: str, *, cluster_id: str, shard: int) -> None:
         self._token = token
@@ -368,7 +372,7 @@ class ReplicaTransport:
         self._shard = shard
 
     def connect(self, endpoint: str) -> ReplicaStream:
-        """A stream to the follower at host:port. Raises: Unavailable."""
+        """Open a stream to the follower at host:port. Raises: Unavailable."""
         connection = ShardConnection(endpoint, self._token, self._cluster_id, self._shard)
         try:
             return connection.replica_stream()

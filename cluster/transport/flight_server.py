@@ -1,4 +1,4 @@
-"""The Flight server of a replica: put, fetch and replica streams; everything else as actions.
+"""The Flight server of a replica: put, fetch and replication streams; operations as actions.
 
 The put stream is in put_stream.py.
 """
@@ -17,22 +17,21 @@ import pyarrow.flight as flight
 
 from raymq.actors.api.call_arguments import fetch_request
 from raymq.actors.api.shard_api import ShardBackend
+from raymq.actors.protocol import flight_messages
 from raymq.store.clock import Clock
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.files import Files
 from raymq.store.requests import FetchRequest, FetchSlice
 
-from . import protocol
 from . import tls as tls_files
 from .put_stream import GONE, PutStreamServer, chunks
 from .receive_memory import ReceiveMemory
 
-#: what one fetch may ask for; larger wishes are cut
-FETCH_BYTES_MAX = 64 << 20
+#: how long one fetch may wait; longer waits are cut
 FETCH_WAIT_MS_MAX = 60_000
-#: how soon a waiting fetch sees that its client has left
+#: how soon a waiting fetch notices that its client has left
 FETCH_STEP_MS = 250
-#: how long `close` waits for clients to take their leave
+#: how long `close` waits for clients to end their streams
 CLOSE_TIMEOUT_S = 2.0
 
 
@@ -47,7 +46,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         token: str,
         identity: tls_files.ServerIdentity | None = None,
     ) -> None:
-        """Args: identity: serve with TLS, as this."""
+        """Args: identity: serve with TLS and this certificate."""
         super().__init__(
             f"{'grpc' if identity is None else 'grpc+tls'}://{host}:{port}",
             tls_certificates=None if identity is None else [tuple(identity)],
@@ -55,49 +54,49 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         )
         self._backend = backend
         self._memory = ReceiveMemory()
-        self._farewells: set[Callable[[], None]] = set()
+        self._stop_notices: set[Callable[[], None]] = set()
         self._lock = threading.Lock()
         self._stopping = False
 
     def close(self) -> None:
-        """Stop listening at once, ask every stream's client to leave, wait for that a short while.
+        """Stop listening at once, send GOAWAY on every stream, wait a short while for their ends.
 
-        Callers: one thread, none of a stream. A client that does not leave keeps a thread of this
-        process, which is about to end.
+        Callers: one thread, not of a stream. A client that does not end its stream keeps a thread of this process,
+        which is about to end.
         """
         with self._lock:
             if self._stopping:
                 return
             self._stopping = True
             self._memory.close()
-            farewells = list(self._farewells)
+            stop_notices = list(self._stop_notices)
         # Flight's shutdown stops listening, then waits for streams without a limit.
         stopper = threading.Thread(target=self.shutdown, name="raymq-flight-stop", daemon=True)
         stopper.start()
-        for say_bye in farewells:
-            say_bye()
+        for send_goaway in stop_notices:
+            send_goaway()
         stopper.join(CLOSE_TIMEOUT_S)
 
     @contextlib.contextmanager
-    def _leave_taking(self, say_bye: Callable[[], None]) -> Iterator[None]:
-        """While a stream runs, `close` can tell its client that the server stops."""
+    def _notify_on_stop(self, send_goaway: Callable[[], None]) -> Iterator[None]:
+        """While a stream runs, `close` can send GOAWAY on it."""
         with self._lock:
-            self._farewells.add(say_bye)
+            self._stop_notices.add(send_goaway)
             stopping = self._stopping
         try:
             if stopping:
-                say_bye()
+                send_goaway()
             yield
         finally:
             with self._lock:
-                self._farewells.discard(say_bye)
+                self._stop_notices.discard(send_goaway)
 
     # --- actions --------------------------------------------------------------------------------
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
-        """An administrative operation: JSON in, {"result"} or {"error"} out."""
+        """Serve one administrative operation: JSON in, {"result"} or {"error"} out."""
         try:
-            request = protocol.unpack(action.body)
+            request = flight_messages.unpack(action.body)
             self._check_identity(request)
             answer = {"result": self._backend.call(action.type, request.get("args", {}))}
         except RayMQError as error:
@@ -107,7 +106,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                 f"{action.type}: bad arguments: {error}", field="args", limit="the operation's"
             )
             answer = {"error": to_wire(wrong)}
-        yield flight.Result(protocol.pack(answer))
+        yield flight.Result(flight_messages.pack(answer))
 
     def _check_identity(self, request: dict[str, Any]) -> None:
         mine = self._backend.identity()
@@ -124,18 +123,18 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     # --- streams --------------------------------------------------------------------------------
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Serve a stream until its client ends it; failures leave as errors of errors.py."""
+        """Serve a stream until its client ends it; errors are sent as errors of errors.py."""
         try:
-            opening = protocol.unpack(descriptor.command)
+            opening = flight_messages.unpack(descriptor.command)
             self._check_identity(opening)
             op = opening.get("op")
-            if op == protocol.PUT:
+            if op == flight_messages.PUT:
                 put_stream = PutStreamServer(self._backend, reader, writer, self._memory)
-                with self._leave_taking(put_stream.bye):
+                with self._notify_on_stop(put_stream.goaway):
                     put_stream.run()
-            elif op == protocol.FETCH:
+            elif op == flight_messages.FETCH:
                 self._fetch(context, reader, writer)
-            elif op == protocol.REPLICATE:
+            elif op == flight_messages.REPLICATE:
                 self._replicate(reader, writer)
             else:
                 raise Rejected(f"unknown stream {op!r}", field="op", limit="put, fetch, replicate")
@@ -143,36 +142,36 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             raise _flight_error(error) from error
         except (TypeError, ValueError, KeyError) as error:
             wrong = Rejected(
-                f"bad stream: {error!r}", field="metadata", limit="cluster/transport/protocol.py"
+                f"bad stream: {error!r}", field="metadata", limit="raymq.actors.protocol"
             )
             raise _flight_error(wrong) from error
 
     def _fetch(self, context: Any, reader: Any, writer: Any) -> None:
-        writer.begin(protocol.FETCH_SCHEMA)
-        with _LockedSend(writer) as send, self._leave_taking(send.bye):
+        writer.begin(flight_messages.FETCH_SCHEMA)
+        with _LockedSend(writer) as send, self._notify_on_stop(send.goaway):
             for chunk in chunks(reader):
-                request = protocol.unpack(chunk.app_metadata)
+                request = flight_messages.unpack(chunk.app_metadata)
                 number = request.get("id", 0)
                 try:
                     slices = self._read(context, _fetch_request(request))
                 except RayMQError as error:
-                    send(protocol.pack({"id": number, "error": to_wire(error)}))
+                    send(flight_messages.pack({"id": number, "error": to_wire(error)}))
                     continue
                 for part in slices:
                     self._send_slice(send, number, part)
-                send(protocol.pack({"id": number, "end": True}))
+                send(flight_messages.pack({"id": number, "end": True}))
 
     def _read(self, context: Any, request: FetchRequest) -> list[FetchSlice]:
         """One fetch, whose wait ends early when the client has left or the server stops.
 
-        Neither wakes a thread that waits in the backend, so it waits a little at a time.
+        Neither wakes a thread that waits in the backend, so it waits for a short time repeatedly.
         """
         clock = Clock()
         deadline = clock.monotonic_ms() + request.wait_ms
         left = request.wait_ms
         while True:
             found = self._backend.fetch(request._replace(wait_ms=min(left, FETCH_STEP_MS)))
-            # By the clock: the backend waits longer than told where its readers are behind.
+            # By the clock: the backend waits longer than `wait_ms` when the dispatch lags.
             left = deadline - clock.monotonic_ms()
             if found or left <= 0 or self._stopping or context.is_cancelled():
                 return found
@@ -182,7 +181,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         head: dict[str, Any] = {"id": number, "queue": part.queue_id}
         if part.error is not None or part.records is None:
             error = part.error or Bug("a slice has neither records nor an error")
-            send(protocol.pack({**head, "error": to_wire(error)}))
+            send(flight_messages.pack({**head, "error": to_wire(error)}))
             return
         head |= {
             "first_offset": part.first_offset,
@@ -190,20 +189,20 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             "min_offset": part.min_offset,
             "max_offset": part.max_offset,
         }
-        batch = pa.record_batch([part.records], schema=protocol.FETCH_SCHEMA)
-        send(protocol.pack(head), batch)
+        batch = pa.record_batch([part.records], schema=flight_messages.FETCH_SCHEMA)
+        send(flight_messages.pack(head), batch)
 
     def _replicate(self, reader: Any, writer: Any) -> None:
-        writer.begin(protocol.FRAME_SCHEMA)
+        writer.begin(flight_messages.FRAME_SCHEMA)
 
         def frames() -> Iterator[tuple[bytes, Any]]:
             for chunk in chunks(reader):
-                yield bytes(chunk.app_metadata), protocol.frame_body(chunk.data)
+                yield bytes(chunk.app_metadata), flight_messages.frame_body(chunk.data)
 
-        with _LockedSend(writer) as send, self._leave_taking(send.bye):
+        with _LockedSend(writer) as send, self._notify_on_stop(send.goaway):
 
             def answer(header: bytes, body: Any = None) -> None:
-                send(header, None if body is None else protocol.frame_batch(body))
+                send(header, None if body is None else flight_messages.frame_batch(body))
 
             self._backend.replicate(frames(), answer)
 
@@ -215,20 +214,19 @@ def _fetch_request(request: dict[str, Any]) -> FetchRequest:
         max_bytes=request["max_bytes"],
         max_records=request["max_records"],
         wait_ms=request["wait_ms"],
-        bytes_limit=FETCH_BYTES_MAX,
         wait_limit_ms=FETCH_WAIT_MS_MAX,
     )
 
 
 def _flight_error(error: RayMQError) -> flight.FlightServerError:
-    return flight.FlightServerError(str(error), extra_info=protocol.pack(to_wire(error)))
+    return flight.FlightServerError(str(error), extra_info=flight_messages.pack(to_wire(error)))
 
 
 class _LockedSend:
-    """Writes of a stream by its handler, the backend's threads and `close`.
+    """Serialises the writes of a stream by its handler, the backend's threads and `close`.
 
-    The native writer is gone as soon as the handler returns: writing then would crash the process,
-    so it writes inside a with block of this.
+    The native writer is freed when the handler returns, and a later write would crash the process. So all writes are
+    made inside a `with` block of this object.
     """
 
     def __init__(self, writer: Any) -> None:
@@ -248,12 +246,12 @@ class _LockedSend:
             except GONE as error:
                 raise Unavailable(f"the client is gone: {error}", field="stream") from error
 
-    def bye(self) -> None:
-        """Tell the client that the server stops."""
+    def goaway(self) -> None:
+        """Send GOAWAY: the server stops."""
         try:
-            self(protocol.BYE)
+            self(flight_messages.GOAWAY)
         except Unavailable:
-            # It left by itself.
+            # The client has left already.
             return
 
     def __enter__(self) -> _LockedSend:
@@ -265,14 +263,14 @@ class _LockedSend:
 
 
 class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every call without the cluster's token (design D9)."""
+    """Refuses every call without the cluster's token."""
 
     def __init__(self, token: str) -> None:
-        self._want = protocol.bearer(token)
+        self._want = flight_messages.bearer(token)
 
     def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
         """Raises: FlightUnauthenticatedError."""
-        values = headers.get(protocol.AUTHORIZATION, [])
+        values = headers.get(flight_messages.AUTHORIZATION, [])
         if not values:
             raise flight.FlightUnauthenticatedError(
                 "no token: pass token=... or set RAYMQ_TOKEN to the content of the file `token` in "
@@ -286,10 +284,10 @@ class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 def serve(backend: ShardBackend, *, host: str, port: int, token: str, tls: bool = False) -> Server:
-    """Serve a backend at host:port (0: any free port); `.port` tells it, `.close()` ends it.
+    """Serve a backend at host:port (0: any free port); see `.port`; `.close()` ends it.
 
-    With `tls` as the node that Ray's certificate variables describe (tls.py). Raises: Rejected when
-    they do not.
+    With `tls` the certificate comes from Ray's certificate variables (tls.py). Raises: Rejected when they are missing
+    or wrong.
     """
     identity = tls_files.server_identity(os.environ, Files()) if tls else None
     return Server(backend, host, port, token, identity)

@@ -1,7 +1,7 @@
-"""The server's end of a put stream: batches in, acks out in the same order (design D1).
+"""The server's side of a put stream: batches in, acks out in the same order.
 
-One reader thread (Flight's handler) a stream, and a writer for acks that may have to wait.
-Bytes in flight are bounded, so a slow disk slows its producers down instead of filling memory.
+Each stream has one reader thread (Flight's handler) and one writer thread for acks that may have to wait. Bytes in
+flight are bounded, so a slow disk slows its producers down instead of filling memory.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.api.row_message import unpack_row
 from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
+from raymq.actors.protocol import flight_messages
+from raymq.actors.protocol.flight_messages import ACK_TEMPLATE
+from raymq.actors.protocol.row_message import unpack_row
 from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
 from raymq.store.record import batch_bytes
-from raymq.store.requests import PutOutcome
 
-from . import protocol
 from .receive_memory import LIMIT_BYTES, ReceiveMemory
 
-#: a larger batch is refused; clients send parts of a few MiB
+#: limit of one batch; clients send parts of a few MiB
 RECEIVED_BATCH_BYTES_MAX = 64 << 20
-#: acks in one message at most
+#: limit of acks in one message
 ACKS_MAX = 256
-#: bytes of acks that the client was not seen to read, written without fear of blocking: HTTP/2 lets 64 KiB pass
+#: unread bytes of acks up to which a write cannot block: HTTP/2 lets 64 KiB pass
 UNREAD_BYTES_MAX = 16 << 10
-#: with so much on its way in, a write of an ack may wait for the read of a batch
+#: with so many bytes on their way in, the write of an ack may wait for the read of a batch
 BUSY_BYTES = 128 << 10
 
-#: how a stream ends when the other side is gone
+#: exceptions of a stream whose other side is gone
 GONE = (flight.FlightError, pa.ArrowException, OSError)
 
 
@@ -45,12 +45,12 @@ def chunks(reader: Any) -> Iterator[Any]:
         except (StopIteration, *GONE):
             return
         yield chunk
-        # Its memory is not held while the next one is waited for.
+        # Release its memory while waiting for the next one.
         del chunk
 
 
 class _Answer(NamedTuple):
-    """What one batch waits for, and the bytes it holds."""
+    """The ticket or error of one batch, and the bytes it holds."""
 
     number: int
     result: PutTicket | RayMQError
@@ -58,49 +58,49 @@ class _Answer(NamedTuple):
 
     @property
     def ready(self) -> bool:
-        """Whether it can be sent."""
+        """Whether the ack can be sent."""
         return not isinstance(self.result, PutTicket) or self.result.done
 
 
 class PutStreamServer:
     """One producer's stream. A refused batch leaves the stream usable.
 
-    Answers go out by whoever learns of them, the shard's ack loop as a rule: a thread of the stream's own would
-    cost a switch an ack. A client that does not read could block a write; so what it has not been seen to read
-    is bounded, and beyond it the stream's writer thread, which may block, takes over.
+    The thread that finishes a put writes its ack, usually the shard's ack loop: handing each ack to a thread of the
+    stream would cost a thread switch. A client that does not read could block such a write. So unread acks are bounded,
+    and beyond the bound the stream's writer thread, which may block, takes over.
     """
 
     def __init__(
         self, backend: ShardBackend, reader: Any, writer: Any, memory: ReceiveMemory | None = None
     ) -> None:
-        """Args: memory: what all streams of the server share."""
+        """Args: memory: shared by all streams of the server."""
         self._backend = backend
         self._memory = memory or ReceiveMemory()
-        #: the share of the memory that the client knows of
-        self._share_told = LIMIT_BYTES
+        #: the share of the memory that was sent to the client
+        self._share_sent = LIMIT_BYTES
         #: bytes of all batches that were read; written by the reader thread
         self._taken_bytes = 0
-        #: ... and answered; written under `_sending`
+        #: bytes of all batches answered so far; written under `_sending`
         self._answered_bytes = 0
         self._reader = reader
         self._writer = writer
-        #: in the order of the batches; bytes are sent as they are
+        #: answers in the order of the batches; bytes are sent unchanged
         self._answers: deque[_Answer | bytes] = deque()
         #: held while answers are taken and written
         self._sending = threading.Lock()
-        #: (number of its last ack, bytes) of each message that the client has not been seen to read
+        #: (number of its last ack, bytes) of each unread message
         self._unread: deque[tuple[int, int]] = deque()
-        #: bytes of all messages that were; written by the reader thread, the other one under `_sending`
+        #: bytes of all messages read; written by the reader thread. The other one is written under `_sending`.
         self._read_bytes = 0
         self._sent_bytes = 0
-        #: wakes the thread that writes what others may not
+        #: wakes the writer thread
         self._write_wake = threading.Event()
         self._ended = False
         self._gone = False
 
     def run(self) -> None:
         """Read until the producer ends; returns when every batch that was read is answered."""
-        # A client that sees the stream open has its share.
+        # Before the client sees the stream open: it has its share then.
         self._memory.join()
         try:
             self._serve()
@@ -108,7 +108,7 @@ class PutStreamServer:
             self._memory.leave()
 
     def _serve(self) -> None:
-        self._writer.begin(protocol.FETCH_SCHEMA)
+        self._writer.begin(flight_messages.FETCH_SCHEMA)
         writer = threading.Thread(target=self._write, name="raymq-put-acks", daemon=True)
         writer.start()
         try:
@@ -117,7 +117,7 @@ class PutStreamServer:
                 self._send_bytes(b'{"acks":[]%b}' % window)
             for chunk in chunks(self._reader):
                 self._take(chunk)
-                # The batch belongs to the shard now; this name would keep its memory until the next one is here.
+                # The batch belongs to the shard now; this name would keep its memory until the next one arrives.
                 del chunk
                 if self._gone:
                     return
@@ -128,21 +128,21 @@ class PutStreamServer:
             self._send_rest()
 
     def _take(self, chunk: Any) -> None:
-        # A row comes in the metadata.
+        # A single row arrives in the metadata.
         size = len(chunk.app_metadata or b"") if chunk.data is None else batch_bytes(chunk.data)
         if self._memory.acquire(size, lambda: self._gone):
             self._taken_bytes += size
             self._put(chunk, size)
 
     def _write(self) -> None:
-        """The writer: writes what may block."""
+        """The writer thread: its writes may block."""
         while not self._ended:
             self._write_wake.wait()
             self._write_wake.clear()
             self._send_ready(may_block=True)
 
     def _send_rest(self) -> None:
-        """Answer what was read. Then nobody writes: the native writer goes with the handler."""
+        """Answer all batches. Then no thread may write: the native writer is freed with the handler."""
         while self._answers:
             with contextlib.suppress(IndexError, RayMQError):
                 head = self._answers[0]
@@ -152,9 +152,9 @@ class PutStreamServer:
         with self._sending:
             self._gone = True
 
-    def bye(self) -> None:
-        """Tell the producer that the server stops, behind the acks of what was put."""
-        self._answers.append(protocol.BYE)
+    def goaway(self) -> None:
+        """Send GOAWAY after the acks of all batches: the server stops."""
+        self._answers.append(flight_messages.GOAWAY)
         self._write_wake.set()
 
     def _put(self, chunk: Any, size: int) -> None:
@@ -163,7 +163,7 @@ class PutStreamServer:
         try:
             words, batch = bytes(chunk.app_metadata or b""), chunk.data
             single = unpack_row(words) if batch is None else None
-            meta, batch = (protocol.unpack(words), batch) if single is None else single
+            meta, batch = (flight_messages.unpack(words), batch) if single is None else single
             number, read = int(meta["id"]), int(meta.get("read", -1))
             if batch is None:
                 raise Rejected("the message has no rows", field="batch", limit="a record batch")
@@ -180,30 +180,30 @@ class PutStreamServer:
             result = Rejected(
                 f"bad put metadata: {error!r}",
                 field="metadata",
-                limit="cluster/transport/protocol.py",
+                limit="raymq.actors.protocol",
             )
         else:
             self._note_read(read)
             try:
-                # A client that has read all answers waits for this one, perhaps.
+                # A client that has read all acks may be waiting for this one.
                 result = self._backend.put(request, self._send_ready, alone=read == number - 1)
             except RayMQError as error:
                 result = error
             except Exception as error:
-                # The producer would wait for ever for this batch and all behind it.
+                # Without an answer the producer would wait for ever, for this batch and all later ones.
                 result = Bug(f"put: {error!r}")
         self._answers.append(_Answer(number, result, size))
-        # It may have ended before its answer stood in the queue.
+        # The put may have been finished before its answer was queued.
         self._send_ready()
 
     def _note_read(self, number: int) -> None:
-        """The client has read the acks up to `number`."""
+        """Note that the client has read the acks up to `number`."""
         unread = self._unread
         while unread and unread[0][0] <= number:
             self._read_bytes += unread.popleft()[1]
 
     def _send_ready(self, *, may_block: bool = False) -> None:
-        """Write the answers that are ready, in order, unless another thread is at it: that one sees ours too."""
+        """Write the answers that are ready, in order, unless another thread is writing: it sees these, too."""
         while self._ready() and self._sending.acquire(blocking=may_block):
             try:
                 while self._ready():
@@ -215,9 +215,9 @@ class PutStreamServer:
                 self._sending.release()
 
     def _may_block(self) -> bool:
-        """Whether a write may block: the client may not be reading, or much is on its way in.
+        """Whether a write may block: the client may not be reading, or many bytes are on their way in.
 
-        Beside a large read on its way in, a write of an ack was measured to take milliseconds.
+        While a large batch was being read, the write of an ack was measured to take milliseconds.
         """
         unread = self._sent_bytes - self._read_bytes
         in_flight = self._taken_bytes - self._answered_bytes
@@ -231,7 +231,7 @@ class PutStreamServer:
         return not isinstance(head, _Answer) or head.ready
 
     def _send_some(self) -> None:
-        """Answers that are ready ride together; none waits for a later one."""
+        """Write one message with the answers that are ready; none waits for a later one."""
         acks: list[bytes] = []
         size = number = 0
         while self._ready() and len(acks) < ACKS_MAX:
@@ -254,11 +254,11 @@ class PutStreamServer:
         self._memory.release(size)
 
     def _window(self) -> bytes:
-        """The word of an ack message that tells the client its new share of the memory; empty without a new one."""
+        """The field of an ack message with the client's new share of the memory; empty while it is unchanged."""
         share = self._memory.share
-        if share == self._share_told:
+        if share == self._share_sent:
             return b""
-        self._share_told = share
+        self._share_sent = share
         return b',"window":%d' % share
 
     def _send_bytes(self, metadata: bytes) -> None:
@@ -267,15 +267,9 @@ class PutStreamServer:
         try:
             self._writer.write_metadata(metadata)
         except GONE:
-            # What the producer sent stays stored; it will ask again with the same sequences.
+            # Stored batches stay stored; the producer sends them again with the same sequences.
             self._gone = True
             self._memory.wake()
-
-
-#: as `protocol.pack` makes it, at a third of the time
-_KEPT = (
-    b'{"id":%d,' + b",".join(b'"%b":%%d' % field.encode() for field in PutOutcome._fields) + b"}"
-)
 
 
 def _ack(answer: _Answer) -> bytes:
@@ -283,9 +277,9 @@ def _ack(answer: _Answer) -> bytes:
     try:
         if isinstance(answer.result, RayMQError):
             raise answer.result
-        return _KEPT % (answer.number, *answer.result.wait())
+        return ACK_TEMPLATE % (answer.number, *answer.result.wait())
     except RayMQError as error:
-        return protocol.pack({"id": answer.number, "error": to_wire(error)})
+        return flight_messages.pack({"id": answer.number, "error": to_wire(error)})
     except Exception as error:
-        # As above.
-        return protocol.pack({"id": answer.number, "error": to_wire(Bug(f"put: {error!r}"))})
+        # As in `_put`.
+        return flight_messages.pack({"id": answer.number, "error": to_wire(Bug(f"put: {error!r}"))})

@@ -1,6 +1,6 @@
 """A client's connection to a shard through its Ray actor: what `flight_client.ShardConnection` does over Flight.
 
-For whoever reaches only Ray's port (`ray://`). It has no generators and no sockets of its own, so put streams are
+For clients that reach only Ray's port (`ray://`). It has no generators and no sockets of its own, so put streams are
 pipelined actor calls and long polls are calls that wait a short time each. Only this module of the clients' side
 imports Ray; it is loaded where transport="ray" is used.
 """
@@ -17,7 +17,9 @@ import pyarrow as pa
 import ray
 import ray.exceptions
 
-from raymq.actors.ray.ray_methods import READ_WAIT_MS_MAX, RECORD_SCHEMA, pack_call, unpack_acks
+from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
+from raymq.actors.protocol.ray_calls import pack_call, unpack_acks
+from raymq.actors.ray.ray_methods import READ_WAIT_MS_MAX
 from raymq.cluster.paths import NAMESPACE
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
@@ -26,20 +28,20 @@ from raymq.store.requests import FetchSlice
 
 from .flight_client import CALL_TIMEOUT_S
 
-#: calls of one put stream under way: one at the disk, one on its way there, one on its way back
+#: concurrent calls of one put stream: at the disk, on the way to it and on the way back
 CALLS_MAX = 4
-#: batches that are ready ride together in one call up to this size
+#: batches that are ready share one call up to this size
 CALL_BYTES = 4 << 20
-#: an answer is waited for so long by the thread that wants it, which `abort` cannot wake; a future's callback comes in
-#: another thread, which costs 0.15 ms
+#: the calling thread waits directly for so long, and `abort` cannot wake it; after that it waits by a future, whose
+#: callback runs in another thread and costs 0.15 ms
 DIRECT_S = 0.05
 
 
 def translate(error: BaseException, name: str) -> RayMQError:
-    """A failed call in our words: what the shard raised, else Unavailable.
+    """A failed call as RayMQError: the shard's error, else Unavailable.
 
-    A call that broke off may have been done: who must know (ShardSender) takes a broken stream as unknown, and every
-    operation of `call` may be repeated.
+    An interrupted call may have run. ShardSender treats a broken stream as unknown, and every operation of `call` may
+    be repeated.
     """
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
@@ -59,7 +61,7 @@ class RayShardConnection:
         """Raises: Rejected when this process is not connected to a Ray; Unavailable when the actor does not run."""
         if not ray.is_initialized():
             raise Rejected(
-                "this process is not connected to Ray, through which the shards are to be reached: call "
+                "this process is not connected to Ray, by which it should reach the shards: call "
                 "ray.init(address=...) first, or connect with transport='flight'",
                 field="transport",
                 limit="flight",
@@ -69,19 +71,19 @@ class RayShardConnection:
         try:
             self._actor = ray.get_actor(name, namespace=NAMESPACE)
         except Exception as error:
-            # Ray Client raises all sorts of things, gRPC's own among them.
+            # Ray Client raises errors of many types, gRPC's own among them.
             raise translate(error, name) from error
 
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
-        """An administrative operation; `timeout` in seconds. Raises: as `ShardConnection.call`."""
+        """An administrative operation; `timeout` in seconds. Raises: like `ShardConnection.call`."""
         try:
             reference: Any = self._actor.call.remote(self._cluster_id, op, args or {})
             result: dict[str, Any] = ray.get(reference, timeout=timeout)
         except ray.exceptions.GetTimeoutError as error:
             raise DeliveryUnknown(
-                f"{self.endpoint}: no answer in time; it may or may not have been done",
+                f"{self.endpoint}: no answer in time; the operation may or may not have run",
                 status="TIMEOUT",
             ) from error
         except Exception as error:
@@ -97,24 +99,24 @@ class RayShardConnection:
         return RayFetchStream(self._actor, self.endpoint, self._cluster_id)
 
     def close(self) -> None:
-        """Nothing is held open: Ray's own connections stay."""
+        """Do nothing: the connection holds nothing open, and Ray's own connections stay."""
 
 
 class _Stream:
-    """What the streams share. Any thread may call `abort`."""
+    """The base of the streams. Any thread may call `abort`."""
 
     def __init__(self, actor: Any, name: str, cluster_id: str) -> None:
         self._actor = actor
         self._name = name
         self._cluster_id = cluster_id
-        #: the stream is broken: as a word for who looks, as a future for who waits
+        #: whether the stream is broken; `_aborted` wakes threads that wait for an answer
         self._left = False
         self._aborted: Future[None] = Future()
 
     def _result(self, reference: Any) -> Any:
-        """What a call answers. Raises: what it raised; Unavailable when the stream is broken meanwhile."""
+        """The answer of a call. Raises: the call's error; Unavailable when the stream is broken meanwhile."""
         try:
-            # Not in Ray Client, where each try costs a round trip.
+            # Not with Ray Client, where each try costs a round trip.
             if type(reference) is ray.ObjectRef:
                 try:
                     return ray.get(reference, timeout=DIRECT_S)
@@ -126,31 +128,31 @@ class _Stream:
                 return answer.result()
         except Exception as error:
             raise translate(error, self._name) from error
-        why = "the stream was left" if self._left else f"silent for {CALL_TIMEOUT_S:g} s"
+        why = "the stream was closed" if self._left else f"no answer for {CALL_TIMEOUT_S:g} s"
         raise Unavailable(f"{self._name}: {why}", actor=self._name)
 
     def _check(self) -> None:
         if self._left:
-            raise Unavailable(f"{self._name}: the stream was left", actor=self._name)
+            raise Unavailable(f"{self._name}: the stream was closed", actor=self._name)
 
     def abort(self) -> None:
-        """Break the stream: whoever reads or writes it gets Unavailable. What is under way may still be done."""
+        """Break the stream: threads that read or write it get Unavailable. Calls under way may still be done."""
         self._left = True
         try:
             self._aborted.set_result(None)
         except InvalidStateError:
-            # It was broken before.
+            # It is broken already.
             return
 
     def close(self) -> None:
-        """End the stream at once, answered or not; then nobody may use it."""
+        """End the stream at once, answered or not; it must not be used afterwards."""
         self.abort()
 
 
 class RayPutStream(_Stream):
-    """Batches out, acks in, in order: at most CALLS_MAX calls under way, the rest waits here for the next."""
+    """Batches out, acks in, in order: at most CALLS_MAX calls under way, later batches wait here for the next call."""
 
-    #: the shard sets none: `CALLS_MAX` bounds what is under way
+    #: the shard sets no limit: `CALLS_MAX` bounds the calls under way
     window_bytes: int | None = None
 
     def __init__(self, actor: Any, name: str, cluster_id: str) -> None:
@@ -159,18 +161,18 @@ class RayPutStream(_Stream):
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: guards everything below
         self._lock = threading.Lock()
-        #: of the call that was answered last; Ray's work of letting it go is done while the next answer is waited for
+        #: reference of the latest answered call: Ray releases it while the next answer is awaited
         self._answered: Any = None
-        #: the actor's method, bound once: each look-up makes a new one
+        #: the actor's method, looked up once: each lookup makes a new object
         self._append: Any = None
-        #: its name at the shard; empty before it is open
+        #: the stream's name at the shard; empty before the stream is open
         self._stream = ""
         self._number = 0
         self._under_way = 0
         self._waiting: deque[tuple[dict[str, Any], pa.RecordBatch | Row]] = deque()
 
     def opened(self) -> None:
-        """Wait until the shard has taken the stream. Raises: Unavailable; Rejected when refused."""
+        """Wait until the shard has accepted the stream. Raises: Unavailable; Rejected when refused."""
         try:
             self._append = self._actor.append
             reference = self._actor.open_stream.remote(self._cluster_id)
@@ -190,7 +192,7 @@ class RayPutStream(_Stream):
             self._submit()
 
     def _submit(self) -> None:
-        """Make calls of what waits. Needs the lock."""
+        """Make calls of the waiting batches. Needs the lock."""
         while self._waiting and self._under_way < CALLS_MAX:
             items = [self._waiting.popleft()]
             size = batch_bytes(items[0][1]) if self._waiting else 0
@@ -203,7 +205,7 @@ class RayPutStream(_Stream):
                     *pack_call(self._stream, self._number, items, alone=alone)
                 )
             except Exception as error:
-                # A number is missing now: the stream is of no more use.
+                # A number is missing now: the stream cannot be used any more.
                 self.abort()
                 raise translate(error, self._name) from error
             self._under_way += 1
@@ -224,7 +226,7 @@ class RayPutStream(_Stream):
         return acks
 
     def abort(self) -> None:
-        """As `_Stream.abort`."""
+        """Like `_Stream.abort`."""
         super().abort()
         self._calls.put(None)
 
@@ -241,7 +243,7 @@ class RayFetchStream(_Stream):
         max_records: int,
         wait_ms: int,
     ) -> list[FetchSlice]:
-        """As `flight_client.FetchStream.fetch`; a long wait is several calls."""
+        """Like `flight_client.FlightFetchStream.fetch`; a long wait is several calls."""
         clock = Clock()
         deadline = clock.monotonic_ms() + wait_ms
         while True:
@@ -267,5 +269,5 @@ def _fetched(part: tuple[Any, ...]) -> FetchSlice:
     queue_id, first, after, low, high, data, error = part
     if error is not None:
         return FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(error))
-    records = pa.ipc.read_record_batch(data, RECORD_SCHEMA).column(0)
+    records = pa.ipc.read_record_batch(data, FETCH_SCHEMA).column(0)
     return FetchSlice(queue_id, first, after, low, high, records, None)

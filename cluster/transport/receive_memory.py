@@ -1,4 +1,4 @@
-"""Bounds the memory of what a server has received and not answered, over all its put streams, and gives it back."""
+"""Bounds the memory of batches that a server has received and not answered, over all its put streams."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-#: bytes of batches that all put streams of a server may have unanswered
+#: limit of unanswered bytes over all put streams of a server
 LIMIT_BYTES = 64 << 20
-#: the least that a stream is told to keep in flight; one batch always may be
+#: the smallest share of a stream; one batch may always be in flight
 SHARE_BYTES_MIN = 1 << 20
-#: above this peak the allocator holds enough to be worth a trim, which costs page faults afterwards
+#: peak above which a trim of the allocator pays for its later page faults
 TRIM_BYTES = 48 << 20
-#: a server that received nothing for so long is expected to stay idle
+#: a server without a batch for so long is expected to stay idle
 IDLE_S = 5.0
 
 
 class ReceiveMemory:
-    """Bytes received and not answered. Threads: any.
+    """Counts bytes that are received and not answered. Threads: any.
 
-    Streams wait in the order in which they came, so that small batches do not pass a large one for ever. A stream that
-    waits is not read, but gRPC receives its messages all the same, without a limit of its own. So every stream is told
-    its share, and producers keep no more than that in flight.
+    Streams wait in the order in which they came, so that small batches cannot overtake a large one for ever. A stream
+    that waits is not read, but gRPC receives its messages all the same, without a limit. So every stream's client is
+    sent a share, and producers keep no more than that in flight.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class ReceiveMemory:
         idle_s: float = IDLE_S,
         trim: Callable[[], None] | None = None,
     ) -> None:
-        """Args: idle_s: seconds; trim: gives free memory back to the system (`give_back`)."""
+        """Args: idle_s: seconds; trim: returns free memory to the system (`give_back`)."""
         #: bytes taken now
         self.used = 0
-        #: bytes that each stream may have in flight; an even part of the limit
+        #: bytes that each stream may have in flight: an equal part of the limit
         self.share = limit_bytes
         self._streams = 0
-        #: guards all of it; notified when bytes are given back and when a stream's client has gone
+        #: guards all fields; notified when bytes are released and when a stream's client has gone
         self._changed = threading.Condition()
         self._limit = limit_bytes
         self._idle_s = idle_s
@@ -52,11 +52,11 @@ class ReceiveMemory:
         self._closed = False
 
     def join(self) -> None:
-        """One more stream shares the memory."""
+        """Add a stream to those that share the memory."""
         self._count(1)
 
     def leave(self) -> None:
-        """One stream less shares the memory."""
+        """Remove a stream from those that share the memory."""
         self._count(-1)
 
     def _count(self, change: int) -> None:
@@ -65,9 +65,9 @@ class ReceiveMemory:
             self.share = max(SHARE_BYTES_MIN, self._limit // max(1, self._streams))
 
     def acquire(self, size: int, gone: Callable[[], bool]) -> bool:
-        """Wait until `size` more bytes are within the limit, and take them. A size above the limit goes alone.
+        """Wait until `size` more bytes are within the limit, and acquire them. A size above the limit must be alone.
 
-        Returns: False, with nothing taken, once `gone`: the stream's client is away.
+        Returns: False, with nothing acquired, once `gone()`: the stream's client has left.
         """
         with self._changed:
             if self._turns or not self._fits(size):
@@ -92,7 +92,7 @@ class ReceiveMemory:
         return not self.used or self.used + size <= self._limit
 
     def release(self, size: int) -> None:
-        """Give `size` bytes back."""
+        """Release `size` bytes."""
         with self._changed:
             self.used -= size
             self._changed.notify_all()
@@ -103,12 +103,12 @@ class ReceiveMemory:
                 self._trimmer.start()
 
     def wake(self) -> None:
-        """Have waiting streams ask again whether their client has gone."""
+        """Have waiting streams check again whether their client has gone."""
         with self._changed:
             self._changed.notify_all()
 
     def _trim_when_idle(self) -> None:
-        """After a large load: trim once nothing was received for `idle_s`."""
+        """After a large load, trim once nothing was received for `idle_s`."""
         with self._changed:
             while self._changed.wait_for(lambda: self._closed or self.used > 0, self._idle_s):
                 if self._closed:

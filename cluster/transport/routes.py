@@ -1,9 +1,10 @@
-"""Where shards listen and which topics there are; looked up again after a break. No Ray."""
+"""Addresses of shards, and topics; looked up again after a connection breaks. No Ray."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.cluster.arguments import check_number
@@ -11,13 +12,13 @@ from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.format import SYSTEM_TOPICS, check_topic_name
 
 from .ask import first
-from .connection import Connection, Transport, open_connection
+from .connection import Connection, FetchStream, Transport, open_connection
 from .flight_client import CALL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-#: a lookup must not hold up the tries of other endpoints for long
+#: a lookup must not delay the tries of other endpoints for long
 LOOKUP_TIMEOUT_S = 5.0
 
 Resolver = Callable[[], Mapping[int, str]]
@@ -31,7 +32,7 @@ class TopicRoute(NamedTuple):
     shards: tuple[int, ...]
 
     def shard_of(self, queue_id: int) -> int:
-        """The shard that stores a queue. Raises: Rejected when there is no such queue."""
+        """The shard that stores a queue. Raises: Rejected for another number."""
         if type(queue_id) is not int:
             check_number("queue_id", queue_id, 0)
         if not 0 <= queue_id < self.queues:
@@ -43,8 +44,8 @@ class TopicRoute(NamedTuple):
         return self.shards[queue_id % len(self.shards)]
 
     def queues_of(self, shard: int) -> list[int]:
-        """The queues that a shard stores."""
-        return [queue for queue in range(self.queues) if self.shard_of(queue) == shard]
+        """The ids of the queues that a shard stores."""
+        return [queue_id for queue_id in range(self.queues) if self.shard_of(queue_id) == shard]
 
 
 class Routes:
@@ -77,7 +78,7 @@ class Routes:
                 cluster.actor_names(),
                 cluster.token,
                 cluster_id=cluster.cluster_id,
-                # A name stays, wherever the actor is.
+                # The actor's name stays, wherever the actor runs.
                 resolver=dict,
                 transport="ray",
             )
@@ -90,11 +91,11 @@ class Routes:
         )
 
     def connect(self, shard: int) -> Connection:
-        """A connection to where a shard listened last. Raises: Unavailable if nobody knows."""
+        """A connection to the last known address of a shard. Raises: Unavailable when none is known."""
         with self._lock:
             endpoint = self._endpoints.get(shard)
         if endpoint is None:
-            raise Unavailable(f"nobody knows yet where shard {shard} listens", shard=shard)
+            raise Unavailable(f"the address of shard {shard} is not known yet", shard=shard)
         return open_connection(
             self._transport,
             endpoint,
@@ -104,10 +105,16 @@ class Routes:
             ca=self._ca,
         )
 
+    def fetch_stream(self, shard: int) -> FetchStream:
+        """A stream for reads; closing it closes its connection. Raises: Unavailable."""
+        # A connection that is closed here stays open until its stream is closed.
+        with closing(self.connect(shard)) as connection:
+            return connection.fetch_stream()
+
     def refresh(self) -> None:
         """Look up all endpoints again, through the resolver or any shard that answers.
 
-        Never raises for shards that do not answer: the last known endpoints stay.
+        Never raises: shards that do not answer keep their last known endpoints.
         """
         if self._resolver is not None:
             try:
@@ -131,9 +138,9 @@ class Routes:
             self._endpoints.update({int(key): str(place) for key, place in answer.items()})
 
     def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """One operation that may be repeated; a second try after a new lookup.
+        """Call an operation that may be repeated; try again once after a new lookup.
 
-        Raises: what the shard answers; Unavailable when it does not.
+        Raises: the shard's error; Unavailable when the shard does not answer.
         """
         try:
             return self._call(shard, op, args)
@@ -142,7 +149,7 @@ class Routes:
             return self._call(shard, op, args)
 
     def known(self, name: str) -> TopicRoute | None:
-        """A topic's queues, where they were looked up before."""
+        """A topic's queues, if they were looked up before."""
         return self._topics.get(name)
 
     def topic(self, name: str) -> TopicRoute:
@@ -160,7 +167,7 @@ class Routes:
             self.refresh()
             found = self._topics_of(shards)
         with self._lock:
-            # What was known stays: a shard that missed a topic's creation does not know it yet.
+            # Known topics stay: a shard that missed a topic's creation does not know it yet.
             self._topics = self._topics | {
                 each: TopicRoute(each, int(facts["queues"]), tuple(facts["shards"]))
                 for each, facts in found.items()

@@ -2,8 +2,8 @@
 
 With RAY_USE_TLS=1 in the environment of `start`, every shard serves with TLS: the certificate and
 the key are those of its own node (RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY, as for Ray's own ports).
-Clients check the certificate against RAY_TLS_CA_CERT. An endpoint says how it is reached:
-"host:port" in the clear, "tls://host:port" with TLS; to users these are raymq:// and raymq+tls://.
+Clients check the certificate against RAY_TLS_CA_CERT. An endpoint without encryption is "host:port", one with TLS is
+"tls://host:port". For users these are raymq:// and raymq+tls:// URLs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SERVER_CERT = "RAY_TLS_SERVER_CERT"
 SERVER_KEY = "RAY_TLS_SERVER_KEY"
 CA_CERT = "RAY_TLS_CA_CERT"
 
-#: how an endpoint with TLS begins
+#: prefix of an endpoint with TLS
 TLS_PREFIX = "tls://"
 PLAIN_URL, TLS_URL = "raymq://", "raymq+tls://"
 
 
 class ServerIdentity(NamedTuple):
-    """What a server shows to its clients, PEM."""
+    """The certificate and key of a server, PEM."""
 
     certificate: bytes
     key: bytes
@@ -53,20 +53,19 @@ def wanted(environment: Mapping[str, str]) -> bool | None:
 def server_identity(environment: Mapping[str, str], files: Files) -> ServerIdentity:
     """The certificate and key of this node.
 
-    Raises: Rejected, naming the variable: not set, not readable, no PEM, not a pair.
+    Raises: Rejected naming the variable: not set, not readable, not PEM, or not a pair.
     """
     certificate = _path(environment, SERVER_CERT)
     key = _path(environment, SERVER_KEY)
     identity = ServerIdentity(_read(SERVER_CERT, certificate, files), _read(SERVER_KEY, key, files))
     try:
-        # The answer to the question for a passphrase: otherwise the process would wait at a
-        # terminal that it does not have.
+        # An empty passphrase: otherwise the process would wait for input at a terminal that it does not have.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             certificate, key, password=lambda: ""
         )
     except (ssl.SSLError, OSError, ValueError) as error:
         raise Rejected(
-            f"{SERVER_CERT}={certificate} and {SERVER_KEY}={key} are no certificate with its "
+            f"{SERVER_CERT}={certificate} and {SERVER_KEY}={key} are not a certificate and its "
             f"unencrypted key ({error}): give a PEM certificate and the key it was made with",
             field=SERVER_CERT,
             path=certificate,
@@ -75,7 +74,7 @@ def server_identity(environment: Mapping[str, str], files: Files) -> ServerIdent
 
 
 def trusted(environment: Mapping[str, str], files: Files) -> bytes | None:
-    """The PEM certificates in RAY_TLS_CA_CERT; None when it is not set (then the system's count).
+    """The PEM certificates in RAY_TLS_CA_CERT; None when it is not set, and the system's authorities are used.
 
     Raises: Rejected when the file cannot be used.
     """
@@ -100,9 +99,9 @@ def read_ca(path: str | os.PathLike[str], files: Files, *, name: str = "ca") -> 
 
 
 def check_exposed(host: str, *, tls: bool, insecure: bool) -> bool:
-    """Whether others on the network can read what goes to `host`: no loopback, no TLS.
+    """Whether other machines can read the traffic of `host`: not loopback, and without TLS.
 
-    Raises: Rejected when they can and `insecure` does not accept it (design D9).
+    Raises: Rejected when they can and `insecure` does not accept it.
     """
     if tls or is_loopback(host):
         return False
@@ -119,7 +118,7 @@ def check_exposed(host: str, *, tls: bool, insecure: bool) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`; a name other than localhost counts as reachable."""
+    """Whether only this machine reaches `host`. A name other than localhost counts as reachable by others."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -149,15 +148,15 @@ def url_of(endpoint: str) -> str:
 
 
 def failure(words: str, endpoint: str) -> RayMQError:
-    """The error of a connection that gRPC describes with `words`; what TLS has to do with it is said.
+    """The error of a connection that gRPC describes with `words`; with advice where TLS is the cause.
 
     A certificate that is not accepted will not be after a retry. Other failures may pass: a port can
-    belong to somebody else until the endpoint is looked up again.
+    belong to another process until the endpoint is looked up again.
     """
     if endpoint.startswith(TLS_PREFIX):
         if "certificate has expired" in words or "certificate is not yet valid" in words:
             return Rejected(
-                f"{endpoint}: the shard's certificate, or its authority's, is out of its time "
+                f"{endpoint}: the shard's certificate, or its authority's, is expired or not yet valid "
                 f"({words.rpartition(': ')[2]}): renew it where {SERVER_CERT} names it and start "
                 "the shard again, or set the clock of this machine",
                 field=SERVER_CERT,

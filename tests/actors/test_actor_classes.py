@@ -1,4 +1,4 @@
-"""What a CommitLog's process does before it opens anything."""
+"""The actors around a replica: their start, its failures, and their exit."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.ray import actor_classes as shells
+from raymq.actors.ray import actor_classes
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -22,7 +22,7 @@ assert pandas.__file__.startswith(sys.argv[1])
 """
 
 
-def test_arrow_does_not_bring_pandas_in_and_others_still_can(tmp_path):
+def test_arrow_does_not_import_pandas_and_the_program_still_can(tmp_path):
     (tmp_path / "pandas.py").write_text("__version__ = '9.0'", encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
@@ -36,13 +36,14 @@ def test_arrow_does_not_bring_pandas_in_and_others_still_can(tmp_path):
 
 SATELLITE = """
 import errno, sys, threading
-from raymq.actors import satellite, shells
+from raymq.actors.ray import actor_classes
+from raymq.actors.satellites import satellite
 
 def refuse(**_):
     raise OSError(errno.EMFILE, "Too many open files")
 
 satellite.boot_id_hash = refuse
-actor = shells.FlushActor({"data_dir": sys.argv[1], "role": "group_commit", "flush": "sync"})
+actor = actor_classes.FlushActor({"data_dir": sys.argv[1], "role": "group_commit", "flush": "sync"})
 print("constructed", actor.status()["role"], flush=True)
 threading.Event().wait(60)
 """
@@ -50,9 +51,9 @@ threading.Event().wait(60)
 GIVE_UP = """
 import sys, threading
 from pathlib import Path
-from raymq.actors import shells
-shells.END_PAUSE_S = 0.0
-shells._end_process_soon(Path(sys.argv[1]), "the disk said no")
+from raymq.actors.ray import actor_classes
+actor_classes.END_PAUSE_S = 0.0
+actor_classes._exit_soon(Path(sys.argv[1]), "the disk said no")
 threading.Event().wait(60)
 """
 
@@ -77,9 +78,9 @@ def test_a_satellite_without_descriptors_ends_its_process_and_not_its_actor(tmp_
 
 def test_a_process_that_gives_up_leaves_the_reason_to_the_next_one(tmp_path):
     (tmp_path / "raymq").mkdir()
-    assert shells._last_end(tmp_path) is None
-    assert run(GIVE_UP, str(tmp_path)).returncode == shells.EXIT_GAVE_UP
-    found = shells._last_end(tmp_path)
+    assert actor_classes._last_end(tmp_path) is None
+    assert run(GIVE_UP, str(tmp_path)).returncode == actor_classes.EXIT_GAVE_UP
+    found = actor_classes._last_end(tmp_path)
     assert found is not None
     assert found["reason"] == "the disk said no"
 
@@ -87,7 +88,7 @@ def test_a_process_that_gives_up_leaves_the_reason_to_the_next_one(tmp_path):
 START = """
 import errno, socket, sys, threading
 from types import SimpleNamespace
-from raymq.actors import shells
+from raymq.actors.ray import actor_classes
 from tests.support.waiting import until
 
 ports = []
@@ -100,10 +101,10 @@ def write_endpoint(root, host, port, **more):
         raise OSError(errno.EMFILE, "Too many open files")
     real(root, host, port, **more)
 
-real, shells._write_endpoint = shells._write_endpoint, write_endpoint
-shells.RETRY_S = 0.01
-shells._was_restarted = lambda: False
-actor = shells.CommitLogActor({
+real, actor_classes._write_endpoint = actor_classes._write_endpoint, write_endpoint
+actor_classes.RETRY_S = 0.01
+actor_classes._was_restarted = lambda: False
+actor = actor_classes.CommitLogActor({
     "cluster": "c", "cluster_id": "c", "shard": 0, "shards": 1, "replica": 0,
     "data_dir": sys.argv[1], "mode": sys.argv[2], "replication": "none", "flush": "sync",
     "options": {"segment_size_bytes": 262144, "prewrite_window_bytes": 65536},
@@ -121,9 +122,11 @@ actor.close(0.0)
 
 
 @pytest.mark.parametrize("mode", ["leader", "follower"])
-def test_a_start_whose_endpoint_cannot_be_written_lets_go_and_the_next_try_serves(tmp_path, mode):
+def test_a_start_whose_endpoint_cannot_be_written_releases_everything_and_the_next_one_serves(
+    tmp_path, mode
+):
     done = run(START, str(tmp_path), mode)
-    # The first try's server listens no more.
+    # The first try's server is closed.
     assert done.stdout.splitlines() == [
         "OSError: [Errno 24] Too many open files",
         "True",

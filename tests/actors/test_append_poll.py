@@ -1,4 +1,4 @@
-"""How a flusher looks for the next put of somebody who sends one behind the other, and how it is told of none."""
+"""GroupCommit polls for the next put of a producer that sends one after the other, and is not woken meanwhile."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import pytest
 
 from raymq.actors.satellites.flush_service import FlushService
-from raymq.actors.satellites.satellite import Satellite, Standing
-from raymq.actors.shared.control_block import POLL_US
+from raymq.actors.satellites.satellite import GrantStatus, Satellite
+from raymq.actors.shared.append_wakeups import POLL_US
 from raymq.actors.shared.retry_throttle import PAUSE_MAX, RetryThrottle
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise.supervisor import Supervisor
@@ -21,26 +21,26 @@ from raymq.store.log.flush import GroupCommit
 from tests.support.clock import ManualClock
 
 
-class LookingClock(ManualClock):
-    """Each look at it takes a tenth of a poll; `at_look` says what happens at the n-th one."""
+class PolledClock(ManualClock):
+    """Each read of this clock takes a tenth of POLL_US; `at_read` holds actions for the n-th read."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.looks = 0
-        self.at_look: dict[int, Callable[[], None]] = {}
+        self.reads = 0
+        self.at_read: dict[int, Callable[[], None]] = {}
 
     def monotonic(self) -> float:
-        self.looks += 1
-        self.at_look.pop(self.looks, lambda: None)()
-        return self.looks * POLL_US / 10 / 1e6
+        self.reads += 1
+        self.at_read.pop(self.reads, lambda: None)()
+        return self.reads * POLL_US / 10 / 1e6
 
 
 class Pair:
-    """CommitLog's side, and the flusher's."""
+    """CommitLog's side and the flusher's side."""
 
     def __init__(self, root: Path, roles: tuple[str, ...]) -> None:
         self.root = root
-        self.clock = LookingClock()
+        self.clock = PolledClock()
         self.supervisor = Supervisor(
             root, roles, clock=ManualClock(), files=Files(), witness_sync=lambda: 0
         )
@@ -48,26 +48,26 @@ class Pair:
         self.supervisor.begin(0, 0, 0)
         self.satellite = Satellite(root, "group_commit", clock=self.clock, files=Files())
         self.satellite.attach()
-        self.rung: list[str] = []
+        self.woken: list[str] = []
         self.end = 0
 
     def put(self, *, announced: bool) -> None:
         if announced:
-            self.supervisor.announce_append()
+            self.supervisor.appends.announce()
         self.end += 100
-        self.supervisor.publish_appended(self.end)
+        self.supervisor.appends.publish(self.end)
 
-    def poll(self, *, put_at_look: int | None = None) -> int:
-        """Returns: how often it looked."""
-        self.clock.looks = 0
-        if put_at_look is not None:
-            self.clock.at_look[put_at_look] = lambda: self.put(announced=True)
-        self.satellite.poll_append(self.end)
-        return self.clock.looks
+    def poll(self, *, put_at_read: int | None = None) -> int:
+        """Returns: how often it read the clock."""
+        self.clock.reads = 0
+        if put_at_read is not None:
+            self.clock.at_read[put_at_read] = lambda: self.put(announced=True)
+        self.satellite.appends.poll_next(self.end)
+        return self.clock.reads
 
     @property
     def polling(self) -> bool:
-        return self.satellite._control.polling
+        return self.satellite._control.group_commit_polls
 
     def close(self) -> None:
         self.satellite.close()
@@ -83,26 +83,24 @@ def roles() -> tuple[str, ...]:
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roles: tuple[str, ...]) -> Iterator[Pair]:
     made = Pair(tmp_path, roles)
-    wakeup = made.supervisor._wakeup
-    assert wakeup is not None
-    monkeypatch.setattr(wakeup, "wake", made.rung.append)
+    monkeypatch.setattr(made.supervisor.appends, "wake", made.woken.append)
     yield made
     made.close()
 
 
-def test_behind_an_announced_put_it_looks_until_the_next_one(pair: Pair):
+def test_after_an_announced_put_group_commit_polls_until_the_next_one(pair: Pair):
     pair.put(announced=True)
-    assert pair.poll(put_at_look=5) == 5
+    assert pair.poll(put_at_read=5) == 5
     assert pair.satellite.appended == 200
 
 
-def test_it_looks_no_longer_than_a_way_there_and_back(pair: Pair):
+def test_group_commit_polls_no_longer_than_a_round_trip(pair: Pair):
     pair.put(announced=True)
-    # One look is a tenth of it; the first one is the deadline's.
+    # One read is a tenth of it; the first read is for the deadline.
     assert pair.poll() in (11, 12)
 
 
-def test_behind_a_put_that_was_not_announced_it_does_not_look(pair: Pair):
+def test_after_a_put_that_was_not_announced_group_commit_does_not_poll(pair: Pair):
     pair.put(announced=True)
     pair.put(announced=False)
     assert pair.poll() == 0
@@ -110,45 +108,45 @@ def test_behind_a_put_that_was_not_announced_it_does_not_look(pair: Pair):
 
 def test_an_announced_put_that_is_published_twice_stays_announced(pair: Pair):
     pair.put(announced=True)
-    pair.supervisor.publish_appended(pair.end)
+    pair.supervisor.appends.publish(pair.end)
     assert pair.poll() > 0
 
 
-def test_in_vain_it_looks_ever_less_often(pair: Pair):
+def test_polling_that_does_not_help_becomes_rare(pair: Pair):
     pair.put(announced=True)
     looked = [pair.poll() > 0 for _ in range(10)]
     assert looked == [True, False, True, False, False, True, False, False, False, False]
 
 
-def test_while_it_looks_an_announced_put_rings_no_bell(pair: Pair):
+def test_while_group_commit_polls_an_announced_put_does_not_wake_it(pair: Pair):
     pair.put(announced=True)
-    pair.rung.clear()
+    pair.woken.clear()
 
     def put() -> None:
         assert pair.polling
         pair.put(announced=True)
-        pair.supervisor.wake_for_append()
+        pair.supervisor.appends.wake_for_append()
 
-    pair.clock.at_look[3] = put
-    pair.satellite.poll_append(pair.end)
-    assert pair.rung == []
+    pair.clock.at_read[3] = put
+    pair.satellite.appends.poll_next(pair.end)
+    assert pair.woken == []
     assert not pair.polling
 
 
-def test_a_put_it_did_not_see_before_it_gave_up_is_rung_for(pair: Pair):
+def test_a_put_after_the_end_of_a_poll_wakes_group_commit(pair: Pair):
     pair.put(announced=True)
-    pair.rung.clear()
-    pair.clock.at_look[3] = pair.supervisor.announce_append
-    pair.satellite.poll_append(pair.end)
-    assert pair.rung == []
+    pair.woken.clear()
+    pair.clock.at_read[3] = pair.supervisor.appends.announce
+    pair.satellite.appends.poll_next(pair.end)
+    assert pair.woken == []
     pair.end += 100
-    pair.supervisor.publish_appended(pair.end)
-    pair.supervisor.wake_for_append()
-    assert pair.rung == ["group_commit"]
+    pair.supervisor.appends.publish(pair.end)
+    pair.supervisor.appends.wake_for_append()
+    assert pair.woken == ["group_commit"]
 
 
 @pytest.mark.parametrize("roles", [("group_commit", "commit_real_time")])
-def test_with_the_pool_the_flusher_does_not_look_for_appends(pair: Pair):
+def test_with_the_pool_group_commit_does_not_poll_for_appends(pair: Pair):
     pair.put(announced=True)
     assert pair.poll() == 0
 
@@ -162,25 +160,29 @@ def test_an_end_that_could_not_be_published_is_published_again(
         with pytest.raises(ValueError, match="released"):
             pair.put(announced=False)
     assert control.appended == 0
-    pair.supervisor.publish_appended(pair.end)
+    pair.supervisor.appends.publish(pair.end)
     assert control.appended == pair.end
 
 
 class ScriptedLoop(FlushService):
-    """GroupCommit's loop over looks that find these ends, -1 for none; it leaves behind the last one."""
+    """Runs GroupCommit's loop over these committed ends (-1: a timeout without wakeup); it exits after the last one."""
 
     def __init__(self, root: Path, found: list[int]) -> None:
         super().__init__(root, "group_commit", StoreConfig())
         self.found = found
-        self.told: list[str] = []
+        self.calls: list[str] = []
         satellite = Mock(base=0)
-        satellite.standing.side_effect = lambda: Standing.GRANTED if self.found else Standing.FENCED
+        satellite.grant_status.side_effect = lambda: (
+            GrantStatus.GRANTED if self.found else GrantStatus.FENCED
+        )
         satellite.wait.side_effect = self.wait
-        satellite.poll_append.side_effect = lambda flushed: self.told.append(f"poll {flushed}")
+        satellite.appends.poll_next.side_effect = lambda flushed: self.calls.append(
+            f"poll {flushed}"
+        )
         self._satellite = satellite
 
     def wait(self, timeout_ms: int) -> bool:
-        self.told.append(f"wait {timeout_ms}")
+        self.calls.append(f"wait {timeout_ms}")
         return bool(self.found)
 
     def _commit_once(self, commit: GroupCommit) -> bool:
@@ -190,44 +192,44 @@ class ScriptedLoop(FlushService):
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "calls"),
     [
-        # Rung for, and all of it found at once: it asks although nothing is left behind that.
+        # Woken, and the append is there at once: it polls although no more is announced.
         ([-1, 100, -1], ["wait 10", "poll 100", "wait 10"]),
-        # A wakeup that comes after the sync of its own append begins no second one.
+        # A wakeup that comes after the sync of its append does not start a second sync.
         ([100, 100, -1], ["poll 100", "wait 10"]),
         ([100, 200], ["poll 100", "poll 200"]),
         ([-1, -1, -1], ["wait 10", "wait 10"]),
     ],
 )
-def test_group_commit_looks_on_once_behind_each_sync(
-    tmp_path: Path, found: list[int], told: list[str]
+def test_group_commit_polls_once_after_each_sync(
+    tmp_path: Path, found: list[int], calls: list[str]
 ):
     loop = ScriptedLoop(tmp_path, found)
     loop._group_commit()
-    assert loop.told == told
+    assert loop.calls == calls
 
 
-def test_a_new_commit_log_takes_nobody_for_looking(pair: Pair):
+def test_a_new_commit_log_clears_the_polling_hint(pair: Pair):
     pair.put(announced=True)
-    # The flusher was killed while it looked.
-    pair.satellite._control.polling = True
+    # The flusher was killed while it polled.
+    pair.satellite._control.group_commit_polls = True
     pair.supervisor.begin(pair.end, pair.end, pair.end)
     assert not pair.polling
     assert pair.poll() == 0
 
 
-def test_a_flusher_behind_one_that_was_killed_while_it_looked_is_rung_for(pair: Pair):
+def test_the_successor_of_a_flusher_that_was_killed_while_polling_is_woken(pair: Pair):
     pair.satellite.close()
-    pair.supervisor._control.polling = True
+    pair.supervisor._control.group_commit_polls = True
     pair.satellite = Satellite(pair.root, "group_commit", clock=pair.clock, files=Files())
     pair.satellite.attach()
     pair.put(announced=False)
-    pair.supervisor.wake_for_append()
-    assert pair.rung == ["group_commit"]
+    pair.supervisor.appends.wake_for_append()
+    assert pair.woken == ["group_commit"]
 
 
-def test_tries_in_vain_leave_out_ever_more_until_one_works():
+def test_the_throttle_skips_more_after_each_failure_until_a_try_works():
     throttle = RetryThrottle()
     pauses = []
     for _ in range(8):

@@ -21,7 +21,7 @@ SMALL = batch([b"x"])
 
 
 class Log:
-    """What is appended, by whom, in which groups; appends wait while the gate is shut."""
+    """Records each append, its thread and its group; appends wait while the gate is closed."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -50,7 +50,7 @@ class Log:
     def hand_over(self, made: list[AppendedPut]) -> list[PutTicket]:
         self.groups.append([put.appended for put in made])  # type: ignore[misc]
         for put in made:
-            put.ticket.settle(PutOutcome(0, 1, 0, 0, 0, 0))
+            put.ticket.finish(PutOutcome(0, 1, 0, 0, 0, 0))
         return [put.ticket for put in made]
 
     def put(self, number: int, data: Any = SMALL) -> tuple[PutTicket, bool]:
@@ -88,7 +88,7 @@ def test_a_small_put_is_appended_by_the_thread_that_brings_it(log: Log) -> None:
     assert log.appended == [(0, threading.current_thread())]
 
 
-def test_a_large_put_is_left_to_the_shards_thread_and_what_comes_behind_it_too(log: Log) -> None:
+def test_a_large_put_and_those_queued_after_it_are_left_to_the_shards_thread(log: Log) -> None:
     log.start()
     log.gate.clear()
     tickets = [log.put(0, LARGE)[0], log.put(1, LARGE)[0], log.put(2)[0]]
@@ -115,7 +115,7 @@ def test_a_thread_that_finds_another_one_appending_goes_on(log: Log) -> None:
     assert log.numbers() == [0, 1, 2, 3]
 
 
-def test_the_flush_service_hears_of_large_batches_after_a_few_mebibytes(log: Log) -> None:
+def test_large_batches_are_published_after_a_few_mebibytes(log: Log) -> None:
     size = 1 << 20
     tickets = [log.put(number, batch([b"x" * size]))[0] for number in range(12)]
     log.start()

@@ -1,4 +1,4 @@
-"""The CommitLog role over a real store, its flusher in a process of its own or away."""
+"""The CommitLog role over a real store, with or without a flusher process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.leader import appender
 from raymq.actors.leader.host import ANNOUNCED_ROWS_MAX, LeaderHost
+from raymq.actors.shared import append_wakeups
 from raymq.actors.shared.wakeup import wakeup_directory
-from raymq.actors.supervise import supervisor
 from raymq.store import record
 from raymq.store.config import StoreConfig
 from raymq.store.delay.delay_hook import transform
@@ -91,7 +91,7 @@ class Shard:
         )
 
     def records(self, queue: int, count: int) -> list[bytes]:
-        """The first records of a queue, as soon as a reader sees so many."""
+        """The first records of a queue, once a reader sees so many."""
         found: list[bytes] = []
 
         def read() -> None:
@@ -150,7 +150,7 @@ def test_puts_of_many_threads_are_answered_each_with_its_own_offsets(serving: Sh
             assert b"%d/%d" % (thread, turn) in records[ticket.wait().first_offset]
 
 
-def test_a_put_that_is_refused_behind_others_fails_alone(serving: Shard) -> None:
+def test_a_put_that_is_refused_after_others_fails_alone(serving: Shard) -> None:
     host = serving.host
     good = host.put(request([b"a"], producer=7, sequence=0))
     gap = host.put(request([b"c"], producer=7, sequence=2))
@@ -193,14 +193,14 @@ def test_without_a_flusher_a_put_is_unknown_and_its_repeat_finds_it(shard: Shard
     assert len(shard.records(0, 2)) == 2
 
 
-def test_after_a_failed_sync_nothing_is_acknowledged_nor_the_store_opened_again(
+def test_after_a_failed_sync_nothing_is_acknowledged_and_the_store_does_not_open_again(
     shard: Shard,
 ) -> None:
     host = shard.open()
     assert host.store.create_topic("t", 1, [0]) is not None
     shard.start_flusher("broken")
     granted = threading.Event()
-    # What was there before its grant is synced by the host itself.
+    # The host itself syncs the bytes that were appended before the grant.
     until(
         lambda: bool(host.status()["roles"]["roles"]["group_commit"]["granted"]),
         lambda: granted.wait(0.01),
@@ -216,7 +216,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_nor_the_store_opened_again(
     assert refusal.value.rule == "poisoned"
 
 
-def test_a_host_that_cannot_open_leaves_nothing_behind(shard: Shard) -> None:
+def test_a_host_that_cannot_open_releases_everything(shard: Shard) -> None:
     host = shard.open()
     assert host.store.create_topic("t", 1, [0]) is not None
     shard.close()
@@ -234,7 +234,7 @@ def test_a_host_that_cannot_open_leaves_nothing_behind(shard: Shard) -> None:
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def test_a_stop_whose_last_sync_fails_lets_go_of_every_file(
+def test_a_stop_whose_last_sync_fails_closes_every_file(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(EmbeddedStore(shard.root, config=CONFIG)) as store:
@@ -246,7 +246,7 @@ def test_a_stop_whose_last_sync_fails_lets_go_of_every_file(
     def held() -> list[str]:
         found = []
         for name in os.listdir("/proc/self/fd"):
-            # Other threads close theirs meanwhile.
+            # Other threads close their files meanwhile.
             with suppress(FileNotFoundError):
                 found.append(os.readlink(f"/proc/self/fd/{name}"))
         return [path for path in found if path.startswith(f"{shard.root}/")]
@@ -266,7 +266,7 @@ def test_a_stop_whose_last_sync_fails_lets_go_of_every_file(
     assert held() == []
 
 
-def test_puts_of_one_stream_that_end_together_are_told_of_once(shard: Shard) -> None:
+def test_a_stream_is_notified_once_of_puts_that_finish_together(shard: Shard) -> None:
     host = shard.open()
     assert host.store.create_topic("t", 1, [0]) is not None
     calls: list[int] = []
@@ -283,20 +283,20 @@ def test_puts_of_one_stream_that_end_together_are_told_of_once(shard: Shard) -> 
     assert calls == [0]
 
 
-def test_a_put_that_is_alone_is_told_of_once_and_kept(serving: Shard) -> None:
+def test_the_flusher_is_woken_once_for_a_put_that_is_alone(serving: Shard) -> None:
     calls: list[int] = []
     for number in range(30):
         put = request([b"%d" % number], producer=7, sequence=number)
         serving.host.put(put, lambda: calls.append(0), alone=True).wait(30)
     assert serving.host.status()["synced"] == serving.host.status()["appended"]
-    # A ticket ends before it is told of.
+    # A ticket is finished before its stream is notified.
     until(lambda: len(calls) == 30, lambda: threading.Event().wait(0.005))
 
 
 def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
     serving: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "WATCH_US", 5_000_000)
+    monkeypatch.setattr(append_wakeups, "WATCH_US", 5_000_000)
     answering: list[int] = []
 
     def put() -> None:
@@ -308,11 +308,11 @@ def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
         )
         assert ticket.wait(10).first_offset == number
 
-    # The flusher may be done before the watch begins; then the ack loop answers.
+    # The flusher may be done before the polling begins; then the ack loop answers.
     until(lambda: threading.get_ident() in answering, put)
 
 
-def test_the_flusher_hears_of_a_small_put_before_it_is_accounted_for(
+def test_a_small_put_is_published_before_it_is_accounted_for(
     serving: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, heard = serving.host, []
@@ -328,7 +328,7 @@ def test_the_flusher_hears_of_a_small_put_before_it_is_accounted_for(
     assert heard == [True, False]
 
 
-def test_large_batches_wait_for_room_before_they_are_appended(
+def test_large_batches_wait_for_space_before_they_are_appended(
     serving: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(appender, "LARGE_BYTES", 1000)
@@ -359,13 +359,13 @@ def test_large_batches_wait_for_room_before_they_are_appended(
     assert serving.host._appender._bytes == 0
 
 
-def test_trouble_behind_an_append_is_answered_as_unknown_and_ends_the_shard(
+def test_an_error_after_an_append_is_answered_as_unknown_and_ends_the_shard(
     serving: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def publish(end_offset: int) -> None:
         raise ValueError("the shared page is gone")
 
-    monkeypatch.setattr(serving.host.supervisor, "publish_appended", publish)
+    monkeypatch.setattr(serving.host.supervisor.appends, "publish", publish)
     ticket = serving.host.put(request([b"stored"], producer=11))
     with pytest.raises(DeliveryUnknown):
         ticket.wait(30)
@@ -415,7 +415,7 @@ def test_a_compaction_topic_is_served_compacted_and_scrub_reads_the_log(serving:
     assert host.call("status", {})["scrub"]["found"] == []
 
 
-def test_what_is_to_be_delivered_later_arrives_and_what_waits_outlives_the_host(
+def test_delayed_messages_are_delivered_and_survive_the_host(
     serving: Shard,
 ) -> None:
     def put(body: bytes, properties: dict[str, str]) -> None:
@@ -446,12 +446,12 @@ def body_of(raw: bytes) -> bytes:
     return body
 
 
-def test_offsets_are_listed_while_a_group_commits_for_one_more_queue(shard: Shard) -> None:
+def test_offsets_are_listed_during_an_offset_commit_for_another_queue(shard: Shard) -> None:
     store = shard.open().store
     store.create_topic("t", 4, [0])
 
     class Queue(int):
-        """A number that is listed while another thread commits."""
+        """A number during whose conversion another thread commits offsets."""
 
         def __str__(self) -> str:
             store.commit_offsets("g", "t", {3: 7})

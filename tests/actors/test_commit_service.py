@@ -1,4 +1,4 @@
-"""CommitRealTime in a process of its own, under a real CommitLog: killed, stopped, refused by its disk."""
+"""CommitRealTime in a process of its own, under a real CommitLog: killed, stopped, and refused by the disk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Refusing(Files):
         raise OSError(errno.EIO, "the disk does not answer")
 
 class Full(Files):
-    # Without room for the commit log until somebody says that there is; notes each try.
+    # Has no space for the commit log until the test says so; counts the tries.
     def pwrite(self, fd, data, offset):
         if "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}") and not os.path.exists(f"{root}/room"):
             with open(f"{root}/tries", "a") as tries:
@@ -158,7 +158,7 @@ class Shard:
         return child
 
     def mind(self, pause_s: float = 0.01) -> None:
-        """Start again what has ended."""
+        """Start the processes that have ended again."""
         for role, children in self.children.items():
             if children and children[-1].poll() is not None:
                 self.spawn(role)
@@ -178,7 +178,7 @@ class Shard:
         return pid
 
     def bodies(self, count: int) -> list[int]:
-        """The numbers of all messages, as soon as so many are readable."""
+        """The numbers of all messages, once so many are readable."""
         assert self.host is not None
         host, found = self.host, []
 
@@ -307,7 +307,7 @@ def test_commits_go_on_after_kill_9_of_commit_real_time(shard: Shard, flush: str
 
 
 @MODES
-def test_a_commit_real_time_that_stands_still_is_replaced(shard: Shard, flush: str):
+def test_a_stopped_commit_real_time_is_replaced(shard: Shard, flush: str):
     host = shard.serve()
     writer = Writer(host)
     writer.await_more(50, shard)
@@ -335,7 +335,7 @@ def test_what_a_killed_host_acknowledged_is_there(shard: Shard, flush: str, ever
                 break
             shard.mind(0.0)
         process.kill()
-        # What it has told before its end counts.
+        # The end that it published before its death counts.
         acked = max([acked, *map(int, process.stdout)])
         process.wait()
         if everything:
@@ -375,7 +375,7 @@ def test_without_commit_real_time_a_sync_put_is_unknown_and_a_full_pool_refuses(
     assert host.put(request([b"x"])).wait(30).first_offset == stored
 
 
-def test_a_write_that_fails_ends_the_life_and_the_next_one_commits(shard: Shard):
+def test_a_failed_write_ends_the_process_and_the_next_one_commits(shard: Shard):
     host = shard.open()
     assert host.store.create_topic("t", 1, [0]) is not None
     shard.spawn("group_commit")
@@ -388,7 +388,7 @@ def test_a_write_that_fails_ends_the_life_and_the_next_one_commits(shard: Shard)
     assert host.status()["state"] == "RUNNING"
 
 
-def test_a_full_disk_is_waited_for_with_pauses_whatever_rings(shard: Shard):
+def test_a_full_disk_is_retried_with_pauses_despite_wakeups(shard: Shard):
     host = shard.open()
     assert host.store.create_topic("t", 1, [0]) is not None
     shard.spawn(shard.roles[0])
@@ -425,7 +425,7 @@ def test_an_orderly_close_commits_all_and_leaves_no_pool(shard: Shard, flush: st
 
 
 class FullDisk(Files):
-    """Refuses what is written into the commit log, when told."""
+    """Refuses writes to the commit log while `refusing`."""
 
     full = False
 
@@ -435,7 +435,7 @@ class FullDisk(Files):
         super().pwrite(fd, data, offset)
 
 
-def test_a_stop_that_cannot_commit_says_so_and_the_next_start_commits(tmp_path: Path):
+def test_a_stop_that_cannot_commit_raises_and_the_next_start_commits(tmp_path: Path):
     shard, files = Shard(tmp_path / "store", "async"), FullDisk()
     try:
         host = shard.open(files=files)
@@ -453,12 +453,12 @@ def test_a_stop_that_cannot_commit_says_so_and_the_next_start_commits(tmp_path: 
     assert verify(shard.root) == []
 
 
-def test_an_older_word_of_commit_real_time_never_counts_behind_a_newer_one(tmp_path: Path):
+def test_an_older_committed_end_never_replaces_a_newer_one(tmp_path: Path):
     shard = Shard(tmp_path / "store", "async")
     try:
         host = shard.open()
         with host.acks._progress_lock:
-            waiter = threading.Thread(target=host.acks.await_room, daemon=True)
+            waiter = threading.Thread(target=host.acks.await_pool_space, daemon=True)
             waiter.start()
             waiter.join(0.05)
             assert waiter.is_alive()

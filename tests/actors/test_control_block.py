@@ -1,4 +1,4 @@
-"""The words of the control block: packed, generational, never torn."""
+"""The fields of the control block: packed, fenced, never torn."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from raymq.actors.shared.control_block import (
     ControlBlock,
     Registration,
     State,
-    next_generation,
-    pack_word,
-    unpack_word,
+    next_tag,
+    pack_field,
+    unpack_field,
     value_of,
 )
 from raymq.actors.shared.processes import ProcessIdentity
@@ -56,36 +56,36 @@ def test_no_process_of_a_replica_runs_where_stores_are_seen_out_of_order(
 
 @pytest.mark.parametrize("generation", [1, 2, 0x7FFF])
 @pytest.mark.parametrize("value", [0, 1, 2**48 - 1])
-def test_generation_and_value_share_a_word(generation: int, value: int):
-    assert unpack_word(pack_word(generation, value)) == (generation, value)
-    assert pack_word(generation, value) < 2**63
+def test_tag_and_value_share_a_field(generation: int, value: int):
+    assert unpack_field(pack_field(generation, value)) == (generation, value)
+    assert pack_field(generation, value) < 2**63
 
 
 @pytest.mark.parametrize("value", [-1, 2**48])
 def test_a_value_that_does_not_fit_is_a_bug(value: int):
     with pytest.raises(Bug):
-        pack_word(1, value)
+        pack_field(1, value)
 
 
-def test_a_word_of_another_generation_reads_as_0():
-    word = pack_word(5, 1000)
+def test_a_field_with_another_tag_reads_as_0():
+    word = pack_field(5, 1000)
     assert value_of(word, 5) == 1000
     assert value_of(word, 4) == 0
     assert value_of(word, 6) == 0
 
 
-def test_a_zeroed_word_says_nothing():
+def test_a_zeroed_field_says_nothing():
     assert value_of(0, 0) == 0
-    assert value_of(pack_word(0, 7), 0) == 0
+    assert value_of(pack_field(0, 7), 0) == 0
 
 
-def test_generations_go_around_without_0():
-    assert next_generation(0) == 1
-    assert next_generation(0x7FFE) == 0x7FFF
-    assert next_generation(0x7FFF) == 1
+def test_tags_go_around_without_0():
+    assert next_tag(0) == 1
+    assert next_tag(0x7FFE) == 0x7FFF
+    assert next_tag(0x7FFF) == 1
 
 
-def test_a_new_page_is_valid_for_nobody(path: str):
+def test_a_new_page_is_not_valid(path: str):
     block = ControlBlock.open(path, files=Files())
     assert not block.valid(0)
     assert not block.valid(BOOT)
@@ -99,7 +99,7 @@ def test_a_page_of_another_boot_is_not_valid(control: ControlBlock):
     assert not control.valid(BOOT + 1)
 
 
-def test_two_mappings_see_the_same_words(control: ControlBlock, path: str):
+def test_two_mappings_see_the_same_fields(control: ControlBlock, path: str):
     other = ControlBlock.open(path, files=Files())
     control.begin(11, ME.process, 500, 1)
     assert other.appended == 500
@@ -114,18 +114,18 @@ def test_a_new_log_hides_the_appended_end_of_the_old(control: ControlBlock):
     control.begin(11, ME.process, 500, 1)
     generation = control.log_generation
     control.begin(12, ME.process, 300, 1)
-    assert control.log_generation == next_generation(generation)
+    assert control.log_generation == next_tag(generation)
     assert control.appended == 300
 
 
-def test_a_grant_names_one_incarnation_under_a_new_generation(control: ControlBlock):
+def test_a_grant_names_one_incarnation_with_a_new_fencing_token(control: ControlBlock):
     record = control.roles["group_commit"]
     first = record.give_grant(77, 500)
     assert record.grant == (first, 77)
     assert record.base == 500
     record.publish_position(first, 600)
     assert record.position(first) == 600
-    record.take_grant_back()
+    record.revoke_grant()
     generation, incarnation = record.grant
     assert incarnation == 0
     assert record.position(generation) == 0
@@ -133,7 +133,9 @@ def test_a_grant_names_one_incarnation_under_a_new_generation(control: ControlBl
     assert record.give_grant(78, 0) not in (first, generation)
 
 
-def test_the_last_words_of_the_dead_outlive_their_successors_arrival(control: ControlBlock):
+def test_fields_of_a_dead_satellite_survive_the_registration_of_its_successor(
+    control: ControlBlock,
+):
     record = control.roles["group_commit"]
     generation = record.give_grant(77, 0)
     record.publish_sync_started(generation, 900)
@@ -147,7 +149,7 @@ def test_the_last_words_of_the_dead_outlive_their_successors_arrival(control: Co
     assert record.sync_started == record.failure == (0, 0)
 
 
-def test_roles_do_not_share_words(control: ControlBlock):
+def test_roles_do_not_share_fields(control: ControlBlock):
     for number, role in enumerate(ROLES, 1):
         control.roles[role].register(Registration(number, ProcessIdentity(number, number)), number)
         control.roles[role].give_grant(number, number)
@@ -157,19 +159,19 @@ def test_roles_do_not_share_words(control: ControlBlock):
         assert (record.grant[1], record.base, record.heartbeat_ms) == (number, number, number)
 
 
-def test_formatting_never_repeats_a_generation(control: ControlBlock):
+def test_formatting_never_repeats_a_fencing_token(control: ControlBlock):
     record = control.roles["replication"]
     before = record.give_grant(77, 0)
     control.format(BOOT + 1)
-    assert record.grant == (next_generation(before), 0)
+    assert record.grant == (next_tag(before), 0)
     assert record.last_granted == 0
 
 
-# -- torn words ------------------------------------------------------------------------------------
+# -- torn fields -----------------------------------------------------------------------------------
 
 #: every byte differs between the two, so any mixture is neither
-ONE = pack_word(0x2AAA, 0xAAAA_AAAA_AAAA)
-OTHER = pack_word(0x5555, 0x5555_5555_5555)
+ONE = pack_field(0x2AAA, 0xAAAA_AAAA_AAAA)
+OTHER = pack_field(0x5555, 0x5555_5555_5555)
 
 WRITER = """
 import struct, sys
@@ -193,7 +195,7 @@ while not stop[511]:
 
 
 class Hammer:
-    """A process that writes two values into one word in turns, as fast as it can."""
+    """A process that writes two values into one field in turns, as fast as it can."""
 
     def __init__(self, path: str, how: str) -> None:
         self._view = map_shared(path, FILE_BYTES, files=Files())
@@ -204,7 +206,7 @@ class Hammer:
         self._process = subprocess.Popen([sys.executable, "-c", WRITER, path, how], cwd=ROOT)
 
     def poll(self) -> None:
-        # Word 37: the position of group_commit, the first role (layout table of control_block.py).
+        # Field 37: the position of group_commit, the first role (layout table of control_block.py).
         words = self._words
         self.seen.update({words[37] for _ in range(20_000)})
         self.polls += 20_000
@@ -231,8 +233,8 @@ def test_a_polling_process_never_sees_a_value_that_was_not_written(path: str):
     assert hammer.torn == set()
 
 
-def test_the_torn_word_test_can_fail(path: str):
-    # pack_into zeroes its target before it fills it in: what the rule of aligned words forbids.
+def test_the_test_for_torn_fields_can_fail(path: str):
+    # pack_into zeroes its target before it fills it, which the rule of aligned 8-byte moves forbids.
     with Hammer(path, "struct") as hammer:
         until(lambda: bool(hammer.torn), hammer.poll)
 
@@ -243,7 +245,7 @@ def test_without_a_pool_what_is_appended_is_in_the_files(control: ControlBlock):
     assert control.committed == 200
 
 
-def test_what_was_committed_stays_so_whoever_told_it_and_whatever_became_of_it(
+def test_committed_bytes_stay_committed_after_a_revoke_and_a_new_grant(
     control: ControlBlock,
 ):
     record = control.roles["commit_real_time"]
@@ -254,15 +256,15 @@ def test_what_was_committed_stays_so_whoever_told_it_and_whatever_became_of_it(
     generation = record.give_grant(1, control.committed)
     record.publish_position(generation, 300)
     assert control.committed == 300
-    # It is expelled, and was in the middle of telling more.
-    record.take_grant_back()
+    # Its lease is revoked, while it was about to publish more.
+    record.revoke_grant()
     assert control.committed == 300
     record.publish_position(generation, 350)
     assert control.committed == 350
-    # The next one begins there, and has told nothing yet.
+    # Its successor begins there, and has published nothing yet.
     record.give_grant(2, control.committed)
     assert control.committed == 350
-    # A truncation, or another life.
+    # A truncation, or another CommitLog.
     record.clear(base=200)
     control.begin(8, ME.process, 200, 0, pooled=True)
     assert control.committed == 200

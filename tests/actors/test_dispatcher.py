@@ -1,4 +1,4 @@
-"""What readers of a shard get: reads that wait for something to be there."""
+"""The reads of a shard, and those that wait for messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from raymq.actors.leader import dispatcher as dispatcher_module
 from raymq.actors.leader.dispatcher import Dispatcher
-from raymq.actors.shared.troubles import Troubles
+from raymq.actors.shared.failures import ActiveFailures
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
@@ -34,7 +34,7 @@ from tests.support.waiting import until
 CONFIG = StoreConfig(segment_size_bytes=256 * 1024, consume_queue_file_size_bytes=20_000)
 
 
-def test_a_read_goes_on_behind_the_units_of_a_foreign_store_that_point_at_nothing(
+def test_a_read_skips_the_units_of_a_foreign_store_that_point_at_nothing(
     tmp_path: Path,
 ) -> None:
     with closing(EmbeddedStore(tmp_path)) as embedded:
@@ -47,7 +47,7 @@ def test_a_read_goes_on_behind_the_units_of_a_foreign_store_that_point_at_nothin
             file.seek(2 * len(blank))
             file.write(5 * blank)
         dispatcher = Dispatcher(store, clock=ManualClock(), on_dispatched=lambda: None)
-        # Fewer at once than the gap is wide; nothing is there to wait for.
+        # Fewer records per read than the gap has units; the read does not wait.
         (part,) = dispatcher.fetch(FetchRequest("t", {0: 2}, 1 << 20, 2, 0))
         assert part.records is not None
         assert (part.first_offset, part.next_offset, len(part.records)) == (2, 8, 1)
@@ -61,7 +61,7 @@ def test_a_read_waits_for_the_dispatch_only_where_its_queue_has_more(tmp_path: P
         store.put(PutRequest("t", 0, batch([b"second"]), None, 0, 0, "quorum"))
         store.log.sync()
         store.log.note_confirmed(store.log.end)
-        # Time does not pass: a read that waits comes back when it is told to look, no sooner.
+        # Time does not pass: a read that waits checks again only when it is woken.
         dispatcher = Dispatcher(store, clock=ManualClock(), on_dispatched=lambda: None)
         assert dispatcher.fetch(FetchRequest("t", {1: 1}, 1 << 20, 10, 0)) == []
         found: list[int] = []
@@ -72,9 +72,9 @@ def test_a_read_waits_for_the_dispatch_only_where_its_queue_has_more(tmp_path: P
 
         reader = threading.Thread(target=read)
         reader.start()
-        until(lambda: ("t", 0) in dispatcher._waiting, lambda: reader.join(0.001))
+        until(lambda: ("t", 0) in dispatcher._reads, lambda: reader.join(0.001))
         dispatch_all(store)
-        dispatcher.tell_readers()
+        dispatcher.wake_readers()
         reader.join()
         assert found == [1]
 
@@ -84,9 +84,9 @@ class Shard:
 
     def __init__(self, root: Path, files: Files | None = None) -> None:
         self.store = MessageStore.open(root, config=CONFIG, files=files)
-        self.troubles = Troubles()
+        self.failures = ActiveFailures()
         self.dispatcher = Dispatcher(
-            self.store, clock=Clock(), on_dispatched=lambda: None, troubles=self.troubles
+            self.store, clock=Clock(), on_dispatched=lambda: None, failures=self.failures
         )
         self.ended: list[BaseException | None] = []
         self.thread = threading.Thread(target=self._run)
@@ -136,7 +136,7 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
         yield made
 
 
-def test_a_slow_read_of_one_topic_holds_up_no_reader_of_another(
+def test_a_slow_read_of_one_topic_does_not_delay_readers_of_another(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard.start()
@@ -154,7 +154,7 @@ def test_a_slow_read_of_one_topic_holds_up_no_reader_of_another(
     slow = shard.begin_fetch("slow", 0, 10_000)
     assert reading.wait(30)
     quick = shard.begin_fetch("quick", 0, 10_000)
-    until(lambda: ("quick", 0) in shard.dispatcher._waiting, lambda: reading.wait(0.001))
+    until(lambda: ("quick", 0) in shard.dispatcher._reads, lambda: reading.wait(0.001))
     shard.put("quick")
     assert quick.result(10)[0].next_offset == 1
     assert not slow.done()
@@ -175,22 +175,22 @@ def test_a_put_wakes_only_the_readers_of_its_queue(
 
     monkeypatch.setattr(shard.store, "fetch", counted)
     idle = shard.begin_fetch("quick", 0, 60_000)
-    # One look, and another one in the list.
+    # One read before it is registered, one after.
     until(lambda: looks["quick"] == 2, lambda: threading.Event().wait(0.001))
     for offset in range(20):
         waiting = shard.begin_fetch("t", offset, 10_000)
-        until(lambda: ("t", 0) in shard.dispatcher._waiting, lambda: idle.done())
+        until(lambda: ("t", 0) in shard.dispatcher._reads, lambda: idle.done())
         shard.put("t")
         assert waiting.result(10)[0].next_offset == offset + 1
     assert looks["quick"] == 2
     shard.put("quick")
     assert idle.result(10)[0].next_offset == 1
-    assert not shard.dispatcher._waiting
+    assert not shard.dispatcher._reads
 
 
 def test_readers_of_other_queues_let_units_gather(shard: Shard) -> None:
     idle = shard.begin_fetch("quick", 0, 60_000)
-    until(lambda: ("quick", 0) in shard.dispatcher._waiting, lambda: threading.Event().wait(0.001))
+    until(lambda: ("quick", 0) in shard.dispatcher._reads, lambda: threading.Event().wait(0.001))
     dispatch_all(shard.store)
     shard.put("t")
     assert not shard.dispatcher._wanted()
@@ -213,13 +213,13 @@ def test_the_confirmed_end_is_awaited_however_long_the_dispatch_takes(
     assert shard.store.queue_range("t", 0) == (0, 3)
 
 
-def test_the_confirmed_end_that_a_power_loss_took_is_waited_for_once(
+def test_the_confirmed_end_that_a_power_loss_took_is_awaited_once(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard.start()
-    # A mirror's leader after a power loss: the follower has not said yet that it has these.
+    # A mirror's leader after a power loss: the follower has not reported these yet.
     shard.store.put(PutRequest("t", 0, batch([b"x"] * 3), None, 0, 0, "quorum"))
-    shard.dispatcher.hoped_end = shard.store.log.end
+    shard.dispatcher.expected_end = shard.store.log.end
     asked = threading.Thread(target=shard.dispatcher.await_confirmed)
     asked.start()
     until(lambda: shard.dispatcher._awaiting == 1, lambda: asked.join(0.001))
@@ -227,25 +227,25 @@ def test_the_confirmed_end_that_a_power_loss_took_is_waited_for_once(
     shard.dispatcher.wake()
     asked.join(10)
     assert shard.store.queue_range("t", 0) == (0, 3)
-    # A follower that stays away holds nobody up again and again.
+    # A follower that stays away delays only the first call.
     shard.store.put(PutRequest("t", 0, batch([b"x"]), None, 0, 0, "quorum"))
-    shard.dispatcher.hoped_end = shard.store.log.end
+    shard.dispatcher.expected_end = shard.store.log.end
     monkeypatch.setattr(dispatcher_module, "CONFIRMED_WAIT_MS", 1)
     shard.dispatcher.await_confirmed()
-    assert shard.dispatcher.hoped_end == 0
+    assert shard.dispatcher.expected_end == 0
 
 
-def test_a_backlog_that_takes_too_long_is_an_error_and_no_lower_end(
+def test_a_dispatch_that_takes_too_long_is_an_error_and_not_a_lower_end(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher_module, "CONFIRMED_WAIT_MS", 1)
     shard.put("t", 3)
-    with pytest.raises(Unavailable, match="behind what was acknowledged"):
+    with pytest.raises(Unavailable, match="acknowledged bytes of the log"):
         shard.dispatcher.await_confirmed()
 
 
 class Disk(Files):
-    """A disk that refuses writes of consume queues while a test says so."""
+    """A disk that refuses writes of consume queues while `refusing`."""
 
     refusing: OSError | None = None
 
@@ -270,7 +270,7 @@ class Disk(Files):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.ENOMEM])
 @pytest.mark.parametrize("first", [True, False], ids=["new queue", "old queue"])
-def test_a_dispatch_that_is_refused_goes_on_when_the_disk_takes_it(
+def test_a_refused_dispatch_is_tried_again_until_the_disk_works(
     tmp_path: Path, code: int, first: bool
 ) -> None:
     disk = Disk()
@@ -282,17 +282,17 @@ def test_a_dispatch_that_is_refused_goes_on_when_the_disk_takes_it(
         disk.refusing = OSError(code, "refused")
         shard.start()
         shard.put("t", 2)
-        until(lambda: bool(shard.troubles), lambda: shard.thread.join(0.001))
-        assert "refused" in shard.troubles.as_status()["dispatch"]
+        until(lambda: bool(shard.failures), lambda: shard.thread.join(0.001))
+        assert "refused" in shard.failures.as_status()["dispatch"]
         disk.refusing = None
         shard.dispatcher.await_confirmed()
         assert shard.store.queue_range("t", 0)[1] == (2 if first else 3)
-        until(lambda: not shard.troubles, lambda: shard.thread.join(0.001))
+        until(lambda: not shard.failures, lambda: shard.thread.join(0.001))
         assert shard.store.flags.writable
         assert not shard.ended
 
 
-def test_an_index_that_is_behind_gives_a_blocked_dispatch_nothing_to_do(tmp_path: Path) -> None:
+def test_an_index_that_lags_gives_a_blocked_dispatch_nothing_to_do(tmp_path: Path) -> None:
     with closing(MessageStore.open(tmp_path)) as store:
         store.create_topic("t", 1, [0])
         confirm(store)

@@ -1,4 +1,4 @@
-"""FollowerSession: streams, their order, and what it refuses."""
+"""FollowerSession: streams, their order, and refusals."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from raymq.actors.follower.follower import FollowerSession
 from raymq.replication.wire import (
     Ack,
-    Append,
-    Header,
+    AppendEntries,
+    FrameHeader,
     Hello,
     HelloOk,
-    Member,
     Reason,
-    Refused,
+    Refusal,
+    ReplicaProcess,
     cluster_key,
     decode,
     encode,
@@ -30,10 +30,10 @@ IDENTITY = {"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 5}
 
 
 class Line:
-    """A leader's stream, spoken by hand."""
+    """A leader's stream, whose frames the test writes."""
 
-    def __init__(self, session: FollowerSession, *, life: int, epoch: int = 0) -> None:
-        self.life = life
+    def __init__(self, session: FollowerSession, *, incarnation: int, epoch: int = 0) -> None:
+        self.incarnation = incarnation
         self.epoch = epoch
         self._frames: queue.Queue = queue.Queue()
         self._answers: queue.Queue = queue.Queue()
@@ -48,7 +48,14 @@ class Line:
             self.error = error
 
     def say(self, message, body=None, *, to: int = 5) -> None:
-        header = Header(cluster_key("c"), 0, Member(0, self.life), Member(1, to), self.epoch, 1)
+        header = FrameHeader(
+            cluster_key("c"),
+            0,
+            ReplicaProcess(0, self.incarnation),
+            ReplicaProcess(1, to),
+            self.epoch,
+            1,
+        )
         self._frames.put((encode(header, message), body))
 
     def hear(self):
@@ -81,10 +88,10 @@ def unit_of(data: bytes, start: int = 0, previous: int = 0) -> ChainUnit:
 
 
 def test_appended_is_acknowledged_at_once_and_synced_when_the_flusher_publishes(port, session):
-    line = Line(session, life=1)
+    line = Line(session, incarnation=1)
     line.say(Hello(3, 0), to=0)
     assert line.hear() == HelloOk(0, 0, 0, 0, 0)
-    line.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
     assert line.hear() == Ack(3, 3, 0)
     port.sync()
     assert line.hear() == Ack(3, 3, 3)
@@ -92,40 +99,40 @@ def test_appended_is_acknowledged_at_once_and_synced_when_the_flusher_publishes(
 
 
 def test_the_newer_connection_is_served_and_the_older_one_ends(port, session):
-    old, new = Line(session, life=1), Line(session, life=2)
+    old, new = Line(session, incarnation=1), Line(session, incarnation=2)
     old.say(Hello(3, 0), to=0)
     old.hear()
     new.say(Hello(3, 0), to=0)
     new.hear()
-    old.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    old.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
     old.thread.join(10)
     assert not old.thread.is_alive()
     assert old.silent
     assert port.log.end == 0
-    new.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    new.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
     assert new.hear() == Ack(3, 3, 0)
     new.hang_up()
 
 
 def test_a_lower_epoch_is_refused_without_harm_to_the_present_leader(port, session):
-    line, stale = Line(session, life=2, epoch=4), Line(session, life=1, epoch=3)
+    line, stale = Line(session, incarnation=2, epoch=4), Line(session, incarnation=1, epoch=3)
     line.say(Hello(3, 0), to=0)
     line.hear()
     stale.say(Hello(3, 0), to=0)
     refused = stale.hear()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert (refused.reason, refused.promised) == (Reason.EPOCH, 4)
     stale.hang_up()
-    line.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
     assert line.hear() == Ack(3, 3, 0)
     line.hang_up()
 
 
 def test_bytes_that_do_not_fit_their_units_end_the_stream(port, session):
-    line = Line(session, life=1)
+    line = Line(session, incarnation=1)
     line.say(Hello(3, 0), to=0)
     line.hear()
-    line.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"ab")
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"ab")
     line.thread.join(10)
     assert isinstance(line.error, Rejected)
     assert line.error.fields["field"] == "body"
@@ -133,12 +140,12 @@ def test_bytes_that_do_not_fit_their_units_end_the_stream(port, session):
 
 
 def test_damaged_bytes_are_refused_and_not_acknowledged(port, session):
-    line = Line(session, life=1)
+    line = Line(session, incarnation=1)
     line.say(Hello(3, 0), to=0)
     line.hear()
-    line.say(Append(0, 0, 0, (unit_of(b"abc"),)), b"abX")
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abX")
     refused = line.hear()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Refusal)
     assert refused.reason == Reason.DAMAGED
     line.thread.join(10)
     assert not line.thread.is_alive()

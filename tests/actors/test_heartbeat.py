@@ -1,4 +1,4 @@
-"""A CommitLog that hangs is killed by its satellites; one that only takes its time is not."""
+"""A CommitLog that hangs is killed by its satellites; a slow one is not."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.leader.host import LeaderHost
-from raymq.actors.shared import heartbeat as heartbeat
+from raymq.actors.shared import heartbeat
 from raymq.actors.shared.control_block import ControlBlock, shared_file
 from raymq.actors.shared.heartbeat import (
-    LATE_MS,
+    HEARTBEAT_TIMEOUT_MS,
+    ITERATION_MAX_MS,
+    LATE_CHECK_MS,
     PERIOD_MS,
-    ROUND_MS,
-    SILENT_MS,
     Heartbeat,
-    HeartbeatWatch,
+    HeartbeatMonitor,
 )
 from raymq.actors.shared.processes import ProcessIdentity, identify
 from raymq.store.config import StoreConfig
@@ -33,19 +33,20 @@ from tests.support.waiting import until
 ROOT = Path(__file__).resolve().parents[2]
 FILES = Files()
 
-#: a satellite whose patience is short
+#: a satellite with a short heartbeat timeout
 FLUSHER = """
 import sys
-from raymq.actors import heartbeat, satellite
+from raymq.actors.satellites import satellite
+from raymq.actors.shared import heartbeat
 from raymq.actors.satellites.flush_service import FlushService
 from raymq.store.config import StoreConfig
-heartbeat.SILENT_MS, heartbeat.LATE_MS, satellite.HEART_PERIOD_MS = 400, 2000, 50
+heartbeat.HEARTBEAT_TIMEOUT_MS, heartbeat.LATE_CHECK_MS, satellite.HEARTBEAT_PERIOD_MS = 400, 2000, 50
 FlushService(sys.argv[1], sys.argv[2], StoreConfig(segment_size_bytes=262144)).run()
 """
 HOST = """
 import sys, threading
 from pathlib import Path
-from raymq.actors import heartbeat
+from raymq.actors.shared import heartbeat
 from raymq.actors.leader.host import LeaderHost
 from raymq.actors.follower.host import FollowerHost
 from raymq.store.config import StoreConfig
@@ -85,74 +86,74 @@ def identity_of(child: subprocess.Popen[bytes]) -> ProcessIdentity:
 
 
 class Looking:
-    """A satellite that looks every PERIOD_MS."""
+    """A satellite that checks the heartbeat every PERIOD_MS."""
 
     def __init__(self, control: ControlBlock) -> None:
-        self.watch = HeartbeatWatch(control, files=FILES)
+        self.monitor = HeartbeatMonitor(control, files=FILES)
         self.now_ms = 1_000_000
 
-    def look(self, after_ms: int = PERIOD_MS) -> bool:
+    def check(self, after_ms: int = PERIOD_MS) -> bool:
         self.now_ms += after_ms
-        return self.watch.look(self.now_ms)
+        return self.monitor.check(self.now_ms)
 
-    def looks(self, total_ms: int) -> bool:
-        return any(self.look() for _ in range(total_ms // PERIOD_MS))
+    def checks(self, total_ms: int) -> bool:
+        return any(self.check() for _ in range(total_ms // PERIOD_MS))
 
 
-def test_a_commit_log_that_is_silent_through_looks_in_time_is_killed(
+def test_a_commit_log_that_is_silent_through_punctual_checks_is_killed(
     control: ControlBlock, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    control.begin_beating(identity_of(sleeper), 7)
+    control.start_heartbeat(identity_of(sleeper), 7)
     satellite = Looking(control)
-    assert not satellite.looks(SILENT_MS)
-    assert satellite.looks(2 * PERIOD_MS)
+    assert not satellite.checks(HEARTBEAT_TIMEOUT_MS)
+    assert satellite.checks(2 * PERIOD_MS)
     assert sleeper.wait(10) == -signal.SIGKILL
 
 
-def test_a_commit_log_that_beats_is_not_killed(
+def test_a_commit_log_with_a_heartbeat_is_not_killed(
     control: ControlBlock, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    control.begin_beating(identity_of(sleeper), 7)
+    control.start_heartbeat(identity_of(sleeper), 7)
     satellite = Looking(control)
     for beat in range(5):
-        assert not satellite.looks(SILENT_MS - PERIOD_MS)
+        assert not satellite.checks(HEARTBEAT_TIMEOUT_MS - PERIOD_MS)
         control.beat(100 + beat)
     assert sleeper.poll() is None
 
 
-def test_time_that_the_satellite_did_not_run_itself_proves_nothing(
+def test_time_in_which_the_satellite_did_not_run_either_does_not_count(
     control: ControlBlock, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    control.begin_beating(identity_of(sleeper), 7)
+    control.start_heartbeat(identity_of(sleeper), 7)
     satellite = Looking(control)
-    assert not satellite.looks(SILENT_MS - PERIOD_MS)
+    assert not satellite.checks(HEARTBEAT_TIMEOUT_MS - PERIOD_MS)
     for _ in range(5):
-        # All stood still, or the machine did.
-        assert not satellite.look(LATE_MS + 1)
-    assert not satellite.look(10 * SILENT_MS)
+        # All processes stood still, or the machine did.
+        assert not satellite.check(LATE_CHECK_MS + 1)
+    assert not satellite.check(10 * HEARTBEAT_TIMEOUT_MS)
     assert sleeper.poll() is None
 
 
-def test_late_looks_of_a_busy_machine_hide_no_commit_log_that_hangs(
+def test_late_checks_on_a_busy_machine_do_not_hide_a_commit_log_that_hangs(
     control: ControlBlock, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    control.begin_beating(identity_of(sleeper), 7)
+    control.start_heartbeat(identity_of(sleeper), 7)
     satellite = Looking(control)
-    assert not satellite.looks(SILENT_MS - PERIOD_MS)
-    assert not satellite.look(LATE_MS + 1)
-    assert satellite.looks(3 * PERIOD_MS)
+    assert not satellite.checks(HEARTBEAT_TIMEOUT_MS - PERIOD_MS)
+    assert not satellite.check(LATE_CHECK_MS + 1)
+    assert satellite.checks(3 * PERIOD_MS)
     assert sleeper.wait(30) != 0
 
 
-def test_a_commit_log_that_stops_in_order_or_never_said_that_it_beats_is_not_killed(
+def test_a_commit_log_whose_heartbeat_was_stopped_or_never_started_is_not_killed(
     control: ControlBlock, sleeper: subprocess.Popen[bytes]
 ) -> None:
     satellite = Looking(control)
     control.begin(5, identity_of(sleeper), 0, 7)
-    assert not satellite.looks(3 * SILENT_MS)
-    control.begin_beating(identity_of(sleeper), 8)
-    control.end_beating()
-    assert not satellite.looks(3 * SILENT_MS)
+    assert not satellite.checks(3 * HEARTBEAT_TIMEOUT_MS)
+    control.start_heartbeat(identity_of(sleeper), 8)
+    control.stop_heartbeat()
+    assert not satellite.checks(3 * HEARTBEAT_TIMEOUT_MS)
     assert sleeper.poll() is None
 
 
@@ -160,12 +161,12 @@ def test_the_next_process_with_the_same_pid_is_not_killed(
     control: ControlBlock, sleeper: subprocess.Popen[bytes]
 ) -> None:
     found = identity_of(sleeper)
-    control.begin_beating(found._replace(start_time=found.start_time - 1), 7)
-    assert not Looking(control).looks(3 * SILENT_MS)
+    control.start_heartbeat(found._replace(start_time=found.start_time - 1), 7)
+    assert not Looking(control).checks(3 * HEARTBEAT_TIMEOUT_MS)
     assert sleeper.poll() is None
 
 
-def test_the_heart_stops_with_an_ack_loop_that_does_not_come_round(
+def test_the_heartbeat_stops_with_an_ack_loop_that_hangs(
     control: ControlBlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
@@ -174,31 +175,31 @@ def test_the_heart_stops_with_an_ack_loop_that_does_not_come_round(
 
     def beats() -> bool:
         before = control.heartbeat_ms
-        beating.beat_if_well()
+        beating.beat_if_alive()
         return control.heartbeat_ms > before
 
-    # In a recovery there is no ack loop.
-    clock.advance(10 * ROUND_MS)
+    # During recovery the ack loop is not running.
+    clock.advance(10 * ITERATION_MAX_MS)
     assert beats()
-    beating.come_round()
-    clock.advance(ROUND_MS)
+    beating.note_iteration()
+    clock.advance(ITERATION_MAX_MS)
     assert beats()
     clock.advance(1)
     assert not beats()
-    beating.come_round()
-    with beating.long_call():
-        clock.advance(10 * ROUND_MS)
+    beating.note_iteration()
+    with beating.blocking_call():
+        clock.advance(10 * ITERATION_MAX_MS)
         assert beats()
-    clock.advance(ROUND_MS)
+    clock.advance(ITERATION_MAX_MS)
     assert beats()
-    clock.advance(ROUND_MS)
+    clock.advance(ITERATION_MAX_MS)
     assert not beats()
-    beating.rest()
+    beating.loop_ended()
     clock.advance(1)
     assert beats()
 
 
-def test_a_heart_whose_thread_could_not_be_started_stops_and_says_so(
+def test_a_heartbeat_whose_thread_could_not_be_started_is_stopped(
     control: ControlBlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beating = Heartbeat(control, files=FILES)
@@ -211,10 +212,10 @@ def test_a_heart_whose_thread_could_not_be_started_stops_and_says_so(
         with pytest.raises(RuntimeError, match="can't start new thread"):
             beating.start()
     beating.stop()
-    assert not control.beating
+    assert not control.heartbeat_on
 
 
-def test_a_commit_log_beats_while_it_recovers(
+def test_a_commit_log_has_a_heartbeat_while_it_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "PERIOD_MS", 10)
@@ -224,7 +225,7 @@ def test_a_commit_log_beats_while_it_recovers(
     def slowly(store: MessageStore) -> None:
         page = ControlBlock.open(shared_file(str(tmp_path), "control"), files=FILES)
         try:
-            assert page.beating
+            assert page.heartbeat_on
             assert page.process.pid == os.getpid()
             until(
                 lambda: len(set(seen)) > 3,
@@ -244,7 +245,7 @@ def test_a_commit_log_beats_while_it_recovers(
     host.close(0.0)
     assert len(set(seen)) > 3
     page = ControlBlock.open(shared_file(str(tmp_path), "control"), files=FILES)
-    assert not page.beating
+    assert not page.heartbeat_on
     page.close()
 
 

@@ -1,8 +1,8 @@
-"""Every order of (bytes, word, wakeup, death) between CommitLog and a flusher, in one process.
+"""Every order of (bytes, field, wakeup, death) between CommitLog and a flusher, in one process.
 
 The real Supervisor, Satellite, words and wakeups; only the disk (which bytes are written, which synced) and the
-processes (who has exited) are told by the test. After every step: nothing counts as flushed that is not synced.
-At the end of every run, whoever died is replaced and, with no wakeup at all, everything written gets flushed.
+processes (which have exited) are set by the test. After every step, nothing counts as synced that is not on the disk.
+At the end of every run, dead processes are replaced and, without any wakeup, everything written gets synced.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.satellites.satellite import Satellite, Standing
+from raymq.actors.satellites.satellite import GrantStatus, Satellite
 from raymq.actors.shared.processes import ProcessIdentity
-from raymq.actors.shared.ring import LatePuts, Request
+from raymq.actors.shared.ring import LateEntry, Request
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise import lease, supervisor
 from raymq.actors.supervise.supervisor import FenceReport, Supervisor
-from raymq.replication.combiner import Late
+from raymq.replication.combiner import LatePuts
 from raymq.store.files import Files
 from raymq.store.status import PutStatus
 from tests.support.clock import ManualClock
@@ -44,7 +44,7 @@ class Disk:
 
 
 class Table:
-    """The process table: every satellite of a run has this process's pid, and exits when told."""
+    """The process table: every satellite of a run has this process's pid; the test says when it exits."""
 
     def __init__(self) -> None:
         self.exited = False
@@ -70,12 +70,12 @@ class Handle:
 
 
 class SteppedFlusher(Satellite):
-    """A flusher whose round is cut into the steps another process can see."""
+    """A flusher whose iteration is cut into the steps that another process can see."""
 
     read = START
 
     def wake(self, *, commit_log: bool = True) -> None:
-        """The step of its own comes later."""
+        """The test takes this step later."""
 
     def step(self, name: str, disk: Disk) -> None:
         if name == "wait":
@@ -120,16 +120,16 @@ class World:
         flusher.attach()
         self.old.append(flusher)
         self.supervisor.tick()
-        assert flusher.standing() is Standing.GRANTED
+        assert flusher.grant_status() is GrantStatus.GRANTED
         return flusher
 
     def commit_log_step(self, name: str) -> None:
         if name == "write":
             self.disk.written = END
         elif name == "publish":
-            self.supervisor.publish_appended(END)
+            self.supervisor.appends.publish(END)
         else:
-            self.supervisor.wake_for_append()
+            self.supervisor.appends.wake_for_append()
 
     def check(self) -> int:
         flushed = self.supervisor.progress().ends.synced
@@ -143,21 +143,21 @@ class World:
         self.flusher = self.start_flusher()
 
     def commit_log_dies(self) -> FenceReport:
-        """Its successor fences the flusher; nothing but the shared files connects the two lives."""
+        """Its successor fences the flusher; only the shared files connect the two."""
         dead = self.supervisor
         self.supervisor, report = self.start_commit_log()
         # Not Wakeup.close: as after a SIGKILL, the name stays (and is the successor's by now).
         assert dead._wakeup is not None
-        dead._wakeup._let_go()
+        dead._wakeup._close_sockets()
         for place in dead._leases.values():
             place.close()
         self.flusher = self.start_flusher()
         return report
 
     def finish(self) -> None:
-        """Without a single wakeup: the waits time out, the words tell."""
-        if self.supervisor._appended < self.disk.written:
-            self.supervisor.publish_appended(self.disk.written)
+        """Without a single wakeup: the waits time out, and the shared fields suffice."""
+        if self.supervisor.appends.appended < self.disk.written:
+            self.supervisor.appends.publish(self.disk.written)
         for step in FLUSHER_STEPS[:-1]:
             self.flusher.step(step, self.disk)
             self.check()
@@ -221,7 +221,7 @@ def test_there_are_84_orders():
 
 
 @pytest.mark.parametrize("wakeups", [True, False])
-def test_every_order_ends_flushed(make_world: Callable[[], World], wakeups: bool):
+def test_every_order_ends_synced(make_world: Callable[[], World], wakeups: bool):
     for order in ORDERS:
         world = make_world()
         run(world, order if wakeups else without_bells(order))
@@ -249,7 +249,7 @@ def test_commit_log_may_die_at_every_point_of_every_order(make_world: Callable[[
             for _, step in [entry for entry in order[death:] if entry[0] == "flusher"][:3]:
                 world.flusher.step(step, world.disk)
             in_flight = world.flusher._record.sync_started[1] > world.flusher._record.position(
-                world.flusher.generation
+                world.flusher.fencing_token
             )
             report = world.commit_log_dies()
             assert (report.unfinished_sync is not None) == in_flight
@@ -259,7 +259,7 @@ def test_commit_log_may_die_at_every_point_of_every_order(make_world: Callable[[
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_a_sync_that_is_watched_for_is_seen_or_rung_for(make_world: Callable[[], World], at: int):
+def test_a_polled_sync_is_seen_or_wakes_commit_log(make_world: Callable[[], World], at: int):
     world = make_world()
     for step in ("write", "publish"):
         world.commit_log_step(step)
@@ -270,27 +270,27 @@ def test_a_sync_that_is_watched_for_is_seen_or_rung_for(make_world: Callable[[],
     seen: list[bool] = []
 
     def watch(watching: bool) -> None:
-        world.supervisor._control.watching = watching
+        world.supervisor._control.commit_log_polls = watching
 
     steps = [lambda: watch(True), lambda: watch(False), lambda: seen.append(world.check() == END)]
-    # The flusher's own wakeup: its other steps do without.
+    # The flusher's own wakeup; its other steps send none.
     steps.insert(at, lambda: Satellite.publish_position(world.flusher, END))
     world.flusher.wake_others = lambda commit_log=True: Satellite.wake_others(  # type: ignore[method-assign]
         world.flusher, commit_log=commit_log
     )
     for do in steps:
         do()
-    rung = world.supervisor.wait(0)
-    assert seen == [True] or rung
-    assert rung == (at != 1)
+    woken = world.supervisor.wait(0)
+    assert seen == [True] or woken
+    assert woken == (at != 1)
     world.close()
 
 
-def test_a_new_commit_log_watches_for_nothing(make_world: Callable[[], World]):
+def test_a_new_commit_log_does_not_poll(make_world: Callable[[], World]):
     world = make_world()
-    world.supervisor._control.watching = True
+    world.supervisor._control.commit_log_polls = True
     world.commit_log_dies()
-    assert not world.supervisor._control.watching
+    assert not world.supervisor._control.commit_log_polls
     world.close()
 
 
@@ -308,8 +308,8 @@ def test_the_check_catches_a_flusher_that_publishes_before_it_synced(
 
 
 @pytest.mark.parametrize("reached", range(len(FLUSHER_STEPS) + 1))
-def test_words_of_an_old_generation_count_as_0(make_world: Callable[[], World], reached: int):
-    """A truncation comes in between; the rest of the old flusher's round lands after it."""
+def test_fields_with_an_old_fencing_token_count_as_0(make_world: Callable[[], World], reached: int):
+    """A truncation comes in between; the old flusher publishes the rest of its iteration after it."""
     world = make_world()
     for step in COMMIT_LOG_STEPS:
         world.commit_log_step(step)
@@ -323,7 +323,7 @@ def test_words_of_an_old_generation_count_as_0(make_world: Callable[[], World], 
         if step != "read":
             zombie.step(step, world.disk)
         assert world.check() == START
-    assert zombie.standing() is Standing.FENCED
+    assert zombie.grant_status() is GrantStatus.FENCED
     world.flusher = world.start_flusher()
     assert world.check() == START
     world.disk.written = END
@@ -332,43 +332,43 @@ def test_words_of_an_old_generation_count_as_0(make_world: Callable[[], World], 
     world.close()
 
 
-def test_a_revoked_role_stays_empty_until_the_log_begins_anew(make_world: Callable[[], World]):
+def test_a_revoked_role_stays_vacant_until_the_next_begin(make_world: Callable[[], World]):
     world = make_world()
     world.supervisor.revoke(ROLE)
     world.table.exited = False
-    newcomer = SteppedFlusher(world.root, ROLE, clock=world.clock, files=Files())
-    newcomer.attach()
-    world.old.append(newcomer)
+    candidate = SteppedFlusher(world.root, ROLE, clock=world.clock, files=Files())
+    candidate.attach()
+    world.old.append(candidate)
     world.supervisor.tick()
-    assert newcomer.standing() is Standing.WAITING
+    assert candidate.grant_status() is GrantStatus.WAITING
     world.supervisor.begin(START, START, START)
     world.supervisor.tick()
-    assert newcomer.standing() is Standing.GRANTED
+    assert candidate.grant_status() is GrantStatus.GRANTED
     world.close()
 
 
-def test_one_that_falls_silent_is_expelled_but_not_after_a_pause_of_our_own(
+def test_a_silent_satellite_is_revoked_but_not_after_a_pause_of_commit_log(
     make_world: Callable[[], World],
 ):
     world = make_world()
     world.clock.advance(60_000)
     world.supervisor.tick()
-    assert world.flusher.standing() is Standing.GRANTED
+    assert world.flusher.grant_status() is GrantStatus.GRANTED
     for _ in range(3):
         world.clock.advance(900)
         world.supervisor.tick()
-    assert world.flusher.standing() is Standing.FENCED
+    assert world.flusher.grant_status() is GrantStatus.FENCED
     assert world.table.exited
     world.close()
 
 
-def test_one_that_beats_stays(make_world: Callable[[], World]):
+def test_a_satellite_with_a_heartbeat_keeps_its_lease(make_world: Callable[[], World]):
     world = make_world()
     for _ in range(10):
         world.clock.advance(900)
         world.flusher.wait(0)
         world.supervisor.tick()
-    assert world.flusher.standing() is Standing.GRANTED
+    assert world.flusher.grant_status() is GrantStatus.GRANTED
     world.close()
 
 
@@ -377,10 +377,10 @@ def test_one_that_beats_stays(make_world: Callable[[], World]):
     [(publish, report) for report in range(3) for publish in range(report + 1)],
 )
 @pytest.mark.usefixtures("table")
-def test_no_put_is_taken_for_late_that_was_acknowledged_before_the_report(
+def test_a_put_acknowledged_before_a_late_report_is_not_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, publish: int, report: int
 ):
-    """Replication publishes what is kept, then reports what is late: before, amid or after CommitLog's look."""
+    """Replication publishes its position, then late puts: before, during or after CommitLog's check."""
     leader = Supervisor(
         tmp_path, ["replication"], clock=ManualClock(), files=Files(), witness_sync=lambda: 0
     )
@@ -389,11 +389,11 @@ def test_no_put_is_taken_for_late_that_was_acknowledged_before_the_report(
     replication = Satellite(tmp_path, "replication", clock=ManualClock(), files=Files())
     replication.attach()
     leader.tick()
-    assert replication.standing() is Standing.GRANTED
-    leader.publish_appended(END)
+    assert replication.grant_status() is GrantStatus.GRANTED
+    leader.appends.publish(END)
     assert leader.submit(2, END, 0)
     assert replication.take_requests() == [Request(2, END, 0)]
-    late = LatePuts(2, END, PutStatus.FLUSH_SLAVE_TIMEOUT.code)
+    late = LateEntry(2, END, PutStatus.FLUSH_SLAVE_TIMEOUT.code)
 
     def act(now: int) -> None:
         if publish == now:
@@ -405,7 +405,7 @@ def test_no_put_is_taken_for_late_that_was_acknowledged_before_the_report(
     assert rings is not None
     take_late = rings.take_late
 
-    def look() -> list[LatePuts]:
+    def look() -> list[LateEntry]:
         act(0)
         taken = take_late()
         act(1)
@@ -419,6 +419,6 @@ def test_no_put_is_taken_for_late_that_was_acknowledged_before_the_report(
     monkeypatch.undo()
     second = leader.progress()
     assert second.ends.replicated == START
-    assert first.late + second.late == [Late(2, END, PutStatus.FLUSH_SLAVE_TIMEOUT)]
+    assert first.late + second.late == [LatePuts(2, END, PutStatus.FLUSH_SLAVE_TIMEOUT)]
     replication.close()
     leader.close()

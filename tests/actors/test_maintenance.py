@@ -1,4 +1,4 @@
-"""The slow loop of a replica, and what leaders and followers delete and answer with it."""
+"""The maintenance loop of a replica, and the files that leaders and followers delete."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> No
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
     store.create_topic("t", 1, [0])
     samples: list[int] = []
-    house = Maintenance(store.cleaner, clock=clock, interval_ms=10_000, sample=samples.append)
+    maintenance = Maintenance(store.cleaner, clock=clock, interval_ms=10_000, sample=samples.append)
     passes = []
     for _ in range(90):
         disk.used["/s/commitlog"] = disk.used.get("/s/commitlog", 0) + 0.5
         seen = store.cleaner.log_ratio
-        house.step()
+        maintenance.step()
         if store.cleaner.log_ratio != seen:
             passes.append(len(samples))
         clock.advance(1000)
@@ -69,50 +69,50 @@ def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> No
     assert len(samples) == 90
 
 
-def test_a_pass_that_fails_is_told_and_tried_again() -> None:
+def test_a_pass_that_fails_is_reported_and_tried_again() -> None:
     disk, clock = SimulatedDisk(record=False), ManualClock()
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
     store.create_topic("t", 1, [0])
     fill(store, 2)
     confirm(store)
     clock.advance(4 * 24 * 3_600_000)
-    house = Maintenance(store.cleaner, clock=clock, interval_ms=10_000)
-    house.delete_now()
+    maintenance = Maintenance(store.cleaner, clock=clock, interval_ms=10_000)
+    maintenance.delete_now()
     disk.fail("unlink")
-    house.step()
-    assert house.failed is not None
-    assert "Input/output error" in house.failed
-    house.step()
+    maintenance.step()
+    assert maintenance.failed is not None
+    assert "Input/output error" in maintenance.failed
+    maintenance.step()
     assert store.log.start == 0
     clock.advance(10_000)
-    house.step()
-    assert house.failed is None
+    maintenance.step()
+    assert maintenance.failed is None
     assert store.log.start == 2 * SIZE
 
 
-def test_an_error_that_nobody_foresaw_ends_a_pass_and_not_the_loop(
+def test_an_unexpected_error_ends_a_pass_and_not_the_loop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, clock = SimulatedDisk(record=False), ManualClock()
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
-    house = Maintenance(store.cleaner, clock=clock, interval_ms=10_000)
+    maintenance = Maintenance(store.cleaner, clock=clock, interval_ms=10_000)
     told: list[str | None] = []
 
     def broken() -> int:
         raise ValueError("of no known kind")
 
     def stopping() -> bool:
-        """Between two rounds: the first one fails."""
-        if house._next_pass_ms > clock.monotonic_ms():
-            told.append(house.failed)
+        """Between two iterations: the first one fails."""
+        if maintenance._next_pass_ms > clock.monotonic_ms():
+            told.append(maintenance.failed)
             clock.advance(10_000)
             monkeypatch.undo()
-        house.wake()
+        maintenance.wake()
         return len(told) == 2
 
     monkeypatch.setattr(store.cleaner, "run_once", broken)
-    house.delete_now()
-    house.run(stopping)
+    maintenance.delete_now()
+    maintenance.run(stopping)
     assert told == ["of no known kind", None]
     assert "old files could not be deleted: of no known kind" in caplog.text
     store.abandon()
@@ -179,15 +179,15 @@ def test_a_leader_writes_the_checkpoint_and_the_configuration_while_it_runs(
     assert leader.call("status", {})["upkeep"] == {"error": None}
 
 
-def test_what_ends_the_upkeep_ends_the_loop(leader: LeaderHost) -> None:
+def test_an_error_of_the_upkeep_ends_the_loop(leader: LeaderHost) -> None:
     def broken() -> None:
         raise OSError(errno.EIO, "the disk does not answer")
 
-    house = Maintenance(
+    maintenance = Maintenance(
         leader.store.cleaner, clock=ManualClock(), interval_ms=10_000, upkeep=broken
     )
     with pytest.raises(OSError, match="does not answer"):
-        house.run(lambda: False)
+        maintenance.run(lambda: False)
 
 
 def test_a_columnar_put_that_says_wait_false_is_answered_before_any_sync(
@@ -205,7 +205,7 @@ def test_a_columnar_put_that_says_wait_false_is_answered_before_any_sync(
 # --- a follower ----------------------------------------------------------------------------------
 
 
-def test_a_follower_deletes_below_what_it_knows_to_be_confirmed(tmp_path: Path) -> None:
+def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path) -> None:
     source = MessageStore.open(tmp_path / "leader", config=CONFIG)
     source.create_topic("t", 1, [0])
     fill(source, 4)
@@ -221,14 +221,14 @@ def test_a_follower_deletes_below_what_it_knows_to_be_confirmed(tmp_path: Path) 
         follower.log.sync()
         follower.advance_confirmed(2 * SIZE + 30_000)
         clean = follower._maintenance._cleaner
-        # It does not know what waits to be delivered: whatever is asked for, it keeps 72 hours.
+        # It does not know which messages are delayed: it keeps 72 hours, whatever the configuration says.
         assert clean.run_once() == 0
         clean._reserved_hours_min = 0
         assert clean.run_once() == 2
         assert follower.log.start == 2 * SIZE
         names = sorted(path.name for path in (tmp_path / "follower/raymq/chain").iterdir())
         assert int(names[0]) == 2 * SIZE
-        # What a leader asks of it at a new connection still has its answers.
+        # It can still answer the requests of a leader's new connection.
         (first,) = source.log.chain.units(2 * SIZE, 2 * SIZE + 1)
         assert follower.chain_at(2 * SIZE) == (first.previous, 0)
         assert follower.chain_at(SIZE) is None

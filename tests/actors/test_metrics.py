@@ -1,4 +1,4 @@
-"""The numbers of a shard: counted cheaply, read from a real host, told to instruments, named everywhere alike."""
+"""The metrics of a shard: counted cheaply, read from a real host, reported to instruments, named alike everywhere."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from raymq.actors.leader.metrics import METRICS, Collector, MetricValues
 from raymq.actors.shared.control_block import ROLES, ControlBlock, Registration
 from raymq.actors.shared.latency import (
     BOUNDS_S,
+    FIELDS,
     NO_LATENCIES,
-    WORDS,
     Latencies,
     LatencyCounter,
     SyncTimer,
@@ -112,7 +112,7 @@ def test_a_sync_is_reported_before_its_time_is_counted() -> None:
     assert counter.read().sum_s == pytest.approx(0.02, abs=1e-5)
 
 
-def test_each_role_counts_in_words_of_its_own_and_a_new_life_goes_on_with_them(
+def test_each_role_has_its_own_counts_and_a_new_process_continues_them(
     tmp_path: Path,
 ) -> None:
     path = str(tmp_path / "control")
@@ -122,7 +122,7 @@ def test_each_role_counts_in_words_of_its_own_and_a_new_life_goes_on_with_them(
         for _ in range(number):
             satellite.roles[role].sync_latency.add(1e9)
     for number, role in enumerate(ROLES, start=1):
-        assert reader.roles[role].sync_latencies.counts[WORDS - 2] == number
+        assert reader.roles[role].sync_latencies.counts[FIELDS - 2] == number
         assert reader.roles[role].registration() is None
         assert reader.roles[role].count == 0
     replication = satellite.roles["replication"]
@@ -138,11 +138,11 @@ def test_each_role_counts_in_words_of_its_own_and_a_new_life_goes_on_with_them(
     reader.close()
 
 
-# --- telling --------------------------------------------------------------------------------------
+# --- reporting ------------------------------------------------------------------------------------
 
 
 class Recorder:
-    """Stands where Ray's Counter and Gauge stand, and is as strict as they are."""
+    """Replaces Ray's Counter and Gauge, and is as strict as they are."""
 
     def __init__(self) -> None:
         self.kinds: dict[str, str] = {}
@@ -182,7 +182,7 @@ def collector(readings: dict[str, Any]) -> tuple[Collector, Recorder]:
     return Collector(read, recorder.make, cluster="c", shard=3), recorder
 
 
-def test_a_counter_is_told_what_is_new_and_nothing_when_nothing_is() -> None:
+def test_a_counter_is_increased_by_the_difference_and_only_when_there_is_one() -> None:
     readings: dict[str, Any] = {"raymq_fsyncs_total": 10}
     telling, recorder = collector(readings)
     telling.collect()
@@ -192,7 +192,7 @@ def test_a_counter_is_told_what_is_new_and_nothing_when_nothing_is() -> None:
     readings["raymq_fsyncs_total"] = 12
     telling.collect()
     assert recorder.value("raymq_fsyncs_total") == 12
-    # Two counts of which it is made were read while they grew.
+    # The total is made of two counts that were read while they grew.
     readings["raymq_fsyncs_total"] = 11
     telling.collect()
     readings["raymq_fsyncs_total"] = 13
@@ -200,7 +200,7 @@ def test_a_counter_is_told_what_is_new_and_nothing_when_nothing_is() -> None:
     assert recorder.value("raymq_fsyncs_total") == 13
 
 
-def test_gauges_are_set_and_what_is_not_there_is_not_told() -> None:
+def test_gauges_are_set_and_missing_values_are_not_reported() -> None:
     telling, recorder = collector(
         {
             "raymq_waiting_puts": 0,
@@ -215,8 +215,8 @@ def test_gauges_are_set_and_what_is_not_there_is_not_told() -> None:
     assert len(recorder.values) == 3
 
 
-def test_a_latency_is_told_as_the_series_of_a_histogram() -> None:
-    counts = [0] * (WORDS - 1)
+def test_a_latency_is_reported_as_the_series_of_a_histogram() -> None:
+    counts = [0] * (FIELDS - 1)
     counts[1], counts[5], counts[-1] = 2, 3, 1
     telling, recorder = collector({"raymq_append_seconds": Latencies(tuple(counts), 20.5)})
     telling.collect()
@@ -235,7 +235,7 @@ def test_a_latency_is_told_as_the_series_of_a_histogram() -> None:
     assert [float(bound or 0) for bound in bounds] == [*BOUNDS_S, float("inf")]
 
 
-def test_a_turn_that_fails_is_said_once_and_the_next_one_is_taken(
+def test_a_collection_that_fails_is_logged_once_and_the_next_one_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("raymq.actors.leader.metrics.COLLECT_S", 0.001)
@@ -252,10 +252,10 @@ def test_a_turn_that_fails_is_said_once_and_the_next_one_is_taken(
     recorder = Recorder()
     Collector(read, recorder.make, cluster="c", shard=3).run(stopped)
     assert recorder.value("raymq_writable") == 1
-    assert [record.message for record in caplog.records] == ["metrics are not told for now"]
+    assert [record.message for record in caplog.records] == ["metrics are not reported for now"]
 
 
-def test_where_nobody_listens_the_instruments_of_ray_stay_silent() -> None:
+def test_without_a_metrics_agent_the_instruments_of_ray_stay_silent() -> None:
     code = """
 from raymq.actors.shared.latency import NO_LATENCIES
 from raymq.actors.leader.metrics import METRICS, Collector, ray_instrument
@@ -319,7 +319,7 @@ def wait_a_little() -> None:
     threading.Event().wait(0.01)
 
 
-def test_what_a_shard_has_done_is_read_from_it(leader: Leader) -> None:
+def test_the_metrics_of_a_shard_are_read_from_its_host(leader: Leader) -> None:
     host = leader.open(CONFIG)
     before: dict[str, Any] = dict(read_leader(host))
     assert before["raymq_append_batches_total"] == before["raymq_append_seconds"].total == 0
@@ -358,7 +358,7 @@ def test_what_a_shard_has_done_is_read_from_it(leader: Leader) -> None:
     assert positions[0] == 0
     assert positions[1:] == [now["raymq_log_appended_bytes"]] * 3
     assert now["raymq_replication_lag_bytes"] is None
-    # 31 messages, and two records of our own: the snapshot and the topic.
+    # 31 messages, and two records of the shard: the snapshot and the topic.
     assert now["raymq_disk_used_bytes"] % SEGMENT == 20 * (31 + 2)
     assert now["raymq_disk_free_bytes"] > 0
 
@@ -376,13 +376,13 @@ def test_every_fsync_of_the_async_flush_service_is_measured(leader: Leader) -> N
         puts += 1
         wait_a_little()
 
-    # What stands in the log before the service is let in is synced by the host.
+    # The host syncs the bytes that were appended before the grant.
     until(lambda: host.supervisor.sync_latencies().total > 0, put)
     until(lambda: dict(read_leader(host))["raymq_fsyncs_total"] != 0, wait_a_little)
     assert host.acks.latency.read().total == puts
 
 
-def test_status_tells_the_same_as_json(leader: Leader) -> None:
+def test_status_shows_the_same_values_as_json(leader: Leader) -> None:
     host = leader.open(CONFIG)
     host.put(request([b"x"], producer=7)).wait(30)
     host.call("commit_offsets", {"group": "g", "topic": "t", "offsets": {"0": 0}})
@@ -412,7 +412,7 @@ def test_consumer_lag_is_counted_per_group_and_topic_over_queues_with_an_offset(
     assert consumer_lags(host) == {("t", "slow"): 9, ("t", "half"): 0, ("t", "ahead"): 0}
 
 
-def test_a_program_that_makes_groups_or_topics_without_end_does_not_make_series_without_end(
+def test_the_number_of_series_is_bounded_for_many_groups_and_topics(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = leader.open(CONFIG)
@@ -452,7 +452,7 @@ def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader:
     assert now["raymq_append_seconds"].total == 1
 
 
-def test_a_disk_that_does_not_tell_its_room_takes_only_that_number_away(
+def test_a_disk_whose_free_space_is_unknown_lacks_only_that_metric(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = leader.open(CONFIG)
@@ -469,7 +469,7 @@ def test_a_disk_that_does_not_tell_its_room_takes_only_that_number_away(
 # --- one set of names -----------------------------------------------------------------------------
 
 
-def test_names_tell_unit_and_kind() -> None:
+def test_metric_names_end_with_unit_and_kind() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
     for metric in METRICS:

@@ -1,4 +1,4 @@
-"""Errors that pass (no descriptor, no memory, a write that is refused once) stop no replica for good."""
+"""Transient errors (no descriptor, no memory, a write that is refused once) never stop a replica for good."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ FlushService(
 
 
 class Disk(Files):
-    """Refuses the next calls of one kind, on paths that hold a word."""
+    """Refuses the next calls of one kind, on paths that contain a text."""
 
     def __init__(self) -> None:
         super().__init__()
         self._paths: dict[int, str] = {}
-        #: (call, word of the path, error) -> how often
+        #: (call, text of the path, error) -> how often
         self.refusals: dict[tuple[str, str, int], int] = {}
         #: only calls of this thread are refused
         self.of_thread: threading.Thread | None = None
@@ -69,7 +69,7 @@ class Disk(Files):
         self.refusals = {(call, word, code): 1}
 
     def refuse_appends(self, times: int) -> None:
-        """Of the calling thread, which appends; another one prewrites."""
+        """Only of the calling thread, which appends; another one prewrites."""
         self.of_thread = threading.current_thread()
         self.refusals = {("pwrite", "commitlog/", errno.EIO): times}
 
@@ -111,13 +111,13 @@ class Disk(Files):
 
 
 class Shard:
-    """A leader in this process, its flusher in another; every put is repeated until it is taken, as producers do."""
+    """A leader in this process, its flusher in another; every put is repeated until it is stored, as producers do."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.disk = Disk()
         self.gave_up: list[str] = []
-        #: queue -> messages that were taken
+        #: queue_id -> messages that were stored
         self.counts: dict[int, int] = {}
         self.host = self.open()
         self.flusher = self.start_flusher()
@@ -145,7 +145,7 @@ class Shard:
         try:
             self.host.put(put).wait(20)
         except (Unavailable, StorageFull):
-            # What a producer sends again with the same sequence.
+            # A producer sends it again with the same sequence.
             threading.Event().wait(0.02)
             return False
         self.counts[queue] = self.sent_to(queue) + 1
@@ -222,7 +222,7 @@ def test_no_single_refusal_stops_a_leader(shard: Shard, code: int) -> None:
     assert not shard.gave_up
 
 
-def test_an_append_that_cannot_be_taken_back_ends_the_process_and_the_next_one_goes_on(
+def test_an_append_that_cannot_be_undone_ends_the_process_and_the_next_one_goes_on(
     shard: Shard,
 ) -> None:
     shard.put()
@@ -245,20 +245,20 @@ def test_an_append_that_cannot_be_taken_back_ends_the_process_and_the_next_one_g
     assert shard.is_well()
 
 
-def test_status_and_metrics_tell_of_the_append_that_was_refused_last(shard: Shard) -> None:
+def test_status_and_metrics_show_the_append_that_was_refused_last(shard: Shard) -> None:
     shard.put()
     shard.disk.refuse_appends(1)
     assert not shard.try_put()
     facts = shard.host.status()
     assert (facts["state"], facts["writable"]) == ("RUNNING", False)
-    assert "refused pwrite" in facts["troubles"]["append"]
+    assert "refused pwrite" in facts["failures"]["append"]
     assert "refused pwrite" in facts["error"]
     assert read_leader(shard.host)["raymq_writable"] == 0
     shard.put()
     assert shard.is_well()
 
 
-def test_a_full_disk_is_told_as_what_refuses(shard: Shard) -> None:
+def test_status_names_a_full_disk_as_the_cause(shard: Shard) -> None:
     shard.host.store.flags.set(DISK_FULL)
     facts = shard.host.status()
     assert (facts["state"], facts["writable"]) == ("READ_ONLY", False)
@@ -284,7 +284,7 @@ def test_a_put_that_is_stored_and_not_accounted_for_ends_the_process(
     assert shard.host.status()["state"] == "READ_ONLY"
 
 
-def test_a_lack_of_descriptors_while_a_satellite_is_looked_at_passes(shard: Shard) -> None:
+def test_a_lack_of_descriptors_during_supervision_is_transient(shard: Shard) -> None:
     shard.put()
     shard.flusher.kill()
     shard.flusher.wait()
@@ -293,7 +293,7 @@ def test_a_lack_of_descriptors_while_a_satellite_is_looked_at_passes(shard: Shar
     held = [os.dup(0)]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, hard))
-        until(lambda: "acks" in shard.host.troubles, lambda: threading.Event().wait(0.01))
+        until(lambda: "acks" in shard.host.failures, lambda: threading.Event().wait(0.01))
         assert "Too many open files" in str(shard.host.cause)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -325,8 +325,8 @@ def test_a_flusher_that_cannot_open_a_file_is_replaced_and_poisons_nothing(shard
 
 KIND_OF = {"leader": LeaderHost, "follower": FollowerHost}
 THREADS = {
-    "leader": "heartbeat append acks dispatch delays allocate house compaction scrub",
-    "follower": "heartbeat acks allocate house scrub",
+    "leader": "heartbeat append acks dispatch delays allocate maintenance compaction scrub",
+    "follower": "heartbeat acks allocate maintenance scrub",
 }
 
 
@@ -340,7 +340,7 @@ def start(root: Path, kind: str) -> LeaderHost | FollowerHost:
 
 
 def open_things() -> tuple[list[str], list[str]]:
-    """What this process has open, and its threads."""
+    """The files that this process has open, and its threads."""
     names = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -352,7 +352,7 @@ def open_things() -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind, names in THREADS.items() for name in names.split()]
 )
-def test_a_start_that_lacks_a_thread_holds_nothing_and_the_next_one_goes_on(
+def test_a_start_that_lacks_a_thread_releases_everything_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
     start(tmp_path, kind).close(0.0)
@@ -370,7 +370,7 @@ def test_a_start_that_lacks_a_thread_holds_nothing_and_the_next_one_goes_on(
             start(tmp_path, kind)
     assert open_things() == before
     page = ControlBlock.open(shared_file(str(tmp_path), "control"), files=Files())
-    assert not page.beating
+    assert not page.heartbeat_on
     page.close()
     host = start(tmp_path, kind)
     assert host.state == "RUNNING"
@@ -378,7 +378,7 @@ def test_a_start_that_lacks_a_thread_holds_nothing_and_the_next_one_goes_on(
 
 
 @pytest.mark.parametrize("kind", list(KIND_OF))
-def test_a_start_that_lacks_memory_for_a_part_holds_nothing_and_the_next_one_goes_on(
+def test_a_start_that_lacks_memory_releases_everything_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     start(tmp_path, kind).close(0.0)
@@ -419,7 +419,7 @@ def append(host: FollowerHost, data: bytes) -> None:
     )
 
 
-def test_a_follower_takes_what_comes_after_a_refused_write(
+def test_a_follower_stores_units_after_a_refused_write(
     follower: tuple[FollowerHost, Disk, list[str]],
 ) -> None:
     host, disk, gave_up = follower
@@ -434,7 +434,7 @@ def test_a_follower_takes_what_comes_after_a_refused_write(
     assert not gave_up
 
 
-def test_a_follower_whose_write_cannot_be_taken_back_ends_its_process(
+def test_a_follower_whose_write_cannot_be_undone_ends_its_process(
     follower: tuple[FollowerHost, Disk, list[str]],
 ) -> None:
     host, disk, gave_up = follower

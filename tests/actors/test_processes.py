@@ -1,4 +1,4 @@
-"""Processes held by pidfd: the right one is killed, and only it."""
+"""Processes held by pidfd: the right one is killed, and only that one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_killed_process_has_exited(child: subprocess.Popen[bytes]):
     assert not handle.exited()
     handle.kill()
     assert handle.wait_exit(10_000)
-    # Nobody has waited for it: a zombie has exited all the same.
+    # A zombie, which was not waited for, has exited all the same.
     assert handle.exited()
     assert child.wait() == -signal.SIGKILL
     handle.kill()
@@ -74,7 +74,7 @@ def test_a_reused_pid_is_not_the_old_process(child: subprocess.Popen[bytes]):
     assert child.poll() is None
 
 
-def test_there_is_no_handle_on_nobody(child: subprocess.Popen[bytes]):
+def test_a_pid_without_a_process_has_no_handle(child: subprocess.Popen[bytes]):
     identity = identify(child.pid, files=FILES)
     assert identity is not None
     child.kill()
@@ -105,10 +105,10 @@ def test_closing_twice_is_harmless(child: subprocess.Popen[bytes]):
     assert child.poll() is None
 
 
-def test_a_boot_has_one_hash_that_fits_a_word():
+def test_a_boot_has_one_hash_that_fits_a_field():
     assert boot_id_hash(files=FILES) == boot_id_hash(files=FILES)
     assert 0 < boot_id_hash(files=FILES) < 2**63
 
 
-def test_incarnations_fit_beside_a_generation():
+def test_an_incarnation_and_a_fencing_token_fit_into_one_field():
     assert all(0 < new_incarnation() < 2**48 for _ in range(100))

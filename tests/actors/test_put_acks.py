@@ -1,4 +1,4 @@
-"""A mirrored leader whose follower is away: each put is answered when its own promise is kept, or is late by itself."""
+"""A mirrored leader whose follower is away: each put is answered when its own promise is kept, or is late."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import pytest
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.leader import put_acks
 from raymq.actors.leader.host import LeaderHost
-from raymq.actors.shared import ring
-from raymq.actors.supervise import supervisor
+from raymq.actors.shared import append_wakeups, ring
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown
 from raymq.store.promise import Acks, Flush
@@ -27,12 +26,12 @@ from tests.support.waiting import until
 ROOT = Path(__file__).resolve().parents[2]
 SEGMENT = 256 * 1024
 SLAVE_TIMEOUT_MS = 400
-#: longer than a test: CommitLog never speaks for Replication
+#: longer than a test: CommitLog never answers for Replication
 NEVER_MS = 600_000
 
 SATELLITE = """
 import sys
-from raymq.actors import ring
+from raymq.actors.shared import ring
 from raymq.actors.satellites.flush_service import FlushService
 from raymq.actors.satellites.replicator import Replicator
 from raymq.store.config import StoreConfig
@@ -59,7 +58,7 @@ from raymq.store.clock import Clock
 from raymq.store.files import Files
 
 satellite = Satellite(sys.argv[1], "replication", clock=Clock(), files=Files())
-satellite.run_until_granted()
+satellite.await_grant()
 for line in sys.stdin:
     satellite.publish_position(int(line))
 """
@@ -103,7 +102,7 @@ class Leader:
         until(lambda: bool(self.facts(role)["granted"]), pause)
 
     def start_publisher(self) -> IO[bytes]:
-        """A Replication whose words are the test's."""
+        """A Replication whose fields the test writes."""
         child = subprocess.Popen(
             [sys.executable, "-c", PUBLISHER, str(self.root)], cwd=ROOT, stdin=subprocess.PIPE
         )
@@ -148,8 +147,8 @@ def leader(tmp_path: Path, flush: Flush) -> Iterator[Leader]:
 
 @pytest.fixture
 def commit_log_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is answered as late, Replication has said so."""
-    monkeypatch.setattr(put_acks, "SILENT_MS", NEVER_MS)
+    """Every put that is answered as late was reported by Replication."""
+    monkeypatch.setattr(put_acks, "REPLICATION_SILENCE_MS", NEVER_MS)
 
 
 def status_of(ticket: PutTicket) -> str:
@@ -164,7 +163,7 @@ def test_a_leaders_put_does_not_wait_for_another_producers_quorum_put(leader: Le
     quorum = leader.put("quorum", producer=1)
     for _ in range(3):
         assert leader.put("leader", producer=2).wait(30).count == 1
-    # Without Replication nothing speaks for the quorum's put.
+    # Without Replication no process answers the quorum's put.
     assert not quorum.done
     assert leader.host.waiting_puts == 1
     leader.start("replication")
@@ -173,7 +172,7 @@ def test_a_leaders_put_does_not_wait_for_another_producers_quorum_put(leader: Le
 
 
 @pytest.mark.usefixtures("commit_log_is_silent")
-def test_replication_says_of_each_put_that_it_is_late_also_when_it_is_sent_again(
+def test_replication_reports_each_late_put_also_when_it_is_sent_again(
     leader: Leader,
 ) -> None:
     leader.start("replication")
@@ -188,7 +187,7 @@ def test_replication_says_of_each_put_that_it_is_late_also_when_it_is_sent_again
 
 
 @pytest.mark.usefixtures("commit_log_is_silent")
-def test_a_quorum_put_is_acknowledged_by_replications_word_and_may_be_read_then(
+def test_a_quorum_put_is_acknowledged_and_readable_up_to_replications_position(
     leader: Leader,
 ) -> None:
     words = leader.start_publisher()
@@ -196,7 +195,7 @@ def test_a_quorum_put_is_acknowledged_by_replications_word_and_may_be_read_then(
     for _ in range(3):
         puts.append(leader.put("quorum"))
         ends.append(log.end)
-    # A put of the leader's own promise: from here on everything is synced.
+    # A put with acks=leader: from here on everything is synced.
     leader.put("leader", producer=2).wait(30)
     assert not any(put.done for put in puts)
     assert log.synced >= ends[-1]
@@ -208,12 +207,12 @@ def test_a_quorum_put_is_acknowledged_by_replications_word_and_may_be_read_then(
         assert not any(put.done for put in puts[at + 1 :])
 
 
-def test_commit_log_answers_for_a_replication_that_is_dead(leader: Leader) -> None:
+def test_commit_log_answers_puts_of_a_dead_replication(leader: Leader) -> None:
     assert status_of(leader.put("quorum")) == "FLUSH_SLAVE_TIMEOUT"
 
 
 @pytest.mark.usefixtures("commit_log_is_silent")
-def test_a_full_ring_costs_no_put_its_answer(
+def test_every_put_is_answered_despite_a_full_ring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ring, "CAPACITY", 4)
@@ -239,8 +238,8 @@ def test_puts_that_wait_are_answered_as_unknown_when_the_shard_ends(leader: Lead
 def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As without a mirror: its receipt waits for the sync alone."""
-    monkeypatch.setattr(supervisor, "WATCH_US", 5_000_000)
+    """Like a put without a mirror, it waits for the sync alone."""
+    monkeypatch.setattr(append_wakeups, "WATCH_US", 5_000_000)
     answering: list[int] = []
 
     def put() -> None:
@@ -249,7 +248,7 @@ def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
             30
         )
 
-    # The flusher may be done before the watch begins; then the ack loop answers.
+    # The flusher may be done before the polling begins; then the ack loop answers.
     until(lambda: threading.get_ident() in answering, put)
 
 
@@ -257,7 +256,7 @@ def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
 def test_nothing_is_acknowledged_or_shown_after_a_sync_has_failed(leader: Leader) -> None:
     log, acks = leader.host.store.log, leader.host.acks
     before = log.confirmed
-    # The thread that writes zeros ahead met the kernel's report; the loop has not looked yet.
+    # The prewriting thread got the kernel's error; the ack loop has not checked yet.
     log.sync_failed = True
     put = leader.put("leader")
     until(lambda: leader.host.supervisor.progress()[0].synced >= log.end, pause)

@@ -1,4 +1,4 @@
-"""Replicator and FollowerSession over real files, with a wire that is only memory."""
+"""Replicator and FollowerSession over real files, connected in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import pytest
 
 from raymq.actors.satellites.flush_service import EXIT_FENCED, EXIT_STOPPED
-from raymq.actors.shared.troubles import TroubleNote
+from raymq.actors.shared.failures import FailureFile
 from raymq.replication.mirror import MirrorLimits
 from raymq.store.checksum import crc32c
 from raymq.store.clock import Clock
@@ -88,7 +88,7 @@ def test_a_put_that_is_kept_is_not_late(pair):
     assert pair.leader.rings.take_late() == []
 
 
-def test_a_new_replication_relearns_the_match_and_keeps_c(pair):
+def test_a_new_replication_finds_the_match_and_keeps_the_confirmed_end(pair):
     end = pair.leader.write(100, 200)
     pair.leader.sync()
     pair.wait_matched(end)
@@ -104,10 +104,10 @@ def test_a_new_replication_relearns_the_match_and_keeps_c(pair):
     assert pair.follower.bytes(later) == pair.leader.bytes(later)
 
 
-def test_a_lost_grant_ends_the_life_and_publishes_nothing_more(pair):
+def test_a_revoked_replication_ends_and_publishes_nothing_more(pair):
     end = pair.leader.write(100)
     pair.wait_matched(end)
-    pair.leader.record.take_grant_back()
+    pair.leader.record.revoke_grant()
     pair.leader.sync()
     pair.thread.join(20)
     assert pair.exit_codes == [EXIT_FENCED]
@@ -118,21 +118,21 @@ def test_a_lost_grant_ends_the_life_and_publishes_nothing_more(pair):
 def test_a_full_follower_refuses_and_is_tried_again(pair):
     pair.follower.full = StorageFull("the disk is full", field="disk")
     end = pair.leader.write(100)
-    wait_until(lambda: "disk is full" in (pair.replicator.status()["trouble"] or ""), "a refusal")
+    wait_until(lambda: "disk is full" in (pair.replicator.status()["error"] or ""), "a refusal")
     assert pair.replicator.status()["matched_end"] == 0
-    # CommitLog, whose status is asked, hears of it too.
-    note = TroubleNote(pair.leader.root, files=Files(), clock=Clock())
+    # CommitLog's status shows it, too.
+    note = FailureFile(pair.leader.root, files=Files(), clock=Clock())
     wait_until(lambda: "disk is full" in (note.read() or ""), "a note")
     pair.follower.full = None
     pair.wait_matched(end)
-    assert pair.replicator.status()["trouble"] is None
+    assert pair.replicator.status()["error"] is None
 
 
 def trouble(pair) -> str:
-    return pair.replicator.status()["trouble"] or ""
+    return pair.replicator.status()["error"] or ""
 
 
-def test_what_rotted_on_the_leader_is_not_sent_and_the_trouble_names_file_and_offset(pair):
+def test_damaged_bytes_of_the_leader_are_not_sent_and_the_error_names_file_and_offset(pair):
     first = pair.leader.write(100)
     pair.wait_matched(first)
     pair.stop_follower()
@@ -148,12 +148,12 @@ def test_what_rotted_on_the_leader_is_not_sent_and_the_trouble_names_file_and_of
     assert pair.follower.bytes(end) == pair.leader.bytes(end)
 
 
-def test_a_bad_sector_of_the_leader_ends_no_life_of_replication(pair):
+def test_a_bad_sector_of_the_leader_does_not_end_replication(pair):
     first = pair.leader.write(5000)
     pair.wait_matched(first)
     pair.stop_follower()
     end = pair.leader.write(5000)
-    file, files = pair.leader.queue.files[-1], pair.replicator._files
+    file, files = pair.leader.queue.files[-1], pair.replicator._log._files
     pread, pread_into = files.pread, files.pread_into
 
     def lost(fd, nbytes, offset):
@@ -195,7 +195,7 @@ def test_bytes_that_change_on_the_way_are_refused_and_never_stored(pair):
     pair.wait_matched(end)
 
 
-def test_a_cut_connection_is_made_anew(pair):
+def test_a_broken_connection_is_opened_again(pair):
     end = pair.leader.write(100)
     pair.wait_matched(end)
     for stream in pair.transport.streams:

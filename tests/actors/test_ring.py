@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.shared.ring import CAPACITY, LatePuts, ReplicationRings, Request
+from raymq.actors.shared.ring import CAPACITY, LateEntry, ReplicationRings, Request
 from raymq.store.errors import Bug
 from raymq.store.files import Files
 from tests.support.waiting import until
@@ -44,8 +44,8 @@ def test_requests_come_out_whole_and_in_order(rings: ReplicationRings, path: str
 
 def test_requests_and_late_puts_do_not_mix(rings: ReplicationRings):
     rings.request(request(1))
-    rings.report(LatePuts(7, 100, 1))
-    assert rings.take_late() == [LatePuts(7, 100, 1)]
+    rings.report(LateEntry(7, 100, 1))
+    assert rings.take_late() == [LateEntry(7, 100, 1)]
     assert rings.take_requests() == [request(1)]
 
 
@@ -81,7 +81,7 @@ def test_a_new_satellite_goes_on_where_the_dead_one_stopped(rings: ReplicationRi
 
 def test_reset_empties_both(rings: ReplicationRings):
     rings.request(request(1))
-    rings.report(LatePuts(1, 1, 1))
+    rings.report(LateEntry(1, 1, 1))
     rings.reset()
     assert rings.take_requests() == []
     assert rings.take_late() == []
@@ -97,7 +97,7 @@ def test_impossible_counts_are_a_bug(path: str):
 
 
 class RoleFile:
-    """The words of a ring file, as another process would scribble on them."""
+    """The words of a ring file, as another process could overwrite them."""
 
     def __init__(self, path: str) -> None:
         self._rings = ReplicationRings.open(path, files=Files())
@@ -121,7 +121,7 @@ while number < 50_000:
 """
 
 
-def test_another_process_fills_it_while_we_take(rings: ReplicationRings, path: str):
+def test_one_process_pushes_while_another_takes(rings: ReplicationRings, path: str):
     producer = subprocess.Popen([sys.executable, "-c", PRODUCER, path], cwd=ROOT)
     taken: list[Request] = []
     until(lambda: len(taken) >= 50_000, lambda: taken.extend(rings.take_requests()))

@@ -1,4 +1,4 @@
-"""The supervisor with real flush services in processes of their own."""
+"""The supervisor with real flush services, each in its own process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FlushService(sys.argv[1], sys.argv[2], config).run()
 
 
 class AheadClock(Clock):
-    """The real clock, and as far ahead of it as a test says."""
+    """The real clock, plus an offset that the test sets."""
 
     ahead_ms = 0
 
@@ -48,7 +48,7 @@ class AheadClock(Clock):
 
 
 class Replica:
-    """CommitLog's side of one replica, with a log of zeros, and the satellites it was given."""
+    """CommitLog's side of one replica, with a log of zeros, and its satellites."""
 
     def __init__(self, root: Path, role: str = "group_commit") -> None:
         self.root = root
@@ -104,23 +104,23 @@ class Replica:
 
     def append(self, nbytes: int) -> None:
         self.appended += nbytes
-        self.supervisor.publish_appended(self.appended)
+        self.supervisor.appends.publish(self.appended)
 
     def put(self, nbytes: int) -> None:
         self.append(nbytes)
-        self.supervisor.wake_for_append()
+        self.supervisor.appends.wake_for_append()
 
-    def await_flushed(self) -> None:
+    def await_synced(self) -> None:
         until(lambda: self.supervisor.progress().ends.synced == self.appended, self.step)
 
     def await_counts(self, syncs: int) -> None:
         until(lambda: self.facts()["syncs"] == syncs, self.step)
 
     def abandon(self) -> None:
-        """As if this CommitLog were killed: nothing is told to anybody."""
+        """As if this CommitLog were killed: it closes without a sign to other processes."""
         for supervisor in self.supervisors:
             if supervisor._wakeup is not None:
-                supervisor._wakeup._let_go()
+                supervisor._wakeup._close_sockets()
 
     def close(self) -> None:
         for child in self.children:
@@ -146,75 +146,77 @@ def make_replica(tmp_path: Path) -> Iterator[MakeReplica]:
     shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)
 
 
-def test_a_put_is_flushed_by_another_process(make_replica: MakeReplica):
+def test_a_put_is_synced_by_another_process(make_replica: MakeReplica):
     replica = make_replica()
     replica.await_grant_of(replica.spawn())
     for _ in range(5):
         replica.put(1000)
-        replica.await_flushed()
-    # Without Replication no replica is lacking.
+        replica.await_synced()
+    # Without Replication all that is committed counts as replicated.
     assert replica.supervisor.progress() == (Ends(5000, 5000, 5000, 5000), [])
     until(lambda: replica.facts()["syncs"] == 5, replica.step)
 
 
-def test_a_flusher_that_syncs_all_there_is_gets_no_bell(
+def test_a_flusher_whose_sync_covers_the_append_is_not_woken(
     make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
 ):
     replica = make_replica()
     replica.await_grant_of(replica.spawn())
     replica.put(1000)
-    replica.await_flushed()
-    rung: list[str] = []
-    monkeypatch.setattr(replica.supervisor, "_wake", rung.append)
-    replica.supervisor.wake_for_append()
-    assert rung == []
+    replica.await_synced()
+    woken: list[str] = []
+    monkeypatch.setattr(replica.supervisor.appends, "wake", woken.append)
+    replica.supervisor.appends.wake_for_append()
+    assert woken == []
     replica.supervisor.revoke("group_commit", 5_000)
-    replica.supervisor.wake_for_append()
-    assert rung == ["group_commit"]
+    replica.supervisor.appends.wake_for_append()
+    assert woken == ["group_commit"]
 
 
-def test_a_flusher_that_was_told_of_a_put_in_time_gets_no_second_bell(
+def test_a_flusher_that_an_announcement_woke_is_not_woken_again(
     make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
 ):
     replica = make_replica()
-    rung: list[str] = []
-    monkeypatch.setattr(replica.supervisor, "_wake", rung.append)
+    woken: list[str] = []
+    monkeypatch.setattr(replica.supervisor.appends, "wake", woken.append)
     monkeypatch.setattr(replica.clock, "monotonic", lambda: 100.0)
-    replica.supervisor.announce_append()
+    replica.supervisor.appends.announce()
+    assert woken == ["group_commit"]
     replica.append(1000)
-    replica.supervisor.wake_for_append()
-    assert rung == []
-    # Nobody has announced this one.
+    replica.supervisor.appends.wake_for_append()
+    assert woken == ["group_commit"]
+    # This append was not announced.
     replica.append(1000)
-    replica.supervisor.wake_for_append()
-    assert rung == ["group_commit"]
-    # It is at that one when this one is announced, and goes to sleep behind it.
-    replica.supervisor.announce_append()
+    replica.supervisor.appends.wake_for_append()
+    assert woken == ["group_commit"] * 2
+    # It is syncing that append when this one is announced, and sleeps after it.
+    replica.supervisor.appends.announce()
+    assert woken == ["group_commit"] * 3
     replica.append(1000)
-    replica.supervisor.wake_for_append()
-    assert rung == ["group_commit"] * 2
+    replica.supervisor.appends.wake_for_append()
+    assert woken == ["group_commit"] * 4
 
 
-def test_a_flusher_that_may_sleep_again_gets_a_second_bell(
+def test_a_flusher_that_may_sleep_again_is_woken_again(
     make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
 ):
     replica = make_replica()
-    rung: list[str] = []
-    monkeypatch.setattr(replica.supervisor, "_wake", rung.append)
+    woken: list[str] = []
+    monkeypatch.setattr(replica.supervisor.appends, "wake", woken.append)
     monkeypatch.setattr(replica.clock, "monotonic", lambda: 100.0)
-    replica.supervisor.announce_append()
+    replica.supervisor.appends.announce()
     replica.append(1000)
     monkeypatch.setattr(replica.clock, "monotonic", lambda: 100.001)
-    replica.supervisor.wake_for_append()
-    assert rung == ["group_commit"]
+    replica.supervisor.appends.wake_for_append()
+    assert woken == ["group_commit"] * 2
 
 
-def test_nobody_is_granted_before_a_witness_sync(make_replica: MakeReplica):
+def test_no_flusher_is_granted_before_a_witness_sync(make_replica: MakeReplica):
     replica = make_replica()
     replica.append(1000)
     replica.await_grant_of(replica.spawn())
     assert replica.witness_syncs == 1
-    # What the witness synced needs no second sync.
+    # Bytes that the witness synced need no second sync.
     assert replica.supervisor.progress().ends.synced == 1000
     assert replica.facts()["syncs"] == 0
 
@@ -239,9 +241,9 @@ def test_a_killed_flusher_is_replaced_after_one_more_witness_sync_and_the_counts
     first = replica.spawn()
     replica.await_grant_of(first)
     replica.put(1000)
-    replica.await_flushed()
+    replica.await_synced()
     replica.await_counts(1)
-    before = replica.facts()["generation"]
+    before = replica.facts()["fencing_token"]
     first.kill()
     replica.await_vacancy()
     assert replica.facts()["last_end"] == "ended"
@@ -249,23 +251,23 @@ def test_a_killed_flusher_is_replaced_after_one_more_witness_sync_and_the_counts
     assert replica.supervisor.progress().ends.synced == 1000
     replica.await_grant_of(replica.spawn())
     assert replica.witness_syncs == 2
-    assert replica.facts()["generation"] != before
+    assert replica.facts()["fencing_token"] != before
     assert replica.facts()["syncs"] == 1
     replica.put(1000)
-    replica.await_flushed()
+    replica.await_synced()
     replica.await_counts(2)
     assert replica.supervisor.sync_latencies().total == 2
 
 
-def test_puts_that_came_before_the_flusher_are_flushed_by_it(make_replica: MakeReplica):
+def test_puts_that_came_before_the_flusher_are_synced_by_it(make_replica: MakeReplica):
     replica = make_replica()
     for _ in range(3):
         replica.put(1000)
     replica.await_grant_of(replica.spawn())
-    replica.await_flushed()
+    replica.await_synced()
 
 
-def test_a_stopped_flusher_is_killed_beyond_the_stale_limit(make_replica: MakeReplica):
+def test_a_stopped_flusher_is_killed_after_the_stale_limit(make_replica: MakeReplica):
     replica = make_replica()
     stopped = replica.spawn()
     replica.await_grant_of(stopped)
@@ -279,7 +281,7 @@ def test_a_stopped_flusher_is_killed_beyond_the_stale_limit(make_replica: MakeRe
     replica.await_grant_of(successor)
     assert replica.witness_syncs == 2
     replica.put(1000)
-    replica.await_flushed()
+    replica.await_synced()
 
 
 def test_a_second_flusher_waits_for_the_lock_of_the_first(make_replica: MakeReplica):
@@ -289,7 +291,7 @@ def test_a_second_flusher_waits_for_the_lock_of_the_first(make_replica: MakeRepl
     second = replica.spawn()
     for _ in range(20):
         replica.put(100)
-        replica.await_flushed()
+        replica.await_synced()
     assert replica.facts()["pid"] == first.pid
     assert second.poll() is None
     first.kill()
@@ -307,7 +309,7 @@ def test_a_failing_witness_sync_poisons(make_replica: MakeReplica):
     replica.spawn()
     until(lambda: replica.supervisor.poisoned is not None, replica.step)
     assert "witness" in str(replica.supervisor.poisoned)
-    # For good: not even when the disk says that all is well again.
+    # For good, also when the disk reports no error any more.
     replica.witness_error = None
     replica.supervisor.tick()
     assert not replica.facts()["granted"]
@@ -325,11 +327,11 @@ def test_a_failing_sync_of_the_flusher_poisons(make_replica: MakeReplica):
     assert child.wait(30) in (EXIT_SYNC_FAILED, -signal.SIGKILL)
     assert replica.supervisor.progress().ends.synced == 0
     replica.abandon()
-    # A CommitLog that died before it could say so leaves it to its successor.
+    # A CommitLog that died before it could report it leaves that to its successor.
     assert replica.new_supervisor().fence_old().failed_sync_errno == errno.ENOENT
 
 
-def test_fencing_kills_whom_the_dead_commit_log_had_granted(make_replica: MakeReplica):
+def test_fencing_kills_satellites_that_the_dead_commit_log_had_granted(make_replica: MakeReplica):
     replica = make_replica()
     child = replica.spawn()
     replica.await_grant_of(child)
@@ -338,17 +340,17 @@ def test_fencing_kills_whom_the_dead_commit_log_had_granted(make_replica: MakeRe
     replica.abandon()
     successor = make_replica()
     assert successor.fenced.killed == [f"group_commit {child.pid}"]
-    # They are those of one life of CommitLog.
+    # The counts are those of one CommitLog process.
     assert successor.facts()["syncs"] == 0
     assert successor.supervisor.sync_latencies().total == 0
     assert successor.fenced.unfinished_sync is None
     assert child.wait(30) == -signal.SIGKILL
     successor.await_grant_of(successor.spawn())
     successor.put(1000)
-    successor.await_flushed()
+    successor.await_synced()
 
 
-def test_fencing_spares_one_that_was_never_granted(make_replica: MakeReplica):
+def test_fencing_spares_a_satellite_that_was_never_granted(make_replica: MakeReplica):
     replica = make_replica()
     child = replica.spawn()
     until(lambda: replica.facts()["pid"] == child.pid, lambda: replica.supervisor.wait(20))
@@ -368,7 +370,7 @@ def test_a_sync_that_died_with_both_is_reported(make_replica: MakeReplica):
     assert make_replica().fenced.unfinished_sync == (0, 1000)
 
 
-def test_a_sync_that_nobody_heard_of_counts_for_nothing(make_replica: MakeReplica):
+def test_a_sync_that_was_not_published_does_not_count(make_replica: MakeReplica):
     replica = make_replica()
     child = replica.spawn(RAYMQ_FAILPOINTS="flush.after_sync_before_report=kill")
     replica.await_grant_of(child)
@@ -391,12 +393,12 @@ def test_an_orderly_close_lets_the_flusher_finish(make_replica: MakeReplica):
     assert successor.fenced == ([], 0, None)
 
 
-def test_revoking_kills_and_holds_the_seat_until_begin(make_replica: MakeReplica):
+def test_revoking_kills_and_suspends_the_lease_until_begin(make_replica: MakeReplica):
     replica = make_replica()
     child = replica.spawn()
     replica.await_grant_of(child)
     replica.put(3000)
-    replica.await_flushed()
+    replica.await_synced()
     replica.supervisor.revoke("group_commit")
     assert child.wait(30) in (-signal.SIGKILL, EXIT_FENCED)
     successor = replica.spawn()
@@ -408,7 +410,7 @@ def test_revoking_kills_and_holds_the_seat_until_begin(make_replica: MakeReplica
     replica.await_grant_of(successor)
     assert replica.supervisor.progress().ends.synced == 1000
     replica.put(500)
-    replica.await_flushed()
+    replica.await_synced()
 
 
 def test_flush_real_time_flushes_by_its_period(make_replica: MakeReplica):
@@ -417,10 +419,10 @@ def test_flush_real_time_flushes_by_its_period(make_replica: MakeReplica):
     replica.append(5 * 4096)
     # Without the pool it is in the file at once.
     assert replica.supervisor.progress().ends.committed == 5 * 4096
-    replica.await_flushed()
+    replica.await_synced()
 
 
-def test_a_flushed_end_beyond_the_log_is_a_bug(make_replica: MakeReplica):
+def test_a_synced_end_beyond_the_log_is_a_bug(make_replica: MakeReplica):
     replica = make_replica()
     replica.await_grant_of(replica.spawn())
     record = replica.supervisor._control.roles["group_commit"]

@@ -1,4 +1,4 @@
-"""Doorbells: wake at once, never block, survive missing receivers."""
+"""Wakeups: immediate, never blocking, harmless without a receiver."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_wakeup(replica_dir: str) -> Iterator[MakeBell]:
         wakeup.close()
 
 
-def test_a_ring_ends_the_wait_once(make_wakeup: MakeBell):
+def test_a_wakeup_ends_the_wait_once(make_wakeup: MakeBell):
     ours, theirs = make_wakeup("commit_log"), make_wakeup("group_commit")
     assert not theirs.wait(0)
     ours.wake("group_commit")
@@ -44,7 +44,7 @@ def test_a_ring_ends_the_wait_once(make_wakeup: MakeBell):
     assert not theirs.wait(0)
 
 
-def test_many_rings_are_one_wake(make_wakeup: MakeBell):
+def test_many_wakeups_end_one_wait(make_wakeup: MakeBell):
     ours, theirs = make_wakeup("commit_log"), make_wakeup("group_commit")
     for _ in range(5):
         ours.wake("group_commit")
@@ -52,15 +52,15 @@ def test_many_rings_are_one_wake(make_wakeup: MakeBell):
     assert not theirs.wait(0)
 
 
-def test_a_ring_before_the_wait_is_remembered(make_wakeup: MakeBell):
+def test_a_wakeup_before_the_wait_is_remembered(make_wakeup: MakeBell):
     wakeup = make_wakeup("commit_log")
     wakeup.wake_own()
     assert wakeup.wait(0)
 
 
-def test_a_full_buffer_means_already_rung(make_wakeup: MakeBell):
+def test_a_full_buffer_means_that_a_wakeup_is_pending(make_wakeup: MakeBell):
     ours, theirs = make_wakeup("commit_log"), make_wakeup("group_commit")
-    # Linux queues 10 to some hundred datagrams a socket; none of these may block or fail.
+    # Linux queues 10 to some hundred datagrams per socket; none of these may block or fail.
     for _ in range(5_000):
         ours.wake("group_commit")
     assert theirs.wait(0)
@@ -69,20 +69,20 @@ def test_a_full_buffer_means_already_rung(make_wakeup: MakeBell):
     assert theirs.wait(0)
 
 
-def test_ringing_nobody_is_harmless(make_wakeup: MakeBell):
+def test_waking_a_role_without_a_process_is_harmless(make_wakeup: MakeBell):
     make_wakeup("commit_log").wake("group_commit")
 
 
-def test_ringing_one_that_closed_is_harmless(make_wakeup: MakeBell, replica_dir: str):
+def test_waking_a_closed_receiver_is_harmless(make_wakeup: MakeBell, replica_dir: str):
     ours, theirs = make_wakeup("commit_log"), make_wakeup("group_commit")
     theirs.close()
     assert os.listdir(wakeup_directory(replica_dir)) == ["commit_log"]
     ours.wake("group_commit")
 
 
-def test_ringing_one_that_died_without_closing_is_harmless(make_wakeup: MakeBell):
+def test_waking_a_receiver_that_died_without_closing_is_harmless(make_wakeup: MakeBell):
     ours, theirs = make_wakeup("commit_log"), make_wakeup("group_commit")
-    theirs._let_go()
+    theirs._close_sockets()
     ours.wake("group_commit")
 
 
@@ -94,10 +94,10 @@ def test_a_successor_takes_over_the_name_of_the_dead(make_wakeup: MakeBell):
     assert not dead.wait(0)
 
 
-def test_whoever_rang_the_dead_rings_the_successor(make_wakeup: MakeBell):
+def test_a_sender_connected_to_the_dead_wakes_its_successor(make_wakeup: MakeBell):
     ours, dead = make_wakeup("commit_log"), make_wakeup("group_commit")
     ours.wake("group_commit")
-    dead._let_go()
+    dead._close_sockets()
     ours.wake("group_commit")
     successor = make_wakeup("group_commit")
     ours.wake("group_commit")
@@ -105,7 +105,7 @@ def test_whoever_rang_the_dead_rings_the_successor(make_wakeup: MakeBell):
     assert not successor.wait(0)
 
 
-def test_a_receiver_that_was_replaced_between_two_rings_hears_the_second(make_wakeup: MakeBell):
+def test_a_receiver_that_was_replaced_between_two_wakeups_gets_the_second(make_wakeup: MakeBell):
     ours, first = make_wakeup("commit_log"), make_wakeup("group_commit")
     ours.wake("group_commit")
     first.close()
@@ -114,7 +114,7 @@ def test_a_receiver_that_was_replaced_between_two_rings_hears_the_second(make_wa
     assert successor.wait(10_000)
 
 
-def test_a_long_data_directory_still_has_a_short_bell(tmp_path: Path):
+def test_a_long_data_directory_has_a_short_socket_path(tmp_path: Path):
     deep = tmp_path / ("d" * 90) / ("e" * 90)
     deep.mkdir(parents=True)
     wakeup = Wakeup(str(deep), "flush_real_time", files=Files())
@@ -125,7 +125,7 @@ def test_a_long_data_directory_still_has_a_short_bell(tmp_path: Path):
     shutil.rmtree(wakeup_directory(str(deep)))
 
 
-def test_every_way_to_name_the_directory_finds_the_same_bell(tmp_path: Path):
+def test_every_path_of_a_directory_leads_to_the_same_socket(tmp_path: Path):
     link = tmp_path / "link"
     (tmp_path / "real").mkdir()
     link.symlink_to(tmp_path / "real")

@@ -463,7 +463,7 @@ def test_a_cancelled_close_closes_all_the_same(consumer: Callable[..., AsyncCons
     assert not [each for each in threading.enumerate() if each.name.startswith("raymq-read")]
 
 
-def test_a_shard_that_stays_away_is_told(
+def test_a_shard_that_stays_unreachable_raises_unavailable(
     cluster: FakeCluster, consumer: Callable[..., AsyncConsumer]
 ) -> None:
     async def main() -> None:

@@ -77,7 +77,7 @@ def test_poll_waits_for_a_message_and_no_longer(cluster: FakeCluster, make: Make
     assert found.body == b"late"
 
 
-def test_latest_starts_behind_what_is_there(cluster: FakeCluster, make: Make) -> None:
+def test_latest_starts_after_the_messages_that_exist(cluster: FakeCluster, make: Make) -> None:
     put(cluster, 0, b"old")
     consumer = make(start="latest")
     put(cluster, 0, b"new")
@@ -105,7 +105,7 @@ def test_columns_are_polled_a_queue_at_a_time(cluster: FakeCluster, make: Make) 
     assert found.column("queue_id").to_pylist() == [1, 1]
 
 
-def test_iteration_counts_only_what_was_handed_out(cluster: FakeCluster, make: Make) -> None:
+def test_iteration_counts_only_returned_messages(cluster: FakeCluster, make: Make) -> None:
     put(cluster, 0, *(b"%d" % n for n in range(5)))
     consumer = make(start="earliest", queues=[0], group="g")
     for message in consumer:
@@ -129,7 +129,7 @@ def test_a_group_goes_on_where_it_committed(cluster: FakeCluster, make: Make) ->
 
 
 @pytest.mark.parametrize("options", [{}, {"group": "new"}, {"start": {0: 0}}])
-def test_nothing_that_says_where_to_begin_is_refused(make: Make, options: dict[str, Any]) -> None:
+def test_a_consumer_without_a_start_is_refused(make: Make, options: dict[str, Any]) -> None:
     with pytest.raises(Rejected, match="earliest") as refused:
         make(**options)
     assert refused.value.field == "start"
@@ -145,9 +145,7 @@ def test_queues_and_offsets_can_be_chosen(cluster: FakeCluster, make: Make) -> N
         make(queues=[4], start=0)
 
 
-def test_an_offset_that_is_gone_is_told_until_seek_says_where_to_go(
-    cluster: FakeCluster, make: Make
-) -> None:
+def test_a_deleted_offset_is_raised_until_seek(cluster: FakeCluster, make: Make) -> None:
     put(cluster, 0, b"a", b"b", b"c")
     cluster.backends[0].trim("t", 0, 2)
     consumer = make(queues=[0], start=0)
@@ -216,11 +214,11 @@ def test_ranges_of_a_compacted_topic_share_no_message(
     assert ranges == [[0, 3], [7], [9]]
 
 
-def test_a_range_whose_messages_do_not_come_is_given_up(
+def test_a_range_whose_messages_do_not_arrive_raises_unavailable(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster.backends[0], "fetch", lambda request: [])
-    with pytest.raises(Unavailable, match="queue 0 at 3 or behind it"):
+    with pytest.raises(Unavailable, match="queue 0 at offset 3 or after it"):
         list(read_range(cluster, "t", 0, 0, 3, 5, timeout_s=0))  # type: ignore[arg-type]
 
 
@@ -262,7 +260,9 @@ def test_reading_goes_on_after_a_server_came_back(cluster: FakeCluster, make: Ma
     assert [m.offset for m in poll_all(consumer, 1)] == [1]
 
 
-def test_a_shard_that_stays_away_is_told(cluster: FakeCluster, make: Make) -> None:
+def test_a_shard_that_stays_unreachable_raises_unavailable(
+    cluster: FakeCluster, make: Make
+) -> None:
     consumer = make(queues=[0], start=0, unavailable_timeout_ms=0)
     cluster.down(0)
     state = consumer._state
@@ -272,7 +272,7 @@ def test_a_shard_that_stays_away_is_told(cluster: FakeCluster, make: Make) -> No
         consumer.poll(1, 0)
 
 
-def test_a_wrong_token_is_told(cluster: FakeCluster, make: Make) -> None:
+def test_a_wrong_token_is_raised(cluster: FakeCluster, make: Make) -> None:
     consumer = make(queues=[0], start=0)
     consumer._routes._token = "wrong"
     consumer._state.fatal = None

@@ -247,7 +247,7 @@ def test_a_byte_that_changes_on_the_way_is_fetched_once_more(
     assert shard.host.store.damage == []
 
 
-def test_damage_of_one_queue_is_no_error_of_another(shard: Shard) -> None:
+def test_damage_of_one_queue_is_not_an_error_of_another(shard: Shard) -> None:
     shard.host.call("create_topic", {"name": "two", "queues": 2, "shards": [0]})
     for queue in (0, 1):
         shard.host.put(request([b"a" * 100, b"b" * 100], topic="two", queue=queue)).wait(30)

@@ -22,13 +22,13 @@ CLOSED_BESIDE_CALLS = """
 import random
 import threading
 import pyarrow.flight as flight
-from raymq.cluster.transport import protocol
+from raymq.actors.protocol import flight_messages
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.store.errors import Unavailable
 
 class Server(flight.FlightServerBase):
     def do_action(self, context, action):
-        yield flight.Result(protocol.pack({"result": {}}))
+        yield flight.Result(flight_messages.pack({"result": {}}))
 
 server = Server("grpc://127.0.0.1:0")
 new = lambda: ShardConnection(f"127.0.0.1:{server.port}", "token")

@@ -135,7 +135,7 @@ def test_the_store_gets_its_options_apart_from_flush(ray: FakeRay, tmp_path: Pat
     assert "flush" not in spec["options"]
 
 
-def test_every_leader_is_told_where_all_of_them_are(ray: FakeRay, tmp_path: Path) -> None:
+def test_every_leader_learns_the_endpoints_of_all(ray: FakeRay, tmp_path: Path) -> None:
     cluster = begin(tmp_path, shards=2)
     assert cluster.endpoints == {0: "127.0.0.1:7000", 1: "127.0.0.1:7001"}
     for shard in range(2):
@@ -143,7 +143,9 @@ def test_every_leader_is_told_where_all_of_them_are(ray: FakeRay, tmp_path: Path
         assert actor.routes == {"0": "127.0.0.1:7000", "1": "127.0.0.1:7001"}
 
 
-def test_start_waits_for_recovery_and_tells_each_change_once(ray: FakeRay, tmp_path: Path) -> None:
+def test_start_waits_for_recovery_and_reports_each_change_once(
+    ray: FakeRay, tmp_path: Path
+) -> None:
     starting = {"state": "STARTING", "endpoint": None, "error": None}
     locked = {"state": "STARTING", "endpoint": None, "error": "store is open by pid 7"}
 
@@ -214,7 +216,9 @@ def test_an_actor_that_ray_has_not_started_yet_is_pending(ray: FakeRay, tmp_path
         begin(tmp_path, timeout_s=1)
 
 
-def test_starting_again_keeps_what_runs_and_whose_it_is(ray: FakeRay, tmp_path: Path) -> None:
+def test_starting_again_keeps_the_running_actors_and_their_owner(
+    ray: FakeRay, tmp_path: Path
+) -> None:
     first = begin(tmp_path)
     actors = dict(ray.actors)
     second = begin(tmp_path)
@@ -407,7 +411,7 @@ def test_stop_removes_the_directory_of_a_replicas_doorbells(ray: FakeRay, tmp_pa
     assert not Path(wakeup_directory(replica)).exists()
 
 
-def test_stopping_twice_is_no_fault(ray: FakeRay, tmp_path: Path) -> None:
+def test_stopping_twice_is_not_an_error(ray: FakeRay, tmp_path: Path) -> None:
     begin(tmp_path)
     lifecycle.stop(tmp_path / "data")
     report = lifecycle.stop(tmp_path / "data")
@@ -558,7 +562,7 @@ def test_status_is_degraded_when_one_shard_is_down() -> None:
     assert shards(both).status()["state"] == "RUNNING"
 
 
-def test_a_broken_connection_is_made_anew_where_the_shard_is_now() -> None:
+def test_a_broken_connection_is_opened_again_at_the_shards_new_endpoint() -> None:
     topics = {"t": {"queues": 1, "shards": [0]}}
     cluster = shards({(0, "topics"): [Unavailable("gone"), topics]}, resolver=lambda: {0: "h:99"})
     assert cluster.topics() == topics

@@ -123,7 +123,7 @@ def test_closing_does_not_remove_the_socket_of_a_successor(path: Path, client: L
     second.close()
 
 
-def test_who_leaves_while_he_waits_is_forgotten(path: Path) -> None:
+def test_a_caller_that_leaves_while_it_waits_is_forgotten(path: Path) -> None:
     house = House(path)
     client = LocalClient(path)
     failed: list[BaseException] = []

@@ -108,7 +108,9 @@ def test_a_wrong_column_is_named(columns: dict[str, list[Any]], field: str) -> N
         ({"properties": {"a": "x" * 40_000}}, "properties"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_by_field(message: dict[str, Any], field: str) -> None:
+def test_a_message_that_cannot_be_stored_is_refused_by_field(
+    message: dict[str, Any], field: str
+) -> None:
     given: dict[str, Any] = {"key": None, "tag": None, "index_keys": (), "properties": None}
     with pytest.raises(Rejected) as refused:
         property_bytes(**{**given, **message})
@@ -124,7 +126,7 @@ def test_what_cannot_be_stored_is_refused_by_field(message: dict[str, Any], fiel
         ("arrow-ipc", pa.table({"a": [1, 2]})),
     ],
 )
-def test_each_codec_gives_back_what_it_was_given(name: str, value: Any) -> None:
+def test_each_codec_decodes_what_it_encoded(name: str, value: Any) -> None:
     if name == "msgpack":
         pytest.importorskip("msgpack")
     body = codec(name).encode(value)
@@ -136,7 +138,7 @@ def test_each_codec_gives_back_what_it_was_given(name: str, value: Any) -> None:
     ("name", "value"),
     [("bytes", "text"), ("json", {1, 2}), ("json", float("nan")), ("arrow-ipc", 1)],
 )
-def test_a_codec_refuses_what_it_does_not_know(name: str, value: Any) -> None:
+def test_a_codec_refuses_values_of_unknown_types(name: str, value: Any) -> None:
     with pytest.raises(Rejected) as refused:
         codec(name).encode(value)
     assert refused.value.field == "value"
@@ -158,7 +160,7 @@ def test_values_are_encoded_together_as_one_by_one(name: str) -> None:
     assert encode_all(one, []) == []
 
 
-def test_one_value_that_its_codec_refuses_is_told_among_many() -> None:
+def test_one_refused_value_among_many_is_named() -> None:
     with pytest.raises(Rejected, match="codec bytes cannot encode str"):
         encode_all(codec("bytes"), [b"a", "b"])
 

@@ -110,7 +110,7 @@ def stream() -> Iterator[Stream]:
     made.end()
 
 
-def test_whoever_completes_a_put_sends_its_ack(stream: Stream) -> None:
+def test_the_thread_that_completes_a_put_sends_its_ack(stream: Stream) -> None:
     stream.send(0)
     stream.wait_for(lambda: len(stream.tickets) == 1)
     stream.complete(0)
@@ -130,7 +130,7 @@ def test_acks_wait_for_the_ones_before_them(stream: Stream) -> None:
     assert len(stream.sent) == 1
 
 
-def test_nobody_but_the_writer_writes_much_to_a_client_that_does_not_read(stream: Stream) -> None:
+def test_only_the_writer_thread_writes_much_to_a_client_that_does_not_read(stream: Stream) -> None:
     count, me = 600, threading.current_thread()
     for number in range(count):
         stream.send(number)
@@ -173,11 +173,11 @@ def test_a_refusal_is_answered_in_its_place(stream: Stream) -> None:
     assert stream.acks() == [0, 1, 2]
 
 
-def test_a_stream_ends_when_all_is_answered_and_says_bye_behind_it(stream: Stream) -> None:
+def test_a_stream_answers_everything_then_says_bye(stream: Stream) -> None:
     stream.send(0, size=BUSY_BYTES)
     stream.send(1)
     stream.wait_for(lambda: len(stream.tickets) == 2)
-    stream.server.bye()
+    stream.server.goaway()
     ending = threading.Thread(target=stream.end)
     ending.start()
     stream.complete(1)
@@ -233,7 +233,7 @@ def test_a_batch_above_the_limit_goes_alone(streams: list[Stream]) -> None:
     second.wait_for(lambda: len(second.tickets) == 1)
 
 
-def test_each_stream_is_told_its_share_of_the_memory() -> None:
+def test_each_stream_announces_its_share_of_the_memory() -> None:
     memory = ReceiveMemory()
     first = Stream(memory)
     first.send(0)

@@ -94,7 +94,7 @@ def test_items_are_given_in_order_and_once(make: Make, backend: FakeBackend) -> 
     run(main())
 
 
-def test_items_that_were_deleted_are_given_to_nobody(make: Make, backend: FakeBackend) -> None:
+def test_deleted_items_are_never_assigned(make: Make, backend: FakeBackend) -> None:
     async def main() -> None:
         coordinator = make()
         put(backend, 9)
@@ -192,7 +192,7 @@ def lag(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, polls: int) -> Ca
     return lambda: answers.extend([call("queue_ranges", {"topic": TAKEN})] * polls)
 
 
-def test_a_successor_waits_until_readers_see_what_was_stored_before_it(
+def test_a_successor_waits_until_earlier_records_are_readable(
     make: Make, cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = lag(backend, monkeypatch, polls=3)
@@ -212,7 +212,7 @@ def test_a_successor_waits_until_readers_see_what_was_stored_before_it(
     run(main())
 
 
-def test_what_a_writer_stored_just_before_it_was_fenced_is_waited_for(
+def test_a_record_stored_just_before_its_writer_was_fenced_is_waited_for(
     cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (AssignmentLog(cluster, NAME, 0, Clock()) for _ in range(2))  # type: ignore[arg-type]
@@ -233,7 +233,7 @@ def test_what_a_writer_stored_just_before_it_was_fenced_is_waited_for(
     second.close()
 
 
-def test_a_record_of_which_nobody_knows_is_looked_for_in_the_log(
+def test_a_record_with_an_unknown_outcome_is_looked_for_in_the_log(
     make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raymq.cluster.queue.log.DELIVERY_TIMEOUT_MS", 300)
@@ -258,7 +258,7 @@ def test_a_record_of_which_nobody_knows_is_looked_for_in_the_log(
     run(main())
 
 
-def test_a_shard_that_is_away_is_told_and_the_same_request_can_be_asked_again(
+def test_an_unreachable_shard_is_raised_and_the_request_can_be_repeated(
     make: Make, cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raymq.cluster.queue.coordinator.ANSWER_S", 0.3)
@@ -287,7 +287,7 @@ def test_a_shard_that_is_away_is_told_and_the_same_request_can_be_asked_again(
     run(main())
 
 
-def test_who_was_told_that_nobody_knows_is_given_nothing_unless_it_asks_again(
+def test_a_request_that_raised_unavailable_gets_no_items_until_it_is_repeated(
     make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -308,7 +308,9 @@ def test_who_was_told_that_nobody_knows_is_given_nothing_unless_it_asks_again(
     run(main())
 
 
-def test_who_waits_no_longer_takes_nothing(make: Make, backend: FakeBackend) -> None:
+def test_a_request_that_no_caller_waits_for_takes_no_items(
+    make: Make, backend: FakeBackend
+) -> None:
     async def main() -> None:
         coordinator = make()
         assert await coordinator.take(1, 1, 0.01) is None
@@ -430,13 +432,15 @@ def test_the_longer_items_are_neighbours_the_more_are_read_ahead(
     reader.close()
 
 
-def test_a_topic_with_several_queues_is_no_queue(cluster: QueueCluster) -> None:
+def test_a_topic_with_several_queues_is_refused_as_a_queue(cluster: QueueCluster) -> None:
     cluster.create_topic("many", queues=2)
     with pytest.raises(Rejected, match="2 queues"):
         make_topics(cluster, "many")  # type: ignore[arg-type]
 
 
-def test_a_compacted_topic_is_no_queue(cluster: QueueCluster, backend: FakeBackend) -> None:
+def test_a_compacted_topic_is_refused_as_a_queue(
+    cluster: QueueCluster, backend: FakeBackend
+) -> None:
     attributes = ((CLEANUP_POLICY, COMPACTION),)
     backend.state.topics["latest"] = TopicInfo("latest", 1, (0,), attributes)
     with pytest.raises(Rejected, match="compacted"):
@@ -453,7 +457,7 @@ def test_a_compacted_topic_is_no_queue(cluster: QueueCluster, backend: FakeBacke
         ("q", {"linger_ms": None}, "linger_ms"),
     ],
 )
-def test_what_a_queue_is_given_is_checked_before_anybody_is_asked(name, options, field):
+def test_arguments_of_a_queue_are_checked_before_any_call(name, options, field):
     with pytest.raises(Rejected) as refused:
         Queue(name, **options)
     assert refused.value.field == field

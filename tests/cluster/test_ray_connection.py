@@ -13,18 +13,16 @@ import pytest
 import ray.exceptions
 
 import raymq
-from raymq.actors.ray import ray_methods
-from raymq.actors.ray.actor_classes import GROUP_OF, GROUPS
-from raymq.actors.ray.ray_methods import (
-    EARLY_MAX,
+from raymq.actors.protocol.ray_calls import (
     INLINE_BYTES,
-    STREAMS_MAX,
-    RayMethods,
     pack_acks,
     pack_call,
     unpack_acks,
     unpack_call,
 )
+from raymq.actors.ray import ray_methods
+from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
+from raymq.actors.ray.ray_methods import EARLY_MAX, STREAMS_MAX, RayMethods
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_client
 from raymq.cluster.produce.batch_sender import BatchSender
@@ -212,7 +210,7 @@ def test_batches_are_stored_and_answered_in_the_order_of_the_sends(
     assert backend.bodies(TOPIC) == [b"%d" % number for number in range(1, 201)]
 
 
-def test_what_waits_behind_the_calls_under_way_goes_in_one_call(
+def test_batches_that_wait_for_a_call_share_the_next_one(
     handle: Handle, backend: FakeBackend
 ) -> None:
     backend.hold()
@@ -226,7 +224,7 @@ def test_what_waits_behind_the_calls_under_way_goes_in_one_call(
     assert sizes == [1] * CALLS_MAX + [50]
 
 
-def test_only_a_batch_with_nothing_before_or_behind_it_is_alone(
+def test_only_a_batch_without_others_around_it_is_alone(
     handle: Handle, backend: FakeBackend
 ) -> None:
     stream = put_stream(handle)
@@ -253,7 +251,7 @@ def test_a_call_carries_small_batches_itself_and_large_ones_beside_it(size: int)
 
 
 @pytest.mark.parametrize("cut", [0, 5, 40])
-def test_a_row_that_goes_alone_is_no_batch(backend: FakeBackend, cut: int) -> None:
+def test_a_row_that_goes_alone_is_not_a_batch(backend: FakeBackend, cut: int) -> None:
     row = Row(b"body", "tag", None, 7)
     (call,) = pack_call("0" * 16, 7, [(meta(3) | {"read": 2}, row)], alone=True)
     head, found = unpack_call(call)
@@ -272,7 +270,7 @@ def test_rows_that_go_together_are_batches() -> None:
 
 
 @pytest.mark.parametrize("wrong", [(b"",), (b"\x09\0\0\0{}",), (b"{}", []), (b"[]", []), (None,)])
-def test_what_is_no_call_is_refused(backend: FakeBackend, wrong: tuple[Any, ...]) -> None:
+def test_a_malformed_call_is_refused(backend: FakeBackend, wrong: tuple[Any, ...]) -> None:
     with pytest.raises(Rejected) as caught:
         RayMethods(backend).append(*wrong)
     assert caught.value.field == "call"
@@ -322,7 +320,7 @@ def test_a_call_that_comes_early_waits_for_its_predecessor(
     assert backend.bodies(TOPIC) == [b"1", b"2", b"3"]
 
 
-def test_when_a_call_never_comes_those_behind_it_are_refused_with_nothing_stored(
+def test_when_a_call_never_arrives_later_calls_are_refused_and_store_nothing(
     backend: FakeBackend,
 ) -> None:
     methods = RayMethods(backend, turn_wait_s=0.05)
@@ -369,7 +367,7 @@ def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is
     assert len(backend.bodies(TOPIC)) == 2 * EARLY_MAX
 
 
-def test_streams_that_nobody_uses_are_forgotten(backend: FakeBackend) -> None:
+def test_unused_streams_are_forgotten(backend: FakeBackend) -> None:
     methods = RayMethods(backend)
     first = methods.open_stream(CLUSTER_ID)
     kept = methods.open_stream(CLUSTER_ID)
@@ -420,7 +418,7 @@ def test_another_cluster_of_the_same_name_refuses(handle: Handle) -> None:
 
 
 @pytest.mark.parametrize("lost", ["call", "answer"])
-def test_what_a_lost_call_or_answer_leaves_open_is_stored_once(
+def test_a_batch_whose_call_or_answer_was_lost_is_stored_once(
     handle: Handle, backend: FakeBackend, lost: str
 ) -> None:
     left, run = [3], handle.run
@@ -527,7 +525,7 @@ def test_a_read_of_nothing_ends_with_its_time(handle: Handle) -> None:
     assert stream.fetch(TOPIC, {0: 0}, max_bytes=1, max_records=1, wait_ms=30) == []
 
 
-def test_a_queue_that_cannot_be_read_is_told_beside_the_others(
+def test_a_queue_that_cannot_be_read_is_reported_beside_the_others(
     handle: Handle, backend: FakeBackend
 ) -> None:
     backend.create("two", 2)
@@ -620,7 +618,7 @@ def test_a_connect_whose_server_died_is_tried_again_however_long_it_took() -> No
         ray_client._init(DyingProxy(clock, [died] * ray_client.TRIES), "ray://a:1", clock)
 
 
-def test_a_connect_that_nobody_answers_for_long_is_not_tried_again() -> None:
+def test_a_connect_without_an_answer_for_long_is_not_repeated() -> None:
     clock = ManualClock()
     proxy = DyingProxy(clock, [ConnectionError("ray client connection timeout")] * 2)
     with pytest.raises(Unavailable):

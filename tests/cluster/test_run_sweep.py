@@ -48,7 +48,7 @@ def test_the_doorbells_of_dead_processes_go_and_those_of_living_ones_stay(
 ) -> None:
     wakeups[0].close()
     # As after a SIGKILL: the name stays.
-    wakeups[1]._let_go()
+    wakeups[1]._close_sockets()
     age(place)
     removed = run_sweep.sweep(Files(), Clock())
     assert removed == ["000000000000", "000000000001"]

@@ -75,7 +75,7 @@ def test_a_send_whose_topic_cannot_be_looked_up_says_that_nothing_was_sent(
             assert isinstance(error.value.__cause__, DeliveryUnknown)
 
 
-def test_a_refusal_is_told_when_no_other_shard_answers(
+def test_a_refusal_is_raised_when_no_other_shard_answers(
     handle: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes_module, "CALL_TIMEOUT_S", 0.3)

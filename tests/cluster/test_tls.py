@@ -125,7 +125,7 @@ def test_the_token_is_asked_for_all_the_same(server: Server, certificates: Certi
 # --- what the others are told -----------------------------------------------------------------
 
 
-def test_another_authority_or_none_is_told_which_variable_to_set(
+def test_a_missing_or_wrong_authority_names_the_variable_to_set(
     server: Server, stranger: Certificates
 ) -> None:
     for ca in (stranger.ca, None):
@@ -154,25 +154,25 @@ def test_a_certificate_out_of_its_time_is_to_be_renewed(
         monkeypatch.setenv(name, value)
     with (
         closing(serve(backend, host="127.0.0.1", port=0, token=TOKEN, tls=True)) as server,
-        pytest.raises(Rejected, match="out of its time .*expired.*renew it") as caught,
+        pytest.raises(Rejected, match="expired or not yet valid .*expired.*renew it") as caught,
     ):
         ask(f"tls://127.0.0.1:{server.port}", expired.ca)
     assert caught.value.field == tls.SERVER_CERT
 
 
-def test_a_client_in_the_clear_is_told_of_the_scheme_with_tls(server: Server) -> None:
+def test_a_client_without_tls_learns_the_scheme_with_tls(server: Server) -> None:
     with pytest.raises(Unavailable, match=r"use raymq\+tls://"):
         connect(f"raymq://127.0.0.1:{server.port}", token=TOKEN)
 
 
-def test_a_client_with_tls_is_told_that_the_shard_has_none(
+def test_a_client_with_tls_learns_that_the_shard_has_none(
     plain: Server, certificates: Certificates
 ) -> None:
     with pytest.raises(Unavailable, match="serves without TLS: use raymq://"):
         ask(f"tls://127.0.0.1:{plain.port}", certificates.ca)
 
 
-def test_nobody_listening_is_no_fault_of_tls(plain: Server) -> None:
+def test_a_refused_connection_is_not_blamed_on_tls(plain: Server) -> None:
     port = plain.port
     plain.close()
     with pytest.raises(Unavailable) as caught:
@@ -279,7 +279,7 @@ def test_a_cluster_keeps_its_tls_and_its_authority_for_other_shells(
     assert not (data_dir / "ca.pem").exists()
 
 
-def test_what_goes_in_the_clear_was_accepted_once_and_is_told_each_time(
+def test_an_accepted_unencrypted_host_is_warned_about_at_each_start(
     ray: FakeRay, tmp_path: Path
 ) -> None:
     data_dir, told = tmp_path / "data", list[str]()
@@ -302,7 +302,7 @@ def test_rays_variable_turns_tls_on(value: str, wanted: bool) -> None:
     assert tls.wanted({}) is None
 
 
-def test_a_value_of_rays_variable_that_says_nothing_is_refused() -> None:
+def test_an_unknown_value_of_rays_tls_variable_is_refused() -> None:
     with pytest.raises(Rejected, match="use 1"):
         tls.wanted({tls.USE_TLS: "maybe"})
 
@@ -327,7 +327,7 @@ def test_a_url_and_an_endpoint_are_two_forms_of_one_thing(url: str) -> None:
     assert tls.url_of(endpoint) == url
 
 
-def test_a_url_without_a_port_is_refused_and_a_name_is_no_url() -> None:
+def test_a_url_without_a_port_is_refused_and_a_name_is_not_a_url() -> None:
     with pytest.raises(Rejected, match=r"use raymq\+tls://host:port"):
         tls.parse_url("raymq+tls://host")
     assert tls.parse_url(os.fspath("orders")) is None

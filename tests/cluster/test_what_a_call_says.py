@@ -40,7 +40,7 @@ def unsynced(tmp_path: Path) -> Iterator[ServedShard]:
 @pytest.fixture
 def widowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedShard]:
     """A mirror whose follower is away, and its Replication too, for which CommitLog answers soon."""
-    monkeypatch.setattr(put_acks, "SILENT_MS", 50)
+    monkeypatch.setattr(put_acks, "REPLICATION_SILENCE_MS", 50)
     with ServedShard(tmp_path / "store", HASTY, mirror=True) as shard:
         shard.start_flusher()
         assert shard.host.store.create_topic("t", 2, [0]) is not None

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from raymq.actors.api.row_message import pack_row, unpack_row
-from raymq.cluster.transport import protocol
+from raymq.actors.protocol import flight_messages
+from raymq.actors.protocol.row_message import pack_row, unpack_row
 from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
 from raymq.store.record import Row
@@ -61,7 +61,7 @@ def test_acks_come_in_the_order_of_the_batches(
     assert [ack["first_offset"] for ack in acks] == [0, 2, 4, 6, 8]
 
 
-def test_a_producer_that_does_not_read_its_acks_holds_up_nobody_else(
+def test_a_producer_that_does_not_read_its_acks_delays_no_other(
     cluster: FakeCluster, connection: ShardConnection
 ) -> None:
     backend, count = cluster.backends[0], 3000
@@ -122,8 +122,8 @@ def test_a_refused_batch_leaves_the_stream_usable(
 
 def test_wrong_columns_are_named_with_what_was_expected_and_found(cluster: FakeCluster) -> None:
     client = flight.FlightClient(f"grpc://{cluster.endpoints[0]}")
-    options = flight.FlightCallOptions(headers=[(b"authorization", protocol.bearer(TOKEN))])
-    command = protocol.pack({"op": "put"})
+    options = flight.FlightCallOptions(headers=[(b"authorization", flight_messages.bearer(TOKEN))])
+    command = flight_messages.pack({"op": "put"})
     writer, reader = client.do_exchange(
         flight.FlightDescriptor.for_command(command), options=options
     )
@@ -131,8 +131,8 @@ def test_wrong_columns_are_named_with_what_was_expected_and_found(cluster: FakeC
         {"body": ["text"], "tag": ["t"], "properties": [b"p"], "born_time_ms": [1]}
     )
     writer.begin(rows.schema)
-    writer.write_with_metadata(rows, protocol.pack(meta(1)))
-    error = from_wire(protocol.unpack(reader.read_chunk().app_metadata)["acks"][0]["error"])
+    writer.write_with_metadata(rows, flight_messages.pack(meta(1)))
+    error = from_wire(flight_messages.unpack(reader.read_chunk().app_metadata)["acks"][0]["error"])
     writer.done_writing()
     with pytest.raises(StopIteration):
         reader.read_chunk()
@@ -214,7 +214,7 @@ def test_a_server_that_is_not_there_is_unavailable(cluster: FakeCluster) -> None
     assert "Detail" not in str(missing.value)
 
 
-def test_fetch_gives_what_is_there_and_the_errors_of_the_rest(
+def test_a_fetch_returns_the_readable_queues_and_the_errors_of_the_others(
     cluster: FakeCluster, connection: ShardConnection
 ) -> None:
     stream = connection.put_stream()

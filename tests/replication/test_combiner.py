@@ -74,7 +74,7 @@ def test_every_put_gets_the_outcome_that_it_would_get_alone(
         alone: list[OnePut] = []
         ends, now_ms = Ends(0, 0, 0, 0), 0
         for _ in range(STEPS):
-            # Steps of a deadline's grain: puts of one step share a deadline, those of two do not.
+            # Steps of DEADLINE_STEP_MS: puts of one step share a deadline, those of two do not.
             now_ms += rng.choice([0, 1, 1, 5, 20]) * DEADLINE_STEP_MS
             appended = ends.appended + rng.choice([0, 0, 10, 30])
             committed = rng.randint(ends.committed, appended)
@@ -82,7 +82,7 @@ def test_every_put_gets_the_outcome_that_it_would_get_alone(
             replicated = rng.choice([ends.replicated, rng.randint(ends.replicated, committed)])
             ends = Ends(appended, committed, synced, replicated)
             for _ in range(rng.choice([0, 0, 1, 3])):
-                # The last one, or one sent again.
+                # The last put, or one sent again.
                 end = appended - rng.choice([0, 0, 0, 7])
                 if end > answers.combiner.acknowledged:
                     answers.put(end, now_ms)
@@ -108,7 +108,7 @@ def test_a_put_that_is_sent_again_waits_as_long_as_the_first_time() -> None:
     assert combined.combine(away, 2 * REPLICA_MS) == [(2, 100, PutStatus.FLUSH_SLAVE_TIMEOUT)]
 
 
-def test_what_is_late_is_reported_once() -> None:
+def test_late_puts_are_reported_once() -> None:
     combined, stuck = combiner(), Ends(200, 200, 100, 0)
     combined.add(1, 100, 0)
     combined.add(2, 200, 0)
@@ -120,10 +120,10 @@ def test_what_is_late_is_reported_once() -> None:
     assert not combined.waiting
 
 
-def test_an_end_that_falls_takes_no_acknowledgement_back() -> None:
+def test_an_end_that_falls_does_not_revoke_an_acknowledgement() -> None:
     combined = combiner()
     combined.combine(Ends(100, 100, 100, 100), 0)
-    # A new session of replication learns anew what the follower has.
+    # A new session of replication finds out again what the follower has.
     combined.combine(Ends(200, 200, 200, 0), 1)
     assert combined.acknowledged == 100
 

@@ -1,21 +1,36 @@
-"""A leader whose oldest files are deleted, and followers that end before, at and behind the start that is left."""
+"""A leader whose oldest files are deleted, and followers that end before, at and after the remaining start."""
 
 from __future__ import annotations
 
 import pytest
 
-from raymq.replication.mirror import Connected, Effect, Halt, MirrorLeader, Progress, Received, Send
-from raymq.replication.mirror import Tick as Time
-from raymq.replication.wire import Append, Header, HelloOk, Member, Probe, ProbeOk
+from raymq.replication.mirror import ClockTick as Time
+from raymq.replication.mirror import (
+    Connected,
+    Effect,
+    FrameReceived,
+    Halt,
+    LeaderProgress,
+    MirrorLeader,
+    Send,
+)
+from raymq.replication.wire import (
+    AppendEntries,
+    FrameHeader,
+    HelloOk,
+    Probe,
+    ProbeOk,
+    ReplicaProcess,
+)
 from raymq.store.log.chain import ChainUnit
 
 SIZE = 4096
 CLUSTER = b"c" * 16
-ME, PEER = Member(0, 7), Member(1, 9)
+ME, PEER = ReplicaProcess(0, 7), ReplicaProcess(1, 9)
 
 
 def chain(count: int) -> list[ChainUnit]:
-    """Units of 1 KiB, four a segment."""
+    """Units of 1 KiB, four per segment."""
     units: list[ChainUnit] = []
     for number in range(count):
         previous = units[-1].value if units else 0
@@ -24,7 +39,7 @@ def chain(count: int) -> list[ChainUnit]:
 
 
 class Left:
-    """What is left of a chain: a segment that is deleted has no units."""
+    """The remaining chain: a deleted segment has no units."""
 
     def __init__(self, units: list[ChainUnit], start: int) -> None:
         self._units = [unit for unit in units if unit.start >= start]
@@ -39,7 +54,7 @@ UNITS = chain(16)
 
 
 def greet(ends: int, value: int, *, known_start: int, start: int) -> list[Effect]:
-    """What the leader does when a follower says where its log ends."""
+    """The leader's effects after a follower has reported the end of its log."""
     leader = MirrorLeader(
         cluster=CLUSTER,
         shard=0,
@@ -49,11 +64,11 @@ def greet(ends: int, value: int, *, known_start: int, start: int) -> list[Effect
         segment_size_bytes=SIZE,
         log_start=known_start,
     )
-    leader.step(Progress(16 * 1024, 0), 0)
+    leader.step(LeaderProgress(16 * 1024, 0), 0)
     leader.step(Time(), 0)
     leader.step(Connected(start), 1)
     hello = HelloOk(ends, ends, 0, value, 0)
-    effects = leader.step(Received(Header(CLUSTER, 0, PEER, ME, 0, 1), hello), 2)
+    effects = leader.step(FrameReceived(FrameHeader(CLUSTER, 0, PEER, ME, 0, 1), hello), 2)
     while probes := [
         e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Probe)
     ]:
@@ -61,13 +76,13 @@ def greet(ends: int, value: int, *, known_start: int, start: int) -> list[Effect
         # The follower has the bytes up to its end, in the leader's units.
         held = [i for i, match in enumerate(probe.candidates) if match[0] <= ends and ends >= start]
         answer = ProbeOk(held[-1] if held else -1, probe.candidates[-1][0])
-        effects = leader.step(Received(Header(CLUSTER, 0, PEER, ME, 0, 1), answer), 3)
+        effects = leader.step(FrameReceived(FrameHeader(CLUSTER, 0, PEER, ME, 0, 1), answer), 3)
     return effects
 
 
 @pytest.mark.parametrize("known_start", [0, 2 * SIZE])
 @pytest.mark.parametrize("ends", [0, 1024, 2 * SIZE - 1024])
-def test_a_follower_that_ends_before_the_start_needs_a_copy_and_is_told_so(
+def test_a_follower_that_ends_before_the_start_needs_a_copy_and_the_error_says_so(
     ends: int, known_start: int
 ) -> None:
     effects = greet(ends, -1, known_start=known_start, start=2 * SIZE)
@@ -78,12 +93,14 @@ def test_a_follower_that_ends_before_the_start_needs_a_copy_and_is_told_so(
 
 @pytest.mark.parametrize("ends", [2 * SIZE, 2 * SIZE + 1024, 4 * SIZE])
 @pytest.mark.parametrize("told", [True, False])
-def test_a_follower_that_ends_at_the_start_or_behind_goes_on_from_there(
+def test_a_follower_that_ends_at_or_after_the_start_goes_on_from_there(
     ends: int, told: bool
 ) -> None:
     value = next(unit.value for unit in UNITS if unit.end == ends)
     effects = greet(ends, value if told else -1, known_start=0, start=2 * SIZE)
-    appends = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Append)]
+    appends = [
+        e.message for e in effects if isinstance(e, Send) and isinstance(e.message, AppendEntries)
+    ]
     assert appends
     assert appends[0].prev_end <= ends
     assert not [effect for effect in effects if isinstance(effect, Halt)]

@@ -26,7 +26,7 @@ class Chaos:
         self.flush = flush
         self.puts = 0
         self.confirmed = 0
-        # Without a promise of sync, a power cut may take what was confirmed: not part of that mode.
+        # Async mode does not promise that confirmed bytes survive a power cut.
         power = [] if flush == "async" else [self.leader_power] * 2 + [self.follower_power] * 2
         self.actions = (
             [self.put] * 14
@@ -108,7 +108,7 @@ class Chaos:
         self.world.start_leader()
 
     def leader_chain_lost(self) -> None:
-        """The cached chain is rebuilt in other units; only a new life of the leader sees that."""
+        """The cached chain is rebuilt in other units; only a new leader process sees that."""
         self.world.leader_log.rebuild_chain(0)
         self.world.start_leader()
 
@@ -128,7 +128,7 @@ class Chaos:
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
-def test_confirmed_bytes_are_on_both_sides_whatever_the_interleaving(flush):
+def test_confirmed_bytes_are_on_both_sides_in_every_interleaving(flush):
     for seed in range(SEEDS):
         try:
             Chaos(seed, flush).run()

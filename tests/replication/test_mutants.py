@@ -1,4 +1,4 @@
-"""The interleavings find what they are for: with a rule taken out, some seed fails."""
+"""The interleavings find every missing rule: with a rule removed, some seed fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def match_by_length(log, end, value):
     return log.end()[0] >= end
 
 
-def serve_every_life(self, header, message):
+def serve_every_process(self, header, message):
     return True
 
 
@@ -37,7 +37,7 @@ MUTANTS = [
     (promise.Promise, "acknowledged", confirm_without_own_sync),
     (promise.Promise, "acknowledged", confirm_without_the_follower),
     (mirror_follower, "_holds", match_by_length),
-    (mirror_follower.MirrorFollower, "_is_mine", serve_every_life),
+    (mirror_follower.MirrorFollower, "_is_mine", serve_every_process),
 ]
 
 
@@ -47,7 +47,7 @@ def try_seeds() -> None:
 
 
 @pytest.mark.parametrize(("owner", "name", "mutant"), MUTANTS, ids=[m[2].__name__ for m in MUTANTS])
-def test_a_missing_rule_is_noticed(monkeypatch, owner, name, mutant):
+def test_a_missing_rule_is_detected(monkeypatch, owner, name, mutant):
     monkeypatch.setattr(owner, name, mutant)
     with pytest.raises(AssertionError):
         try_seeds()

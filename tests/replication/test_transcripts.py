@@ -97,7 +97,7 @@ class MirrorScript:
             self.world.sync_follower()
 
     def deliver(self, count: str = "all") -> None:
-        """Deliver all there is and causes, or that many frames."""
+        """Deliver all frames and those that they cause, or that many frames."""
         if count == "all":
             self.world.deliver_all()
             return
@@ -174,7 +174,7 @@ class MirrorScript:
             world.start_leader()
         elif what == "lose-all":
             world.leader_log.truncate_unchecked(0)
-            # What is gone is confirmed no longer: as recovery says to a new Replication.
+            # Lost bytes are not confirmed any more: recovery gives a new Replication this end.
             world.published = 0
             world.waiting.clear()
             world.start_leader()

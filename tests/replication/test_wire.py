@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, and nothing else is taken for a frame."""
+"""Frames: decoding inverts encoding, and other bytes are refused."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import pytest
 
 from raymq.replication.wire import (
     Ack,
-    Append,
+    AppendEntries,
     Conflict,
-    Header,
+    FrameHeader,
     Hello,
     HelloOk,
-    Member,
     Probe,
     ProbeOk,
     Reason,
-    Refused,
+    Refusal,
+    ReplicaProcess,
     cluster_key,
     decode,
     encode,
@@ -23,7 +23,7 @@ from raymq.replication.wire import (
 from raymq.store.errors import Rejected
 from raymq.store.log.chain import ChainUnit
 
-HEADER = Header(cluster_key("c"), 3, Member(0, 2**63 - 1), Member(1, 17), 5, 9)
+HEADER = FrameHeader(cluster_key("c"), 3, ReplicaProcess(0, 2**63 - 1), ReplicaProcess(1, 17), 5, 9)
 UNITS = (ChainUnit(10, 30, 5, 2**32 - 1, 7), ChainUnit(30, 2**40, 5, 1, 8))
 MESSAGES = [
     Hello(100, 50),
@@ -31,11 +31,11 @@ MESSAGES = [
     Probe(((0, 0), (2**40, 2**32 - 1))),
     Probe(()),
     ProbeOk(-1, 100),
-    Append(10, 2**32 - 1, 5, UNITS),
-    Append(10, 0, 5, ()),
+    AppendEntries(10, 2**32 - 1, 5, UNITS),
+    AppendEntries(10, 0, 5, ()),
     Ack(10, 20, 5),
     Conflict(5, 100),
-    Refused(Reason.HALTED, 6, "Bytes verschieden: ü"),
+    Refusal(Reason.HALTED, 6, "Bytes verschieden: ü"),
 ]
 
 
@@ -44,7 +44,7 @@ def test_a_message_comes_back_as_it_was(message):
     assert decode(encode(HEADER, message)) == (HEADER, message)
 
 
-def test_a_flipped_bit_anywhere_is_noticed():
+def test_a_flipped_bit_anywhere_is_detected():
     frame = encode(HEADER, MESSAGES[5])
     for bit in range(len(frame) * 8):
         damaged = bytearray(frame)

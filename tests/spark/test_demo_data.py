@@ -50,7 +50,7 @@ def _content(place: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("options", [[], ["--clean"], ["--clean", "--keep"]])
 @pytest.mark.parametrize("held", ["a_cluster", "a_cluster_where_a_demo_began", "a_token", "files"])
-def test_what_is_not_a_demos_is_neither_stopped_nor_deleted(
+def test_other_data_than_a_demos_is_neither_stopped_nor_deleted(
     flights: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held: str, options: list[str]
 ) -> None:
     data_dir = tmp_path / "data"

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 import raymq
+from raymq.errors import OffsetOutOfRange, Rejected, Unavailable
+from raymq.spark import raydp_session, read, use_java, write
 from raymq.spark import session as spark_session
-from raymq.spark.session import raydp_session, use_java
-from raymq.spark.sink import write
-from raymq.spark.source import read
-from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
+from tests.support.docstrings import examples
 from tests.support.quick_java import QUICK_JAVA
 from tests.support.ray_environment import ray_environment
 
@@ -142,6 +141,16 @@ def test_wrong_columns_and_offsets_are_named(place):
         read(spark, cluster, "named", startingOffsets={0: 5})
     with pytest.raises(Rejected, match="startingOffsets"):
         read(spark, cluster, "named", startingOffsets="yesterday")
+
+
+@pytest.mark.parametrize(
+    "example",
+    [each for each in examples() if each.name.startswith("raymq.spark")],
+    ids=lambda example: example.name,
+)
+def test_the_example_in_a_docstring_runs(place, example):
+    cluster, spark = place
+    exec(compile(example.code, example.name, "exec"), {"cluster": cluster, "spark": spark})
 
 
 def test_without_java_the_error_says_what_to_install(monkeypatch):

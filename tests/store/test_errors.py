@@ -44,7 +44,7 @@ def test_a_fact_that_is_not_there_is_an_attribute_error() -> None:
         _ = OffsetOutOfRange("x", min=1).max
 
 
-def test_only_what_may_pass_by_itself_is_retriable() -> None:
+def test_only_errors_that_may_pass_by_themselves_are_retriable() -> None:
     assert {kind.__name__ for kind in KINDS if kind.retriable} == {
         "Unavailable",
         "DeliveryUnknown",

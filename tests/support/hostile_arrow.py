@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from raymq.actors.protocol import flight_messages
 from raymq.cluster.messages.codecs import codec
-from raymq.cluster.transport import protocol
 from raymq.store import record
 from raymq.store.errors import Rejected
 from raymq.store.message_store import MessageStore
@@ -119,16 +119,16 @@ def _try_frames() -> None:
         buffers = [None, _longs(*offsets), pa.py_buffer(b"abcdef")]
         return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
-    sound = protocol.frame_batch(b"abcdef").serialize().to_pybytes()
+    sound = flight_messages.frame_batch(b"abcdef").serialize().to_pybytes()
     wild = sound.replace(_longs(0, 6).to_pybytes(), _longs(0, 1 << 40).to_pybytes())
     frames = {
-        "offsets": pa.ipc.read_record_batch(pa.py_buffer(wild), protocol.FRAME_SCHEMA),
-        "two rows": pa.record_batch([column(0, 1 << 40, 6)], schema=protocol.FRAME_SCHEMA),
+        "offsets": pa.ipc.read_record_batch(pa.py_buffer(wild), flight_messages.FRAME_SCHEMA),
+        "two rows": pa.record_batch([column(0, 1 << 40, 6)], schema=flight_messages.FRAME_SCHEMA),
         "another column": pa.record_batch([pa.array([1])], names=["bytes"]),
     }
     for name, frame in frames.items():
         try:
-            bytes(protocol.frame_body(frame) or b"")
+            bytes(flight_messages.frame_body(frame) or b"")
         except ValueError as error:
             print(f"{name}: {type(error).__name__}", flush=True)
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 from raymq.replication.combiner import PutCombiner
 from raymq.replication.mirror import (
+    ClockTick,
     Connect,
     Connected,
     Disconnect,
     Disconnected,
+    FrameReceived,
     Halt,
+    LeaderProgress,
     MirrorLeader,
     MirrorLimits,
-    Progress,
-    Received,
     Replicated,
     Send,
-    Tick,
 )
 from raymq.replication.mirror_follower import (
     Acknowledge,
@@ -31,7 +31,14 @@ from raymq.replication.mirror_follower import (
     Truncate,
     bytes_of,
 )
-from raymq.replication.wire import Append, Member, Refused, cluster_key, decode, encode
+from raymq.replication.wire import (
+    AppendEntries,
+    Refusal,
+    ReplicaProcess,
+    cluster_key,
+    decode,
+    encode,
+)
 from raymq.store.checksum import crc32c
 from raymq.store.errors import Corrupt
 from raymq.store.log.chain import ChainUnit
@@ -214,7 +221,7 @@ class World:
         self.leader = MirrorLeader(
             cluster=CLUSTER,
             shard=0,
-            me=Member(0, self.lives),
+            me=ReplicaProcess(0, self.lives),
             follower_id=1,
             chain=self.leader_log,
             segment_size_bytes=SEGMENT_BYTES,
@@ -233,7 +240,9 @@ class World:
 
     def start_follower(self) -> None:
         self.lives += 1
-        self.follower = MirrorFollower(cluster=CLUSTER, shard=0, me=Member(1, 1000 + self.lives))
+        self.follower = MirrorFollower(
+            cluster=CLUSTER, shard=0, me=ReplicaProcess(1, 1000 + self.lives)
+        )
 
     def stop_follower(self) -> None:
         self.up = False
@@ -259,12 +268,12 @@ class World:
     def progress(self) -> None:
         """As Replicator's round does."""
         self.combine()
-        self.step(Progress(len(self.leader_log.data), self.published))
+        self.step(LeaderProgress(len(self.leader_log.data), self.published))
 
     def tick(self, ms: int) -> None:
         self.now += ms
         self.combine()
-        self.step(Tick())
+        self.step(ClockTick())
 
     def combine(self) -> None:
         """What the leader's log and the follower do for the puts; the answers as CommitLog gives them."""
@@ -302,7 +311,7 @@ class World:
             elif isinstance(effect, Halt):
                 self.trace.append(f"leader HALTS: {effect.reason}")
         if self.published > self.leader.confirmed:
-            self.step(Progress(len(self.leader_log.data), self.published))
+            self.step(LeaderProgress(len(self.leader_log.data), self.published))
 
     def connect(self) -> None:
         if self.up:
@@ -336,7 +345,7 @@ class World:
         """As FollowerSession does."""
         header, message = decode(packet.frame)
         body = None if packet.body is None else memoryview(packet.body)
-        if isinstance(message, Append):
+        if isinstance(message, AppendEntries):
             assert len(packet.body or b"") == message.end - message.prev_end
         machine, log = self.follower, self.follower_log
         dropped = machine.dropped
@@ -361,7 +370,7 @@ class World:
                     addressee=header.sender, session=header.session
                 )
                 self.reply(answering, effect.message)
-                if isinstance(effect.message, Refused) and answering == machine.header():
+                if isinstance(effect.message, Refusal) and answering == machine.header():
                     machine.leave()
         if machine.dropped > dropped:
             self.trace.append(f"follower drops {describe(message)}")
@@ -375,7 +384,7 @@ class World:
             return
         dropped = self.leader.dropped
         header, message = decode(packet.frame)
-        self.step(Received(header, message))
+        self.step(FrameReceived(header, message))
         if self.leader.dropped > dropped:
             self.trace.append(f"leader drops {describe(message)}")
 
@@ -386,11 +395,11 @@ class World:
 
 
 def describe(message) -> str:
-    if isinstance(message, Append):
+    if isinstance(message, AppendEntries):
         units = f" [{spans(message.units)}]" if message.units else ""
-        return f"Append after {message.prev_end}{units} C={message.confirmed}"
-    if isinstance(message, Refused):
-        return f"Refused promised={message.promised} {message.text}"
+        return f"AppendEntries after {message.prev_end}{units} C={message.confirmed}"
+    if isinstance(message, Refusal):
+        return f"Refusal promised={message.promised} {message.text}"
     name = type(message).__name__
     if name == "Probe":
         return f"Probe of {len(message.candidates)} up to {message.candidates[-1][0]}"

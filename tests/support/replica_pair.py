@@ -60,9 +60,9 @@ class Leader:
         self.control.format(boot_id_hash(files=self.files))
         self.control.begin(7, own_identity(files=self.files), self.end, 0)
         self.flusher = self.control.roles["group_commit"]
-        self.flusher_generation = self.flusher.give_grant(5, 0)
+        self.flusher_token = self.flusher.give_grant(5, 0)
         self.record = self.control.roles["replication"]
-        self.generation = 0
+        self.fencing_token = 0
         self.number = 0
 
     def grant(self, replicator: Replicator, confirmed: int) -> None:
@@ -73,11 +73,11 @@ class Leader:
             "Replication says that it is here",
         )
         self.record.clear(base=confirmed)
-        self.generation = self.record.give_grant(incarnation, confirmed)
+        self.fencing_token = self.record.give_grant(incarnation, confirmed)
         self.wakeup.wake("replication")
 
     def write(self, *sizes: int, fill: int = 1) -> int:
-        """Append units and publish, as CommitLog does. Returns: the end."""
+        """AppendEntries units and publish, as CommitLog does. Returns: the end."""
         for size in sizes:
             room = self.size - self.end % self.size
             if room < size:
@@ -98,7 +98,7 @@ class Leader:
 
     def sync(self) -> None:
         """As GroupCommit does."""
-        self.flusher.publish_position(self.flusher_generation, self.end)
+        self.flusher.publish_position(self.flusher_token, self.end)
         self.wakeup.wake("replication")
 
     def submit(self) -> int:
@@ -110,7 +110,7 @@ class Leader:
 
     @property
     def confirmed(self) -> int:
-        return self.record.position(self.generation)
+        return self.record.position(self.fencing_token)
 
     def bytes(self, stop: int) -> bytes:
         return read_log(self.queue, stop)

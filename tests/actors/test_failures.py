@@ -1,18 +1,18 @@
-"""What does not work at present: several threads note and clear, and none loses what another one noted."""
+"""Active failures: several threads note and clear, and none loses a failure that another one noted."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from raymq.actors.shared.troubles import Troubles
+from raymq.actors.shared.failures import ActiveFailures
 
-#: long enough for a thread that nothing holds up; one that waits for the lock goes on afterwards
+#: long enough for a thread that does not wait for the lock; one that waits goes on afterwards
 MEANWHILE_S = 0.05
 
 
 class Part(str):
-    """A part at each look at whose name another thread does something."""
+    """A part name; at each comparison of it another thread acts."""
 
     __slots__ = ("meanwhile",)
     meanwhile: Callable[[], None]
@@ -33,15 +33,15 @@ class Part(str):
 
 
 class OtherThreads:
-    """Each notes a part of its own."""
+    """Each thread notes its own part."""
 
-    def __init__(self, troubles: Troubles) -> None:
-        self._troubles = troubles
+    def __init__(self, failures: ActiveFailures) -> None:
+        self._failures = failures
         self._threads: list[threading.Thread] = []
 
     def note_one(self) -> None:
         name = f"other {len(self._threads)}"
-        thread = threading.Thread(target=lambda: self._troubles.note(name, OSError("no room")))
+        thread = threading.Thread(target=lambda: self._failures.note(name, OSError("no room")))
         self._threads.append(thread)
         thread.start()
         thread.join(MEANWHILE_S)
@@ -53,21 +53,21 @@ class OtherThreads:
 
 
 def test_a_note_keeps_what_other_threads_note_meanwhile() -> None:
-    troubles = Troubles()
-    others = OtherThreads(troubles)
+    failures = ActiveFailures()
+    others = OtherThreads(failures)
     part = Part("append")
     part.meanwhile = others.note_one
-    troubles.note(part, OSError("no descriptor"))
+    failures.note(part, OSError("no descriptor"))
     part.meanwhile = lambda: None
-    assert others.noted() | {"append"} == set(troubles.as_status())
+    assert others.noted() | {"append"} == set(failures.as_status())
 
 
 def test_a_clear_keeps_what_other_threads_note_meanwhile() -> None:
-    troubles = Troubles()
-    troubles.note("append", OSError("no descriptor"))
-    others = OtherThreads(troubles)
+    failures = ActiveFailures()
+    failures.note("append", OSError("no descriptor"))
+    others = OtherThreads(failures)
     part = Part("append")
     part.meanwhile = others.note_one
-    troubles.clear(part)
+    failures.clear(part)
     part.meanwhile = lambda: None
-    assert others.noted() == set(troubles.as_status())
+    assert others.noted() == set(failures.as_status())

@@ -1,4 +1,4 @@
-"""What does not work at present, and why: said once in the log, shown by status until it works again."""
+"""Operations that fail and are tried again: each cause is logged once, and shown by status until they work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError
 from raymq.store.files import Files
 
-log = logging.getLogger("raymq.commit_log")
+logger = logging.getLogger("raymq.commit_log")
 
 
-class Troubles:
-    """Causes by the part of a replica that has them. Callers: any thread; a look costs nothing while there are none."""
+class ActiveFailures:
+    """Cause of failure by part of a replica. Callers: any thread; a check costs nothing while there is none."""
 
     def __init__(self) -> None:
         #: part -> cause; replaced under the lock, never changed
@@ -34,7 +34,7 @@ class Troubles:
         cause = str(error) or repr(error)
         with self._lock:
             if self._causes.get(part) != cause:
-                log.warning("%s: %s; it is tried again", part, cause)
+                logger.warning("%s: %s; it is tried again", part, cause)
                 self._causes = {**self._causes, part: cause}
 
     def clear(self, part: str) -> None:
@@ -43,7 +43,7 @@ class Troubles:
             return
         with self._lock:
             if part in self._causes:
-                log.warning("%s: works again", part)
+                logger.warning("%s: works again", part)
                 self._causes = {name: cause for name, cause in self._causes.items() if name != part}
 
     def as_status(self) -> dict[str, str]:
@@ -54,31 +54,31 @@ class Troubles:
         return "; ".join(f"{part}: {cause}" for part, cause in self._causes.items())
 
 
-#: a cause that lasts is written again after so long, and counts no longer than three times of it
+#: a cause that lasts is written again after so long, and is out of date after three times as long
 NOTE_PERIOD_MS = 10_000
 
 
-class TroubleNote:
-    """A file through which Replication tells CommitLog why it does not get on: text has no place in the control block.
+class FailureFile:
+    """A file with the reason why Replication makes no progress: text has no place in the control block.
 
-    Nothing depends on it: it is neither synced nor written on a disk that refuses it.
+    Nothing depends on it: it is not synced, and not written on a disk that refuses it.
     """
 
     def __init__(self, replica_dir: str | Path, *, files: Files, clock: Clock) -> None:
         self._path = Path(replica_dir) / "raymq" / "replication-trouble"
         self._files = files
         self._clock = clock
-        self._told = ("", 0)
+        self._written = ("", 0)
 
-    def tell(self, cause: str) -> None:
-        """Callers: Replication, in each round; empty: all is well at present."""
+    def write(self, cause: str) -> None:
+        """Callers: Replication, in each iteration; an empty cause writes nothing."""
         if not cause:
             return
         now_ms = self._clock.monotonic_ms()
-        told, told_ms = self._told
-        if cause == told and now_ms - told_ms < NOTE_PERIOD_MS:
+        written, written_ms = self._written
+        if cause == written and now_ms - written_ms < NOTE_PERIOD_MS:
             return
-        self._told = (cause, now_ms)
+        self._written = (cause, now_ms)
         body = json.dumps({"monotonic_ms": now_ms, "cause": cause[:1000]}).encode()
         with contextlib.suppress(OSError, RayMQError):
             fd = self._files.open_file(self._path, create=True)
@@ -89,7 +89,7 @@ class TroubleNote:
                 self._files.close(fd)
 
     def read(self) -> str | None:
-        """The cause that was told last, if that is not long ago."""
+        """The cause written last; None when it is out of date."""
         try:
             found = json.loads(self._files.read_file(self._path))
             age_ms = self._clock.monotonic_ms() - int(found["monotonic_ms"])

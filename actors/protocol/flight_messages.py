@@ -1,21 +1,19 @@
-"""The words on the wire between clients and shards, and between leaders and followers.
+"""The streams between clients and shards, and between leaders and followers, over Arrow Flight.
 
-A stream opens with the descriptor command {"op", "cluster_id", "shard"}. Every message carries its
-metadata as JSON in app_metadata and its rows as an Arrow batch:
+A stream opens with the descriptor command {"op", "cluster_id", "shard"}. Every message carries its metadata as JSON in
+app_metadata and its rows as an Arrow batch:
 
-    put        -> {"id","topic","queue","pid","epoch","seq","acks","read"} + PUT_SCHEMA; ids grow,
-                  "read" is the id of the last ack read (without it acks may come a little later);
-                  or a small single row and its words as bytes, without a batch: see actors/api/row_message.py
-               <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...}
-                           or {"id","error"}, ...]}, in the order of the batches; sometimes with
-                  "window": bytes that the client may have unanswered from now on
+    put        -> {"id","topic","queue","pid","epoch","seq","acks","read"} + PUT_SCHEMA. Ids grow. "read" is the id of
+                  the last ack that the client has read; without it acks may come a little later.
+                  A small single row travels as bytes without a batch instead: row_message.py
+               <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...} or {"id","error"}, ...]}
+                  in the order of the batches; sometimes with "window": how many unanswered bytes the client may send
     fetch      -> {"id","topic","offsets":{queue: offset},"max_bytes","max_records","wait_ms"}
-               <- {"id","queue","first_offset","next_offset","min_offset","max_offset"}
-                  + FETCH_SCHEMA, or {"id","queue","error"}, a queue; then {"id","end":true};
-                  or just {"id","error"}
-    replicate  frames of replication/wire.py both ways, log bytes beside them
+               <- {"id","queue","first_offset","next_offset","min_offset","max_offset"} + FETCH_SCHEMA, or
+                  {"id","queue","error"}, per queue; then {"id","end":true}; or only {"id","error"}
+    replicate  frames of raymq.replication.wire in both directions, with the log bytes as FRAME_SCHEMA
 
-A server that stops says BYE on each stream; the client must then end the stream.
+A server that stops sends GOAWAY on each stream; the client must then end the stream.
 """
 
 from __future__ import annotations
@@ -24,6 +22,8 @@ import json
 from typing import Any
 
 import pyarrow as pa
+
+from raymq.store.requests import PutOutcome
 
 PUT, FETCH, REPLICATE = "put", "fetch", "replicate"
 
@@ -34,8 +34,13 @@ FRAME_SCHEMA = pa.schema([pa.field("bytes", pa.large_binary(), nullable=False)])
 
 AUTHORIZATION = "authorization"
 
-#: the server stops: the whole metadata of its last message; no JSON and no frame begins like it
-BYE = b"bye"
+#: the server stops: the whole metadata of its last message; neither JSON nor a frame begins like it
+GOAWAY = b"bye"
+
+#: the ack of a stored batch, filled with its id and its PutOutcome: as `pack` makes it, in a third of the time
+ACK_TEMPLATE = (
+    b'{"id":%d,' + b",".join(b'"%b":%%d' % field.encode() for field in PutOutcome._fields) + b"}"
+)
 
 
 def pack(value: dict[str, Any]) -> bytes:
@@ -44,7 +49,7 @@ def pack(value: dict[str, Any]) -> bytes:
 
 
 def unpack(data: Any) -> dict[str, Any]:
-    """Metadata from a buffer. Raises: ValueError when it is no JSON object."""
+    """Metadata from a buffer. Raises: ValueError when it is not a JSON object."""
     if data is None:
         raise ValueError("the message has no metadata")
     try:
@@ -72,7 +77,7 @@ def frame_batch(body: Any) -> pa.RecordBatch:
 def frame_body(batch: pa.RecordBatch | None) -> memoryview | None:
     """The bytes of a frame batch, without a copy; None when it has none.
 
-    Raises: ValueError when it is no frame: its offsets came over the network.
+    Raises: ValueError for another batch: its offsets came over the network.
     """
     if batch is None or batch.num_rows == 0:
         return None

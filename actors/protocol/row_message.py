@@ -1,4 +1,4 @@
-"""A put of one small row as plain bytes: an Arrow message of one row costs either side more than the rest of a put."""
+"""A put of one small row as plain bytes: an Arrow message of one row would cost more than the rest of the put."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from raymq.store.record import Row
 _ROW = struct.Struct("<BBiqqQqqqHHI")
 _ROW_KIND = b"\x01"
 _HAS_PID, _HAS_TAG, _HAS_PROPERTIES = 1, 2, 4
-#: the ack mode stands in the flags as its place in ACKS
+#: the flags hold the ack mode as its index in ACKS
 _ACKS_SHIFT = 3
 
 
 def pack_row(meta: dict[str, Any], row: Row) -> bytes:
-    """A put of one row: fixed fields, then topic, tag, properties and body.
-
-    Args: `meta` as in cluster/transport/protocol.py.
-    """
+    """A put of one row: fixed fields, then topic, tag, properties and body. Args: `meta` as in flight_messages.py."""
     topic = meta["topic"].encode()
     tag = b"" if row.tag is None else row.tag.encode()
     properties = row.properties or b""
@@ -49,10 +46,7 @@ def pack_row(meta: dict[str, Any], row: Row) -> bytes:
 
 
 def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
-    """What `pack_row` made; None: it is something else.
-
-    Raises: Rejected when it is damaged.
-    """
+    """The inverse of `pack_row`; None for another message. Raises: Rejected when it is damaged."""
     if data[:1] != _ROW_KIND:
         return None
     try:
@@ -78,13 +72,13 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
         acks = ACKS[flags >> _ACKS_SHIFT]
     except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise Rejected(
-            f"bad put of a row: {error}", field="metadata", limit="actors/api/row_message.py"
+            f"bad put of a row: {error}", field="metadata", limit="raymq.actors.protocol"
         ) from error
     if body_at > len(data):
         raise Rejected(
-            f"a put of a row has {len(data)} bytes and tells of {body_at} before its body",
+            f"a put of a row has {len(data)} bytes, but its fields before the body alone have {body_at}",
             field="metadata",
-            limit="actors/api/row_message.py",
+            limit="raymq.actors.protocol",
         )
     properties = data[properties_at:body_at] if flags & _HAS_PROPERTIES else None
     meta = {

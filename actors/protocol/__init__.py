@@ -1,0 +1,33 @@
+"""Every message between a client and a shard; what travels where.
+
+    from -> to                  carried by                          messages
+    client -> shard             Arrow Flight, stream "put"          flight_messages, row_message
+    client -> shard             Arrow Flight, stream "fetch"        flight_messages
+    client -> shard             Arrow Flight, action                operations, below
+    client -> shard             Ray actor calls, for ray://         ray_calls, row_message; operations
+    leader -> follower          Arrow Flight, stream "replicate"    raymq.replication.wire
+    CommitLog <-> satellites    shared memory of one machine        actors/shared: control_block, ring, wakeup
+    cluster -> shard            Ray actor calls                     ready, endpoint, status, credentials, set_routes,
+                                                                    close of ray/actor_classes.py
+
+Every Flight call carries the header `authorization: Bearer <token>`. Streams and actions name the cluster and the shard
+that they expect ("cluster_id", "shard"), and another one refuses them. An error travels as {"kind", "message",
+"fields"}, see store/errors.py `to_wire`.
+
+Operations take JSON arguments and return a JSON object. Over Flight the action's type is the operation; its body is
+{"cluster_id", "shard", "args"}, its result {"result"} or {"error"}. A follower answers only describe and status.
+
+    operation                                                       result
+    describe()                                                      facts of this process
+    status()                                                        ends, counters, satellites
+    routes()                                                        {shard: endpoint}
+    topics()                                                        {topic: {queues, shards, compacted?}}
+    create_topic(name, queues, shards, attributes)                  {created}
+    queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
+    check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged
+    commit_offsets(group, topic, offsets)                           {}
+    offsets(group, topic)                                           {queue_id: next offset}
+    send_back(group, topic, queue_id, offset, delay_level)          {topic}
+    init_producer(producer_id)                                      {epoch}
+    delete_expired_files()                                          {}
+"""

@@ -1,0 +1,126 @@
+"""The calls of a shard's Ray actor by which a client puts and reads without Flight (ray://).
+
+    open_stream(cluster_id) -> name of a new put stream
+    append(call, buffers)   -> acks; `pack_call` makes the arguments, `unpack_acks` reads the answer
+    read(cluster_id, topic, offsets, max_bytes, max_records, wait_ms)
+                            -> (queue_id, first offset, next offset, min offset, max offset, records, error) per queue;
+                               records are the buffer of a FETCH_SCHEMA batch
+    call(cluster_id, op, args) -> the operation's result
+
+A put stream is a sequence of `append` calls. Each carries its number, because Ray starts the calls of a concurrency
+group in any order. Small calls and answers are a single `bytes`: the one type that Ray neither pickles nor copies more
+than once. Large batches travel as buffers of Arrow's stream format, which Ray moves through the object store.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pyarrow as pa
+
+from raymq.store.errors import RayMQError, Rejected, to_wire
+from raymq.store.record import Row
+from raymq.store.requests import PutOutcome
+
+from .row_message import pack_row, unpack_row
+
+#: batches of a call up to this size travel inside of it; Ray's own limit is 100 KB per argument
+INLINE_BYTES = 64 << 10
+#: where batches begin in a call that carries them
+_ALIGN = 8
+#: a call of a single row: kind (no other call begins with it), stream, number, alone; then the row
+_ROW_CALL = struct.Struct("<B16sQ?")
+_ROW_CALL_KIND = 2
+#: the answer of a call whose one batch is stored: kind (JSON begins with another byte), then the ack
+_ONE_ACK = struct.Struct("<B7q")
+_ONE_ACK_KIND = 1
+_ACK_FIELDS = ("id", *PutOutcome._fields)
+
+
+def pack_call(
+    stream: str,
+    number: int,
+    batches: list[tuple[dict[str, Any], pa.RecordBatch | Row]],
+    *,
+    alone: bool,
+) -> tuple[bytes] | tuple[bytes, list[pa.Buffer]]:
+    """The arguments of `append`: call `number` (from 1 on) of a stream.
+
+    Args: a batch is (metadata as in flight_messages.py, PUT_SCHEMA batch or row). `alone`: the producer sends nothing
+    before the answer.
+    """
+    if len(batches) == 1:
+        meta, row = batches[0]
+        if isinstance(row, Row):
+            fields = _ROW_CALL.pack(_ROW_CALL_KIND, stream.encode(), number, alone)
+            return (fields + pack_row(meta, row),)
+    # As whole buffers: a pickled slice of a batch would bring the whole batch with it.
+    metas, buffers = [meta for meta, _ in batches], [_buffer(data) for _, data in batches]
+    sizes = [data.size for data in buffers]
+    head: dict[str, Any] = {"stream": stream, "number": number, "alone": alone, "batches": metas}
+    if sum(sizes) > INLINE_BYTES:
+        return json.dumps(head).encode(), buffers
+    text = json.dumps({**head, "sizes": sizes}).encode()
+    start = _aligned(4 + len(text))
+    # Sizes of batches of Arrow's stream format are multiples of 8 themselves.
+    return (b"".join([start.to_bytes(4, "little"), text.ljust(start - 4), *buffers]),)
+
+
+def unpack_call(
+    call: bytes, buffers: list[Any] | None = None
+) -> tuple[dict[str, Any], list[tuple[dict[str, Any], Any]]]:
+    """The inverse of `pack_call`. Raises: Rejected for other arguments."""
+    try:
+        if call[0] == _ROW_CALL_KIND:
+            single = unpack_row(call[_ROW_CALL.size :])
+            if single is None:
+                raise ValueError("of a row")
+            _, name, number, alone = _ROW_CALL.unpack_from(call)
+            stream = name.decode("ascii", "replace")
+            return {"stream": stream, "number": number, "alone": alone}, [single]
+        if buffers is not None:
+            head = json.loads(call)
+        else:
+            whole, at = pa.py_buffer(call), int.from_bytes(call[:4], "little")
+            head, buffers = json.loads(call[4:at]), []
+            for size in head["sizes"]:
+                buffers.append(whole.slice(at, size))
+                at += size
+        return head, list(zip(head["batches"], buffers, strict=True))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise Rejected(f"bad call: {error!r}", field="call", limit="pack_call") from error
+
+
+def pack_acks(results: list[tuple[Any, PutOutcome | RayMQError]]) -> bytes:
+    """The answer of `append`: the outcomes of the batches with these ids."""
+    if len(results) == 1 and isinstance(results[0][1], PutOutcome):
+        try:
+            return _ONE_ACK.pack(_ONE_ACK_KIND, results[0][0], *results[0][1])
+        except struct.error:
+            # The client chooses ids; this one is not a 64-bit number.
+            pass
+    return json.dumps([_ack(number, outcome) for number, outcome in results]).encode()
+
+
+def unpack_acks(answer: bytes) -> list[dict[str, Any]]:
+    """The inverse of `pack_acks`, as acks of a put stream."""
+    if answer[0] == _ONE_ACK_KIND:
+        return [dict(zip(_ACK_FIELDS, _ONE_ACK.unpack(answer)[1:], strict=True))]
+    acks: list[dict[str, Any]] = json.loads(answer)
+    return acks
+
+
+def _ack(number: Any, result: PutOutcome | RayMQError) -> dict[str, Any]:
+    if isinstance(result, RayMQError):
+        return {"id": number, "error": to_wire(result)}
+    return {"id": number, **result._asdict()}
+
+
+def _buffer(batch: pa.RecordBatch | Row) -> pa.Buffer:
+    return (batch.to_batch() if isinstance(batch, Row) else batch).serialize()
+
+
+def _aligned(size: int) -> int:
+    return -size % _ALIGN + size

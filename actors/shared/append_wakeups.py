@@ -1,0 +1,208 @@
+"""Wakeups between an append and its acknowledgement, and the rules by which most of them are left out.
+
+Waking a process costs about as much as syncing a small put: each process would sleep, be woken, work a little and wake
+the next one. So a process that will be needed in a moment polls for that moment instead of sleeping, and says so in the
+control block. Every rule below is a hint: when one misfires, a sync starts later, at the latest after the timeout of
+the satellite's wait. No promise depends on any of them.
+
+    rule                    who acts     when, and for how long
+    announce                CommitLog    wakes the first worker before it encodes a small put that no other put precedes
+    await the announced     GroupCommit, after a wakeup, polls the appended end for ANNOUNCED_US
+                            CommitRealTime
+    publish early           CommitLog    publishes that put's end before accounting for it (PutAcks.publish_early)
+    wake for an append      CommitLog    after publishing, unless `_group_commit_is_awake`
+    poll for the next       GroupCommit  after the sync of an announced append, polls the appended end for POLL_US: the
+                                         producer has its receipt now and may send the next put
+    await the sync          CommitLog    the thread that brought a put that waits alone polls the synced end for
+                                         WATCH_US, and answers the put itself
+
+The last two are tried ever less often while they do not help (RetryThrottle). A polling loop yields its core at each
+step. The first worker is GroupCommit. With a transient pool it is CommitRealTime, which wakes GroupCommit after each
+commit. FlushRealTime works by its period and is never woken for an append, as in RocketMQ.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from raymq.store.clock import Clock
+
+from .control_block import COMMIT_REAL_TIME, ControlBlock
+from .retry_throttle import RetryThrottle
+
+ANNOUNCED_US = 500
+#: a client's way there and back
+POLL_US = 1_500
+#: a few syncs of a good disk
+WATCH_US = 800
+
+
+class FlusherView(Protocol):
+    """A flusher's lease as CommitLog sees it."""
+
+    @property
+    def position(self) -> int:
+        """The synced end."""
+
+    @property
+    def sync_started(self) -> int:
+        """The end of the sync that was begun last."""
+
+
+def wake_none(_role: str) -> None:
+    """The wakeup of a CommitLog without a socket."""
+
+
+class AppendNotifier:
+    """CommitLog's side: publishes appends and wakes the satellites that work on them.
+
+    Callers: the writer; `await_synced` by one other thread at a time.
+    """
+
+    def __init__(
+        self,
+        control: ControlBlock,
+        roles: Sequence[str],
+        flusher: FlusherView | None,
+        *,
+        clock: Clock,
+        commit_least_bytes: int,
+    ) -> None:
+        """Args: commit_least_bytes: CommitRealTime is woken for so many uncommitted bytes."""
+        self._control = control
+        self._flusher = flusher
+        self._clock = clock
+        #: wakes one role; set when this CommitLog has its own wakeup socket
+        self.wake: Callable[[str], None] = wake_none
+        #: woken for appends
+        self._woken = tuple(role for role in roles if role != "flush_real_time")
+        #: works first on an announced append; empty: appends are not announced
+        self._announced_to = "group_commit" if "group_commit" in roles else ""
+        #: uncommitted bytes below which no role is woken
+        self._least_bytes = 0
+        if COMMIT_REAL_TIME in roles:
+            self._woken = (COMMIT_REAL_TIME,)
+            self._announced_to = self._announced_to and COMMIT_REAL_TIME
+            self._least_bytes = commit_least_bytes
+        #: when the last announcement woke an idle worker, and the end of the last announced append
+        self._announced_s = -math.inf
+        self._announced_end = -1
+        #: every byte below is in the log
+        self.appended = 0
+        #: every byte below is in the files, as far as known here
+        self.committed = 0
+        #: what the control block says is appended
+        self._published = 0
+
+    def begin(self, appended: int) -> None:
+        """A new log, which ends here and is in the files."""
+        self.appended = self.committed = self._published = appended
+
+    def announce(self) -> None:
+        """A small put has come: the first worker wakes up while the put is encoded."""
+        self._control.announce_append()
+        if self._control.group_commit_polls:
+            self._announced_s = -math.inf
+        elif self._announced_to:
+            # A busy flusher takes this wakeup for one about earlier work, and sleeps after that work.
+            idle = self._flusher is not None and self._flusher.position >= self.appended
+            self._announced_s = self._clock.monotonic() if idle else -math.inf
+            self.wake(self._announced_to)
+
+    def publish(self, end_offset: int) -> None:
+        """Every byte below is in the log. Callers: after the bytes and before `wake_for_append`."""
+        announced = self._control.appending
+        if end_offset == self._published and not announced:
+            # It was published early.
+            return
+        # First: what satellites report must not be beyond it.
+        self.appended = end_offset
+        self._control.publish_appended(
+            end_offset, announced=announced and self._announced_to == "group_commit"
+        )
+        self._published = end_offset
+        if announced:
+            self._announced_end = end_offset
+
+    def wake_for_append(self) -> None:
+        """Wake the roles that work on each append, where they do not see it by themselves."""
+        if self.appended - self.committed < self._least_bytes:
+            return
+        if self._woken == ("group_commit",) and self._group_commit_is_awake():
+            return
+        self.wake_now()
+
+    def _group_commit_is_awake(self) -> bool:
+        """Whether GroupCommit will see the newest append without being woken. A wrong True only delays the sync."""
+        if self._control.group_commit_polls:
+            # It polls the appended end, and checks once more before it sleeps.
+            return True
+        if self._flusher is not None and self._flusher.sync_started >= self.appended:
+            # The running sync covers the append, and GroupCommit checks again after each sync.
+            return True
+        # The announcement woke it, and it waits for the announced append for ANNOUNCED_US.
+        announced_us = (self._clock.monotonic() - self._announced_s) * 1e6
+        return self._announced_end == self.appended and announced_us < ANNOUNCED_US
+
+    def wake_now(self) -> None:
+        """Wake the roles that work on each append, whatever they do: a writer waits for space in the pool."""
+        for role in self._woken:
+            self.wake(role)
+
+    def await_synced(self, end_offset: int, wanted: Callable[[], bool]) -> bool:
+        """Poll until everything below is synced, for WATCH_US at most, while it is `wanted`.
+
+        Callers: one thread at a time, for a put that waits for nothing else. It must look at the satellites' progress
+        afterwards. Returns: False when the time was up.
+        """
+        deadline = self._clock.monotonic() + WATCH_US / 1e6
+        flusher = self._flusher
+        if flusher is None:
+            return False
+        self._control.commit_log_polls = True
+        try:
+            while flusher.position < end_offset and wanted():
+                # The flusher may have been put on this core.
+                os.sched_yield()
+                if self._clock.monotonic() > deadline:
+                    return False
+            return True
+        finally:
+            self._control.commit_log_polls = False
+
+
+class AppendWaiter:
+    """A satellite's side. Callers: the satellite's thread."""
+
+    def __init__(self, control: ControlBlock, *, clock: Clock) -> None:
+        self._control = control
+        self._clock = clock
+        self._throttle = RetryThrottle()
+
+    def await_announced(self, done: int) -> None:
+        """After a wakeup: poll for the announced append that ends after `done`, for ANNOUNCED_US at most."""
+        deadline = self._clock.monotonic() + ANNOUNCED_US / 1e6
+        control = self._control
+        while control.appending and control.appended <= done:
+            os.sched_yield()
+            if self._clock.monotonic() > deadline:
+                return
+
+    def poll_next(self, synced: int) -> None:
+        """After a sync: poll for the next append of a producer that sends one put after the other.
+
+        For POLL_US at most: a core that sleeps in between wakes up slowly, for every process on it. Callers:
+        GroupCommit, which must check once more before it sleeps.
+        """
+        control = self._control
+        if not control.announced or not self._throttle.should_try():
+            return
+        deadline = self._clock.monotonic() + POLL_US / 1e6
+        control.group_commit_polls = True
+        while control.appended <= synced and self._clock.monotonic() <= deadline:
+            os.sched_yield()
+        control.group_commit_polls = False
+        self._throttle.record(worked=control.appended > synced)
