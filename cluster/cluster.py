@@ -16,6 +16,8 @@ from .transport.tls import parse_url
 from .unclosed import warn_unclosed
 
 if TYPE_CHECKING:
+    from raymq.store.promise import Acks
+
     from .consume.async_consumer import AsyncConsumer
     from .consume.consumer import Consumer, Start
     from .produce.async_producer import AsyncProducer
@@ -342,11 +344,36 @@ class Cluster:
             "messages": sum(facts["max_offset"] - facts["min_offset"] for facts in queues),
         }
 
-    def producer(self, **options: Any) -> Producer:
-        """A Producer; options as in `raymq.Producer`."""
+    def producer(
+        self,
+        *,
+        acks: Acks = "quorum",
+        linger_ms: float = 5,
+        batch_bytes: int = 1 << 20,
+        buffer_bytes: int = 64 << 20,
+        max_block_ms: int = 60_000,
+        delivery_timeout_ms: int = 120_000,
+        request_timeout_ms: int = 30_000,
+        in_flight_bytes: int = 16 << 20,
+        codec: str = "bytes",
+        max_message_bytes: int = 4 << 20,
+    ) -> Producer:
+        """A Producer of this cluster; `raymq.Producer` describes the options."""
         from .produce.producer import Producer
 
-        return Producer(self, **options)
+        return Producer(
+            self,
+            acks=acks,
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            max_block_ms=max_block_ms,
+            delivery_timeout_ms=delivery_timeout_ms,
+            request_timeout_ms=request_timeout_ms,
+            in_flight_bytes=in_flight_bytes,
+            codec=codec,
+            max_message_bytes=max_message_bytes,
+        )
 
     def consumer(
         self,
@@ -373,11 +400,36 @@ class Cluster:
             unavailable_timeout_ms=unavailable_timeout_ms,
         )
 
-    def async_producer(self, **options: Any) -> AsyncProducer:
-        """An AsyncProducer; options as in `raymq.AsyncProducer`."""
+    def async_producer(
+        self,
+        *,
+        acks: Acks = "quorum",
+        linger_ms: float = 5,
+        batch_bytes: int = 1 << 20,
+        buffer_bytes: int = 64 << 20,
+        max_block_ms: int = 60_000,
+        delivery_timeout_ms: int = 120_000,
+        request_timeout_ms: int = 30_000,
+        in_flight_bytes: int = 16 << 20,
+        codec: str = "bytes",
+        max_message_bytes: int = 4 << 20,
+    ) -> AsyncProducer:
+        """An AsyncProducer of this cluster; `raymq.AsyncProducer` describes the options."""
         from .produce.async_producer import AsyncProducer
 
-        return AsyncProducer(self, **options)
+        return AsyncProducer(
+            self,
+            acks=acks,
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            max_block_ms=max_block_ms,
+            delivery_timeout_ms=delivery_timeout_ms,
+            request_timeout_ms=request_timeout_ms,
+            in_flight_bytes=in_flight_bytes,
+            codec=codec,
+            max_message_bytes=max_message_bytes,
+        )
 
     def async_consumer(
         self,

@@ -1,11 +1,11 @@
-"""The producer for asyncio: the verbs of `Producer`, awaited; it never blocks the event loop (design D11)."""
+"""The producer for asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from raymq.cluster.messages.message import Message, Receipt
@@ -13,9 +13,12 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable
 from raymq.store.promise import Acks
 
-from .producer import FAILED_EXIT_S, EncodedMessage, Producer
+from .batch_sender import MIB
+from .message_batcher import MessageBatcher
+from .message_encoder import EncodedMessage
+from .producer import FAILED_EXIT_S
 from .producer_config import ProducerConfig
-from .queue_sequence import closed_error
+from .producer_errors import closed_error, pickle_error
 from .send_future import AsyncSendFuture, TaskSteps
 
 if TYPE_CHECKING:
@@ -27,20 +30,22 @@ if TYPE_CHECKING:
 
 
 class DeferredSend(TaskSteps):
-    """The receipt of a message that waits for room in the buffer, or for its topic to be looked up."""
+    """The receipt of a message that waits for room in the buffer, or for the look-up of its topic."""
 
-    __slots__ = ("_steps", "accepted", "observed", "out", "until")
+    __slots__ = ("_steps", "accepted", "message", "observed", "until")
 
-    def __init__(self, out: EncodedMessage, until: float, loop: asyncio.AbstractEventLoop) -> None:
-        self.out = out
-        #: when it has waited too long for room, seconds of the loop's clock
+    def __init__(
+        self, message: EncodedMessage, until: float, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.message = message
+        #: when its wait for room ends, seconds of the loop's clock
         self.until = until
         self.accepted: asyncio.Future[AsyncSendFuture] = loop.create_future()
         #: a caller has seen that it was not accepted
         self.observed = False
 
     def done(self) -> bool:
-        """Whether the receipt is there, or why there is none."""
+        """Whether the receipt is there, or the reason why there is none."""
         accepted = self.accepted
         if not accepted.done():
             return False
@@ -48,7 +53,7 @@ class DeferredSend(TaskSteps):
 
     def __await__(self) -> Generator[Any, None, Receipt]:
         try:
-            # Who is cancelled stops to wait; the message goes on.
+            # A cancelled task stops waiting; the message goes on.
             future = yield from asyncio.shield(self.accepted).__await__()
         except RayMQError:
             self.observed = True
@@ -56,52 +61,135 @@ class DeferredSend(TaskSteps):
         return (yield from future.__await__())
 
     def fail(self, error: RayMQError) -> None:
-        """It will never be sent."""
+        """The message will not be sent."""
         self.accepted.set_exception(error)
-        # Read here: `flush` tells it, if nobody awaits it.
+        # Read here, or asyncio would log it: `flush` raises it when no task awaits the message.
         self.accepted.exception()
 
 
 class AsyncProducer:
-    """Sends messages from one event loop. Order holds per queue, in the order of the calls.
+    """Sends messages in batches from one event loop, which it never blocks: `Producer` for asyncio.
 
-    One helper thread makes and writes batches, one a shard reads receipts: none a call. It neither pickles
-    nor survives a fork. As an asynchronous context manager it flushes at the end and raises the first failure
-    that no caller has seen; after an exception in the block it waits at most FAILED_EXIT_S for receipts.
-    Errors come when they come of a Producer; `resend` takes what `send` returned.
+    `send` returns an awaitable of the receipt. The message is sent whether it is awaited or not. One thread builds and
+    writes batches and one thread per shard reads acks; a call starts none. With a full buffer a message waits for its
+    turn. As an asynchronous context manager the producer flushes at the end and raises the first failure that no
+    caller has seen. After an exception in the block it waits at most 2 s for receipts. It neither pickles nor survives
+    a fork.
+
+    Example:
+        ```python
+        import asyncio
+
+        import raymq
+
+        async def main(cluster: raymq.Cluster) -> None:
+            async with cluster.async_producer() as producer:
+                sends = [producer.send("orders", b"order %d" % n) for n in range(100)]
+                receipts = await asyncio.gather(*sends)
+                print(receipts[0].offset)
+
+        with raymq.start("raymq-data") as cluster:
+            cluster.create_topic("orders", queues=4)
+            asyncio.run(main(cluster))
+        ```
+
+    Args:
+        cluster: the cluster to send to. `cluster.async_producer(...)` is the same call.
+        acks: "quorum" (default) or "leader": which replicas have a message before its receipt. "leader" is quicker.
+        linger_ms: milliseconds (default 5) that a message waits for others. Awaiting it ends the time after the current
+            iteration of the event loop, so tasks that send and await at once still share batches.
+        batch_bytes: bytes (default 1 MiB) at which a batch is sent at once.
+        buffer_bytes: bytes (default 64 MiB) of messages without a receipt. With a full buffer, sends are deferred in
+            order; deferred messages take memory beyond this limit.
+        max_block_ms: milliseconds (default 60,000) that a deferred message waits for room, or a look-up for an answer.
+            Then its await raises Unavailable.
+        delivery_timeout_ms: milliseconds (default 120,000) after which a batch without a receipt fails.
+        request_timeout_ms: milliseconds (default 30,000) of silence after which a shard is connected to again.
+        in_flight_bytes: bytes (default 16 MiB) under way to one shard.
+        codec: makes bodies: "bytes" (default), "json", "msgpack" or "arrow-ipc". It runs in the event loop.
+        max_message_bytes: bytes (default 4 MiB) of the largest body.
+        clock: replaces the system's clock in tests.
+
+    The options cost what those of `Producer` cost.
+
+    Guarantees:
+        Those of `Producer`: order per queue, each message stored once, receipts that mean what `acks` promises.
+
+        A cancelled await cancels nothing but the wait.
+
+    Raises:
+        Rejected: from `send`, at once, for a message that cannot be stored; from the await for an unknown topic.
+        Unavailable, DeliveryUnknown, StorageFull: from the await, as from the futures of `Producer`.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        config: ProducerConfig | None = None,
         *,
+        acks: Acks = "quorum",
+        linger_ms: float = 5,
+        batch_bytes: int = 1 * MIB,
+        buffer_bytes: int = 64 * MIB,
+        max_block_ms: int = 60_000,
+        delivery_timeout_ms: int = 120_000,
+        request_timeout_ms: int = 30_000,
+        in_flight_bytes: int = 16 * MIB,
+        codec: str = "bytes",
+        max_message_bytes: int = 4 * MIB,
         clock: Clock | None = None,
-        **options: Any,
     ) -> None:
-        """Args: `options` are the fields of ProducerConfig."""
-        self._producer = Producer(cluster, config, clock=clock, **options)
-        self._producer.future_type = AsyncSendFuture
-        self._producer.name = type(self).__name__
-        self.config = self._producer.config
+        self.config = ProducerConfig(
+            acks=acks,
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            max_block_ms=max_block_ms,
+            delivery_timeout_ms=delivery_timeout_ms,
+            request_timeout_ms=request_timeout_ms,
+            in_flight_bytes=in_flight_bytes,
+            codec=codec,
+            max_message_bytes=max_message_bytes,
+        )
+        self._batcher = MessageBatcher(
+            cluster,
+            self.config,
+            owner=type(self).__name__,
+            future_type=AsyncSendFuture,
+            clock=clock,
+        )
+        self._encode = self._batcher.encoder.encode
+        self._acquire_nowait = self._batcher.limiter.acquire_nowait
         self._loop: asyncio.AbstractEventLoop | None = None
         #: topics that need no look-up
         self._known: set[str] = set()
-        #: in the order of the calls; while there is one, everything goes behind it
+        #: in the order of the calls; while there is one, every later message is deferred after it
         self._deferred: deque[DeferredSend] = deque()
         self._failed: deque[DeferredSend] = deque(maxlen=1000)
         self._drainer: asyncio.Task[None] | None = None
-        self._freed = asyncio.Event()
+        self._released = asyncio.Event()
         self._closed = False
         #: what is deferred now is not sent any more
         self._ending = False
 
     def __reduce__(self) -> NoReturn:
-        raise Rejected(
-            "a producer has open connections and does not pickle: pickle the Cluster and call "
-            "cluster.async_producer() where it is used",
-            field="pickle",
-        )
+        raise pickle_error("async_producer")
+
+    def _bind(self) -> asyncio.AbstractEventLoop:
+        """The event loop, which is the same in every call. Raises: Rejected."""
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise closed_error()
+        if self._loop is None:
+            self._loop = loop
+            released = self._released
+            self._batcher.limiter.on_release = lambda: _call_soon(loop, released.set)
+        elif self._loop is not loop:
+            raise Rejected(
+                "this producer is used in another event loop; make one in each", field="loop"
+            )
+        return loop
+
+    # --- sending --------------------------------------------------------------------------------
 
     def send(
         self,
@@ -116,16 +204,17 @@ class AsyncProducer:
         queue_id: int | None = None,
         acks: Acks | None = None,
     ) -> Coroutine[Any, Any, Receipt]:
-        """Send one message, as `Producer.send`; `await` what it returns for the receipt, or make a task of it.
+        """Send one message; the arguments are those of `Producer.send`.
 
-        It is sent whether it is awaited or not; a wait that is cancelled cancels nothing. Awaiting
-        ends the linger time, once everything that is ready in this turn of the loop has been sent:
-        `await producer.send(...)` in many tasks makes common batches. With a full buffer the
-        message waits its turn for `max_block_ms`, then its await raises Unavailable.
-        Raises: Rejected at once for what cannot be stored, or when the producer is closed.
+        The message is sent whether it is awaited or not, and a cancelled wait cancels nothing. Awaiting it ends the
+        linger time once the sends of the current event-loop iteration have joined the batch. With a full buffer the
+        message is deferred for up to `max_block_ms`; then its await raises Unavailable.
+
+        Returns: an awaitable of the receipt, which `asyncio.create_task` takes as well.
+        Raises: Rejected at once for a message that cannot be stored, or when the producer is closed.
         """
         loop = self._bind()
-        out = self._producer.encode(
+        message = self._encode(
             topic,
             body,
             key=key,
@@ -136,52 +225,56 @@ class AsyncProducer:
             queue_id=queue_id,
             acks=acks,
         )
-        if not self._deferred and out.topic in self._known and self._producer.take_nowait(out):
-            return self._collect(out)
-        deferred = DeferredSend(out, loop.time() + self.config.max_block_ms / 1000, loop)
+        ready = not self._deferred and message.topic in self._known
+        if ready and self._acquire_nowait(message.size):
+            return self._add(message)
+        deferred = DeferredSend(message, loop.time() + self.config.max_block_ms / 1000, loop)
         self._deferred.append(deferred)
-        self._start_drain(loop)
+        self._start_drainer(loop)
         return deferred
 
-    def _collect(self, out: EncodedMessage) -> AsyncSendFuture:
-        return cast(AsyncSendFuture, self._producer.collect(out, may_block=False)[0])
+    def _add(self, message: EncodedMessage) -> AsyncSendFuture:
+        return cast(AsyncSendFuture, self._batcher.add(message, may_block=False)[0])
+
+    async def send_batch(
+        self, topic: str, data: pa.RecordBatch | pa.Table, *, queue_id: int | None = None
+    ) -> list[BatchReceipt]:
+        """Send columns of messages, as `Producer.send_batch`, and wait for the receipts, one per batch.
+
+        A cancelled wait cancels nothing. Raises: as the sends fail.
+        """
+        loop = self._bind()
+        # The columns come after what was sent before. How that ends is raised to the callers that sent it.
+        await self._drained(loop, None)
+        futures = await asyncio.to_thread(self._batcher.add_columns, topic, data, queue_id)
+        waits = [asyncio.wrap_future(future) for future in futures]
+        return list(await asyncio.shield(asyncio.gather(*waits)))
 
     async def resend(self, sent: Coroutine[Any, Any, Receipt]) -> Receipt:
         """Send a message again that raised DeliveryUnknown, with the same sequence number: see `Producer.resend`.
 
-        Args: `sent` is what `send` returned. A cancelled wait does not take it back.
+        Args: `sent` is what `send` returned. A cancelled wait does not take the message back.
         """
         self._bind()
         if isinstance(sent, DeferredSend) and sent.done():
             sent = sent.accepted.result()
         if not isinstance(sent, AsyncSendFuture):
             raise Rejected("this is not what send returned", field="sent", limit="a send's result")
-        return await (await asyncio.to_thread(self._producer.resend, sent))
+        batch = await asyncio.to_thread(self._batcher.resend, sent._batch)
+        return await AsyncSendFuture(batch, sent._row)
 
-    def _start_drain(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
-        """The task that sends what is deferred; None: nothing is. One that somebody cancelled is replaced."""
+    # --- deferred sends -------------------------------------------------------------------------
+
+    def _start_drainer(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
+        """The task that sends deferred messages; None: there are none. A cancelled task is replaced."""
         if self._drainer is not None and self._drainer.done():
             self._drainer = None
         if self._drainer is None and self._deferred:
             self._drainer = loop.create_task(self._drain())
         return self._drainer
 
-    def _bind(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.get_running_loop()
-        if self._closed:
-            raise closed_error()
-        if self._loop is None:
-            self._loop = loop
-            freed = self._freed
-            self._producer.on_room(lambda: _call_soon(loop, freed.set))
-        elif self._loop is not loop:
-            raise Rejected(
-                "this producer is used in another event loop; make one in each", field="loop"
-            )
-        return loop
-
     async def _drain(self) -> None:
-        """Send what was deferred, in order."""
+        """Send deferred messages, in order."""
         try:
             while self._deferred and not self._ending:
                 deferred = self._deferred[0]
@@ -191,7 +284,7 @@ class AsyncProducer:
                     deferred.fail(error)
                     self._failed.append(deferred)
                 except Exception as error:
-                    # Those behind it must not wait for ever.
+                    # Later messages must not wait for ever.
                     deferred.fail(Bug(f"send: {error!r}"))
                     self._failed.append(deferred)
                 self._deferred.popleft()
@@ -199,59 +292,60 @@ class AsyncProducer:
             self._drainer = None
 
     async def _accept(self, deferred: DeferredSend) -> AsyncSendFuture:
-        out = deferred.out
-        if out.topic not in self._known:
-            # Asks a shard, the first time.
-            await asyncio.to_thread(self._producer.look_up, out.topic)
-            self._known.add(out.topic)
+        """Send a message when its topic is known and it fits. Raises: Rejected; Unavailable."""
+        message = deferred.message
+        if message.topic not in self._known:
+            # The first time, the look-up asks a shard.
+            await asyncio.to_thread(self._batcher.sender.topic, message.topic)
+            self._known.add(message.topic)
         while True:
-            self._freed.clear()
+            self._released.clear()
             if self._ending:
                 raise closed_error()
-            if self._producer.take_nowait(out):
-                return self._collect(out)
-            # What lingers must go, or nothing would ever make room.
-            self._producer.ship_open_soon()
+            if self._acquire_nowait(message.size):
+                return self._add(message)
+            # Batches that linger have to be sent, or no bytes would ever be answered.
+            self._batcher.request_flush_open()
             left = deferred.until - asyncio.get_running_loop().time()
             if left <= 0:
-                raise Unavailable(
-                    f"the buffer of {self.config.buffer_bytes} bytes stays full: the cluster is "
-                    "slower than this producer; await receipts, or raise buffer_bytes or "
-                    "max_block_ms",
-                    field="buffer_bytes",
-                    limit=self.config.buffer_bytes,
-                )
+                raise self._buffer_stays_full()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._freed.wait(), left)
+                await asyncio.wait_for(self._released.wait(), left)
 
-    async def send_batch(
-        self, topic: str, data: pa.RecordBatch | pa.Table, *, queue_id: int | None = None
-    ) -> list[BatchReceipt]:
-        """Send columns of messages, as `Producer.send_batch`, and wait for the receipts, one a batch.
+    def _buffer_stays_full(self) -> Unavailable:
+        return Unavailable(
+            f"the buffer of {self.config.buffer_bytes} bytes stays full: the cluster is "
+            "slower than this producer; await receipts, or raise buffer_bytes or "
+            "max_block_ms",
+            field="buffer_bytes",
+            limit=self.config.buffer_bytes,
+        )
 
-        A wait that is cancelled cancels nothing. Raises: as the sends fail.
-        """
-        loop = self._bind()
-        # Behind what was sent before; how that ends is told to those who sent it.
-        await self._drained(loop, None)
-        futures = await asyncio.to_thread(self._producer.send_batch, topic, data, queue_id=queue_id)
-        waits = [asyncio.wrap_future(future) for future in futures]
-        return list(await asyncio.shield(asyncio.gather(*waits)))
+    async def _drained(self, loop: asyncio.AbstractEventLoop, until: float | None) -> bool:
+        """Wait until no message is deferred, up to a time of the loop's clock. Returns: whether none is."""
+        while (drainer := self._start_drainer(loop)) is not None:
+            left = None if until is None else max(0.0, until - loop.time())
+            _, late = await asyncio.wait({drainer}, timeout=left)
+            if late:
+                return False
+        return True
+
+    # --- end ------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int | float]:
         """As `Producer.statistics`, and `deferred_messages`: those that wait for room now."""
-        return {**self._producer.statistics(), "deferred_messages": len(self._deferred)}
+        return {**self._batcher.statistics(), "deferred_messages": len(self._deferred)}
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what lingers and wait until every send so far is answered; seconds.
+        """Send what lingers and wait up to `timeout` seconds until every send so far has an outcome.
 
         Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
         self._bind()
-        await self._await_answers(timeout)
+        await self._flush(timeout)
         self._raise_failure()
 
-    async def _await_answers(self, timeout: float | None) -> None:
+    async def _flush(self, timeout: float | None) -> None:
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + timeout
         if not await self._drained(loop, until):
@@ -259,51 +353,48 @@ class AsyncProducer:
                 f"{len(self._deferred)} messages wait for room after {timeout} s; they still do: flush again"
             )
         left = None if until is None else max(0.0, until - loop.time())
-        await asyncio.to_thread(self._producer.await_answers, left)
+        await asyncio.to_thread(self._batcher.flush, left)
 
     def _raise_failure(self) -> None:
-        """In the loop, not in the thread: a wait that is cancelled has shown nothing."""
+        """In the loop, not in a thread: a cancelled wait has shown no failure to its caller."""
         failed = [deferred for deferred in self._failed if not deferred.observed]
         self._failed.clear()
-        self._producer.raise_failure()
+        self._batcher.raise_failure()
         for deferred in failed[:1]:
             deferred.accepted.result()
 
-    async def _drained(self, loop: asyncio.AbstractEventLoop, until: float | None) -> bool:
-        """Wait until nothing is deferred, up to a time of the loop's clock. Returns: whether that is so."""
-        while (drainer := self._start_drain(loop)) is not None:
-            left = None if until is None else max(0.0, until - loop.time())
-            _, late = await asyncio.wait({drainer}, timeout=left)
-            if late:
-                return False
-        return True
-
     async def close(self, timeout: float | None = None) -> None:
-        """Flush for up to `timeout` seconds, then close; twice does nothing. What has no receipt then fails.
+        """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
 
-        Raises: the first failure that no caller has seen; it is closed all the same.
+        Raises: the first failure that no caller has seen; the producer is closed all the same.
         """
         if self._closed:
             return
         self._closed = True
         try:
             with contextlib.suppress(TimeoutError):
-                await self._await_answers(timeout)
+                await self._flush(timeout)
         finally:
-            # Waited for: what it accepts meanwhile is sent, and must not be called unsent.
-            self._ending = True
-            self._producer.stop_look_ups()
-            drainer = self._drainer
-            if drainer is not None:
-                drainer.cancel()
-                await asyncio.wait({drainer})
-            for deferred in self._deferred:
-                if not deferred.accepted.done():
-                    deferred.fail(closed_error())
-                    self._failed.append(deferred)
-            self._deferred.clear()
-            await asyncio.to_thread(self._producer.end, 0)
+            await self._end_drainer()
+            self._fail_deferred()
+            await asyncio.to_thread(self._batcher.close, 0)
         self._raise_failure()
+
+    async def _end_drainer(self) -> None:
+        """Wait for the drainer: what it accepts meanwhile is sent, and must not be called unsent."""
+        self._ending = True
+        self._batcher.sender.stop_look_ups()
+        drainer = self._drainer
+        if drainer is not None:
+            drainer.cancel()
+            await asyncio.wait({drainer})
+
+    def _fail_deferred(self) -> None:
+        for deferred in self._deferred:
+            if not deferred.accepted.done():
+                deferred.fail(closed_error())
+                self._failed.append(deferred)
+        self._deferred.clear()
 
     async def __aenter__(self) -> AsyncProducer:
         self._bind()
@@ -313,12 +404,12 @@ class AsyncProducer:
         try:
             await self.close(None if kind is None else FAILED_EXIT_S)
         except RayMQError:
-            # A failure of the block itself must not be hidden by one that came of it.
+            # A failure of the block itself must not be hidden by one that it caused.
             if kind is None:
                 raise
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, call: Any) -> None:
-    # A loop that was closed meanwhile has nobody who waits.
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    # No task waits in a loop that was closed meanwhile.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)

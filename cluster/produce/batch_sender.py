@@ -1,14 +1,15 @@
-"""The columnar, idempotent sender: batches in, receipts out, in order (design D7, D11).
+"""Sends Arrow batches to the shards of their queues: idempotent, in order, within one byte limit.
 
-What Producer and the Spark sink are made of. It imports no Ray.
+`Producer`, the Spark sink and `Queue` are made of it. It imports no Ray.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from concurrent.futures import Future, wait
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -21,43 +22,45 @@ from raymq.store.promise import ACKS, Acks
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 from raymq.store.records import producer_stamp
 
+from .batch_future import BatchFuture, Failure
 from .byte_limiter import ByteLimiter
-from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch, closed_error, new_producer_id
-from .shard_sender import BatchFuture, ShardSender
+from .producer_errors import closed_error
+from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch, new_producer_id
+from .send_statistics import SendStatistics
+from .shard_sender import ShardSender
 
 MIB = 1 << 20
 
-#: what a shard is sent before it answers: below what a server takes unanswered, so that it always reads on. With 4 MiB
-#: the sync waits for batches, more than 16 only fill buffers.
+#: unacknowledged bytes of one shard: below what a server accepts unanswered, so that it always reads on. With 4 MiB
+#: the sync waits for batches, more than 16 MiB only fill buffers.
 IN_FLIGHT_BYTES = 16 * MIB
 
-#: a topic whose shards do not answer is looked up again after so long
+#: between two look-ups of a topic whose shards do not answer
 LOOK_UP_PAUSE_S = 0.1
 
-#: bodies are limited by the server, whose limit may be any
+#: how often streams are checked for silence: a blocked read has no timeout of its own
+CHECK_S = 1.0
+
+#: failures that no caller has seen are remembered up to this number
+FAILURES_MAX = 1000
+
+#: the size of bodies is limited by the server
 _ANY_SIZE = 2**31 - 1
 
 
-def still_under_way(batches: int, timeout: float | None) -> TimeoutError:
-    """What a flush raises when its time is up."""
-    return TimeoutError(
-        f"{batches} batches are not answered within {timeout} s; they are still under way: flush again"
-    )
-
-
 def check_acks(acks: str) -> None:
-    """Raises: Rejected for anything that promises nothing known."""
+    """Raises: Rejected for an unknown ack mode."""
     check_choice("acks", acks, ACKS)
 
 
 class BatchSender:
     """Sends batches of PUT_SCHEMA. Threads: any; rows of one queue keep the order of the calls.
 
-    Args: `producer_id` and `epoch` identify the producer for idempotence: the same id, and for
-    every queue the same rows in the same order from the first on, store nothing twice. Without an
-    id a random one is used. `buffer_bytes` are the unanswered bytes beyond which `send` blocks, up
-    to `max_block_ms`; the first look-up of a topic waits as long. A batch that is not acknowledged in
-    `delivery_timeout_ms` fails; a server that is silent for `request_timeout_ms` is left and asked again.
+    Args: `producer_id` and `epoch` identify the producer for idempotence. A restart with the same id that sends the
+    same rows of each queue in the same order stores nothing twice. The default is a random id. `buffer_bytes` are the
+    unanswered bytes beyond which `send` blocks, up to `max_block_ms`; the first look-up of a topic waits as long. A
+    batch that is not acknowledged within `delivery_timeout_ms` fails. A server that is silent for
+    `request_timeout_ms` is looked up and asked again.
     """
 
     def __init__(
@@ -81,24 +84,25 @@ class BatchSender:
         self._own_id = producer_id is None
         self._producer_id = new_producer_id() if producer_id is None else producer_id
         self._epoch = epoch
-        self._acks = acks
-        self._clock = clock or Clock()
-        self._limits = {
-            "in_flight_bytes": in_flight_bytes,
-            "delivery_timeout_ms": delivery_timeout_ms,
-            "request_timeout_ms": request_timeout_ms,
-        }
-        self._room = ByteLimiter(buffer_bytes, max_block_ms)
+        self._acks: Acks = acks
+        self._in_flight_bytes = in_flight_bytes
         self._max_block_ms = max_block_ms
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._request_timeout_ms = request_timeout_ms
+        self._clock = clock or Clock()
+        #: the bytes of all that is not answered
+        self.limiter = ByteLimiter(buffer_bytes, max_block_ms)
+        self._unanswered: set[BatchFuture] = set()
+        self._failures: deque[Failure] = deque(maxlen=FAILURES_MAX)
+        self._statistics = SendStatistics()
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._lanes: dict[tuple[str, int], tuple[QueueSequence, ShardSender]] = {}
+        self._queues: dict[tuple[str, int], tuple[QueueSequence, ShardSender]] = {}
         self._senders: dict[int, ShardSender] = {}
         #: (topic, queue, shard, producer id, epoch) -> what is sent again of that producer
         self._resends: dict[tuple[str, int, int, int, int], QueueSequence] = {}
-        self._unfinished: set[Future[BatchReceipt]] = set()
         self._closed = threading.Event()
-        self._ending = threading.Event()
+        self._look_ups_stopped = threading.Event()
         self._watcher: threading.Thread | None = None
 
     def __reduce__(self) -> NoReturn:
@@ -108,10 +112,12 @@ class BatchSender:
             field="pickle",
         )
 
-    def topic(self, name: str) -> TopicRoute:
-        """A topic's queues. The first time a shard is asked, for up to `max_block_ms` while none answers.
+    # --- topics ---------------------------------------------------------------------------------
 
-        Raises: Rejected when there is none, or the sender is closed; Unavailable.
+    def topic(self, name: str) -> TopicRoute:
+        """A topic's queues. The first call asks a shard, for up to `max_block_ms` while none answers.
+
+        Raises: Rejected when the topic does not exist or the sender is closed; Unavailable.
         """
         route = self._routes.known(name)
         return self._look_up(name) if route is None else route
@@ -124,7 +130,7 @@ class BatchSender:
             except Unavailable:
                 if self._clock.monotonic_ms() >= until_ms:
                     raise
-            if self._ending.wait(LOOK_UP_PAUSE_S):
+            if self._look_ups_stopped.wait(LOOK_UP_PAUSE_S):
                 raise closed_error()
 
     def _ask_for(self, name: str) -> TopicRoute:
@@ -143,84 +149,109 @@ class BatchSender:
 
     def stop_look_ups(self) -> None:
         """A look-up that waits for a shard fails from now on."""
-        self._ending.set()
+        self._look_ups_stopped.set()
+
+    # --- sending --------------------------------------------------------------------------------
 
     def send(self, topic: str, queue_id: int, batch: pa.RecordBatch | Row) -> BatchFuture:
-        """Send one batch of one queue, or a row of it.
+        """Send one batch of one queue, or one row.
 
-        Returns: a future of the receipt; it fails as design D11 says.
-        Raises: Rejected for a batch that cannot be stored (nothing was sent); Unavailable when the
-        buffer stays full for `max_block_ms`.
+        Returns: a future of the receipt. It fails with DeliveryUnknown when the batch may be stored.
+        Raises: Rejected for a batch that cannot be stored; Unavailable when the buffer stays full for `max_block_ms`.
+        In both cases nothing was sent.
         """
         self.check_process()
         checked = _checked(topic, batch)
-        size = batch_bytes(checked)
-        self._room.take(size)
+        future = BatchFuture()
+        future.rows, future.size = checked.num_rows, batch_bytes(checked)
+        future.begun = future.closed = self._clock.monotonic()
+        self.limiter.acquire(future.size)
         try:
-            future, sender = self._add(topic, queue_id, checked, size, self._acks)
+            to = self._queue(topic, queue_id)
+            sender = self._deliver(to, checked, future.size, self._acks, future)
         except BaseException:
-            self._room.give(size)
+            self.limiter.release(future.size)
             raise
-
-        def answered(future: Future[BatchReceipt]) -> None:
-            self._unfinished.discard(future)
-            self._room.give(size)
-
-        future.add_done_callback(answered)
         sender.pump()
         return future
 
     def enqueue(
-        self, topic: str, queue_id: int, batch: pa.RecordBatch | Row, *, acks: Acks | None = None
-    ) -> tuple[BatchFuture, ShardSender]:
+        self,
+        topic: str,
+        queue_id: int,
+        batch: pa.RecordBatch | Row,
+        *,
+        acks: Acks | None = None,
+        future: BatchFuture,
+    ) -> ShardSender:
         """As `send`, but never blocks: nothing is written before the returned sender's `pump`.
 
-        Args: `acks` of this batch; None: the sender's.
+        For callers that keep order with a lock of their own, which they must not hold while writing.
 
-        For callers that count their bytes themselves, and that keep order with a lock of their own
-        which they must not hold while writing.
+        Args: `acks` of this batch, by default the sender's. `future`: the caller has acquired its `size` of the
+        limiter, and releases that when this raises.
         """
         self.check_process()
         checked = _checked(topic, batch)
-        future, sender = self._add(
-            topic, queue_id, checked, batch_bytes(checked), acks or self._acks
-        )
-        future.add_done_callback(self._unfinished.discard)
-        return future, sender
+        to = self._queue(topic, queue_id)
+        return self._deliver(to, checked, batch_bytes(checked), acks or self._acks, future)
 
-    def enqueue_again(self, lost: UnknownBatch) -> tuple[BatchFuture, ShardSender]:
-        """As `enqueue`, of a batch that a sender gave up: the shard recognises it, if it was stored."""
+    def _deliver(
+        self,
+        to: tuple[QueueSequence, ShardSender],
+        batch: pa.RecordBatch | Row,
+        size: int,
+        acks: str,
+        future: BatchFuture,
+        sequence: int | None = None,
+    ) -> ShardSender:
+        """Give a batch to its shard's sender. Raises: nothing was taken."""
+        queue, sender = to
+        # Before: another thread may write the batch at once.
+        self._unanswered.add(future)
+        try:
+            sender.add(queue, batch, size, acks, future, sequence)
+        except BaseException:
+            self._unanswered.discard(future)
+            raise
+        return sender
+
+    def enqueue_again(self, lost: UnknownBatch, future: BatchFuture) -> ShardSender:
+        """As `enqueue`, of a batch that a sender gave up: the shard recognises it if it is stored."""
         self.check_process()
         key = (lost.topic, lost.queue_id, lost.shard, lost.producer_id, lost.epoch)
         with self._lock:
             sender = self._sender(lost.shard)
-            lane = self._resends.get(key)
-            if lane is None:
-                lane = QueueSequence(
+            queue = self._resends.get(key)
+            if queue is None:
+                queue = QueueSequence(
                     lost.topic, lost.queue_id, lost.producer_id, lost.epoch, False, resends=True
                 )
-                self._resends[key] = lane
-        future = sender.add(lane, lost.batch, lost.size, lost.acks, lost.sequence)
-        self._unfinished.add(future)
-        future.add_done_callback(self._unfinished.discard)
-        return future, sender
+                self._resends[key] = queue
+        to = (queue, sender)
+        return self._deliver(to, lost.batch, lost.size, lost.acks, future, lost.sequence)
 
-    def _add(
-        self, topic: str, queue_id: int, batch: pa.RecordBatch | Row, size: int, acks: Acks
-    ) -> tuple[BatchFuture, ShardSender]:
-        """What both have in common; the caller takes the future out of `_unfinished` when it is done."""
-        lane, sender = self._lane(topic, queue_id)
-        future = sender.add(lane, batch, size, acks)
-        self._unfinished.add(future)
-        return future, sender
+    def complete(self, future: BatchFuture, outcome: BatchReceipt | RayMQError) -> None:
+        """Account for a batch with its outcome and wake its callers. A second call for one changes nothing."""
+        if not future.done():
+            failed = isinstance(outcome, RayMQError)
+            self._statistics.record(future, self._clock.monotonic(), failed=failed)
+            if isinstance(outcome, RayMQError):
+                # Before its callers wake: one of them marks it as seen, or `raise_failure` looks for it.
+                future.failure = Failure(outcome)
+                self._failures.append(future.failure)
+            size, future.size = future.size, 0
+            self.limiter.release(size)
+            future.finish(outcome)
+        self._unanswered.discard(future)
 
     def stalled(self, topic: str, queue_id: int) -> bool:
         """Whether a batch that is sent now would not be written before others are answered."""
-        found = self._lanes.get((topic, queue_id))
+        found = self._queues.get((topic, queue_id))
         return found is not None and found[1].stalled
 
-    def _lane(self, topic: str, queue_id: int) -> tuple[QueueSequence, ShardSender]:
-        found = self._lanes.get((topic, queue_id))
+    def _queue(self, topic: str, queue_id: int) -> tuple[QueueSequence, ShardSender]:
+        found = self._queues.get((topic, queue_id))
         if found is not None:
             return found
         if topic == TIMER_TOPIC:
@@ -229,20 +260,27 @@ class BatchSender:
         else:
             shard, number = self._ask_for(topic).shard_of(queue_id), queue_id
         with self._lock:
-            found = self._lanes.get((topic, queue_id))
+            found = self._queues.get((topic, queue_id))
             if found is None:
-                lane = QueueSequence(topic, number, self._producer_id, self._epoch, self._own_id)
-                found = self._lanes[topic, queue_id] = (lane, self._sender(shard))
+                queue = QueueSequence(topic, number, self._producer_id, self._epoch, self._own_id)
+                found = self._queues[topic, queue_id] = (queue, self._sender(shard))
             return found
 
     def _sender(self, shard: int) -> ShardSender:
+        """Needs the lock."""
         if self._closed.is_set():
             raise closed_error()
         sender = self._senders.get(shard)
         if sender is None:
-            limits: dict[str, Any] = self._limits
-            sender = ShardSender(self._routes, shard, clock=self._clock, **limits)
-            self._senders[shard] = sender
+            sender = self._senders[shard] = ShardSender(
+                self._routes,
+                shard,
+                in_flight_bytes=self._in_flight_bytes,
+                delivery_timeout_ms=self._delivery_timeout_ms,
+                request_timeout_ms=self._request_timeout_ms,
+                on_outcome=self.complete,
+                clock=self._clock,
+            )
         if self._watcher is None:
             self._watcher = threading.Thread(
                 target=self._watch, name="raymq-sender-watch", daemon=True
@@ -251,10 +289,19 @@ class BatchSender:
         return sender
 
     def _watch(self) -> None:
-        # A blocked read has no timeout of its own.
-        while not self._closed.wait(1.0):
+        while not self._closed.wait(CHECK_S):
             for sender in list(self._senders.values()):
                 sender.check()
+
+    def statistics(self) -> dict[str, int | float]:
+        """See `Producer.statistics`; without the batches that are open."""
+        return {
+            **self._statistics.read(),
+            "under_way_batches": len(self._unanswered),
+            "buffered_bytes": self.limiter.used,
+        }
+
+    # --- end ------------------------------------------------------------------------------------
 
     def check_process(self) -> None:
         """Raises: Rejected in a forked child, where the connections and threads do not exist."""
@@ -265,14 +312,26 @@ class BatchSender:
             )
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent so far is answered, one way or the other; seconds.
+        """Wait up to `timeout` seconds until everything sent so far has an outcome.
 
         Raises: TimeoutError when the time is up; the batches are still under way.
         """
         self.check_process()
-        _, late = wait(list(self._unfinished), timeout)
+        unanswered: list[Future[BatchReceipt]] = list(self._unanswered)
+        _, late = wait(unanswered, timeout)
         if late:
-            raise still_under_way(len(late), timeout)
+            raise TimeoutError(
+                f"{len(late)} batches are not answered within {timeout} s; they are still under way: flush again"
+            )
+
+    def raise_failure(self) -> None:
+        """Raise the first failure that no caller has seen; the others of that time then count as seen."""
+        unseen = [failure for failure in list(self._failures) if not failure.observed]
+        self._failures.clear()
+        for failure in unseen:
+            failure.observed = True
+        for failure in unseen[:1]:
+            raise failure.error
 
     @property
     def in_own_process(self) -> bool:
@@ -288,7 +347,7 @@ class BatchSender:
         """End at once: what is not answered fails. Call `flush` before."""
         if not self.in_own_process:
             return
-        self._ending.set()
+        self._look_ups_stopped.set()
         self._closed.set()
         with self._lock:
             senders = list(self._senders.values())
@@ -307,14 +366,14 @@ class BatchSender:
 
 
 def _checked(topic: str, batch: pa.RecordBatch | Row) -> pa.RecordBatch | Row:
-    """What is sent of a batch: a single small row goes as such. Raises: Rejected."""
+    """The form in which a batch is sent: a single small row goes as such. Raises: Rejected."""
     row = check_put(topic, batch, max_message_bytes=_ANY_SIZE)
     if row is not None:
         return row
     if not batch.num_rows:
         raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
     if isinstance(batch, Row):
-        # Too large for what a row is good for.
+        # Too large to be sent as a row.
         return batch.to_batch()
     if not batch.schema.equals(PUT_SCHEMA):
         # Names and types were checked; nullability and metadata must be the stream's.

@@ -1,4 +1,4 @@
-"""How many bytes of a producer may be unanswered, and who waits for room."""
+"""Limits the bytes that a sender holds without an answer."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from raymq.store.errors import Unavailable
 
 
 class ByteLimiter:
-    """Bytes that may be unanswered."""
+    """A count of unanswered bytes with a limit. Threads: any."""
 
     def __init__(self, limit: int, max_block_ms: int) -> None:
         self._limit = limit
         self._max_block_ms = max_block_ms
         self._used = 0
-        #: guards `_used`, and `_blocked`: how many wait for `_freed`
+        #: guards `_used` and `_blocked`, the number of threads that wait for `_released`
         self._lock = threading.Lock()
-        self._freed = threading.Condition(self._lock)
+        self._released = threading.Condition(self._lock)
         self._blocked = 0
-        #: called, by any thread, when there is more room; must not block
-        self.on_free: Callable[[], None] | None = None
+        #: called after each release, by any thread; must not block
+        self.on_release: Callable[[], None] | None = None
 
     @property
     def used(self) -> int:
         """Bytes that are unanswered now."""
         return self._used
 
-    def take(self, size: int) -> None:
-        """Wait for room. More than the whole room goes alone.
+    def acquire(self, size: int) -> None:
+        """Wait until `size` bytes fit. More bytes than the limit are taken when no others are unanswered.
 
-        Raises: Unavailable when there is none in time.
+        Raises: Unavailable when they do not fit within `max_block_ms`.
         """
-        if self.take_nowait(size):
+        if self.acquire_nowait(size):
             return
         with self._lock:
             self._blocked += 1
             try:
-                fits = self._freed.wait_for(lambda: self._fits(size), self._max_block_ms / 1000)
+                fits = self._released.wait_for(lambda: self._fits(size), self._max_block_ms / 1000)
             finally:
                 self._blocked -= 1
             if not fits:
@@ -50,8 +50,8 @@ class ByteLimiter:
                 )
             self._used += size
 
-    def take_nowait(self, size: int) -> bool:
-        """Take what is free now; False: it is not."""
+    def acquire_nowait(self, size: int) -> bool:
+        """Take `size` bytes if they fit now. Returns: whether they did."""
         with self._lock:
             if not self._fits(size):
                 return False
@@ -61,11 +61,11 @@ class ByteLimiter:
     def _fits(self, size: int) -> bool:
         return not self._used or self._used + size <= self._limit
 
-    def give(self, size: int) -> None:
-        """Bytes were answered."""
+    def release(self, size: int) -> None:
+        """Give back bytes that are answered, or that will not be sent."""
         with self._lock:
             self._used -= size
             if self._blocked:
-                self._freed.notify_all()
-        if self.on_free is not None:
-            self.on_free()
+                self._released.notify_all()
+        if self.on_release is not None:
+            self.on_release()

@@ -1,24 +1,22 @@
-"""The sequences of one producer in one queue, and what is told of its stored batches (D7)."""
+"""The sequence numbers of one producer in one queue, and the receipt of a stored batch."""
 
 from __future__ import annotations
 
 import secrets
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected
+from raymq.store.errors import DeliveryUnknown, RayMQError
 from raymq.store.record import Row
 
 
 class BatchReceipt(NamedTuple):
     """A stored batch: its rows have the offsets from `first_offset` to `last_offset`.
 
-    `duplicates` leading rows were stored by an earlier try; they need not be neighbours. An offset is
-    -1 when its row was stored so long ago that the shard's log has it no more.
+    The first `duplicates` rows were stored by an earlier try; their offsets may have gaps. An offset is -1 when its
+    row was stored so long ago that the shard has deleted it.
     """
 
     topic: str
@@ -33,19 +31,18 @@ class BatchReceipt(NamedTuple):
     def offset(self, row: int) -> int:
         """The queue offset of a row; -1 when it is not known.
 
-        Of duplicates that do not stand together only the first and the last row's is known.
+        Of duplicates with gaps between them only the offsets of the first and the last row are known.
         """
-        if self.first_offset >= 0 and (
-            row == 0 or self.last_offset - self.first_offset == self.count - 1
-        ):
+        contiguous = self.last_offset - self.first_offset == self.count - 1
+        if self.first_offset >= 0 and (row == 0 or contiguous):
             return self.first_offset + row
-        behind = self.count - 1 - row
-        new = row >= self.duplicates
-        return self.last_offset - behind if self.last_offset >= 0 and (new or not behind) else -1
+        rows_after = self.count - 1 - row
+        known = row >= self.duplicates or rows_after == 0
+        return self.last_offset - rows_after if self.last_offset >= 0 and known else -1
 
 
 class UnknownBatch(NamedTuple):
-    """A batch whose outcome is unknown, with all that a resend with the same sequence needs."""
+    """A batch whose outcome is unknown, with all that a resend with the same sequence numbers needs."""
 
     topic: str
     queue_id: int
@@ -59,75 +56,56 @@ class UnknownBatch(NamedTuple):
     acks: str
 
 
-class AnswerFuture(Future[BatchReceipt]):
-    """The receipt of a batch."""
-
-    #: set when the producer gave up without an answer: what `resend` takes
-    unknown: UnknownBatch | None = None
-
-    def result(self, timeout: float | None = None) -> BatchReceipt:
-        """Wait up to `timeout` seconds. Raises: what the batch failed with; TimeoutError: the send goes on."""
-        try:
-            return super().result(timeout)
-        except FutureTimeoutError:
-            # In Python 3.10 that is another class.
-            raise TimeoutError("no receipt yet; the send goes on, ask again") from None
-
-
-def closed_error() -> Rejected:
-    """What every call of a closed producer raises: no retry can succeed."""
-    return Rejected("the producer is closed; make another one", field="producer", limit="open")
-
-
 @dataclass(eq=False)
 class QueueSequence:
-    """The sequences of one producer in one queue."""
+    """The sequence numbers of one producer in one queue."""
 
     topic: str
     queue_id: int
     producer_id: int
     epoch: int
-    #: the id was made here, so a new one may take its place
+    #: the sender chose the id, so it may choose another one
     own_id: bool
     #: sequence of the next row
     next_sequence: int = 0
-    #: (sequence, rows) of batches that were certainly not stored: later ones move down
-    holes: list[tuple[int, int]] = field(default_factory=list)
-    #: a batch was not stored since the last restart: gaps behind it are expected
-    disturbed: bool = False
-    #: why nobody can tell any more what the queue has of this producer
-    broken: str | None = None
-    #: nothing can be sent any more
-    dead: RayMQError | None = None
-    #: batches that are sent again, long after others: each has its sequence already
+    #: (sequence, rows) of batches that are certainly not stored: later sequences move down by these rows
+    unstored: list[tuple[int, int]] = field(default_factory=list)
+    #: a batch was not stored since `close_up`: the shard refuses later batches because of the gap
+    reordered: bool = False
+    #: why the sender does not know which rows the shard has stored
+    unknown: str | None = None
+    #: why no batch can be sent any more
+    fenced: RayMQError | None = None
+    #: for batches that `resend` sends: each has its sequence already
     resends: bool = False
 
-    def rows_below(self, sequence: int) -> int:
-        """Rows that were certainly not stored before a sequence."""
-        return sum(rows for start, rows in self.holes if start < sequence)
+    def unstored_before(self, sequence: int) -> int:
+        """Rows before a sequence that are certainly not stored."""
+        return sum(rows for start, rows in self.unstored if start < sequence)
 
-    def renew(self) -> None:
-        """Make it ready to go on."""
+    def close_up(self) -> None:
+        """Close the gaps of what was not stored; the batches that wait have been moved down already."""
+        self.reordered = False
         if self.resends:
-            self.disturbed, self.broken = False, None
+            self.unknown = None
             return
-        self.next_sequence -= sum(rows for _, rows in self.holes)
-        self.holes.clear()
-        self.disturbed = False
-        if self.broken is not None:
-            if self.own_id:
-                # A new producer starts at 0; whatever the old one left behind cannot be repeated by it.
-                self.producer_id = new_producer_id()
-                self.next_sequence = 0
-            else:
-                self.dead = DeliveryUnknown(
-                    f"queue {self.queue_id} of {self.topic}: {self.broken}; start again with the same "
-                    "producer id and the same rows",
-                    status="UNKNOWN_ERROR",
-                )
-            self.broken = None
+        self.next_sequence -= sum(rows for _, rows in self.unstored)
+        self.unstored.clear()
+        if self.unknown is None:
+            return
+        if self.own_id:
+            # A new producer id starts at 0. Rows stored under the old id cannot be repeated by it.
+            self.producer_id = new_producer_id()
+            self.next_sequence = 0
+        else:
+            self.fenced = DeliveryUnknown(
+                f"queue {self.queue_id} of {self.topic}: {self.unknown}; start again with the same "
+                "producer id and the same rows",
+                status="UNKNOWN_ERROR",
+            )
+        self.unknown = None
 
 
 def new_producer_id() -> int:
-    """A random 64-bit id: nobody hands them out, so nobody must be asked."""
+    """A random 64-bit id: unique without asking a shard."""
     return secrets.randbits(64)

@@ -1,4 +1,4 @@
-"""What `Producer.send` returns: a light reference to a row of a batch that may not be made yet."""
+"""What `send` returns: a light reference to one message of a batch."""
 
 from __future__ import annotations
 
@@ -11,128 +11,34 @@ from typing import Any
 
 from raymq.cluster.messages.message import Receipt
 from raymq.store.errors import RayMQError
-from raymq.store.promise import Acks
 
-from .queue_sequence import AnswerFuture, BatchReceipt
-from .shard_sender import BatchFuture
-
-
-class Failure:
-    """How a batch failed, and whether a caller has seen that. It does not keep the batch's messages."""
-
-    __slots__ = ("error", "observed")
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-        self.observed = False
-
-
-class PendingFuture(AnswerFuture):
-    """The receipt of a batch of a Producer."""
-
-    #: set before it fails
-    failure: Failure | None = None
-    #: the batch that was sent again in its place
-    again: Pending | None = None
-
-    def result(self, timeout: float | None = None) -> BatchReceipt:
-        """As of an AnswerFuture; a failure that it raises counts as seen."""
-        try:
-            return super().result(timeout)
-        except RayMQError:
-            if self.failure is not None:
-                self.failure.observed = True
-            raise
-
-
-class Pending:
-    """The messages of one queue that share a batch, until it is answered."""
-
-    __slots__ = (
-        "acks",
-        "answer",
-        "begun",
-        "bodies",
-        "born",
-        "due",
-        "future",
-        "hurry",
-        "hurry_soon",
-        "properties",
-        "rows",
-        "sealed",
-        "sealed_at",
-        "sent",
-        "size",
-        "tags",
-        "where",
-    )
-
-    def __init__(
-        self,
-        where: tuple[str, int],
-        acks: Acks,
-        begun: float,
-        due: float,
-        hurry: Callable[[Pending], None],
-        hurry_soon: Callable[[Pending], None],
-    ) -> None:
-        #: topic and queue
-        self.where = where
-        self.acks: Acks = acks
-        #: when its first message came, on the monotonic clock, seconds
-        self.begun = begun
-        self.bodies: list[bytes] = []
-        self.tags: list[str | None] = []
-        self.properties: list[bytes | None] = []
-        self.born: list[int] = []
-        self.size = 0
-        #: when its linger time is over, on the monotonic clock; 0: at once
-        self.due = due
-        #: sends the batch now: somebody waits for it
-        self.hurry = hurry
-        #: the same for who must not block
-        self.hurry_soon = hurry_soon
-        #: the batch is made: nothing is added any more
-        self.sealed = False
-        #: when, and with how many messages
-        self.sealed_at = 0.0
-        self.rows = 0
-        #: the batch on its way, whose answer who waits may read
-        self.sent: BatchFuture | None = None
-        #: of the whole batch
-        self.future = PendingFuture()
-        # What is sent cannot be called back: a waiter who gives up must not cancel it.
-        self.future.set_running_or_notify_cancel()
-        #: the same for all who await it in one event loop
-        self.answer: asyncio.Future[BatchReceipt] | None = None
+from .batch_future import BatchFuture
+from .queue_sequence import BatchReceipt
 
 
 class SendFuture:
-    """The receipt of one message: await it, or ask `result`.
+    """The receipt of one message: await it, or call `result`.
 
-    With DeliveryUnknown the producer gave up: `Producer.resend` takes the future.
-    A hundred thousand may be open at once, so it is two words; its batch holds the rest.
+    After DeliveryUnknown the producer has given up: `Producer.resend` takes the future.
+    A hundred thousand may be open at once, so it has two fields; its batch holds the rest.
     """
 
-    __slots__ = ("_pending", "_row")
+    __slots__ = ("_batch", "_row")
 
-    def __init__(self, pending: Pending, row: int) -> None:
-        self._pending = pending
+    def __init__(self, batch: BatchFuture, row: int) -> None:
+        self._batch = batch
         self._row = row
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Wait up to `timeout` seconds for the receipt; None: as long as the delivery may take.
 
-        Waiting ends the linger time: nothing is gained by it any more.
+        Waiting ends the linger time, because the caller sends nothing meanwhile.
         Raises: what the send failed with; TimeoutError when the time is up: the send goes on, ask again.
         """
-        pending = self._pending
-        if not pending.sealed:
-            pending.hurry(pending)
-        sent = pending.sent
-        left = timeout if sent is None else sent.help(timeout)
-        return self._receipt(pending.future.result(left))
+        open_batch = self._batch.open_batch
+        if open_batch is not None:
+            open_batch.flush_now(open_batch)
+        return self._receipt(self._batch.result(timeout))
 
     def _receipt(self, batch: BatchReceipt) -> Receipt:
         row = self._row
@@ -147,28 +53,32 @@ class SendFuture:
 
     def done(self) -> bool:
         """Whether `result` returns at once."""
-        return self._pending.future.done()
+        return self._batch.done()
 
     def add_done_callback(self, callback: Callable[[SendFuture], Any]) -> None:
-        """Call `callback(self)` when it is done, at once, in another thread, or in one that waits for a receipt."""
-        self._pending.future.add_done_callback(lambda _: callback(self))
+        """Call `callback(self)` when it is done.
+
+        The call comes at once, from a sender's thread, or from a thread that blocks on a receipt.
+        """
+        self._batch.add_done_callback(lambda _: callback(self))
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        pending = self._pending
-        if not pending.future.done():
+        batch = self._batch
+        if not batch.done():
             loop = asyncio.get_running_loop()
-            if not pending.sealed:
-                # Whoever sends in this turn of the loop comes along. Another thread writes.
-                loop.call_soon(pending.hurry_soon, pending)
-            # One who is cancelled must not cancel the batch, or the wait of others.
-            answer = asyncio.shield(_answer(pending, loop))
+            open_batch = batch.open_batch
+            if open_batch is not None:
+                # Sends made in the same event-loop iteration join this batch. Another thread writes it.
+                loop.call_soon(open_batch.request_flush, open_batch)
+            # A cancelled task must not cancel the wait of others.
+            answer = asyncio.shield(_loop_answer(batch, loop))
             with contextlib.suppress(RayMQError):
                 yield from answer.__await__()
-        return self._receipt(pending.future.result())
+        return self._receipt(batch.result())
 
 
 class TaskSteps:
-    """Makes an awaitable a coroutine, so that `asyncio.create_task` takes it. Subclasses have the slot `_steps`."""
+    """Makes an awaitable a coroutine for `asyncio.create_task`. Subclasses have the slot `_steps`."""
 
     __slots__ = ()
 
@@ -203,13 +113,14 @@ class AsyncSendFuture(TaskSteps, SendFuture):
     __await__ = SendFuture.__await__
 
 
-def _answer(pending: Pending, loop: asyncio.AbstractEventLoop) -> asyncio.Future[BatchReceipt]:
-    """The batch's future in this loop: made once, so that a batch wakes the loop once."""
-    answer = pending.answer
+def _loop_answer(
+    batch: BatchFuture, loop: asyncio.AbstractEventLoop
+) -> asyncio.Future[BatchReceipt]:
+    """The batch's future in this loop. All awaiting tasks share it, so that a batch wakes the loop once."""
+    answer = batch.loop_answer
     if answer is None or answer.get_loop() is not loop:
-        answer = loop.create_future()
-        pending.answer = answer
-        pending.future.add_done_callback(partial(_wake, loop, answer))
+        answer = batch.loop_answer = loop.create_future()
+        batch.add_done_callback(partial(_wake, loop, answer))
     return answer
 
 
@@ -218,7 +129,7 @@ def _wake(
     answer: asyncio.Future[BatchReceipt],
     done: Future[BatchReceipt],
 ) -> None:
-    # A loop that was closed meanwhile has nobody who waits.
+    # No task waits in a loop that was closed meanwhile.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(_copy, answer, done)
 
@@ -231,5 +142,5 @@ def _copy(answer: asyncio.Future[BatchReceipt], done: Future[BatchReceipt]) -> N
         answer.set_result(done.result())
         return
     answer.set_exception(error)
-    # Read here: nobody may be left who waits, and whoever asks later asks the batch.
+    # Read here, or asyncio would log it when no task waits any more. A later call reads the batch's future.
     answer.exception()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from .send_future import Pending
+from .batch_future import BatchFuture
 
 
 class SendStatistics:
@@ -19,15 +19,15 @@ class SendStatistics:
         self._queue_s = 0.0
         self._ack_s = 0.0
 
-    def note(self, pending: Pending, now: float, *, failed: bool) -> None:
-        """A batch was answered at `now`, seconds of the monotonic clock."""
+    def record(self, batch: BatchFuture, now: float, *, failed: bool) -> None:
+        """Count a batch that was answered at `now`, seconds of the monotonic clock."""
         with self._lock:
             self._batches += 1
-            self._messages += pending.rows
-            self._failed_messages += pending.rows if failed else 0
-            self._bytes += pending.size
-            self._queue_s += pending.sealed_at - pending.begun
-            self._ack_s += now - pending.sealed_at
+            self._messages += batch.rows
+            self._failed_messages += batch.rows if failed else 0
+            self._bytes += batch.size
+            self._queue_s += batch.closed - batch.begun
+            self._ack_s += now - batch.closed
 
     def read(self) -> dict[str, int | float]:
         """Counters and means; see `Producer.statistics`."""

@@ -337,18 +337,16 @@ class Queue:
         body, properties = self._codec.encode(item), self._properties
         request = await self._reserve_async(1, _waits(block, timeout, WAIT_S))
         client = await self._client_async()
-        producer = client.producer
+        batcher = client.batcher
         end = 0
         try:
-            out = producer.encode(self.name, body, properties=properties, queue_id=0)
-            if producer.take_nowait(out):
-                future, _ = producer.collect(out, may_block=False)
+            message = batcher.encoder.encode(self.name, body, properties=properties, queue_id=0)
+            if batcher.limiter.acquire_nowait(message.size):
+                future, _ = batcher.add(message, may_block=False)
             else:
-                future = await asyncio.to_thread(
-                    producer.send, self.name, body, properties=properties, queue_id=0
-                )
+                future = await asyncio.to_thread(batcher.send, message)
             if request is None and self._linger_ms:
-                producer.raise_failure()
+                batcher.raise_failure()
                 return
             end = (await future).offset + 1
         finally:
@@ -378,10 +376,13 @@ class Queue:
         end = 0
         try:
             client = self._client()
-            producer = client.producer
+            batcher = client.batcher
             lingers = request is None and bool(self._linger_ms)
             if len(bodies) == 1:
-                sent = producer.send(self.name, bodies[0], properties=self._properties, queue_id=0)
+                message = batcher.encoder.encode(
+                    self.name, bodies[0], properties=self._properties, queue_id=0
+                )
+                sent = batcher.send(message)
                 if not lingers:
                     end = sent.result().offset + 1
             elif lingers:
@@ -390,7 +391,7 @@ class Queue:
                 parts = client.send_parts(bodies)
                 end = [part.result() for part in parts][-1].last_offset + 1
             if lingers:
-                producer.raise_failure()
+                batcher.raise_failure()
         finally:
             self._release(request, end, near=True)
 
@@ -400,7 +401,9 @@ class Queue:
         Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
         if self._client_made is not None:
-            self._client().producer.flush(timeout)
+            batcher = self._client().batcher
+            batcher.flush(timeout)
+            batcher.raise_failure()
 
     # --- room -----------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,8 +16,9 @@ from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.messages import codecs
 from raymq.cluster.messages.message import encode_properties
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.produce.producer import Producer
-from raymq.cluster.produce.queue_sequence import BatchReceipt
+from raymq.cluster.produce.batch_future import BatchFuture
+from raymq.cluster.produce.message_batcher import MessageBatcher
+from raymq.cluster.produce.producer_config import ProducerConfig
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
@@ -53,22 +53,23 @@ class QueueClient:
     ) -> None:
         self.process = os.getpid()
         self._name = name
-        self.producer = Producer(
-            cluster,
+        config = ProducerConfig(
             linger_ms=linger_ms or _LINGER_MS,
             batch_bytes=LINGER_BYTES,
             in_flight_bytes=LINGER_IN_FLIGHT_BYTES,
         )
-        self.producer.look_up(name)
+        self.batcher = MessageBatcher(cluster, config)
+        # Looked up here: no put in an event loop waits for a shard.
+        self.batcher.sender.topic(name)
         #: encoded properties of every item
         self._properties = encode_properties(None, (), {codecs.CONTENT_TYPE: codec})
         self._reader = ItemReader(Routes.of(cluster), name, shard, Clock(), codec=codec)
         self._reading = threading.Lock()
 
-    def send_parts(self, bodies: list[bytes]) -> list[Future[BatchReceipt]]:
+    def send_parts(self, bodies: list[bytes]) -> list[BatchFuture]:
         """Send items as columns, in parts. Returns: one receipt future per part."""
         encoded = pa.scalar(self._properties, pa.binary())
-        found: list[Future[BatchReceipt]] = []
+        found: list[BatchFuture] = []
         for part, _ in _parts(bodies, sum(map(len, bodies)), PART_BYTES):
             rows = pa.record_batch(
                 {
@@ -76,14 +77,14 @@ class QueueClient:
                     "properties": pa.repeat(encoded, len(part)),
                 }
             )
-            found += self.producer.send_batch(self._name, rows, queue_id=0)
+            found += self.batcher.add_columns(self._name, rows, 0)
         return found
 
     def send_lingering(self, bodies: list[bytes]) -> None:
         """Send items without receipts, in shared batches. Raises: Rejected; nothing was sent."""
-        size = self.producer.check_bodies(bodies)
+        size = self.batcher.encoder.total_bytes(bodies)
         for part, part_bytes in _parts(bodies, size, LINGER_BYTES // 2):
-            self.producer.send_together(self._name, part, part_bytes, self._properties, queue_id=0)
+            self.batcher.add_bodies(self._name, part, part_bytes, self._properties, queue_id=0)
 
     def read(self, first: int, count: int) -> list[Items]:
         """Items [first, first + count), in one or more runs."""
@@ -96,7 +97,8 @@ class QueueClient:
             return
         with self._reading:
             self._reader.close()
-        self.producer.close(timeout)
+        self.batcher.close(timeout)
+        self.batcher.raise_failure()
 
 
 def _parts(bodies: list[bytes], size: int, about_bytes: int) -> Iterator[tuple[list[bytes], int]]:

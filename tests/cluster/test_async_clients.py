@@ -313,7 +313,7 @@ def test_an_error_that_nobody_foresaw_reaches_who_awaits(
         def fail(topic: str) -> None:
             raise KeyError(topic)
 
-        monkeypatch.setattr(sender._producer, "look_up", fail)
+        monkeypatch.setattr(sender._batcher.sender, "topic", fail)
         for _ in range(2):
             with pytest.raises(Bug, match="KeyError"):
                 await sender.send("t", b"x")

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from raymq.cluster.produce import shard_sender
+from raymq.cluster.produce import send_window
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import (
@@ -45,7 +45,7 @@ def numbered(start: int, count: int) -> list[bytes | None]:
     return [b"%d" % number for number in range(start, start + count)]
 
 
-def test_receipts_tell_the_offsets_of_each_queue(make_sender: MakeSender) -> None:
+def test_receipts_have_the_offsets_of_each_queue(make_sender: MakeSender) -> None:
     sender = make_sender()
     first = sender.send("t", 0, batch(numbered(0, 3))).result(10)
     second = sender.send("t", 0, batch(numbered(3, 2))).result(10)
@@ -65,7 +65,7 @@ def test_sequences_count_rows_of_each_queue(make_sender: MakeSender, backend: Fa
 
 
 @pytest.mark.parametrize("where", ["the same port", "another port"])
-def test_a_server_that_dies_in_mid_flight_loses_and_repeats_nothing(
+def test_a_server_that_dies_with_batches_in_flight_loses_and_repeats_nothing(
     make_sender: MakeSender, cluster: FakeCluster, backend: FakeBackend, proxy: TcpProxy, where: str
 ) -> None:
     sender = make_sender(routes=through(proxy))
@@ -102,7 +102,7 @@ def test_a_restarted_server_is_found_where_the_resolver_says(
     assert waiting.result(20).first_offset == 1
 
 
-def test_without_a_resolver_the_other_shards_tell_where_a_shard_went() -> None:
+def test_without_a_resolver_the_other_shards_say_where_a_shard_is() -> None:
     cluster = FakeCluster(2)
     cluster.create_topic("t", queues=2)
     routes = Routes(cluster.endpoints, TOKEN, cluster_id=CLUSTER_ID)
@@ -226,7 +226,7 @@ def test_an_old_epoch_is_fenced_and_stays_fenced(make_sender: MakeSender) -> Non
         old.send("t", 0, batch([b"x"]))
 
 
-def test_a_gap_that_the_server_sees_is_told_and_left_behind(
+def test_a_gap_that_the_server_sees_is_raised_once(
     make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     sender = make_sender()
@@ -260,7 +260,7 @@ def test_a_silent_server_is_left_and_asked_again(
     assert (receipt.first_offset, receipt.duplicates) == (0, 1)
 
 
-def test_a_full_buffer_blocks_and_then_says_so(
+def test_a_full_buffer_blocks_and_then_raises(
     make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     sender = make_sender(buffer_bytes=1000, max_block_ms=50)
@@ -274,7 +274,7 @@ def test_a_full_buffer_blocks_and_then_says_so(
     assert sender.send("t", 0, batch([b"y" * 900])).result(10).first_offset == 1
 
 
-def test_flush_waits_and_tells_when_the_time_is_up(
+def test_flush_waits_and_raises_when_the_time_is_up(
     make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     sender = make_sender()
@@ -312,7 +312,7 @@ def test_a_sender_does_not_pickle(make_sender: MakeSender) -> None:
         pickle.dumps(make_sender())
 
 
-def test_a_refusal_behind_a_break_does_not_call_nothing_stored_what_may_be(
+def test_a_refusal_after_a_break_does_not_call_a_batch_unstored_that_may_be_stored(
     make_sender: MakeSender, cluster: FakeCluster, backend: FakeBackend, proxy: TcpProxy
 ) -> None:
     routes = through(proxy)
@@ -333,13 +333,13 @@ def test_a_refusal_behind_a_break_does_not_call_nothing_stored_what_may_be(
     with pytest.raises(Rejected) as refused:
         waiting.result(10)
     assert refused.value.field == "token"
-    # Then it goes on as a new producer: what the old one left behind cannot be repeated by it.
+    # Then it goes on as a new producer: rows of the old one cannot be repeated by it.
     routes._token = TOKEN
     assert sender.send("t", 0, batch(numbered(3, 1))).result(10).first_offset == 2
     assert backend.bodies("t") == [b"0", b"1", b"3"]
 
 
-def test_what_was_refused_at_the_door_leaves_no_gap(
+def test_batches_of_a_refused_stream_leave_no_gap(
     make_sender: MakeSender, cluster: FakeCluster, backend: FakeBackend
 ) -> None:
     routes = cluster.routes()
@@ -354,7 +354,7 @@ def test_what_was_refused_at_the_door_leaves_no_gap(
     assert [put.first_sequence for put in backend.puts] == [0]
 
 
-def test_a_sender_keeps_to_its_share_of_the_shards_memory(
+def test_a_sender_stays_within_its_share_of_the_shards_memory(
     make_sender: MakeSender, cluster: FakeCluster, backend: FakeBackend
 ) -> None:
     memory = cluster.servers[0]._memory
@@ -374,7 +374,7 @@ def test_a_sender_keeps_to_its_share_of_the_shards_memory(
         assert [future.result(10).first_offset for future in futures] == list(range(1, 11))
 
 
-def test_a_batch_without_room_fails_in_time_while_other_batches_succeed(
+def test_a_batch_that_finds_a_full_disk_fails_in_time_while_other_batches_succeed(
     make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = backend.put
@@ -392,11 +392,11 @@ def test_a_batch_without_room_fails_in_time_while_other_batches_succeed(
         assert not large.done()
         # The answer to the large batch comes before that to the small one.
         assert sender.send("t", 0, batch(numbered(number, 1))).result(20).first_offset == number
-        clock.advance(shard_sender.STORAGE_FULL_MS // 2)
+        clock.advance(send_window.STORAGE_FULL_MS // 2)
     assert isinstance(large.exception(20), StorageFull)
 
 
-def test_a_batch_without_room_has_its_time_however_long_ago_another_had_none(
+def test_each_batch_has_its_own_time_to_wait_for_a_full_disk(
     make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     clock = ManualClock()
@@ -408,10 +408,10 @@ def test_a_batch_without_room_has_its_time_however_long_ago_another_had_none(
     assert sender.send("t", 0, batch([b"y"])).result(20).first_offset == 0
 
 
-def test_with_a_given_producer_id_nothing_is_stored_after_what_had_no_room(
+def test_with_a_given_producer_id_nothing_is_stored_after_a_full_disk(
     make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_sender, "STORAGE_FULL_MS", 0)
+    monkeypatch.setattr(send_window, "STORAGE_FULL_MS", 0)
     sender = make_sender(producer_id=1)
     backend.hold()
     futures = [sender.send("t", 0, batch(numbered(0, 2)))]

@@ -14,8 +14,8 @@ import pytest
 
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.cluster.messages.partitioner import queue_of
+from raymq.cluster.produce.open_batch import OpenBatch
 from raymq.cluster.produce.producer import Producer
-from raymq.cluster.produce.send_future import Pending
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.delay.delay_levels import TIMER_TOPIC
@@ -40,10 +40,10 @@ def make(cluster: FakeCluster) -> Iterator[Make]:
 
     yield producer
     for each in made:
-        each._sender.close()
+        each._batcher.sender.close()
 
 
-def test_a_receipt_tells_where_the_message_is(make: Make, backend: FakeBackend) -> None:
+def test_a_receipt_says_where_the_message_is(make: Make, backend: FakeBackend) -> None:
     receipt = make(linger_ms=0).send("t", b"x", key=b"k", queue_id=2).result(10)
     assert receipt == Receipt("t", 2, 0, 0, receipt.store_time_ms, False)
     assert backend.bodies("t", 2) == [b"x"]
@@ -59,33 +59,33 @@ def test_messages_of_one_key_go_to_kafkas_queue_in_order(make: Make, backend: Fa
     assert all(future.done() for future in futures)
 
 
-def test_bodies_that_are_sent_together_keep_their_place_among_messages(
+def test_bodies_added_together_keep_their_place_among_messages(
     make: Make, backend: FakeBackend
 ) -> None:
     with make(linger_ms=FOREVER_MS, batch_bytes=2000) as producer:
         producer.send("t", b"0", queue_id=1)
         for start in (1, 4):
             bodies = [b"%d" % n for n in range(start, start + 3)]
-            producer.send_together("t", bodies, 3, None, queue_id=1)
+            producer._batcher.add_bodies("t", bodies, 3, None, queue_id=1)
         assert backend.bodies("t", 1) == []
         # Full: it goes without a flush.
-        producer.send_together("t", [b"7" * 1000], 1000, None, queue_id=1)
+        producer._batcher.add_bodies("t", [b"7" * 1000], 1000, None, queue_id=1)
         backend.wait_for(lambda: len(backend.bodies("t", 1)) == 8)
         producer.send("t", b"8", queue_id=1)
     assert backend.bodies("t", 1) == [b"%d" % n for n in range(7)] + [b"7" * 1000, b"8"]
     backend.refusals += [Rejected("no", field="body")]
     with pytest.raises(Rejected), make(linger_ms=FOREVER_MS) as producer:
-        producer.send_together("t", [b"9"], 1, None, queue_id=1)
+        producer._batcher.add_bodies("t", [b"9"], 1, None, queue_id=1)
 
 
 def test_a_batch_that_cannot_be_made_fails_alone(make: Make, backend: FakeBackend) -> None:
     bad: Any = ["text"]
     with make(linger_ms=FOREVER_MS) as producer:
-        producer.send_together("t", [b"a"], 1, None, queue_id=1)
-        producer.send_together("t", bad, 4, None, queue_id=1)
+        producer._batcher.add_bodies("t", [b"a"], 1, None, queue_id=1)
+        producer._batcher.add_bodies("t", bad, 4, None, queue_id=1)
         with pytest.raises(Rejected, match="cannot be sent as it is"):
             producer.flush(10)
-        producer.send_together("t", [b"b", b"c"], 2, None, queue_id=1)
+        producer._batcher.add_bodies("t", [b"b", b"c"], 2, None, queue_id=1)
     assert backend.bodies("t", 1) == [b"b", b"c"]
 
 
@@ -210,48 +210,48 @@ def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBacken
     assert producer.send("t", b"y" * 500).result(10).offset == 0
 
 
-def stand_in_line(producer: Producer, backend: FakeBackend) -> Pending:
-    """An open batch whose linger time is over: of two before it one is written, and one stands in line."""
+def stalled_batch(producer: Producer, backend: FakeBackend) -> OpenBatch:
+    """An open batch whose linger time is over. Of two earlier batches one is written and one waits."""
     backend.hold()
     pause = threading.Event()
     for number in range(2):
         producer.send("t", b"x" * 600, queue_id=0)
-        sealed = number + 1
+        closed = number + 1
         until(
-            lambda count=sealed: producer.statistics()["under_way_batches"] == count,
+            lambda count=closed: producer.statistics()["under_way_batches"] == count,
             lambda: pause.wait(0.001),
         )
-    until(lambda: producer._sender.stalled("t", 0), lambda: pause.wait(0.001))
+    until(lambda: producer._batcher.sender.stalled("t", 0), lambda: pause.wait(0.001))
     producer.send("t", b"first", queue_id=0)
-    pending = producer._open["t", 0]
-    began = pending.due
-    until(lambda: pending.due > began, lambda: pause.wait(0.001))
-    return pending
+    batch = producer._batcher._open["t", 0]
+    due = batch.due
+    until(lambda: batch.due > due, lambda: pause.wait(0.001))
+    return batch
 
 
-def test_a_batch_that_would_stand_in_line_takes_company_meanwhile(
+def test_a_batch_that_cannot_be_written_yet_takes_more_messages(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=1, in_flight_bytes=1000)
-    stand_in_line(producer, backend)
+    stalled_batch(producer, backend)
     producer.send("t", b"second", queue_id=0)
     backend.release()
     backend.wait_for(lambda: len(backend.puts) == 3)
     assert backend.bodies("t")[2:] == [b"first", b"second"]
 
 
-def test_a_batch_does_not_wait_for_company_longer_than_its_delivery_may_take(
+def test_a_stalled_batch_stays_open_no_longer_than_its_delivery_timeout(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=1, in_flight_bytes=1000)
-    pending = stand_in_line(producer, backend)
-    pending.begun -= producer.config.delivery_timeout_ms / 1000
+    batch = stalled_batch(producer, backend)
+    batch.begun -= producer.config.delivery_timeout_ms / 1000
     pause = threading.Event()
-    until(lambda: pending.sealed, lambda: pause.wait(0.001))
-    assert producer._sender.stalled("t", 0)
+    until(lambda: batch.closed, lambda: pause.wait(0.001))
+    assert producer._batcher.sender.stalled("t", 0)
 
 
-def test_a_full_buffer_and_a_batch_in_line_wait_for_answers_not_for_the_linger_time(
+def test_a_full_buffer_waits_for_acks_and_not_for_the_linger_time(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=FOREVER_MS, in_flight_bytes=1000, buffer_bytes=3000, batch_bytes=900)
@@ -259,18 +259,19 @@ def test_a_full_buffer_and_a_batch_in_line_wait_for_answers_not_for_the_linger_t
     producer.send("t", b"a" * 900, queue_id=0)
     producer.send("t", b"b" * 900, queue_id=0)
     pause = threading.Event()
-    until(lambda: producer._sender.stalled("t", 0), lambda: pause.wait(0.001))
+    until(lambda: producer._batcher.sender.stalled("t", 0), lambda: pause.wait(0.001))
     producer.send("t", b"c" * 300, queue_id=0)
     late = threading.Thread(target=producer.send, args=("t", b"d" * 1700), kwargs={"queue_id": 0})
     late.start()
-    until(lambda: producer._due[0].due < producer._clock.monotonic() + 1, lambda: late.join(0.001))
+    batcher = producer._batcher
+    until(lambda: batcher._due[0].due < batcher._clock.monotonic() + 1, lambda: late.join(0.001))
     backend.release()
     late.join(10)
     backend.wait_for(lambda: len(backend.bodies("t")) == 4)
     assert [body[:1] for body in backend.bodies("t")] == [b"a", b"b", b"c", b"d"]
 
 
-def test_leaving_the_context_raises_the_first_failure_nobody_was_told(
+def test_leaving_the_context_raises_the_first_failure_that_no_caller_has_seen(
     make: Make, backend: FakeBackend
 ) -> None:
     backend.refusals = [Rejected("first", field="body"), Rejected("second", field="body")]
@@ -278,9 +279,9 @@ def test_leaving_the_context_raises_the_first_failure_nobody_was_told(
 
     def block() -> None:
         with producer:
-            told = producer.send("t", b"1", queue_id=0)
+            seen = producer.send("t", b"1", queue_id=0)
             with pytest.raises(Rejected, match="first"):
-                told.result(10)
+                seen.result(10)
             producer.send("t", b"2", queue_id=1)
 
     with pytest.raises(Rejected, match="second"):
@@ -315,20 +316,20 @@ def test_after_close_nothing_is_taken(make: Make) -> None:
         producer.send("t", b"x")
 
 
-def test_what_came_while_another_thread_closed_is_told(
+def test_a_message_sent_while_another_thread_closes_fails(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = make(linger_ms=FOREVER_MS)
-    told: list[bool] = []
+    done: list[bool] = []
 
     def flushed(timeout: float | None) -> None:
-        # Behind the flush, before the end.
-        producer.send("t", b"late").add_done_callback(lambda future: told.append(future.done()))
+        # After the flush, before the end.
+        producer.send("t", b"late").add_done_callback(lambda future: done.append(future.done()))
 
-    monkeypatch.setattr(producer, "await_answers", flushed)
+    monkeypatch.setattr(producer._batcher, "flush", flushed)
     with pytest.raises(Rejected, match="closed"):
         producer.close()
-    assert told == [True]
+    assert done == [True]
     assert producer.statistics()["open_batches"] == 0
 
 
@@ -359,9 +360,7 @@ def test_columns_go_to_the_queues_of_their_keys(make: Make, backend: FakeBackend
         assert backend.bodies("t", queue) == expected
 
 
-def test_one_who_stops_waiting_for_columns_does_not_cancel_them(
-    make: Make, backend: FakeBackend
-) -> None:
+def test_columns_cannot_be_cancelled(make: Make, backend: FakeBackend) -> None:
     producer = make()
     backend.hold()
     (future,) = producer.send_batch("t", pa.table({"body": [b"x"]}), queue_id=0)
@@ -372,7 +371,7 @@ def test_one_who_stops_waiting_for_columns_does_not_cancel_them(
     assert producer.statistics()["buffered_bytes"] == 0
 
 
-def test_columns_come_behind_what_was_sent_before(make: Make, backend: FakeBackend) -> None:
+def test_columns_come_after_earlier_sends(make: Make, backend: FakeBackend) -> None:
     producer = make(linger_ms=FOREVER_MS)
     producer.send("t", b"first", queue_id=1)
     producer.send_batch("t", pa.table({"body": [b"second", b"third"]}), queue_id=1)
@@ -399,7 +398,7 @@ def test_threads_share_a_producer(make: Make, backend: FakeBackend) -> None:
         assert mine == [b"%d:%d" % (thread, number) for number in range(200)]
 
 
-def test_what_is_for_later_waits_on_its_queues_shard_and_what_is_late_goes_at_once(
+def test_a_delayed_message_waits_on_its_queues_shard_and_a_late_one_is_sent_at_once(
     make: Make, backend: FakeBackend
 ) -> None:
     at = Clock().now_ms() + 60_000
@@ -441,7 +440,7 @@ def test_what_is_for_later_waits_on_its_queues_shard_and_what_is_late_goes_at_on
         ("max_message_bytes", 1.5),
     ],
 )
-def test_an_option_that_means_nothing_is_refused_by_name(make: Make, name: str, value: Any) -> None:
+def test_an_option_without_a_meaning_is_refused_by_name(make: Make, name: str, value: Any) -> None:
     with pytest.raises(Rejected, match=f"{name} is {value!r}; use") as refused:
         make(**{name: value})
     assert refused.value.field == name
@@ -460,7 +459,7 @@ def test_an_option_that_means_nothing_is_refused_by_name(make: Make, name: str, 
         ("key", {"key": "text"}),
     ],
 )
-def test_what_is_of_another_kind_is_refused_by_name(
+def test_an_argument_of_another_type_is_refused_by_name(
     make: Make, field: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(Rejected) as refused:

@@ -1,4 +1,4 @@
-"""Who waits for one batch at a time reads its answer himself; nothing else changes by it."""
+"""A caller that waits for one batch at a time reads its ack itself, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.produce import shard_sender
+from raymq.cluster.produce import read_turn
 from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.produce.shard_sender import ShardSender
+from raymq.cluster.produce.read_turn import ReadTurn
 from raymq.cluster.transport.flight_client import FlightPutStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import DeliveryUnknown, Rejected
@@ -23,12 +23,12 @@ from tests.support.waiting import until
 MakeSender = Callable[..., BatchSender]
 
 
-def inside(sender: BatchSender) -> ShardSender:
-    return sender._senders[0]
+def turn_of(sender: BatchSender) -> ReadTurn:
+    return sender._senders[0]._turn
 
 
-def send_until_helped(sender: BatchSender) -> int:
-    """Send one row at a time until somebody who waited has read an answer. Returns: rows sent."""
+def send_until_a_caller_reads(sender: BatchSender) -> int:
+    """Send one row at a time until a caller has read an ack. Returns: rows sent."""
     sent = [0]
 
     def step() -> None:
@@ -36,21 +36,21 @@ def send_until_helped(sender: BatchSender) -> int:
         sent[0] += 1
 
     step()
-    until(lambda: inside(sender)._helped > 0, step)
+    until(lambda: turn_of(sender).caller_reads > 0, step)
     return sent[0]
 
 
-def hold_and_help(sender: BatchSender, backend: FakeBackend, sent: int) -> Waiter:
-    """Make somebody wait for an answer that is held, and read it himself."""
+def hold_a_reading_caller(sender: BatchSender, backend: FakeBackend, sent: int) -> Waiter:
+    """A caller that reads, for an ack that the shard holds."""
     while True:
         backend.hold()
         waiter = Waiter(sender, b"%d" % sent)
         backend.wait_for(lambda stored=sent: len(backend.puts) > stored)
         passed = waiter.passed
-        until(lambda passed=passed: inside(sender)._helping or passed.is_set(), lambda: None)
-        if inside(sender)._helping:
+        until(lambda passed=passed: turn_of(sender).caller_reading or passed.is_set(), lambda: None)
+        if turn_of(sender).caller_reading:
             return waiter
-        # The receiving thread was at the stream: once more.
+        # The receiver thread was reading: once more.
         backend.release()
         waiter.join()
         sent += 1
@@ -61,7 +61,7 @@ class Waiter(threading.Thread):
 
     def __init__(self, sender: BatchSender, body: bytes) -> None:
         super().__init__(daemon=True)
-        #: the wait has come to where another thread reads
+        #: this thread has stopped reading, or another one reads
         self.passed = threading.Event()
         self.outcome: Any = None
         self._sender, self._body = sender, body
@@ -70,25 +70,25 @@ class Waiter(threading.Thread):
     def run(self) -> None:
         try:
             future = self._sender.send("t", 0, batch([self._body]))
-            future.help(30)
+            self._sender._senders[0].read_while_waiting(future, 30)
             self.passed.set()
             self.outcome = future.result(30)
         except Exception as error:
             self.outcome = error
 
 
-def test_who_waits_reads_and_everything_is_stored_once_in_order(
+def test_a_waiting_caller_reads_and_everything_is_stored_once_in_order(
     make_sender: MakeSender, backend: FakeBackend
 ) -> None:
-    sent = send_until_helped(make_sender())
+    sent = send_until_a_caller_reads(make_sender())
     assert backend.bodies("t") == [b"%d" % number for number in range(sent)]
 
 
-def test_an_answer_that_nobody_waits_for_is_read_all_the_same(
+def test_an_ack_that_no_caller_waits_for_is_read_all_the_same(
     make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     sender = make_sender()
-    send_until_helped(sender)
+    send_until_a_caller_reads(sender)
     called = threading.Event()
     sender.send("t", 0, batch([b"last"])).add_done_callback(lambda _: called.set())
     assert called.wait(10)
@@ -96,7 +96,7 @@ def test_an_answer_that_nobody_waits_for_is_read_all_the_same(
 
 def test_a_short_timeout_is_kept(make_sender: MakeSender, backend: FakeBackend) -> None:
     sender = make_sender()
-    send_until_helped(sender)
+    send_until_a_caller_reads(sender)
     backend.hold()
     future = sender.send("t", 0, batch([b"held"]))
     with pytest.raises(TimeoutError):
@@ -105,9 +105,11 @@ def test_a_short_timeout_is_kept(make_sender: MakeSender, backend: FakeBackend) 
     assert future.result(10).count == 1
 
 
-def test_a_refusal_reaches_who_reads_it(make_sender: MakeSender, backend: FakeBackend) -> None:
+def test_a_refusal_reaches_the_caller_that_reads_it(
+    make_sender: MakeSender, backend: FakeBackend
+) -> None:
     sender = make_sender()
-    send_until_helped(sender)
+    send_until_a_caller_reads(sender)
     backend.refusals.append(Rejected("no", field="body", limit=1))
     with pytest.raises(Rejected):
         sender.send("t", 0, batch([b"bad"])).result(30)
@@ -115,14 +117,14 @@ def test_a_refusal_reaches_who_reads_it(make_sender: MakeSender, backend: FakeBa
     assert b"bad" not in backend.bodies("t")
 
 
-def test_a_break_under_somebody_who_reads_loses_and_doubles_nothing(
+def test_a_break_while_a_caller_reads_loses_and_doubles_nothing(
     cluster: FakeCluster, make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     proxy = TcpProxy(cluster.servers[0].port)
     routes = Routes({0: f"127.0.0.1:{proxy.port}"}, TOKEN, cluster_id=CLUSTER_ID, resolver=dict)
     try:
         sender = make_sender(routes=routes)
-        waiter = hold_and_help(sender, backend, send_until_helped(sender))
+        waiter = hold_a_reading_caller(sender, backend, send_until_a_caller_reads(sender))
         proxy.cut()
         backend.release()
         waiter.join(30)
@@ -133,11 +135,11 @@ def test_a_break_under_somebody_who_reads_loses_and_doubles_nothing(
         proxy.close()
 
 
-def test_close_under_somebody_who_reads_ends_at_once(
+def test_close_while_a_caller_reads_ends_at_once(
     make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     sender = make_sender()
-    waiter = hold_and_help(sender, backend, send_until_helped(sender))
+    waiter = hold_a_reading_caller(sender, backend, send_until_a_caller_reads(sender))
     sender.close()
     waiter.join(10)
     assert isinstance(waiter.outcome, DeliveryUnknown)
@@ -159,7 +161,7 @@ def test_a_stream_has_one_reader_also_while_it_is_closed(
             return receive(stream)
         except BaseException:
             # Longer than the receiving thread waits between two looks.
-            threading.Event().wait(10 * shard_sender.PARK_TICK_S)
+            threading.Event().wait(10 * read_turn.PARK_TICK_S)
             raise
         finally:
             with counting:
@@ -167,7 +169,7 @@ def test_a_stream_has_one_reader_also_while_it_is_closed(
 
     monkeypatch.setattr(FlightPutStream, "receive", receive_and_linger)
     sender = make_sender()
-    waiter = hold_and_help(sender, backend, send_until_helped(sender))
+    waiter = hold_a_reading_caller(sender, backend, send_until_a_caller_reads(sender))
     sender.close()
     waiter.join(10)
     assert isinstance(waiter.outcome, DeliveryUnknown)
@@ -177,11 +179,11 @@ def test_a_stream_has_one_reader_also_while_it_is_closed(
 def test_a_long_read_is_broken_off_and_the_batch_sent_again(
     make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_sender, "HELP_MS_MAX", 0)
+    monkeypatch.setattr(read_turn, "CALLER_READ_MS_MAX", 0)
     sender = make_sender()
-    waiter = hold_and_help(sender, backend, send_until_helped(sender))
+    waiter = hold_a_reading_caller(sender, backend, send_until_a_caller_reads(sender))
     # The sender's watch looks once a second by itself.
-    until(lambda: not inside(sender)._helping, inside(sender).check)
+    until(lambda: not turn_of(sender).caller_reading, sender._senders[0].check)
     backend.release()
     waiter.join(30)
     stored = backend.bodies("t")
@@ -189,11 +191,11 @@ def test_a_long_read_is_broken_off_and_the_batch_sent_again(
     assert waiter.outcome.last_offset == len(stored) - 1
 
 
-def test_an_interrupt_under_somebody_who_reads_loses_no_answer(
+def test_an_interrupt_of_a_reading_caller_loses_no_ack(
     make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = make_sender()
-    sent = send_until_helped(sender)
+    sent = send_until_a_caller_reads(sender)
     receive = FlightPutStream.receive
     interrupted: list[int] = []
 
@@ -229,7 +231,7 @@ def test_a_callback_may_close_the_sender(make_sender: MakeSender, backend: FakeB
         sender.close()
         closed.set()
 
-    send_until_helped(sender)
+    send_until_a_caller_reads(sender)
     future = sender.send("t", 0, batch([b"last"]))
     future.add_done_callback(close)
     assert future.result(30).count == 1

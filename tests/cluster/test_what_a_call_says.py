@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.leader import put_acks
-from raymq.cluster.produce import async_producer, shard_sender
+from raymq.cluster.produce import async_producer, send_window
 from raymq.cluster.produce import producer as producer_module
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.running_flags import DISK_FULL
@@ -100,7 +100,7 @@ def test_without_its_follower_a_quorum_send_fails_with_the_last_status_of_the_sh
 def test_a_full_disk_reaches_the_sender_in_seconds(
     shard: ServedShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_sender, "STORAGE_FULL_MS", 200)
+    monkeypatch.setattr(send_window, "STORAGE_FULL_MS", 200)
     with shard.cluster.producer() as producer:
         producer.send("t", b"fits", queue_id=0).result(30)
         shard.host.store.flags.set(DISK_FULL)

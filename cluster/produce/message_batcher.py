@@ -1,0 +1,519 @@
+"""Batches messages per queue and sends each batch when it is full, lingered long enough, or waited for.
+
+`Producer`, `AsyncProducer` and `Queue` are made of it: it has what they need beyond the public methods of `Producer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from raymq.cluster.messages.columns import put_batch
+from raymq.cluster.messages.partitioner import queue_of, queues_of
+from raymq.cluster.messages.timer_message import waiting_properties
+from raymq.cluster.transport.routes import Routes
+from raymq.cluster.unclosed import warn_unclosed
+from raymq.store.clock import Clock
+from raymq.store.delay.delay_levels import TIMER_TOPIC
+from raymq.store.errors import RayMQError, Rejected
+from raymq.store.promise import Acks
+
+from .batch_future import BatchFuture
+from .batch_sender import MIB, BatchSender
+from .message_encoder import MESSAGE_BYTES, EncodedMessage, MessageEncoder
+from .open_batch import OpenBatch
+from .producer_config import ProducerConfig
+from .producer_errors import closed_error
+from .send_future import SendFuture
+from .shard_sender import ShardSender
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+#: a batch that could not be written yet is kept open for so long, again and again
+STALLED_S = 0.005
+#: rows of `send_batch` are sent in batches of about this size
+COLUMNS_BYTES = 4 * MIB
+
+
+class MessageBatcher:
+    """The open batches of a producer and its linger thread. Threads: any."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ProducerConfig,
+        *,
+        owner: str = "Producer",
+        future_type: type[SendFuture] = SendFuture,
+        clock: Clock | None = None,
+    ) -> None:
+        """Args: `owner` is the class that a warning about an unclosed producer names."""
+        self.config = config
+        self._owner = owner
+        self._future_type = future_type
+        self._clock = clock or Clock()
+        self.encoder = MessageEncoder(config, self._clock)
+        self.sender = BatchSender(
+            Routes.of(cluster),
+            acks=config.acks,
+            in_flight_bytes=config.in_flight_bytes,
+            buffer_bytes=config.buffer_bytes,
+            max_block_ms=config.max_block_ms,
+            delivery_timeout_ms=config.delivery_timeout_ms,
+            request_timeout_ms=config.request_timeout_ms,
+            clock=self._clock,
+        )
+        self.limiter = self.sender.limiter
+        self._linger_s = config.linger_ms / 1000
+        #: guards everything below
+        self._changed = threading.Condition()
+        self._open: dict[tuple[str, int], OpenBatch] = {}
+        #: open batches, and some that are closed already, by the end of their linger time
+        self._due: deque[OpenBatch] = deque()
+        #: topic -> queue of messages without a key; moves on with every batch
+        self._sticky: dict[str, int] = {}
+        #: what the linger thread must write to, beside what is due
+        self._to_pump: set[ShardSender] = set()
+        self.closed = False
+        self._linger_state = _LingerState()
+        self._linger_thread: threading.Thread | None = None
+        #: when that thread wakes by itself, seconds of the monotonic clock; 0: it is awake
+        self._linger_wakes = math.inf
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def send(self, message: EncodedMessage) -> SendFuture:
+        """Send a message. Raises: as `Producer.send`."""
+        self._acquire(message.size)
+        future, ready = self.add(message)
+        if ready is not None:
+            ready.pump()
+        return future
+
+    def _acquire(self, size: int) -> None:
+        """Wait until `size` bytes fit into the buffer. Raises: Unavailable after `max_block_ms`."""
+        if not self.limiter.acquire_nowait(size):
+            # Batches that linger have to be sent, or no bytes would ever be answered.
+            self.flush_open(keep_stalled=True)
+            self.limiter.acquire(size)
+
+    def add(
+        self, message: EncodedMessage, *, may_block: bool = True
+    ) -> tuple[SendFuture, ShardSender | None]:
+        """Add a message, whose bytes are acquired, to its batch.
+
+        Args: without `may_block` the linger thread writes what is full.
+        Returns: the message's future; the sender that the caller must pump.
+        Raises: as `Producer.send`; the bytes are released.
+        """
+        try:
+            return self._add(message, may_block)
+        except BaseException:
+            self.limiter.release(message.size)
+            raise
+
+    def _add(
+        self, message: EncodedMessage, may_block: bool
+    ) -> tuple[SendFuture, ShardSender | None]:
+        self.sender.check_process()
+        topic, queue_id = message.topic, message.queue_id
+        route = self.sender.topic(topic)
+        if queue_id is not None:
+            route.shard_of(queue_id)
+        elif message.key is not None:
+            queue_id = queue_of(message.key, route.queues)
+        now_ms = self._clock.now_ms()
+        with self._changed:
+            self._check_open()
+            if queue_id is None:
+                queue_id = self._sticky_queue(topic, route.queues)
+            where, properties = (topic, queue_id), message.properties
+            if message.later is not None:
+                # The queue's shard keeps it until then: one sequence per shard, since its timers are one queue.
+                where = (TIMER_TOPIC, route.shard_of(queue_id))
+                properties = waiting_properties(topic, queue_id, message.properties, message.later)
+            batch, ready = self._batch_for(where, message.acks)
+            batch.bodies.append(message.body)
+            batch.tags.append(message.tag)
+            batch.properties.append(properties)
+            batch.born.append(now_ms)
+            batch.size += message.size
+            future = self._future_type(batch.future, len(batch.bodies) - 1)
+            if not self._linger_s or batch.size >= self.config.batch_bytes:
+                if may_block:
+                    ready = self._close_batch(batch) or ready
+                else:
+                    self._request_flush(batch)
+            if ready is not None and not may_block:
+                self._to_pump.add(ready)
+                self._wake_linger()
+        return future, ready
+
+    def add_bodies(
+        self,
+        topic: str,
+        bodies: list[bytes],
+        body_bytes: int,
+        properties: bytes | None,
+        *,
+        queue_id: int,
+    ) -> None:
+        """Add bodies, together no larger than a batch, to the open batch of a queue.
+
+        Args: `body_bytes` of all of them; `properties`, encoded, of each. They have no futures: `raise_failure`
+        raises their failures. Raises: as `Producer.send`.
+        """
+        self.sender.check_process()
+        self.sender.topic(topic).shard_of(queue_id)
+        rows = len(bodies)
+        size = body_bytes + rows * (MESSAGE_BYTES + (0 if properties is None else len(properties)))
+        self._acquire(size)
+        now_ms = self._clock.now_ms()
+        try:
+            with self._changed:
+                self._check_open()
+                batch, ready = self._batch_for((topic, queue_id), self.config.acks)
+                batch.bodies += bodies
+                batch.tags += [None] * rows
+                batch.properties += [properties] * rows
+                batch.born += [now_ms] * rows
+                batch.size += size
+                if not self._linger_s or batch.size >= self.config.batch_bytes:
+                    ready = self._close_batch(batch) or ready
+        except BaseException:
+            self.limiter.release(size)
+            raise
+        if ready is not None:
+            ready.pump()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise closed_error()
+
+    def _sticky_queue(self, topic: str, queues: int) -> int:
+        chosen = self._sticky.get(topic)
+        if chosen is None:
+            chosen = self._sticky[topic] = random.randrange(queues)
+        return chosen
+
+    # --- columns and resends --------------------------------------------------------------------
+
+    def add_columns(
+        self, topic: str, data: pa.RecordBatch | pa.Table, queue_id: int | None
+    ) -> list[BatchFuture]:
+        """See `Producer.send_batch`."""
+        self.sender.check_process()
+        route = self.sender.topic(topic)
+        batch, keys = put_batch(data, now_ms=self._clock.now_ms())
+        if not batch.num_rows:
+            return []
+        self.flush_open()
+        if queue_id is not None or keys is None:
+            with self._changed:
+                if queue_id is None:
+                    queue_id = self._sticky_queue(topic, route.queues)
+                    self._sticky[topic] = (queue_id + 1) % route.queues
+            return self._send_columns(topic, queue_id, batch)
+        futures: list[BatchFuture] = []
+        chosen = queues_of(keys, route.queues)
+        for number in np.unique(chosen).tolist():
+            rows = pa.array(np.flatnonzero(chosen == number))
+            futures += self._send_columns(topic, number, batch.take(rows))
+        return futures
+
+    def _send_columns(self, topic: str, queue_id: int, batch: pa.RecordBatch) -> list[BatchFuture]:
+        futures: list[BatchFuture] = []
+        step = max(1, COLUMNS_BYTES * batch.num_rows // max(batch.nbytes, 1))
+        for start in range(0, batch.num_rows, step):
+            part = batch.slice(start, step)
+            future = self._closed_future(part.num_rows, part.nbytes)
+            with self._acquired(future), self._changed:
+                self._check_open()
+                sender = self.sender.enqueue(topic, queue_id, part, future=future)
+            sender.pump()
+            futures.append(future)
+        return futures
+
+    def resend(self, sent: BatchFuture) -> BatchFuture:
+        """See `Producer.resend`. Returns: the receipt of the batch that is sent again."""
+        with self._changed:
+            while (resent := sent.resent) is not None:
+                sent = resent
+                if not sent.done() or sent.exception() is None:
+                    return sent
+        lost = sent.unknown
+        if lost is None:
+            raise Rejected(
+                "only a message whose future raised DeliveryUnknown can be sent again with its sequence",
+                field="sent",
+                limit="DeliveryUnknown",
+            )
+        future = self._closed_future(lost.batch.num_rows, lost.size)
+        with self._acquired(future), self._changed:
+            self._check_open()
+            sender = self.sender.enqueue_again(lost, future)
+            sent.resent = future
+        sender.pump()
+        return future
+
+    def _closed_future(self, rows: int, size: int) -> BatchFuture:
+        """The receipt of a batch that takes no more messages."""
+        future = BatchFuture()
+        future.rows, future.size = rows, size
+        future.begun = future.closed = self._clock.monotonic()
+        return future
+
+    @contextlib.contextmanager
+    def _acquired(self, future: BatchFuture) -> Iterator[None]:
+        """With the bytes of a batch, which are released when it is not taken."""
+        self._acquire(future.size)
+        try:
+            yield
+        except BaseException:
+            self.limiter.release(future.size)
+            raise
+
+    # --- open batches ---------------------------------------------------------------------------
+
+    def _batch_for(
+        self, where: tuple[str, int], acks: Acks
+    ) -> tuple[OpenBatch, ShardSender | None]:
+        """The open batch of a queue, and the sender to pump if another batch was closed for it. Needs the lock."""
+        batch = self._open.get(where)
+        if batch is None:
+            return self._open_batch(where, acks), None
+        if batch.acks == acks:
+            return batch, None
+        # Messages with other acks go first, because order holds over both.
+        ready = self._close_batch(batch)
+        return self._open_batch(where, acks), ready
+
+    def _open_batch(self, where: tuple[str, int], acks: Acks) -> OpenBatch:
+        now = self._clock.monotonic()
+        due = now + self._linger_s
+        batch = OpenBatch(where, acks, now, due, self._flush_now, self.request_flush)
+        self._open[where] = batch
+        if self._linger_s:
+            self._due.append(batch)
+            if self._linger_wakes > due:
+                self._wake_linger()
+        return batch
+
+    def _close_batch(self, batch: OpenBatch) -> ShardSender | None:
+        """Encode a batch and queue it at its shard's sender, which the caller must pump.
+
+        Needs the lock, so that batches keep their order.
+        """
+        if batch.closed:
+            return None
+        batch.close(self._clock.monotonic())
+        topic, queue_id = batch.where
+        del self._open[batch.where]
+        if self._sticky.get(topic) == queue_id:
+            self._sticky[topic] = (queue_id + 1) % self.sender.topic(topic).queues
+        try:
+            return self.sender.enqueue(
+                topic, queue_id, batch.encode(), acks=batch.acks, future=batch.future
+            )
+        except RayMQError as error:
+            self.sender.complete(batch.future, error)
+            return None
+
+    def _flush_now(self, batch: OpenBatch) -> None:
+        """Close and write a batch: a caller blocks on its receipt."""
+        with self._changed:
+            sender = self._close_batch(batch)
+        if sender is not None:
+            sender.pump()
+
+    def request_flush(self, batch: OpenBatch) -> None:
+        """Have the linger thread close and write a batch."""
+        with self._changed:
+            self._request_flush(batch)
+
+    def request_flush_open(self) -> None:
+        """Have the linger thread close and write all open batches."""
+        with self._changed:
+            for batch in list(self._open.values()):
+                self._request_flush(batch)
+
+    def _request_flush(self, batch: OpenBatch) -> None:
+        if not batch.closed and batch.due:
+            batch.due = 0.0
+            self._due.appendleft(batch)
+            self._wake_linger()
+
+    def flush_open(self, *, keep_stalled: bool = False) -> None:
+        """Close and write all open batches.
+
+        Args: with `keep_stalled`, batches that cannot be written yet are left to the linger thread.
+        """
+        senders: set[ShardSender | None] = set()
+        now = self._clock.monotonic()
+        with self._changed:
+            for batch in list(self._open.values()):
+                if not keep_stalled or not self.sender.stalled(*batch.where):
+                    senders.add(self._close_batch(batch))
+                elif batch.due > now + STALLED_S:
+                    batch.due = now
+                    self._due.appendleft(batch)
+                    self._wake_linger()
+        _pump(senders)
+
+    # --- the linger thread ----------------------------------------------------------------------
+
+    def _wake_linger(self) -> None:
+        """Needs the lock."""
+        self._linger_state.batcher = self
+        if self._linger_thread is None:
+            self._linger_thread = threading.Thread(
+                target=_linger,
+                args=(self._linger_state, self._changed),
+                name="raymq-linger",
+                daemon=True,
+            )
+            self._linger_thread.start()
+        else:
+            self._changed.notify_all()
+
+    def _keep_open(self, batch: OpenBatch, now: float) -> bool:
+        """Whether a batch whose linger time is over should stay open and collect more messages.
+
+        A batch that cannot be written yet would only wait in the shard's queue. Kept open, it goes out as one larger
+        batch. It is closed all the same once a caller waits for its receipt, or after `delivery_timeout_ms`: that
+        timeout starts when a batch is closed, so an open one would never expire.
+        """
+        expired = now - batch.begun >= self.config.delivery_timeout_ms / 1000
+        if batch.closed or not batch.due or expired:
+            return False
+        return self.sender.stalled(*batch.where)
+
+    def _close_due(self, was_busy: bool) -> tuple[set[ShardSender], float | None]:
+        """Close the batches whose linger time is over. Needs the lock.
+
+        Returns: the senders to pump. Without any, the seconds to wait; None: until a message comes. A thread that
+        `was_busy` waits for the linger time instead, so that the next messages need not wake it.
+        """
+        senders = self._to_pump.copy()
+        self._to_pump.clear()
+        now = self._clock.monotonic()
+        kept: list[OpenBatch] = []
+        while self._due and (self._due[0].closed or self._due[0].due <= now):
+            was_busy = True
+            batch = self._due.popleft()
+            if self._keep_open(batch, now):
+                batch.due = now + STALLED_S
+                kept.append(batch)
+            elif (sender := self._close_batch(batch)) is not None:
+                senders.add(sender)
+        self._due.extendleft(reversed(kept))
+        wait_s = self._linger_s if was_busy else None
+        if self._due:
+            wait_s = self._due[0].due - now
+        if senders:
+            self._linger_wakes = 0.0
+        else:
+            self._linger_wakes = math.inf if wait_s is None else now + wait_s
+        return senders, wait_s
+
+    # --- end ------------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, int | float]:
+        """See `Producer.statistics`."""
+        with self._changed:
+            return {**self.sender.statistics(), "open_batches": len(self._open)}
+
+    def flush(self, timeout: float | None = None) -> None:
+        """As `Producer.flush`, but failures are not raised. Raises: TimeoutError."""
+        self.sender.check_process()
+        self.flush_open()
+        self.sender.flush(timeout)
+
+    def raise_failure(self) -> None:
+        """Raise the first failure that no caller has seen; the others of that time then count as seen."""
+        self.sender.raise_failure()
+
+    def close(self, timeout: float | None = None) -> None:
+        """As `Producer.close`, but failures are not raised."""
+        with self._changed:
+            if self.closed:
+                return
+        try:
+            with contextlib.suppress(TimeoutError):
+                self.flush(timeout)
+        finally:
+            with self._changed:
+                self._end()
+                # Messages sent after the flush fail when the sender is closed.
+                for batch in list(self._open.values()):
+                    self._close_batch(batch)
+            self.sender.close()
+
+    def _end(self) -> None:
+        """Take no more messages, and end the linger thread. Needs the lock."""
+        self.closed = self._linger_state.ended = True
+        self._changed.notify_all()
+
+    def __del__(self) -> None:
+        # Only an idle batcher is collected: open batches and the linger thread refer to it.
+        if self.__dict__.get("closed", True) or not self.sender.in_own_process:
+            return
+        in_use = self.sender.in_use
+        if not sys.is_finalizing():
+            with self._changed:
+                self._end()
+            if in_use:
+                # Closing waits for threads, and the garbage collector runs on any thread.
+                threading.Thread(target=self.sender.close, daemon=True).start()
+        if in_use:
+            advice = "use it in a with block, or call close(), which raises what was not stored"
+            warn_unclosed(self, self._owner, advice)
+
+
+class _LingerState:
+    """What the linger thread works for. The thread does not keep an idle batcher alive."""
+
+    def __init__(self) -> None:
+        #: None while nothing is open
+        self.batcher: MessageBatcher | None = None
+        self.ended = False
+
+
+def _linger(state: _LingerState, changed: threading.Condition) -> None:
+    """Send the batches whose linger time is over."""
+    was_busy = False
+    while True:
+        with changed:
+            batcher = state.batcher
+            if state.ended:
+                state.batcher = None
+                return
+            if batcher is None:
+                changed.wait()
+                continue
+            senders, wait_s = batcher._close_due(was_busy)
+            was_busy = bool(senders)
+            if not senders:
+                if wait_s is None:
+                    # Perhaps the last reference: then `__del__` runs here.
+                    state.batcher = batcher = None
+                else:
+                    changed.wait(wait_s)
+                continue
+        _pump(senders)
+
+
+def _pump(senders: Iterable[ShardSender | None]) -> None:
+    for sender in senders:
+        if sender is not None:
+            sender.pump()

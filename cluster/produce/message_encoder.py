@@ -1,0 +1,98 @@
+"""Checks and encodes single messages, before they have a place in a batch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from raymq.cluster.messages.codecs import CONTENT_TYPE, codec
+from raymq.cluster.messages.message import Message, property_bytes
+from raymq.cluster.messages.timer_message import REAL_BYTES, timer_properties
+from raymq.store.clock import Clock
+from raymq.store.errors import Rejected
+from raymq.store.promise import Acks
+
+from .batch_sender import check_acks
+from .producer_config import ProducerConfig
+
+#: counted for each message beside its body and properties, so that empty bodies fill buffers too
+MESSAGE_BYTES = 128
+
+
+class EncodedMessage(NamedTuple):
+    """A message that can be stored, as far as its sender can tell."""
+
+    topic: str
+    queue_id: int | None
+    key: bytes | None
+    body: bytes
+    tag: str | None
+    properties: bytes | None
+    #: bytes of the byte limit
+    size: int
+    acks: Acks
+    #: the properties that say when it is to be delivered; None: at once
+    later: bytes | None = None
+
+
+class MessageEncoder:
+    """Encodes with the codec and limits of a producer. Threads: any."""
+
+    def __init__(self, config: ProducerConfig, clock: Clock) -> None:
+        """Raises: Rejected for an unknown codec."""
+        self._codec = codec(config.codec)
+        self._raw = codec("bytes")
+        self._acks = config.acks
+        self._max_message_bytes = config.max_message_bytes
+        self._clock = clock
+
+    def encode(
+        self,
+        topic: str | Message,
+        body: Any = None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        index_keys: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        deliver_at_ms: int | None = None,
+        queue_id: int | None = None,
+        acks: Acks | None = None,
+    ) -> EncodedMessage:
+        """Never blocks; see `Producer.send`. Raises: Rejected for a message that cannot be stored."""
+        if isinstance(topic, Message):
+            message = topic
+            topic, body, key, tag = message.topic, message.body, message.key, message.tag
+            index_keys, properties = message.index_keys, message.properties
+            deliver_at_ms = message.deliver_at_ms
+        elif self._codec.name != "bytes":
+            body = self._codec.encode(body)
+            properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}
+        if not isinstance(body, bytes):
+            body = self._raw.encode(body)
+        self._check_size(len(body))
+        if acks is not None:
+            check_acks(acks)
+        encoded = property_bytes(key, tag, index_keys, properties)
+        size = len(body) + MESSAGE_BYTES + (0 if encoded is None else len(encoded))
+        later = None
+        if deliver_at_ms is not None:
+            later = timer_properties(deliver_at_ms, self._clock.now_ms())
+            if later is not None:
+                size += len(later) + len(topic) + REAL_BYTES
+        acks = acks or self._acks
+        return EncodedMessage(topic, queue_id, key, body, tag, encoded, size, acks, later)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_message_bytes:
+            raise Rejected(
+                f"the body has {size} bytes, the limit is {self._max_message_bytes}: "
+                "split it, compress it, or raise max_message_bytes here and in the cluster",
+                field="body",
+                limit=self._max_message_bytes,
+            )
+
+    def total_bytes(self, bodies: list[bytes]) -> int:
+        """Bytes of all bodies. Raises: Rejected when one is too large."""
+        sizes = list(map(len, bodies))
+        self._check_size(max(sizes))
+        return sum(sizes)

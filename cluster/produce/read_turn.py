@@ -1,0 +1,106 @@
+"""Decides which thread reads the acks of a shard: the receiver thread, or a caller blocked on a receipt."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from raymq.store.errors import RayMQError
+
+#: the parked receiver thread looks this often whether it is needed, ever less often while callers read: each look costs
+#: their puts a thread switch
+PARK_TICK_S = 0.002
+PARK_TICK_MAX_S = 0.016
+#: it reads again after so long without a caller
+PARK_S = 0.05
+#: a caller's read is broken off after this time, so that the caller can be interrupted
+CALLER_READ_MS_MAX = 1_000
+#: after that no caller reads for so long
+CALLER_PAUSE_MS = 60_000
+
+
+class ReadTurn:
+    """Whose turn it is to read. Everything needs the sender's lock.
+
+    A caller that sends one batch and blocks on its receipt reads the ack itself: waking the receiver thread costs half
+    as much again as the round trip. The receiver thread is *parked* meanwhile.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        # A condition of its own: most changes of the sender do not concern the parked thread.
+        self._unparked = threading.Condition(lock)
+        #: a caller blocked on a receipt since the receiver thread was parked last
+        self.wanted = False
+        self.receiver_parked = False
+        self.caller_reading = False
+        #: reads by callers so far
+        self.caller_reads = 0
+        #: id of the thread that reads as a caller
+        self.caller = 0
+        #: what ended the read of a caller, for the receiver thread
+        self._error: RayMQError | None = None
+        self._began_ms = 0
+        self._not_before_ms = 0
+
+    def begin(self, now_ms: int) -> bool:
+        """A caller wants to read. Returns: whether it is its turn."""
+        if not self.receiver_parked or self.caller_reading or now_ms < self._not_before_ms:
+            return False
+        self.caller_reading = True
+        self.caller = threading.get_ident()
+        self._began_ms = now_ms
+        return True
+
+    def end(self, error: RayMQError | None, *, unpark: bool) -> None:
+        """The caller that reads has ended, with the error of the stream if it broke."""
+        self.caller_reading = False
+        self.caller = 0
+        self.caller_reads += 1
+        self._error = error
+        if unpark or error is not None:
+            self._unparked.notify()
+
+    def park(self, oldest: Callable[[], int | None], must_return: Callable[[], bool]) -> None:
+        """Leave the stream to callers, while there are any. For the receiver thread.
+
+        Args: `oldest` is the number of the oldest unacknowledged batch. A caller may be about to block on its receipt;
+        when none has come by the next look, the receiver thread reads the ack.
+        Raises: what ended the read of a caller.
+        """
+        self.wanted = False
+        self.receiver_parked = True
+        reads, tick_s, idle_s, seen = self.caller_reads, PARK_TICK_S, 0.0, 0
+        try:
+            # The stream has one reader at a time, also while it is closed.
+            while self.caller_reading or not (must_return() or idle_s >= PARK_S):
+                self._unparked.wait(tick_s)
+                self._raise_error()
+                if self.caller_reading:
+                    tick_s = min(2 * tick_s, PARK_TICK_MAX_S)
+                    continue
+                number = oldest()
+                if number is not None:
+                    if number == seen:
+                        return
+                    seen, tick_s = number, PARK_TICK_S
+                idle_s = idle_s + tick_s if reads == self.caller_reads else 0.0
+                reads = self.caller_reads
+        finally:
+            self.receiver_parked = False
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def is_too_long(self, now_ms: int, progress_ms: int) -> bool:
+        """Whether a caller has read for too long without an answer; then no caller reads for a while."""
+        since_ms = max(self._began_ms, progress_ms)
+        if not self.caller_reading or now_ms - since_ms < CALLER_READ_MS_MAX:
+            return False
+        self._not_before_ms = now_ms + CALLER_PAUSE_MS
+        return True
+
+    def reset(self) -> None:
+        """The stream is gone, and with it what ended a caller's read."""
+        self._error = None

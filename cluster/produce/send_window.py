@@ -1,0 +1,475 @@
+"""The rules by which the batches for one shard are written, answered and sent again. A pure state machine.
+
+    add -> waiting -- next_write --> unacked -- ack --> Complete
+              ^                        |  |
+              |<-- broke: the stream --+  +-- ack with an error: drain
+              |
+              +<-- resume: all acks of a drain are in
+
+Order     Batches are written in the order of `add`; up to IN_FLIGHT_BATCHES_MAX may be unacknowledged.
+Resend    When the stream breaks, every unacknowledged batch is written again in the same order with the same sequence
+          numbers. The shard recognises a sequence that it has stored, so nothing is lost or stored twice.
+Drain     When the shard refuses a batch, writing stops until all acks are in. Sequence numbers are then closed up over
+          what was not stored, and writing resumes. This is rare and may be slow.
+
+The window has no thread, clock or socket. Events are method calls with the time in milliseconds. They append their
+effects to a list of the caller, so that a caller that is interrupted still has those that were decided.
+`next_write` is the effect *write*: the caller asks for one batch at a time and writes it before it asks again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from raymq.store.errors import (
+    Bug,
+    DeliveryUnknown,
+    Fenced,
+    RayMQError,
+    Rejected,
+    StorageFull,
+    Unavailable,
+    from_wire,
+)
+from raymq.store.record import Row
+
+from .batch_future import BatchFuture
+from .producer_errors import closed_error
+from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch
+
+#: unacknowledged batches at most; their bytes are limited too
+IN_FLIGHT_BATCHES_MAX = 1024
+#: between two tries that brought no success: doubled with each one
+BACKOFF_MS = 20
+BACKOFF_MS_MAX = 1000
+#: a shard may free disk space for so long; then a batch that it refuses as StorageFull fails
+STORAGE_FULL_MS = 2_000
+#: between two warnings that a batch is sent again
+WARN_PAUSE_MS = 60_000
+
+#: fields of a refusal that means another server: its port was reused, or the shard is elsewhere
+_MOVED = ("cluster_id", "shard")
+
+
+@dataclass(eq=False)
+class InFlightBatch:
+    """A batch from `add` to its outcome."""
+
+    number: int
+    queue: QueueSequence
+    data: pa.RecordBatch | Row
+    size: int
+    #: of the first row
+    sequence: int
+    acks: str
+    deadline_ms: int
+    future: BatchFuture
+    #: an earlier try may have stored it
+    uncertain: bool = False
+    #: the shard's answer when it did not know the outcome
+    unknown: DeliveryUnknown | None = None
+    #: the shard's last answer, when it had no room
+    full: StorageFull | None = None
+    #: since when every answer to this batch was `full`
+    full_since_ms: int | None = None
+
+
+# --- effects --------------------------------------------------------------------------------------
+
+
+class Complete(NamedTuple):
+    """The outcome of a batch is final."""
+
+    batch: InFlightBatch
+    outcome: BatchReceipt | RayMQError
+
+
+class Reconnect(NamedTuple):
+    """Leave the stream and look the shard up again."""
+
+
+class WarnResend(NamedTuple):
+    """The shard does not know the outcome, which a caller that waits for the receipt does not see yet."""
+
+    batch: InFlightBatch
+    error: DeliveryUnknown
+
+
+Effects: TypeAlias = list[Complete | Reconnect | WarnResend]
+
+
+class SendWindow:
+    """The batches of one shard that have no outcome yet. One thread at a time."""
+
+    def __init__(
+        self,
+        shard: int,
+        *,
+        in_flight_bytes: int,
+        delivery_timeout_ms: int,
+        request_timeout_ms: int,
+    ) -> None:
+        self._shard = shard
+        self._in_flight_bytes_max = in_flight_bytes
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._request_timeout_ms = request_timeout_ms
+        #: unacknowledged bytes that the shard allows; None: it set no limit
+        self._shard_limit_bytes: int | None = None
+        #: not written; in the order of `add`
+        self.waiting: deque[InFlightBatch] = deque()
+        #: written to the stream and not answered, in order
+        self.unacked: deque[InFlightBatch] = deque()
+        #: answered with an error that may pass
+        self._retry: list[InFlightBatch] = []
+        #: queues of which a batch was refused since order was restored last
+        self._touched: set[QueueSequence] = set()
+        #: a stream takes batches
+        self._writable = False
+        #: nothing is written until all acks are in
+        self.draining = False
+        self._moved = False
+        self._in_flight_bytes = 0
+        self._number = 0
+        #: number of the batch that was answered last
+        self.last_acked = 0
+        #: tries in a row that brought no success
+        self.failures = 0
+        #: when the shard answered last, or was expected to begin
+        self.progress_ms = 0
+        self._last_error: RayMQError = Unavailable("not connected yet")
+        self._quiet_until_ms = 0
+        self.closed = False
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def add(
+        self,
+        queue: QueueSequence,
+        data: pa.RecordBatch | Row,
+        size: int,
+        acks: str,
+        future: BatchFuture,
+        now_ms: int,
+        sequence: int | None = None,
+    ) -> None:
+        """Take a batch and give it the next sequence numbers of its queue.
+
+        Args: `sequence` of a batch that another sender gave up.
+        Raises: Rejected when the window is closed; what fenced the queue.
+        """
+        if self.closed:
+            raise closed_error()
+        if queue.fenced is not None:
+            raise queue.fenced
+        self._number += 1
+        first = queue.next_sequence if sequence is None else sequence
+        deadline_ms = now_ms + self._delivery_timeout_ms
+        batch = InFlightBatch(self._number, queue, data, size, first, acks, deadline_ms, future)
+        self.waiting.append(batch)
+        if sequence is None:
+            queue.next_sequence += data.num_rows
+        else:
+            batch.uncertain = True
+
+    def connecting(self, now_ms: int) -> None:
+        """A stream is being opened: the time of silence begins."""
+        self.progress_ms = now_ms
+
+    def connected(self, shard_limit_bytes: int | None) -> None:
+        """The shard has taken the stream: batches may be written."""
+        self._writable = True
+        self._shard_limit_bytes = shard_limit_bytes
+
+    def disconnected(self) -> None:
+        """No batch may be written any more. The reason comes with `broke`."""
+        self._writable = False
+        self._shard_limit_bytes = None
+
+    def next_write(self, now_ms: int) -> InFlightBatch | None:
+        """The batch to write now, counted as unacknowledged from here on; None: there is none."""
+        if not self._writable or self.draining or not self.waiting:
+            return None
+        if not self.unacked:
+            self.progress_ms = now_ms
+        elif self._exceeds_bytes() or len(self.unacked) >= IN_FLIGHT_BATCHES_MAX:
+            return None
+        batch = self.waiting.popleft()
+        self.unacked.append(batch)
+        self._in_flight_bytes += batch.size
+        return batch
+
+    def _exceeds_bytes(self) -> bool:
+        """Whether the next batch is too much beside the unacknowledged ones. Alone it may have any size."""
+        limit, allowed = self._in_flight_bytes_max, self._shard_limit_bytes
+        if allowed is not None and allowed < limit:
+            limit = allowed
+        return self._in_flight_bytes + self.waiting[0].size > limit
+
+    @property
+    def stalled(self) -> bool:
+        """Whether a batch waits until bytes are acknowledged."""
+        return bool(self.waiting and self.unacked) and self._exceeds_bytes()
+
+    # --- acks -----------------------------------------------------------------------------------
+
+    def received(self, now_ms: int, shard_limit_bytes: int | None) -> None:
+        """The shard sent acks; `ack` takes each of them."""
+        self.progress_ms = now_ms
+        if self._writable:
+            self._shard_limit_bytes = shard_limit_bytes
+
+    def ack(self, ack: dict[str, Any], now_ms: int, effects: Effects) -> None:
+        """The shard answered the oldest unacknowledged batch.
+
+        Raises: Unavailable when it answered another one; the stream cannot be used any more.
+        """
+        if not self.unacked or self.unacked[0].number != ack["id"]:
+            raise Unavailable(f"shard {self._shard} answered out of order", shard=self._shard)
+        batch = self.unacked[0]
+        if "error" in ack:
+            self.draining = True
+            self._refused(batch, from_wire(ack["error"]), now_ms, effects)
+        else:
+            self.failures = 0
+            effects.append(Complete(batch, self._receipt(batch.queue, ack)))
+        # Last: an interrupted caller may report an outcome twice, but must not lose it.
+        self.unacked.popleft()
+        self.last_acked = batch.number
+        self._in_flight_bytes -= batch.size
+
+    def _receipt(self, queue: QueueSequence, ack: dict[str, Any]) -> BatchReceipt:
+        return BatchReceipt(
+            queue.topic,
+            queue.queue_id,
+            self._shard,
+            ack["first_offset"],
+            ack["count"],
+            ack["duplicates"],
+            ack["store_time_ms"],
+            ack["last_offset"],
+        )
+
+    def _refused(
+        self, batch: InFlightBatch, error: RayMQError, now_ms: int, effects: Effects
+    ) -> None:
+        """Decide whether a refused batch is sent again, fails when order is restored, or fails now."""
+        queue = batch.queue
+        gap = isinstance(error, Rejected) and error.fields.get("field") == "sequence"
+        full_since_ms, batch.full, batch.full_since_ms = batch.full_since_ms, None, None
+        if error.retriable:
+            self._last_error = error
+            self._moved = self._moved or isinstance(error, Unavailable)
+            self._retry.append(batch)
+            if isinstance(error, DeliveryUnknown):
+                batch.uncertain, batch.unknown = True, error
+                self._warn(batch, error, now_ms, effects)
+            elif isinstance(error, StorageFull):
+                batch.full = error
+                batch.full_since_ms = now_ms if full_since_ms is None else full_since_ms
+        elif gap and queue.reordered:
+            # An earlier batch was refused: the gap closes when order is restored.
+            self._retry.append(batch)
+        elif isinstance(error, Fenced):
+            queue.fenced = error
+            self._retry.append(batch)
+        elif gap or batch.uncertain or isinstance(error, Bug):
+            # A shard that does not know what it did may have stored the batch.
+            batch.uncertain = batch.uncertain or isinstance(error, Bug)
+            queue.unknown = error.message
+            if gap and queue.resends:
+                queue.unknown += "; resend the messages before it first"
+            self._retry.append(batch)
+        else:
+            effects.append(Complete(batch, error))
+            queue.unstored.append((batch.sequence, batch.data.num_rows))
+        queue.reordered = True
+        self._touched.add(queue)
+
+    def _warn(
+        self, batch: InFlightBatch, error: DeliveryUnknown, now_ms: int, effects: Effects
+    ) -> None:
+        if now_ms >= self._quiet_until_ms:
+            self._quiet_until_ms = now_ms + WARN_PAUSE_MS
+            effects.append(WarnResend(batch, error))
+
+    @property
+    def drained(self) -> bool:
+        """Whether all acks of a drain are in: `begin_resume` and `resume` come next."""
+        return self.draining and not self.unacked
+
+    def begin_resume(self) -> int:
+        """All acks of a drain are in. Returns: milliseconds to wait before `resume`."""
+        if not self._retry:
+            return 0
+        self.failures += 1
+        # A batch that the shard may have moved away from is tried again by `reconnect_pause_ms`.
+        return 0 if self._moved else self._backoff_ms()
+
+    def resume(self, now_ms: int, effects: Effects) -> None:
+        """Restore the order of what is sent again. Effects: Complete; Reconnect when the shard is elsewhere."""
+        if self._moved:
+            self.disconnected()
+            effects.append(Reconnect())
+        self._restore_order(now_ms, effects)
+
+    # --- the stream breaks ----------------------------------------------------------------------
+
+    def broke(self, error: RayMQError, now_ms: int, effects: Effects) -> None:
+        """The stream broke, or no server took it. Batches that it carried may be stored."""
+        self._last_error = error
+        self.failures += 1
+        self.disconnected()
+        for batch in self.unacked:
+            batch.uncertain = True
+        if isinstance(error, Rejected) and error.fields.get("field") not in _MOVED:
+            # A wrong token stays wrong.
+            self._give_up(error, effects)
+            self.failures = 0
+        self._restore_order(now_ms, effects)
+
+    def _give_up(self, error: Rejected, effects: Effects) -> None:
+        """Fail every batch: the server does not take the stream.
+
+        An earlier stream may have carried a batch to where it was stored: the refusal came too late for it.
+        """
+        for batch in self._take_all():
+            queue = batch.queue
+            self._touched.add(queue)
+            if batch.uncertain:
+                queue.unknown = queue.unknown or error.message
+                effects.append(Complete(batch, self._delivery_unknown(batch, error.message)))
+            else:
+                queue.unstored.append((batch.sequence, batch.data.num_rows))
+                effects.append(Complete(batch, error))
+
+    def reconnect_pause_ms(self) -> int:
+        """Milliseconds to wait before the next connection."""
+        return self._backoff_ms() if self.failures and self.waiting else 0
+
+    def _backoff_ms(self) -> int:
+        return min(BACKOFF_MS << min(self.failures - 1, 10), BACKOFF_MS_MAX)
+
+    def tick(self, now_ms: int, effects: Effects) -> None:
+        """Time went by. Effects: Reconnect when the shard is silent, or a batch's time is up."""
+        if not (self.unacked or self.waiting):
+            return
+        silent = now_ms - self.progress_ms >= self._request_timeout_ms
+        if silent or now_ms >= (self.unacked or self.waiting)[0].deadline_ms:
+            effects.append(Reconnect())
+
+    # --- order is restored ----------------------------------------------------------------------
+
+    def _take_all(self) -> list[InFlightBatch]:
+        """Take out all batches, in the order of `add`. None is in flight any more."""
+        batches = sorted(
+            [*self._retry, *self.unacked, *self.waiting], key=lambda batch: batch.number
+        )
+        self._retry, self.unacked, self.waiting = [], deque(), deque()
+        self._in_flight_bytes = 0
+        return batches
+
+    def _restore_order(self, now_ms: int, effects: Effects) -> None:
+        """Let all batches wait again in their order, except those that fail now.
+
+        Sequence numbers close up over what was certainly not stored.
+        """
+        batches = self._take_all()
+        self.draining = self._moved = False
+        queues = {batch.queue for batch in batches} | self._touched
+        self._touched = set()
+        self._mark_unknown_queues(batches, now_ms)
+        self._fail_or_keep(batches, now_ms, effects)
+        for batch in self.waiting:
+            batch.sequence -= batch.queue.unstored_before(batch.sequence)
+        for queue in queues:
+            queue.close_up()
+
+    def _mark_unknown_queues(self, batches: list[InFlightBatch], now_ms: int) -> None:
+        """A batch that may be stored and is given up leaves its queue's end unknown."""
+        for batch in batches:
+            if now_ms >= batch.deadline_ms and batch.uncertain and batch.queue.unknown is None:
+                batch.queue.unknown = f"a batch was not acknowledged in time: {self._last_error}"
+
+    def _fail_or_keep(self, batches: list[InFlightBatch], now_ms: int, effects: Effects) -> None:
+        gaps: set[QueueSequence] = set()
+        for batch in batches:
+            queue = batch.queue
+            if queue in gaps:
+                # The shard refuses gaps, so no earlier try can have stored a batch after one.
+                batch.uncertain = False
+            error = self._failure(batch, now_ms)
+            if error is None:
+                self.waiting.append(batch)
+                continue
+            effects.append(Complete(batch, error))
+            if not batch.uncertain:
+                gaps.add(queue)
+                if queue.fenced is None and not (queue.own_id or queue.resends):
+                    # Rows that moved down would differ from those of a restart with the same producer id.
+                    queue.fenced = error
+            if queue.unknown is None:
+                queue.unstored.append((batch.sequence, batch.data.num_rows))
+
+    def _failure(self, batch: InFlightBatch, now_ms: int) -> RayMQError | None:
+        """Why a batch fails now; None: it is sent again."""
+        queue = batch.queue
+        if queue.fenced is not None:
+            return queue.fenced
+        late = now_ms >= batch.deadline_ms
+        if batch.full is not None and not batch.uncertain:
+            since_ms = batch.full_since_ms
+            if late or (since_ms is not None and now_ms - since_ms >= STORAGE_FULL_MS):
+                return batch.full
+        if queue.unknown is None and not late:
+            return None
+        why = queue.unknown or (
+            f"not delivered within {self._delivery_timeout_ms} ms: {self._last_error}"
+        )
+        if batch.uncertain:
+            return self._delivery_unknown(batch, why)
+        why = f"queue {queue.queue_id} of {queue.topic}: nothing of the batch was stored: {why}"
+        if self.closed:
+            return Rejected(why, field="producer", limit="open")
+        return Unavailable(why, shard=self._shard)
+
+    def _delivery_unknown(self, batch: InFlightBatch, why: str) -> DeliveryUnknown:
+        """The error of a batch that may be stored. Its future gets what a resend needs."""
+        queue, answer = batch.queue, batch.unknown
+        batch.future.unknown = UnknownBatch(
+            queue.topic,
+            queue.queue_id,
+            self._shard,
+            queue.producer_id,
+            queue.epoch,
+            batch.sequence - queue.unstored_before(batch.sequence),
+            batch.data,
+            batch.size,
+            batch.acks,
+        )
+        answered = "" if answer is None else f" (the shard answered {answer.status})"
+        return DeliveryUnknown(
+            f"queue {queue.queue_id} of {queue.topic}: the batch may or may not be stored{answered}: {why}",
+            status="UNKNOWN_ERROR" if answer is None else answer.status,
+            append=None if answer is None else answer.fields.get("append"),
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            shard=self._shard,
+        )
+
+    def close(self, effects: Effects) -> None:
+        """Fail every batch; `add` is refused from now on."""
+        self.closed = True
+        self.disconnected()
+        for batch in self.unacked:
+            batch.uncertain = True
+        batches = self._take_all()
+        for batch in batches:
+            batch.queue.unknown = batch.queue.unknown or "the producer was closed"
+        for batch in batches:
+            error = self._failure(batch, 0)
+            if error is not None:
+                effects.append(Complete(batch, error))

@@ -1,0 +1,580 @@
+"""The rules of one shard's batches, without threads and sockets: as a table, and in random interleavings."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from raymq.cluster.produce.batch_future import BatchFuture
+from raymq.cluster.produce.queue_sequence import BatchReceipt, QueueSequence
+from raymq.cluster.produce.send_window import (
+    STORAGE_FULL_MS,
+    Complete,
+    Effects,
+    InFlightBatch,
+    Reconnect,
+    SendWindow,
+    WarnResend,
+)
+from raymq.store.errors import (
+    Bug,
+    DeliveryUnknown,
+    Fenced,
+    RayMQError,
+    Rejected,
+    StorageFull,
+    Unavailable,
+    to_wire,
+)
+from tests.support.batches import batch
+
+DELIVERY_MS = 10_000
+SILENCE_MS = 3_000
+
+
+def make_window(in_flight_bytes: int = 1000) -> SendWindow:
+    """A window of shard 0 that is connected."""
+    window = SendWindow(
+        0,
+        in_flight_bytes=in_flight_bytes,
+        delivery_timeout_ms=DELIVERY_MS,
+        request_timeout_ms=SILENCE_MS,
+    )
+    window.connected(None)
+    return window
+
+
+def make_queue(queue_id: int = 0, *, own_id: bool = True) -> QueueSequence:
+    return QueueSequence("t", queue_id, 1000 + queue_id, 0, own_id)
+
+
+def add(window: SendWindow, queue: QueueSequence, *, size: int = 1, rows: int = 1) -> None:
+    window.add(queue, batch([b"x"] * rows), size, "quorum", BatchFuture(), 0)
+
+
+def write_all(window: SendWindow, now_ms: int = 0) -> list[InFlightBatch]:
+    written = []
+    while (each := window.next_write(now_ms)) is not None:
+        written.append(each)
+    return written
+
+
+def stored(number: int, rows: int = 1) -> dict[str, Any]:
+    """The ack of a stored batch."""
+    offsets = {"first_offset": 0, "last_offset": rows - 1}
+    return {"id": number, "count": rows, "duplicates": 0, "store_time_ms": 0, **offsets}
+
+
+def refused(number: int, error: RayMQError) -> dict[str, Any]:
+    return {"id": number, "error": to_wire(error)}
+
+
+def outcomes(effects: Effects) -> list[tuple[int, str]]:
+    """(batch number, type of its outcome)."""
+    return [
+        (each.batch.number, type(each.outcome).__name__)
+        for each in effects
+        if isinstance(each, Complete)
+    ]
+
+
+def numbers(batches: list[InFlightBatch]) -> list[tuple[int, int]]:
+    """(batch number, first sequence)."""
+    return [(each.number, each.sequence) for each in batches]
+
+
+def resume(window: SendWindow, now_ms: int = 0) -> Effects:
+    effects: Effects = []
+    assert window.drained
+    window.begin_resume()
+    window.resume(now_ms, effects)
+    return effects
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def test_batches_are_written_in_order_until_the_bytes_in_flight_are_used_up() -> None:
+    window, queue = make_window(10), make_queue()
+    for _ in range(3):
+        add(window, queue, size=5, rows=2)
+    assert numbers(write_all(window)) == [(1, 0), (2, 2)]
+    assert window.stalled
+    effects: Effects = []
+    window.ack(stored(1, 2), 0, effects)
+    assert outcomes(effects) == [(1, "BatchReceipt")]
+    assert numbers(write_all(window)) == [(3, 4)]
+    assert not window.stalled
+
+
+def test_a_batch_larger_than_the_window_is_written_alone() -> None:
+    window, queue = make_window(10), make_queue()
+    for size in (50, 1):
+        add(window, queue, size=size)
+    assert numbers(write_all(window)) == [(1, 0)]
+
+
+def test_the_shard_may_allow_fewer_bytes_until_the_stream_ends() -> None:
+    window, queue = make_window(100), make_queue()
+    window.connected(10)
+    for _ in range(4):
+        add(window, queue, size=5)
+    assert len(write_all(window)) == 2
+    window.received(0, 15)
+    assert len(write_all(window)) == 1
+    window.disconnected()
+    window.connected(None)
+    assert len(write_all(window)) == 1
+
+
+def test_nothing_is_written_before_a_server_has_taken_the_stream() -> None:
+    window, queue = make_window(), make_queue()
+    window.disconnected()
+    add(window, queue)
+    assert write_all(window) == []
+
+
+def test_an_ack_of_another_batch_breaks_the_stream() -> None:
+    window, queue = make_window(), make_queue()
+    add(window, queue)
+    with pytest.raises(Unavailable, match="out of order"):
+        window.ack(stored(1), 0, [])
+    write_all(window)
+    with pytest.raises(Unavailable, match="out of order"):
+        window.ack(stored(2), 0, [])
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+GAP = Rejected("gap", field="sequence", limit=0)
+
+#: what the shard answers -> the outcome of a first try, and of a batch that an earlier stream carried; None: resent
+REFUSALS: dict[str, tuple[RayMQError, str | None, str | None]] = {
+    "away": (Unavailable("away"), None, None),
+    "full disk": (StorageFull("full"), None, None),
+    "late": (DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT"), None, None),
+    "body": (Rejected("no", field="body"), "Rejected", "DeliveryUnknown"),
+    "gap": (GAP, "Unavailable", "DeliveryUnknown"),
+    "fenced": (Fenced("old", field="epoch", limit=1), "Fenced", "Fenced"),
+    "bug": (Bug("?"), "DeliveryUnknown", "DeliveryUnknown"),
+}
+
+
+@pytest.mark.parametrize("broke", [False, True], ids=["first try", "resent"])
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_a_refusal_makes_of_a_batch(name: str, broke: bool) -> None:
+    error, first_try, resent = REFUSALS[name]
+    window, queue = make_window(), make_queue()
+    effects: Effects = []
+    add(window, queue)
+    write_all(window)
+    if broke:
+        window.broke(Unavailable("cut"), 0, effects)
+        window.connected(None)
+        write_all(window)
+    window.ack(refused(1, error), 0, effects)
+    effects += resume(window)
+    expected = resent if broke else first_try
+    assert outcomes(effects) == ([] if expected is None else [(1, expected)])
+    assert [each.number for each in window.waiting] == ([1] if expected is None else [])
+    assert (Reconnect() in effects) == isinstance(error, Unavailable)
+    assert any(isinstance(each, WarnResend) for each in effects) == (name == "late")
+
+
+def test_a_refusal_stops_writing_until_all_acks_are_in() -> None:
+    window, queue = make_window(), make_queue()
+    for _ in range(3):
+        add(window, queue)
+    effects: Effects = []
+    write_all(window)
+    window.ack(refused(1, StorageFull("full")), 0, effects)
+    add(window, queue)
+    assert write_all(window) == []
+    for number in (2, 3):
+        window.ack(refused(number, GAP), 0, effects)
+    assert resume(window) == effects == []
+    # In order, and with the same sequences.
+    assert numbers(write_all(window)) == [(1, 0), (2, 1), (3, 2), (4, 3)]
+
+
+def test_sequences_close_up_over_what_was_not_stored() -> None:
+    window, queue = make_window(), make_queue()
+    for _ in range(3):
+        add(window, queue, rows=2)
+    write_all(window)
+    effects: Effects = []
+    window.ack(stored(1, 2), 0, effects)
+    window.ack(refused(2, Rejected("no", field="body")), 0, effects)
+    window.ack(refused(3, GAP), 0, effects)
+    resume(window)
+    assert outcomes(effects) == [(1, "BatchReceipt"), (2, "Rejected")]
+    add(window, queue)
+    assert numbers(write_all(window)) == [(3, 2), (4, 4)]
+
+
+def test_a_full_disk_fails_a_batch_after_its_time_and_not_before() -> None:
+    window, queue = make_window(), make_queue()
+    add(window, queue)
+    for now_ms in (0, STORAGE_FULL_MS - 1, STORAGE_FULL_MS):
+        write_all(window, now_ms)
+        window.ack(refused(1, StorageFull("full")), now_ms, [])
+        effects = resume(window, now_ms)
+    assert outcomes(effects) == [(1, "StorageFull")]
+
+
+def test_with_a_given_id_no_batch_follows_one_that_was_not_stored() -> None:
+    window, queue = make_window(), make_queue(own_id=False)
+    effects: Effects = []
+    add(window, queue)
+    window.broke(Unavailable("cut"), DELIVERY_MS, effects)
+    assert outcomes(effects) == [(1, "Unavailable")]
+    with pytest.raises(Unavailable):
+        add(window, queue)
+
+
+def test_a_batch_after_a_gap_is_certainly_not_stored_although_its_stream_broke() -> None:
+    window, queue = make_window(), make_queue()
+    for _ in range(2):
+        add(window, queue)
+    write_all(window)
+    effects: Effects = []
+    window.ack(refused(1, StorageFull("full")), 0, effects)
+    window.broke(Unavailable("cut"), DELIVERY_MS, effects)
+    assert outcomes(effects) == [(1, "StorageFull"), (2, "Unavailable")]
+
+
+def test_a_resend_keeps_its_sequence_whatever_became_of_those_before() -> None:
+    window = make_window()
+    resends = QueueSequence("t", 0, 7, 0, False, resends=True)
+    for sequence, error in ((5, GAP), (6, StorageFull("full")), (6, GAP)):
+        if not window.waiting:
+            window.add(resends, batch([b"x"]), 1, "quorum", BatchFuture(), 0, sequence)
+        (written,) = write_all(window)
+        assert written.sequence == sequence
+        effects: Effects = []
+        window.ack(refused(written.number, error), 0, effects)
+        effects += resume(window)
+    assert outcomes(effects) == [(2, "DeliveryUnknown")]
+    assert isinstance(effects[0], Complete)
+    assert "resend the messages before it first" in str(effects[0].outcome)
+
+
+# --- breaks, time and end -----------------------------------------------------------------------
+
+
+def test_after_a_break_batches_are_written_again_with_their_sequences() -> None:
+    window, queue = make_window(2), make_queue()
+    for _ in range(3):
+        add(window, queue)
+    assert len(write_all(window)) == 2
+    effects: Effects = []
+    window.broke(Unavailable("cut"), 0, effects)
+    assert effects == []
+    assert write_all(window) == []
+    window.connected(None)
+    assert numbers(write_all(window)) == [(1, 0), (2, 1)]
+
+
+def test_a_batch_that_may_be_stored_leaves_its_producer_id_behind() -> None:
+    window, queue = make_window(), make_queue()
+    producer_id = queue.producer_id
+    add(window, queue)
+    (lost,) = write_all(window)
+    add(window, queue)
+    effects: Effects = []
+    window.broke(Unavailable("cut"), DELIVERY_MS, effects)
+    # The second one was never written.
+    assert outcomes(effects) == [(1, "DeliveryUnknown"), (2, "Unavailable")]
+    assert lost.future.unknown is not None
+    assert (lost.future.unknown.producer_id, lost.future.unknown.sequence) == (producer_id, 0)
+    add(window, queue)
+    window.connected(None)
+    assert numbers(write_all(window)) == [(3, 0)]
+    assert queue.producer_id != producer_id
+
+
+def test_a_refused_stream_fails_every_batch_at_once() -> None:
+    window, queue = make_window(1), make_queue()
+    for _ in range(2):
+        add(window, queue)
+    write_all(window)
+    window.broke(Unavailable("cut"), 0, [])
+    effects: Effects = []
+    window.broke(Rejected("wrong", field="token"), 0, effects)
+    assert outcomes(effects) == [(1, "DeliveryUnknown"), (2, "Rejected")]
+    assert window.reconnect_pause_ms() == 0
+
+
+def test_another_server_at_the_address_is_a_break_and_no_refusal() -> None:
+    window, queue = make_window(), make_queue()
+    add(window, queue)
+    effects: Effects = []
+    window.broke(Rejected("another", field="cluster_id"), 0, effects)
+    assert effects == []
+    assert [each.number for each in window.waiting] == [1]
+
+
+def test_a_break_in_a_drain_ends_the_drain_and_its_reason_to_reconnect() -> None:
+    window, queue = make_window(), make_queue()
+    for _ in range(2):
+        add(window, queue)
+    write_all(window)
+    window.ack(refused(1, Unavailable("away")), 0, [])
+    window.broke(Unavailable("cut"), 0, [])
+    window.connected(None)
+    assert numbers(write_all(window)) == [(1, 0), (2, 1)]
+    window.ack(refused(1, StorageFull("full")), 0, [])
+    window.ack(refused(2, GAP), 0, [])
+    assert resume(window) == []
+
+
+def test_the_pause_doubles_with_each_failure_and_ends_with_a_receipt() -> None:
+    window, queue = make_window(), make_queue()
+    add(window, queue)
+    pauses = []
+    for _ in range(9):
+        window.broke(Unavailable("cut"), 0, [])
+        pauses.append(window.reconnect_pause_ms())
+    assert pauses == [20, 40, 80, 160, 320, 640, 1000, 1000, 1000]
+    window.connected(None)
+    write_all(window)
+    window.ack(stored(1), 0, [])
+    add(window, queue)
+    assert window.reconnect_pause_ms() == 0
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "progress_ms", "expected"),
+    [
+        (SILENCE_MS - 1, 0, []),
+        (SILENCE_MS, 0, [Reconnect()]),
+        (SILENCE_MS, 1, []),
+        (DELIVERY_MS - 1, DELIVERY_MS - 1, []),
+        (DELIVERY_MS, DELIVERY_MS, [Reconnect()]),
+    ],
+)
+def test_a_silent_shard_and_a_late_batch_end_the_stream(
+    now_ms: int, progress_ms: int, expected: Effects
+) -> None:
+    window, queue = make_window(), make_queue()
+    effects: Effects = []
+    window.tick(now_ms, effects)
+    assert effects == []
+    add(window, queue)
+    write_all(window)
+    window.received(progress_ms, None)
+    window.tick(now_ms, effects)
+    assert effects == expected
+
+
+def test_closing_tells_apart_what_may_be_stored() -> None:
+    window, queue = make_window(1), make_queue()
+    for _ in range(2):
+        add(window, queue)
+    write_all(window)
+    effects: Effects = []
+    window.close(effects)
+    assert outcomes(effects) == [(1, "DeliveryUnknown"), (2, "Rejected")]
+    with pytest.raises(Rejected, match="closed"):
+        add(window, queue)
+
+
+# --- random interleavings -----------------------------------------------------------------------
+
+QUEUES = 3
+
+
+@dataclass
+class Stream:
+    """A connection: what the shard has not read yet, and the acks that it has written."""
+
+    requests: deque[tuple[int, int, int, int, tuple[bytes, ...]]] = field(default_factory=deque)
+    acks: deque[dict[str, Any]] = field(default_factory=deque)
+
+
+class World:
+    """A window, a shard that recognises sequences, and streams that break between them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now_ms = 0
+        self.window = make_window(in_flight_bytes=self.random.choice([3, 8, 1000]))
+        self.window.disconnected()
+        own_id = self.random.random() < 0.7
+        self.queues = [make_queue(number, own_id=own_id) for number in range(QUEUES)]
+        self.stream: Stream | None = None
+        #: streams that are broken for the window, whose requests the shard may read all the same
+        self.broken: list[Stream] = []
+        self.added = [0] * QUEUES
+        self.bodies_of: dict[BatchFuture, tuple[int, tuple[bytes, ...]]] = {}
+        self.outcome_of: dict[BatchFuture, BatchReceipt | RayMQError] = {}
+        # The shard: rows of each queue, and which rows a sequence stands for.
+        self.rows: list[list[bytes]] = [[] for _ in range(QUEUES)]
+        self.sequences: dict[tuple[int, int], list[bytes]] = {}
+        self.stored_as: dict[tuple[bytes, ...], tuple[int, int]] = {}
+        self.faults = 1.0
+
+    # --- the window's side ---
+
+    def add(self) -> None:
+        number = self.random.randrange(QUEUES)
+        count = self.random.randint(1, 3)
+        bodies = tuple(b"%d/%d" % (number, self.added[number] + row) for row in range(count))
+        future = BatchFuture()
+        data = batch(list(bodies))
+        try:
+            self.window.add(self.queues[number], data, count, "quorum", future, self.now_ms)
+        except RayMQError:
+            # The queue of a given producer id was fenced.
+            assert not self.queues[number].own_id
+            return
+        self.added[number] += count
+        self.bodies_of[future] = (number, bodies)
+
+    def connect(self) -> None:
+        if self.stream is None:
+            self.window.connecting(self.now_ms)
+            self.window.connected(None)
+            self.stream = Stream()
+
+    def write(self) -> None:
+        each = self.window.next_write(self.now_ms)
+        if each is None:
+            return
+        assert self.stream is not None
+        number, bodies = self.bodies_of[each.future]
+        queue = each.queue
+        known = self.stored_as.get(bodies)
+        assert known in (None, (queue.producer_id, each.sequence)), "stored, and a new sequence"
+        if self.random.random() < 0.02 * self.faults:
+            # The write fails: the shard does not get the batch.
+            self.break_stream()
+            return
+        self.stream.requests.append((each.number, number, queue.producer_id, each.sequence, bodies))
+
+    def read_ack(self) -> None:
+        if self.stream is None or not self.stream.acks:
+            return
+        effects: Effects = []
+        self.window.received(self.now_ms, self.random.choice([None, 2, 5]))
+        self.window.ack(self.stream.acks.popleft(), self.now_ms, effects)
+        self.carry_out(effects)
+        if self.window.drained:
+            self.now_ms += self.window.begin_resume()
+            effects = []
+            self.window.resume(self.now_ms, effects)
+            if self.carry_out(effects):
+                self.leave_stream()
+
+    def tick(self) -> None:
+        self.now_ms += self.random.choice([1, 10, 100, 1000])
+        effects: Effects = []
+        self.window.tick(self.now_ms, effects)
+        if self.carry_out(effects) and self.stream is not None:
+            self.break_stream()
+
+    def break_stream(self) -> None:
+        if self.stream is not None:
+            self.leave_stream()
+            effects: Effects = []
+            self.window.broke(Unavailable("cut"), self.now_ms, effects)
+            self.carry_out(effects)
+
+    def leave_stream(self) -> None:
+        assert self.stream is not None
+        self.broken.append(self.stream)
+        self.stream = None
+
+    def carry_out(self, effects: Effects) -> bool:
+        for effect in effects:
+            if isinstance(effect, Complete):
+                assert effect.batch.future not in self.outcome_of, "two outcomes"
+                self.outcome_of[effect.batch.future] = effect.outcome
+        return Reconnect() in effects
+
+    # --- the shard's side ---
+
+    def serve(self) -> None:
+        streams = [each for each in [self.stream, *self.broken] if each and each.requests]
+        if not streams:
+            return
+        stream = self.random.choice(streams)
+        number, queue_id, producer_id, sequence, bodies = stream.requests.popleft()
+        if stream is not self.stream and self.random.random() < 0.5:
+            # Lost on the way, with all that comes after it on this stream.
+            stream.requests.clear()
+            return
+        stream.acks.append(self.answer(number, queue_id, producer_id, sequence, bodies))
+
+    def answer(
+        self, number: int, queue_id: int, producer_id: int, sequence: int, bodies: tuple[bytes, ...]
+    ) -> dict[str, Any]:
+        if self.random.random() < 0.1 * self.faults:
+            kinds = [Unavailable("x"), StorageFull("x"), Rejected("x", field="body"), Bug("x")]
+            return refused(number, self.random.choice(kinds))
+        known = self.sequences.setdefault((producer_id, queue_id), [])
+        if sequence > len(known):
+            return refused(number, GAP)
+        end = sequence + len(bodies)
+        if sequence < len(known):
+            assert tuple(known[sequence:end]) == bodies, "a sequence stands for two rows"
+        else:
+            known += bodies
+            self.rows[queue_id] += bodies
+            self.stored_as[bodies] = (producer_id, sequence)
+        if self.random.random() < 0.05 * self.faults:
+            return refused(number, DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT"))
+        return stored(number, len(bodies))
+
+    # --- a run ---
+
+    def run(self, steps: int) -> None:
+        actions = [self.add, self.connect, self.write, self.write, self.serve, self.serve]
+        actions += [self.read_ack, self.read_ack, self.tick]
+        for _ in range(steps):
+            if self.random.random() < 0.02:
+                self.break_stream()
+            self.random.choice(actions)()
+        self.finish()
+
+    def finish(self) -> None:
+        """No more faults: everything gets an outcome."""
+        self.faults = 0.0
+        self.broken.clear()
+        for _ in range(10_000):
+            if len(self.outcome_of) == len(self.bodies_of):
+                return
+            for action in (self.connect, self.write, self.serve, self.read_ack, self.tick):
+                action()
+        raise AssertionError("a batch has no outcome")
+
+    def check(self) -> None:
+        """Order kept, nothing stored twice, and every outcome is true."""
+        for number, rows in enumerate(self.rows):
+            added = [int(body.split(b"/")[1]) for body in rows]
+            assert added == sorted(set(added)), f"queue {number}: {added}"
+        for future, (number, bodies) in self.bodies_of.items():
+            outcome = self.outcome_of[future]
+            found = [body for body in bodies if body in self.rows[number]]
+            if isinstance(outcome, BatchReceipt):
+                assert found == list(bodies), "a receipt of what was not stored"
+            elif not isinstance(outcome, DeliveryUnknown | Fenced):
+                assert found == [], f"{outcome!r} of what was stored"
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_in_any_interleaving_order_is_kept_and_nothing_is_lost_or_stored_twice(block: int) -> None:
+    kinds: set[str] = set()
+    for seed in range(block * 40, block * 40 + 40):
+        world = World(seed)
+        try:
+            world.run(400)
+            world.check()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        kinds |= {type(outcome).__name__ for outcome in world.outcome_of.values()}
+    assert {"BatchReceipt", "DeliveryUnknown", "Rejected", "Unavailable"} <= kinds
