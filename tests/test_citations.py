@@ -31,6 +31,8 @@ UNRESOLVABLE = re.compile(
     r"\bdesign section \d|\bdesign D\d|\(reference[s ]|\breference (?:section )?\d+\.\d"
 )
 
+#: places whose citations are still to be replaced: passed over until then
+LEFT = ("store/", "cluster/bench/")
 #: pages that are made from the code or from files beside docs/
 GENERATED = re.compile(
     r"docs/(reference/(cli|configuration)|changelog|contributing|examples/.*)\.md"
@@ -76,7 +78,8 @@ def prose_of(path: Path) -> str:
 
 def everything() -> list[Path]:
     """All files that may cite. This one is left out: it names citations that do not exist."""
-    return [path for path in [*python_files(), *documents()] if path != Path(__file__).resolve()]
+    found = [path for path in [*python_files(), *documents()] if path != Path(__file__).resolve()]
+    return [path for path in found if not name(path).startswith(LEFT)]
 
 
 def name(path: Path) -> str:
@@ -121,8 +124,8 @@ def find_document(cited: str, at: Path) -> Path | None:
 
 def is_generated(cited: str, at: Path) -> bool:
     """Whether the build of the documentation site makes this page."""
-    path = Path(os.path.normpath(at.parent / cited))
-    return path.is_relative_to(ROOT / "docs") and bool(GENERATED.fullmatch(name(path)))
+    paths = [os.path.normpath(start / cited) for start in (at.parent, ROOT / "docs")]
+    return any(GENERATED.fullmatch(os.path.relpath(path, ROOT)) for path in paths)
 
 
 def test_every_decision_and_rule_that_is_cited_is_in_the_design() -> None:
@@ -205,6 +208,12 @@ def test_nothing_is_cited_in_a_way_that_cannot_be_resolved() -> None:
         for cited in UNRESOLVABLE.findall(prose_of(path))
     }
     assert not found, f"say what is meant, or cite {DESIGN}"
+
+
+@pytest.mark.parametrize("place", LEFT)
+def test_a_place_that_is_passed_over_still_cites_what_is_not_there(place: str) -> None:
+    texts = [prose_of(path) for path in python_files() if name(path).startswith(place)]
+    assert any(UNRESOLVABLE.search(text) for text in texts), "remove it from LEFT"
 
 
 @pytest.mark.parametrize(
