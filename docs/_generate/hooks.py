@@ -33,7 +33,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     docs = Path(config.docs_dir)
     decisions = [f"decisions/{path.name}" for path in sorted((docs / "decisions").glob("*.md"))]
     examples = [page for page in OUTSIDE.values() if page.startswith("examples/")]
-    config.nav += [
+    config.nav = [
+        *(config.nav or []),
         {"Examples": examples},
         {
             "Design": [

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import textwrap
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,26 +42,29 @@ def programs() -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Run all pages; print what went wrong on which, as JSON."""
+    """Run all pages; print how long each took and what went wrong, as JSON."""
     import ray
 
     import raymq
 
     failed: dict[str, str] = {}
+    seconds: dict[str, float] = {}
     said = sys.stdout
     with raymq.start(sys.argv[1]) as cluster, open(os.devnull, "w") as nowhere:
         ray.init(cluster.ray_address, ignore_reinit_error=True, log_to_driver=False)
         sys.stdout = nowhere
         for page, texts in programs().items():
             names: dict[str, Any] = {"cluster": cluster, "__name__": "__main__"}
+            begin = time.monotonic()
             try:
                 for text in texts:
                     exec(compile(text, page, "exec"), names)
             except BaseException:
                 failed[page] = traceback.format_exc()
+            seconds[page] = round(time.monotonic() - begin, 1)
         sys.stdout = said
         ray.shutdown()
-    print(json.dumps({"pages": list(programs()), "failed": failed}))
+    print(json.dumps({"seconds": seconds, "failed": failed}))
 
 
 if __name__ == "__main__":
