@@ -115,9 +115,9 @@ class AdminCalls:
         self._host.await_dispatch()
         shard = int(self._host.identity()["shard"])
         return {
-            str(queue): list(self._host.store.queue_range(topic, queue))
-            for queue in range(info.queues)
-            if info.shard_of(queue) == shard
+            str(queue_id): list(self._host.store.queue_range(topic, queue_id))
+            for queue_id in range(info.queues)
+            if info.shard_of(queue_id) == shard
         }
 
     def _op_check_record(self, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class AdminCalls:
         self._topic(topic)
         # A copy: offset commits change the table meanwhile.
         table = dict(self._host.store.state.offsets.get((group, topic), {}))
-        return {str(queue): offset for queue, offset in table.items()}
+        return {str(queue_id): offset for queue_id, offset in table.items()}
 
     def _op_init_producer(self, producer_id: int) -> dict[str, Any]:
         self._host.check_serving()

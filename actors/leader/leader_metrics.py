@@ -105,8 +105,8 @@ def consumer_lags(host: MeasuredLeader) -> ByTags:
     # Copies: puts change these tables meanwhile.
     for (group, topic), table in islice(list(store.state.offsets.items()), LAGS_MAX):
         lags[topic, group] = sum(
-            max(0, store.queue_range(topic, queue)[1] - offset)
-            for queue, offset in dict(table).items()
+            max(0, store.queue_range(topic, queue_id)[1] - offset)
+            for queue_id, offset in dict(table).items()
         )
     return lags
 
@@ -114,12 +114,12 @@ def consumer_lags(host: MeasuredLeader) -> ByTags:
 def topic_messages(host: MeasuredLeader) -> ByTags:
     """(topic,) -> messages in its queues on this shard, read or not; by name, for the first TOPICS_MAX topics."""
     store, found = host.store, Counter[tuple[str, ...]]()
-    for topic, queue in store.queues():
+    for topic, queue_id in store.queues():
         if topic == INTERNAL_TOPIC:
             continue
         if (topic,) not in found and len(found) == TOPICS_MAX:
             break
-        low, high = store.queue_range(topic, queue)
+        low, high = store.queue_range(topic, queue_id)
         found[topic,] += high - low
     return found
 
@@ -127,7 +127,7 @@ def topic_messages(host: MeasuredLeader) -> ByTags:
 def _used_bytes(host: MeasuredLeader) -> int:
     """Files of the commit log are allocated whole; consume queues by what is in them."""
     store = host.store
-    ranges = (store.queue_range(topic, queue) for topic, queue in store.queues())
+    ranges = (store.queue_range(topic, queue_id) for topic, queue_id in store.queues())
     units = sum(high - low for low, high in ranges)
     return len(store.log.queue.files) * host.config.segment_size_bytes + units * fmt.UNIT_BYTES
 

@@ -99,7 +99,7 @@ class FlushService:
             self._syncer,
             flushed=satellite.base,
             on_sync_started=timer.sync_started,
-            on_flushed=timer.flushed,
+            on_flushed=timer.synced,
         )
         wait_ms = BUSY_WAIT_MS
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
@@ -132,7 +132,7 @@ class FlushService:
             thorough_interval_ms=self._config.flush_thorough_interval_ms,
             flushed=satellite.base,
             on_sync_started=timer.sync_started,
-            on_flushed=timer.flushed,
+            on_flushed=timer.synced,
         )
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
             satellite.wait(min(flusher.wait_ms(), HEARTBEAT_PERIOD_MS))

@@ -259,7 +259,7 @@ class Satellite:
             self._record.sync_latency,
             self._clock,
             on_sync_started=self.publish_sync_started,
-            on_flushed=self.publish_position,
+            on_synced=self.publish_position,
         )
 
     def wake_others(self, *, commit_log: bool = True) -> None:

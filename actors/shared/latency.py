@@ -102,12 +102,12 @@ class SyncTimer:
         clock: Clock,
         *,
         on_sync_started: Callable[[int], None],
-        on_flushed: Callable[[int], None],
+        on_synced: Callable[[int], None],
     ) -> None:
         self._counter = counter
         self._clock = clock
         self._on_sync_started = on_sync_started
-        self._on_flushed = on_flushed
+        self._on_synced = on_synced
         self._started = 0.0
 
     def sync_started(self, end_offset: int) -> None:
@@ -115,8 +115,8 @@ class SyncTimer:
         self._on_sync_started(end_offset)
         self._started = self._clock.monotonic()
 
-    def flushed(self, end_offset: int) -> None:
+    def synced(self, end_offset: int) -> None:
         """After its success."""
         ended = self._clock.monotonic()
-        self._on_flushed(end_offset)
+        self._on_synced(end_offset)
         self._counter.add(ended - self._started)

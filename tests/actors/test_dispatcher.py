@@ -193,9 +193,9 @@ def test_readers_of_other_queues_let_units_gather(shard: Shard) -> None:
     until(lambda: ("quick", 0) in shard.dispatcher._reads, lambda: threading.Event().wait(0.001))
     dispatch_all(shard.store)
     shard.put("t")
-    assert not shard.dispatcher._wanted()
+    assert not shard.dispatcher._reader_waits_for_confirmed()
     shard.put("quick")
-    assert shard.dispatcher._wanted()
+    assert shard.dispatcher._reader_waits_for_confirmed()
     shard.start()
     assert idle.result(10)[0].next_offset == 1
 

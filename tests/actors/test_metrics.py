@@ -98,17 +98,17 @@ def test_a_quantile_is_the_end_of_its_bucket() -> None:
 
 
 def test_a_sync_is_reported_before_its_time_is_counted() -> None:
-    clock, counter, told = ManualClock(), LatencyCounter(), list[Any]()
+    clock, counter, reported = ManualClock(), LatencyCounter(), list[Any]()
     timer = SyncTimer(
         counter,
         clock,
-        on_sync_started=lambda end: told.append(("started", end)),
-        on_flushed=lambda end: told.append(("flushed", end, counter.read().total)),
+        on_sync_started=lambda end: reported.append(("started", end)),
+        on_synced=lambda end: reported.append(("synced", end, counter.read().total)),
     )
     timer.sync_started(5)
     clock.advance(20)
-    timer.flushed(5)
-    assert told == [("started", 5), ("flushed", 5, 0)]
+    timer.synced(5)
+    assert reported == [("started", 5), ("synced", 5, 0)]
     assert counter.read().sum_s == pytest.approx(0.02, abs=1e-5)
 
 
@@ -387,12 +387,12 @@ def test_status_shows_the_same_values_as_json(leader: Leader) -> None:
     host.put(request([b"x"], producer=7)).wait(30)
     host.call("commit_offsets", {"group": "g", "topic": "t", "offsets": {"0": 0}})
     until(lambda: consumer_lags(host) == {("t", "g"): 1}, wait_a_little)
-    told = json.loads(json.dumps(host.call("status", {})))["metrics"]
-    assert {f"raymq_{name}" for name in told} == {metric.name for metric in METRICS}
-    assert told["append_messages_total"] == 1
-    assert told["consumer_lag_messages"] == {"t": {"g": 1}}
-    assert told["topic_messages"] == {"t": 1}
-    latency = told["append_seconds"]
+    reported = json.loads(json.dumps(host.call("status", {})))["metrics"]
+    assert {f"raymq_{name}" for name in reported} == {metric.name for metric in METRICS}
+    assert reported["append_messages_total"] == 1
+    assert reported["consumer_lag_messages"] == {"t": {"g": 1}}
+    assert reported["topic_messages"] == {"t": 1}
+    latency = reported["append_seconds"]
     assert latency["count"] == 1
     assert 0 < latency["sum"] < latency["p50"] <= latency["p99"]
 
