@@ -186,7 +186,7 @@ def read(store: EmbeddedStore, count: int) -> None:
 def query(store: EmbeddedStore, count: int, keys: int) -> None:
     """Keys in turn, one a call; raw records, as RocketMQ returns them."""
     for number in range(count):
-        hits = store.store.query_messages("t", [f"k{number * 7919 % keys}"], max_num=32)
+        hits = store.store.query.by_keys("t", [f"k{number * 7919 % keys}"], max_num=32)
         if not len(hits.records):
             raise SystemExit(f"key {number * 7919 % keys} has no message")
 
@@ -195,7 +195,7 @@ def query_many(store: EmbeddedStore, count: int, keys: int) -> None:
     """Keys in turn, many a call, which RocketMQ has no call for."""
     for first in range(0, count, KEYS):
         asked = [f"k{number * 7919 % keys}" for number in range(first, first + KEYS)]
-        hits = store.store.query_messages("t", asked, max_num=32)
+        hits = store.store.query.by_keys("t", asked, max_num=32)
         if len(set(hits.keys.tolist())) != len(asked):
             raise SystemExit(f"a key of {asked} has no message")
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from .index.query import QueryResult
     from .put.inner_message import InnerMessage
     from .put.put_hooks import PutHook
-    from .put.put_message import PutResult
+    from .put_message import PutResult
     from .queues.get_message import GetMessageResult, expression_filter
     from .queues.message_filter import MessageFilter
+    from .queues.raw_records import decode_records
     from .record import PUT_SCHEMA, RECORD_SCHEMA
     from .records.properties import decode as decode_properties
-    from .records.raw_records import decode_records
     from .records.rows import producer_stamps
     from .requests import Append, FetchSlice, PutRequest
     from .services.resolutions import Resolution
@@ -67,13 +67,13 @@ __getattr__ = lazy_names(
         "MessageFilter": "raymq.store.queues.message_filter",
         "PutHook": "raymq.store.put.put_hooks",
         "PutRequest": "raymq.store.requests",
-        "PutResult": "raymq.store.put.put_message",
+        "PutResult": "raymq.store.put_message",
         "PutStatus": "raymq.store.status",
         "QueryResult": "raymq.store.index.query",
         "Resolution": "raymq.store.services.resolutions",
         "StoreConfig": "raymq.store.config",
         "decode_properties": "raymq.store.records.properties:decode",
-        "decode_records": "raymq.store.records.raw_records",
+        "decode_records": "raymq.store.queues.raw_records",
         "expression_filter": "raymq.store.queues.get_message",
         "producer_stamps": "raymq.store.records.rows",
         "verify": "raymq.store.tools.inspect",

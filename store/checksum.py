@@ -29,10 +29,10 @@ except ImportError:
 
 #: RocketMQ stores body CRCs as non-negative ints
 BODY_CRC_MASK = 0x7FFFFFFF
-#: bodies of this mean size are read in place; below, a copy made by Arrow costs less than a slice.
-#: (Copies of large ones cost twenty times the CRC: the allocator gets and returns pages each time.)
+#: bodies of this mean size are read in place; for smaller ones a copy made by Arrow costs less than a slice.
+#: (Copies of large ones cost twenty times the CRC, because the allocator gets and returns pages each time.)
 SLICED_BODY_BYTES = 512
-#: from so many stretches on an array of them is made
+#: this many stretches, or more, are read as one array
 ROWS_MIN = 16
 _ZEROS = bytes(1 << 20)
 
@@ -48,14 +48,14 @@ def _crcmod_function() -> Callable[[bytes, int], int]:
 def crc32c(data: Any, value: int = 0) -> int:
     """CRC-32C (Castagnoli) of a buffer. `value`: the CRC of the bytes before it."""
     if _has_google_crc32c:
-        # Its C code takes bytes and arrays, no memoryview: an array over the same bytes is no copy.
+        # Its C code takes bytes and arrays but not memoryviews. An array over the same bytes is not a copy.
         plain = data if isinstance(data, bytes) else np.frombuffer(data, dtype=np.uint8)
         return int(google_crc32c.extend(value, plain))
     return _crcmod_function()(bytes(memoryview(data)), value)
 
 
 def crc32c_padded(data: bytes, length: int) -> int:
-    """CRC-32C of `data` and the zeros behind it, `length` bytes together."""
+    """CRC-32C of `data` followed by zeros, `length` bytes together."""
     crc, left = crc32c(data), length - len(data)
     while left:
         part = min(left, len(_ZEROS))
@@ -82,7 +82,7 @@ def body_crc(body: Any) -> int:
 
 
 def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int32]:
-    """`body_crc` of each value; one C call a value. The array must have no nulls."""
+    """`body_crc` of each value; one C call per value. The array must have no nulls."""
     require(bodies.null_count == 0, "bodies have no nulls", nulls=bodies.null_count)
     count = len(bodies)
     offsets, data = bodies.buffers()[1:]

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from .delay.delay_levels import DEFAULT_LEVELS, parse_levels
+from .delay_levels import DEFAULT_LEVELS, parse_levels
 from .errors import Rejected
 from .promise import FLUSHES, Flush
 
 MIB = 1024 * 1024
 #: entries are numbered by int32, and RocketMQ maps a file whole: at most 2 GiB
 INDEX_NUMBER_MAX = 80_000_000
-#: what the limit of producers counts for each in a snapshot: an entry and an epoch have 104 at most, parts have headers
+#: bytes of a snapshot that the limit of producers counts for each: entry and epoch have at most 104, parts have headers
 PRODUCER_SNAPSHOT_BYTES = 128
+#: option -> its least and largest value
+_RANGES = {
+    "max_hash_slot_num": (1, INDEX_NUMBER_MAX),
+    "max_index_num": (2, INDEX_NUMBER_MAX),
+    "timer_log_file_size_bytes": (4096, 1 << 62),
+    "disk_max_used_space_ratio": (10, 95),
+    "disk_space_clean_forcibly_ratio": (30, 95),
+    "disk_space_warning_level_ratio": (35, 99),
+    "delete_file_batch_max": (1, 1_000_000),
+    "file_reserved_hours": (0, 1_000_000),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """Options of one store; every store of a replica set uses the same."""
+    """Options of one store. Every store of a replica set uses the same."""
 
     #: bytes of one commit log file (mappedFileSizeCommitLog)
     segment_size_bytes: int = 1024 * MIB
@@ -35,7 +46,7 @@ class StoreConfig:
     max_filter_message_size: int = 16_000
     #: consume queue files that one read looks at while it finds nothing (travelCqFileNumWhenGetMessage)
     travel_cq_file_num_when_get_message: int = 1
-    #: percent of this host's memory: records that far behind the log's end are taken for being in the page cache
+    #: percent of this host's memory: records within that distance of the log's end count as being in the page cache
     #: (accessMessageInMemoryMaxRatio)
     access_message_in_memory_max_ratio: int = 40
     #: most bytes and messages of one read: in the page cache, and on disk (maxTransfer...OnMessageIn...)
@@ -71,13 +82,13 @@ class StoreConfig:
     max_message_bytes: int = 4 * MIB
     #: zeros are written this far ahead of the tail: pre-written blocks sync several times faster
     prewrite_window_bytes: int = 64 * MIB
-    #: a snapshot of the state is written so often within a file: recovery reads about twice as much
+    #: log bytes between two snapshots of the state; recovery reads about twice as much
     snapshot_interval_bytes: int = 32 * MIB
-    #: stored bytes are read and compared with the chain's CRCs (scrub), at most so many a second; 0: never
+    #: the scrub reads stored bytes and compares them with the chain's CRCs, at most so many per second; 0: never
     scrub_bytes_per_s: int = 64 * MIB
-    #: all of them so often, but twice within `file_reserved_hours` at least
+    #: how often the scrub reads all of them; at least twice within `file_reserved_hours`
     scrub_interval_ms: int = 24 * 3600 * 1000
-    #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for what is made of both
+    #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for the rounding of both
     compaction_file_size_bytes: int = 100 * MIB
     #: bytes of the file of its units (compactionCqMappedFileSize)
     compaction_queue_file_size_bytes: int = 10 * MIB
@@ -109,19 +120,20 @@ class StoreConfig:
     disk_space_clean_forcibly_ratio: int = 85
     #: above it puts are refused, percent (diskSpaceWarningLevelRatio); not while 8 commit log files would still fit
     disk_space_warning_level_ratio: int = 90
-    #: whether files are ever deleted before they expire (cleanFileForciblyEnable, there True): whatever fills the disk
-    #: would then take acknowledged messages with it
+    #: whether files are ever deleted before they expire (cleanFileForciblyEnable, there True): any program that
+    #: fills the disk would then take acknowledged messages with it
     clean_file_forcibly: bool = False
     #: commit log files that one pass deletes at most (deleteFileBatchMax)
     delete_file_batch_max: int = 10
     #: whole files are written ahead and locked in memory, as far as permitted (warmMapedFileEnable)
     warm_mapped_file: bool = False
-    #: deleted files are zeroed and used again, once nobody reads them (not by a mirror's leader)
+    #: deleted files are zeroed and used again after the last reader let go of them (not by a mirror's leader)
     recycle_commit_log_files: bool = False
     #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list);
-    #: none: in `commitlog/`, whose files are read in any case
+    #: with an empty tuple they are made in `commitlog/`, whose files are read in any case
     commit_log_paths: tuple[str, ...] = ()
-    #: directories whose commit log files are read and deleted, none is made there (readOnlyCommitLogStorePaths)
+    #: directories whose commit log files are read and deleted; new files are made elsewhere
+    #: (readOnlyCommitLogStorePaths)
     read_only_commit_log_paths: tuple[str, ...] = ()
     #: pause between two deletions (deleteCommitLogFilesInterval, deleteConsumeQueueFilesInterval)
     delete_files_interval_ms: int = 100
@@ -134,45 +146,48 @@ class StoreConfig:
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 
     def __post_init__(self) -> None:
-        """Raises: Rejected naming the option, its limit and what was found."""
+        """Raises: Rejected naming the option, its limit and the value."""
         self._check_kinds()
-        if self.consume_queue_file_size_bytes % 20:
-            raise Rejected(
-                f"consume_queue_file_size_bytes is {self.consume_queue_file_size_bytes}; it must be a multiple of 20",
-                field="consume_queue_file_size_bytes",
-                limit=20,
-            )
-        if self.segment_size_bytes < 4096 or self.segment_size_bytes % 4096:
-            raise Rejected(
-                f"segment_size_bytes is {self.segment_size_bytes}; it must be a positive multiple of 4096",
-                field="segment_size_bytes",
-                limit=4096,
-            )
-        for field, least in (("max_hash_slot_num", 1), ("max_index_num", 2)):
-            value = getattr(self, field)
-            if not least <= value <= INDEX_NUMBER_MAX:
-                raise Rejected(
-                    f"{field} is {value}; it must be {least} to {INDEX_NUMBER_MAX}",
-                    field=field,
-                    limit=f"{least}..{INDEX_NUMBER_MAX}",
-                )
+        self._check_multiple("consume_queue_file_size_bytes", 20)
+        self._check_multiple("segment_size_bytes", 4096)
+        for field, (low, high) in _RANGES.items():
+            self._check_range(field, low, high)
         if self.flush not in FLUSHES:
             raise Rejected(
                 f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"
             )
         parse_levels(self.message_delay_level)
-        if self.timer_log_file_size_bytes < 4096:
+        hours = self.delete_when.split(";")
+        if not all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours):
             raise Rejected(
-                f"timer_log_file_size_bytes is {self.timer_log_file_size_bytes}; it must be 4096 or more",
-                field="timer_log_file_size_bytes",
-                limit=4096,
+                f"delete_when is {self.delete_when!r}; use hours from 00 to 23 such as '04' or '04;16'",
+                field="delete_when",
+                limit="00..23",
             )
-        self._check_retention()
         if self.transient_pool:
             self._check_pool()
 
+    def _check_multiple(self, field: str, unit: int) -> None:
+        value = getattr(self, field)
+        if value < unit or value % unit:
+            raise Rejected(
+                f"{field} is {value}; it must be a positive multiple of {unit}",
+                field=field,
+                limit=unit,
+            )
+
+    def _check_range(self, field: str, low: int, high: int) -> None:
+        """Refuse a value out of range, which RocketMQ clamps silently."""
+        value = getattr(self, field)
+        if not low <= value <= high:
+            raise Rejected(
+                f"{field} is {value}; it must be {low} to {high}",
+                field=field,
+                limit=f"{low}..{high}",
+            )
+
     def _check_kinds(self) -> None:
-        """What a number or a switch is, and that no number is below 0."""
+        """Refuse values of a wrong type, and numbers below 0."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "bool" and not isinstance(value, bool):
@@ -192,30 +207,6 @@ class StoreConfig:
                     limit="0 or more",
                 )
 
-    def _check_retention(self) -> None:
-        """RocketMQ clamps what is out of range without a word."""
-        hours = self.delete_when.split(";")
-        if not all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours):
-            raise Rejected(
-                f"delete_when is {self.delete_when!r}; use hours from 00 to 23 such as '04' or '04;16'",
-                field="delete_when",
-                limit="00..23",
-            )
-        for field, low, high in (
-            ("disk_max_used_space_ratio", 10, 95),
-            ("disk_space_clean_forcibly_ratio", 30, 95),
-            ("disk_space_warning_level_ratio", 35, 99),
-            ("delete_file_batch_max", 1, 1_000_000),
-            ("file_reserved_hours", 0, 1_000_000),
-        ):
-            value = getattr(self, field)
-            if not low <= value <= high:
-                raise Rejected(
-                    f"{field} is {value}; it must be {low} to {high}",
-                    field=field,
-                    limit=f"{low}..{high}",
-                )
-
     def _check_pool(self) -> None:
         if self.transient_pool_slices < 2:
             raise Rejected(
@@ -224,13 +215,7 @@ class StoreConfig:
                 field="transient_pool_slices",
                 limit=2,
             )
-        if self.transient_pool_slice_bytes < 4096 or self.transient_pool_slice_bytes % 4096:
-            raise Rejected(
-                f"transient_pool_slice_bytes is {self.transient_pool_slice_bytes}; it must be a positive multiple of "
-                "4096",
-                field="transient_pool_slice_bytes",
-                limit=4096,
-            )
+        self._check_multiple("transient_pool_slice_bytes", 4096)
         if self.transient_pool_bytes < self.append_unit_bytes:
             raise Rejected(
                 f"the transient pool has {self.transient_pool_bytes} bytes; with commit log files of "
@@ -257,7 +242,7 @@ class StoreConfig:
 
     @property
     def append_unit_bytes(self) -> int:
-        """Most bytes of one append unit: each is contiguous in one file and has one chain unit (D3)."""
+        """Most bytes of one append unit: each is contiguous in one file and has one chain unit."""
         return min(4 * MIB + 64 * 1024, self.segment_size_bytes // 4)
 
     @property

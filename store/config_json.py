@@ -1,31 +1,32 @@
-"""RocketMQ's configuration files: taken over into the log, and written back from the state (design D6).
+"""RocketMQ's configuration files: imported into the log, and written back from the state.
 
-What counts for us stands in the log. A file that somebody else wrote since we last looked (RocketMQ, that had the
-store open) is taken over at the start, once; at the end the files say what the state says, so that RocketMQ finds its
-topics and offsets. What we have no place for (permissions, groups' settings) stays in the files as it is.
+Topics and offsets live in records of the log. A file that RocketMQ changed while it had the store open is imported
+once, at the next start. At a stop the files are written from the state, so that RocketMQ finds its topics and offsets.
+Fields that the log has no place for (permissions, settings of groups) stay in the files as they are.
 Source: ConfigManager, TopicConfigManager, ConsumerOffsetManager, SubscriptionGroupManager, ScheduleMessageService of
-RocketMQ 5.3.3 (reference 5.4). Theirs overwrite in place; here a crash leaves the old or the new file.
+RocketMQ 5.3.3, which overwrite in place. Here a crash leaves the old or the new file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from . import fastjson
 from . import format as fmt
 from .checksum import crc32c
-from .delay.delay_levels import LEVELS_SERVICE
+from .clock import Clock
+from .delay_levels import LEVELS_SERVICE
 from .errors import Corrupt, RayMQError
 from .failpoints import fail_point
-from .put.inner_message import Progress
-from .state import INTERNAL_TOPIC, OFFSETS, TOPIC, TopicInfo
+from .files import Files
+from .log.commit_log import CommitLog
+from .put.inner_message import InnerMessage, ServiceProgress
+from .requests import Append
+from .state import INTERNAL_TOPIC, OFFSETS, TOPIC, ShardState, TopicInfo
 from .topics import QUEUES_MAX, SYSTEM_PREFIX
-
-if TYPE_CHECKING:
-    from .message_store import MessageStore
 
 TOPICS = "topics.json"
 CONSUMER_OFFSETS = "consumerOffset.json"
@@ -33,9 +34,9 @@ GROUPS = "subscriptionGroup.json"
 LEVELS = "delayOffset.json"
 NAMES = (TOPICS, CONSUMER_OFFSETS, GROUPS, LEVELS)
 
-#: whose progress the CRCs of the files are that were taken over: in the log, behind what was taken over
+#: the service whose progress holds the CRCs of imported files, in the log after the records of the import
 IMPORT_SERVICE = "config"
-#: in raymq/meta: file name -> CRCs of what we wrote into it last
+#: in raymq/meta: file name -> CRCs of the contents that RayMQ wrote into it last
 WRITTEN = "config"
 #: may be read and written; the topic of our own records only has to be there, or its queue is swept away
 _PERM_READ_WRITE, _PERM_NONE = 6, 0
@@ -47,8 +48,32 @@ _QUEUE_TYPE, _BATCH_QUEUE = "queue.type", "BatchCQ"
 Table = dict[Any, Any]
 
 
+class ConfiguredStore(Protocol):
+    """The store whose configuration this is (`MessageStore`)."""
+
+    log: CommitLog
+    files: Files
+    clock: Clock
+    state: ShardState
+
+    @property
+    def state_is_whole(self) -> bool:
+        """Whether the log alone holds all of the state."""
+
+    def queues(self) -> list[tuple[str, int]]:
+        """Topic and id of every consume queue."""
+
+    def put_internal(self, kind: str, body: bytes) -> Append:
+        """Append one record of the internal topic and apply it to the state."""
+
+    def put_inner(
+        self, messages: Sequence[InnerMessage], *, progress: ServiceProgress
+    ) -> list[Append]:
+        """Append messages together with the progress of a service."""
+
+
 class Tables(NamedTuple):
-    """What the files are to say, as it was at one moment."""
+    """The content of all files, as of one moment."""
 
     topics: Mapping[str, TopicInfo]
     #: (group, topic) -> queue -> next offset
@@ -59,8 +84,8 @@ class Tables(NamedTuple):
     queues: list[tuple[str, int]]
 
 
-def tables_of(store: MessageStore) -> Tables:
-    """What is known now. Callers: any thread; each table is copied in one step of the interpreter."""
+def tables_of(store: ConfiguredStore) -> Tables:
+    """The tables of the current state. Callers: any thread; each table is copied in one step of the interpreter."""
     state = store.state
     return Tables(
         dict(state.topics),
@@ -70,12 +95,12 @@ def tables_of(store: MessageStore) -> Tables:
     )
 
 
-def import_changed(store: MessageStore) -> list[str]:
+def import_changed(store: ConfiguredStore) -> list[str]:
     """Take over each file that we do not know yet. Returns: their names. Durable: nothing; the next sync does it.
 
-    Of a file that we know only what is missing, and only where RocketMQ deleted the snapshots that said it.
+    From a known file only missing values are imported, and only where RocketMQ deleted the snapshots that had them.
     Callers: a store that was recovered and is not in use yet. A crash on the way imports once more, which is harmless.
-    Raises: Corrupt when a file and its `.bak` are no configuration of RocketMQ's.
+    Raises: Corrupt when neither a file nor its `.bak` is a configuration of RocketMQ.
     """
     changed = []
     for name in NAMES:
@@ -91,20 +116,21 @@ def import_changed(store: MessageStore) -> list[str]:
             raise _unlike(name, str(error)) from error
         if new:
             fail_point("config.imported")
-            store.put_inner([], progress=Progress(IMPORT_SERVICE, {name: found[1]}))
+            store.put_inner([], progress=ServiceProgress(IMPORT_SERVICE, {name: found[1]}))
             changed.append(name)
     return changed
 
 
 def write_back(
-    store: MessageStore,
+    store: ConfiguredStore,
     tables: Tables | None = None,
     *,
     known: dict[str, tuple[Table, int]] | None = None,
 ) -> list[str]:
-    """Make the files say what the state says, or `tables`. Returns: the names of those that were written.
+    """Write the state, or `tables`, into the files. Returns: the names of the files that changed.
 
-    Args: known: what the files held after the last call, which is kept there; nobody else writes an open store's.
+    Args: `known`, the content of the files after the last call, updated here. No other program writes those of an open
+    store.
     Durable: at return. Callers: one at a time. Raises: Corrupt as `import_changed`; StorageFull, OSError.
     """
     tables = tables or tables_of(store)
@@ -128,7 +154,7 @@ def write_back(
 # --- the files ------------------------------------------------------------------------------------------------
 
 
-def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
+def _read(store: ConfiguredStore, name: str) -> tuple[Table, int] | None:
     """A file's content and its CRC, of `.bak` where the file itself is missing, empty or damaged; None: neither."""
     directory, files = store.log.root / "config", store.files
     reason = ""
@@ -153,7 +179,7 @@ def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
     )
 
 
-def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) -> int:
+def _write(store: ConfiguredStore, name: str, table: Table, old_crc: int | None) -> int:
     """Write a file; its old content goes to `.bak`, where RocketMQ looks when the file is damaged. Returns: its CRC."""
     files, directory = store.files, store.log.root / "config"
     data = encode(table, store.clock.now_ms())
@@ -177,20 +203,20 @@ def encode(table: Table, now_ms: int) -> bytes:
     return fastjson.dumps(table).encode()
 
 
-def _is_known(store: MessageStore, name: str, crc: int) -> bool:
+def _is_known(store: ConfiguredStore, name: str, crc: int) -> bool:
     """Whether a file's content was taken over already, or is our own."""
     written = (store.log.meta.get(WRITTEN) or {}).get(name, [])
     return crc == store.state.progress.get(IMPORT_SERVICE, {}).get(name) or crc in written
 
 
-def _remember(store: MessageStore, name: str, crcs: list[int]) -> None:
+def _remember(store: ConfiguredStore, name: str, crcs: list[int]) -> None:
     store.log.meta.update({WRITTEN: {**(store.log.meta.get(WRITTEN) or {}), name: crcs}})
 
 
 # --- topics ---------------------------------------------------------------------------------------------------
 
 
-def _import_topics(store: MessageStore, table: Table, new: bool) -> None:
+def _import_topics(store: ConfiguredStore, table: Table, new: bool) -> None:
     shard = int(store.log.meta.get("shard") or 0)
     for name, config in _rows(table, "topicConfigTable", TOPICS):
         queues = max(int(config.get("readQueueNums", 0)), int(config.get("writeQueueNums", 0)))
@@ -214,7 +240,7 @@ def _import_topics(store: MessageStore, table: Table, new: bool) -> None:
 
 def _export_topics(tables: Tables, table: Table) -> None:
     queues = {info.name: info.queues for info in tables.topics.values()}
-    # A queue that has messages must be readable even if nobody created its topic here (retry and dead letters).
+    # A queue that has messages must be readable even if its topic was never created here (retry and dead letters).
     for topic, queue_id in tables.queues:
         if not _is_brokers_own(topic):
             queues[topic] = max(queues.get(topic, 0), queue_id + 1)
@@ -225,7 +251,7 @@ def _export_topics(tables: Tables, table: Table) -> None:
 
 
 def add_topics(table: Table, queues: Mapping[str, int], known: Mapping[str, TopicInfo]) -> None:
-    """Have topics.json say that each topic has at least so many queues, and what attributes the `known` ones have."""
+    """Give each topic of topics.json at least so many queues, and the attributes of the `known` ones."""
     topics = table.setdefault("topicConfigTable", {})
     for name, count in queues.items():
         config = topics.setdefault(name, _new_topic(name))
@@ -257,7 +283,7 @@ def _is_brokers_own(name: str) -> bool:
 # --- offsets and groups ---------------------------------------------------------------------------------------
 
 
-def _import_offsets(store: MessageStore, table: Table, new: bool) -> None:
+def _import_offsets(store: ConfiguredStore, table: Table, new: bool) -> None:
     for name, offsets in _rows(table, "offsetTable", CONSUMER_OFFSETS):
         topic, _, group = name.partition("@")
         have = store.state.offsets.get((group, topic), {})
@@ -269,7 +295,7 @@ def _import_offsets(store: MessageStore, table: Table, new: bool) -> None:
 
 
 def _to_take(found: Table, have: Table, new: bool) -> list[Any]:
-    """The keys whose values a file changes: of a new one those that differ, else those that are missing."""
+    """The keys that an import changes: of a new file those that differ, else those that are missing."""
     return [key for key in found if (found[key] != have.get(key) if new else key not in have)]
 
 
@@ -279,8 +305,8 @@ def _export_offsets(tables: Tables, table: Table) -> None:
 
 
 def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
-    """Have consumerOffset.json say what offsets are known of each (group, topic)."""
-    # RocketMQ derives it anew and never reads it.
+    """Write the known offsets of each (group, topic) into the table of consumerOffset.json."""
+    # RocketMQ derives it again and never reads it.
     table.pop("groupTopicMap", None)
     offsets = table.setdefault("offsetTable", {})
     for (group, topic), ours in known.items():
@@ -288,8 +314,8 @@ def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]
         offsets[f"{topic}@{group}"] = {**{int(queue): at for queue, at in theirs.items()}, **ours}
 
 
-def _import_groups(store: MessageStore, table: Table, new: bool) -> None:
-    """Groups are who commits offsets; their settings stay in the file."""
+def _import_groups(store: ConfiguredStore, table: Table, new: bool) -> None:
+    """Nothing is imported: a group exists as soon as it commits offsets, and its settings stay in the file."""
 
 
 def _export_groups(tables: Tables, table: Table) -> None:
@@ -323,12 +349,12 @@ def _new_group(name: str) -> Table:
 # --- delay levels ---------------------------------------------------------------------------------------------
 
 
-def _import_levels(store: MessageStore, table: Table, new: bool) -> None:
+def _import_levels(store: ConfiguredStore, table: Table, new: bool) -> None:
     found = {str(level): int(offset) for level, offset in table.get("offsetTable", {}).items()}
     taken = _to_take(found, store.state.progress.get(LEVELS_SERVICE, {}), new)
     if taken:
         values = {level: found[level] for level in taken}
-        store.put_inner([], progress=Progress(LEVELS_SERVICE, values))
+        store.put_inner([], progress=ServiceProgress(LEVELS_SERVICE, values))
 
 
 def _export_levels(tables: Tables, table: Table) -> None:
@@ -342,7 +368,7 @@ def _rows(table: Table, name: str, file: str) -> list[tuple[str, Table]]:
     """The rows of a table whose values are tables. Raises: Corrupt."""
     rows = table.get(name) or {}
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
-        raise _unlike(file, f"its {name} is no table of tables")
+        raise _unlike(file, f"its {name} is not a table of tables")
     return [(str(key), row) for key, row in rows.items()]
 
 
@@ -354,7 +380,7 @@ def _unlike(name: str, reason: str) -> Corrupt:
     )
 
 
-_IMPORTS: dict[str, Callable[[MessageStore, Table, bool], None]] = {
+_IMPORTS: dict[str, Callable[[ConfiguredStore, Table, bool], None]] = {
     TOPICS: _import_topics,
     CONSUMER_OFFSETS: _import_offsets,
     GROUPS: _import_groups,

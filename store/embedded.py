@@ -22,12 +22,14 @@ from .message_store import MessageStore
 from .promise import PROMISES, Ends
 from .put.async_put import AsyncPut
 from .put.inner_message import InnerMessage
-from .put.put_message import MessagePut, PutResult
+from .put_message import MessagePut, PutResult
 from .requests import Append, FetchSlice, PutRequest
 from .services.transaction import Half, TransactionService
 
-#: after a file that could not be opened for a sync
+#: pause after a file could not be opened for a sync
 FLUSH_RETRY_S = 0.05
+#: GroupCommit looks for appends after this time, if none wakes it
+GROUP_COMMIT_WAIT_MS = 200
 
 
 class EmbeddedStore:
@@ -109,6 +111,7 @@ class EmbeddedStore:
         log.note_confirmed(log.end)
         self._delays = DelayService(self.store)
         self._syncer = SegmentSyncer(log.queue.directory, config.segment_size_bytes, log.files)
+        self._sync_flush = config.flush == "sync"
         self._promise = PROMISES[config.flush, False, "quorum"]
         #: no receipt waits for the flush thread
         self._acknowledged_at_once = self._promise.acknowledged_by == ("appended",)
@@ -123,13 +126,13 @@ class EmbeddedStore:
         )
         self._changed = threading.Condition()
         self._dispatching = threading.Lock()
-        #: guarded by `_changed`, as `_failed`: the log's own marks go with the store, and a caller may wait still
+        #: guarded by `_changed`, like `_failed`. The log's marks are closed with the store, but callers may still wait
         self._ends = self.store.log.ends
         self._failed: str | None = None
-        #: the exception that it was, and whether a call has raised it
+        #: the exception that set `_failed`, and whether a call has raised it
         self._cause: BaseException | None = None
         self._raised = False
-        #: see TransactionService; its `check` is for the owner of the store to call
+        #: transactions; the owner of the store calls its `check`
         self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
         log.on_poisoned = self._fail
@@ -262,10 +265,10 @@ class EmbeddedStore:
                 return ran.next_due_ms
 
     def _dispatch(self) -> None:
-        """Into the consume queues with what is confirmed."""
+        """Move the confirmed end, and build consume queues up to it."""
         log = self.store.log
         with self._dispatching:
-            # Inside: a mark that two threads move must not go back.
+            # Under the lock: a mark that two threads move must not go back.
             log.note_confirmed(self._promise.readable(log.ends))
             while self.store.dispatched < log.confirmed:
                 before = self.store.dispatched
@@ -273,7 +276,7 @@ class EmbeddedStore:
                     break
 
     def _advance(self) -> None:
-        """Into the index, too."""
+        """`_dispatch`, then index the dispatched records."""
         self._dispatch()
         with self._dispatching:
             self.store.dispatch(self.store.log.confirmed)
@@ -291,42 +294,43 @@ class EmbeddedStore:
     # --- the flush thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        log = self.store.log
-        group_commit = self.store.config.flush == "sync"
         try:
-            while True:
-                timeout_ms = 200 if group_commit else self._real_time.wait_ms()
-                idle = not self._wake.wait(timeout_ms / 1000)
-                self._wake.clear()
-                if self._ended.is_set():
-                    return
-                if idle:
-                    # The latest messages are dispatched without a further put. The next read raises any failure.
-                    with contextlib.suppress(OSError, RayMQError):
-                        self._advance()
-                try:
-                    if group_commit:
-                        flushed = self._commit.commit(log.end)
-                    else:
-                        flushed = self._real_time.flush_if_due(log.end)
-                except FlushFailed:
-                    raise
-                except (OSError, Unavailable):
-                    # A file could not be opened (descriptors, memory): no sync has failed.
-                    self._ended.wait(FLUSH_RETRY_S)
-                    self._wake.set()
-                    continue
-                if flushed > log.synced:
-                    log.note_synced(flushed)
-                    self._tell_synced()
+            while not self._ended.is_set():
+                self._run_once()
         except FlushFailed as error:
-            log.poison(str(error))
+            self.store.log.poison(str(error))
             self._fail(str(error))
         except BaseException as error:
             self._fail(f"the flush thread ended: {error!r}", error)
 
+    def _run_once(self) -> None:
+        """Wait for an append or the next flush, then flush. Raises: FlushFailed."""
+        timeout_ms = GROUP_COMMIT_WAIT_MS if self._sync_flush else self._real_time.wait_ms()
+        idle = not self._wake.wait(timeout_ms / 1000)
+        self._wake.clear()
+        if self._ended.is_set():
+            return
+        if idle:
+            # The last put must not wait for another one to be dispatched. A failure is raised to readers.
+            with contextlib.suppress(OSError, RayMQError):
+                self._advance()
+        log = self.store.log
+        flush = self._commit.commit if self._sync_flush else self._real_time.flush_if_due
+        try:
+            flushed = flush(log.end)
+        except FlushFailed:
+            raise
+        except (OSError, Unavailable):
+            # A file could not be opened (descriptors, memory): no sync has failed.
+            self._ended.wait(FLUSH_RETRY_S)
+            self._wake.set()
+            return
+        if flushed > log.synced:
+            log.note_synced(flushed)
+            self._notify_synced()
+
     def _fail(self, reason: str, cause: BaseException | None = None) -> None:
-        """No further put; every waiting call and the next one raise it. Callers: any thread."""
+        """Stop all puts. Every waiting call and the next one raise the reason. Callers: any thread."""
         with self._changed:
             if self._failed is None:
                 self._failed, self._cause = reason, cause
@@ -349,7 +353,7 @@ class EmbeddedStore:
         try:
             self._work_ahead()
         except BaseException as error:
-            self._fail(f"the thread that has pages ready ended: {error!r}", error)
+            self._fail(f"the thread that prepares pages ended: {error!r}", error)
 
     def _work_ahead(self) -> None:
         log = self.store.log
@@ -359,7 +363,7 @@ class EmbeddedStore:
             ahead = ReadAhead(log.queue, lambda: log.end, files=log.files)
             ahead.run(self._ended.is_set, self._ended)
 
-    def _tell_synced(self) -> None:
+    def _notify_synced(self) -> None:
         with self._changed:
             self._ends = self.store.log.ends
             self._changed.notify_all()
@@ -401,7 +405,7 @@ class EmbeddedStore:
         log = self.store.log
         if self._failed is None:
             log.sync()
-            self._tell_synced()
+            self._notify_synced()
             log.note_confirmed(log.end)
         self._syncer.close()
         try:

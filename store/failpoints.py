@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: every failpoint there is, and what just happened when it is reached
+#: every failpoint, and the step that is just done when it is reached
 NAMES: dict[str, str] = {
     "log.before_store": "a unit is encoded, none of its bytes are written",
     "log.after_store": "bytes, chain unit and mark of a unit are written, nothing is published",
@@ -55,7 +55,7 @@ _active: dict[str, Callable[[], None]] = {}
 
 
 class FailPointReached(Exception):  # noqa: N818 (an event, not an error)
-    """What the action "raise" raises."""
+    """The error of the action "raise"."""
 
 
 def fail_point(name: str) -> None:

@@ -1,6 +1,6 @@
 """JSON as RocketMQ's configuration files have it: fastjson's dialect, read leniently, written as fastjson writes it.
 
-fastjson writes integer keys without quotes, `{0:12,1:3}`, which is no JSON; it reads names without quotes, single
+fastjson writes integer keys without quotes, `{0:12,1:3}`, which is not JSON. It reads names without quotes, single
 quotes and commas too many. Integer keys stay integers here, so a table comes back as it was.
 Source: fastjson 1.2.83 with its default features, as ConfigManager of RocketMQ 5.3.3 uses it.
 """
@@ -25,7 +25,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 class NotJson(ValueError):
-    """A text that is no value: why, and the character where that shows."""
+    """A text that is not a value: why, and at which character."""
 
     def __init__(self, reason: str, at: int) -> None:
         super().__init__(f"{reason} at character {at}")
@@ -51,7 +51,7 @@ class _Reader:
         raise NotJson(f"expected {expected}", self._at)
 
     def _peek(self) -> str:
-        """The next character that is no gap; empty at the end. Commas separate as blanks do."""
+        """The next character that is not a separator; empty at the end. Commas separate as blanks do."""
         found = _GAP.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return self._text[self._at : self._at + 1]
@@ -136,7 +136,7 @@ def _number(text: str) -> int | float:
 def dumps(value: Any) -> str:
     """A value as fastjson's pretty format: tabs, integer keys without quotes, names in order.
 
-    Lists stand in one line, so do tables of integer keys.
+    Lists, and tables of integer keys, take one line.
     """
     return _write(value, 0)
 

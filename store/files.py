@@ -1,4 +1,4 @@
-"""The one seam through which every durable operation passes (design D8).
+"""The one seam through which every durable operation passes.
 
 `Files` is the real thing. Tests replace it by a simulated disk that forgets what was not synced, or
 by one whose k-th call fails. It must import neither pyarrow nor numpy: flush satellites use it.
@@ -30,11 +30,11 @@ Data = Any
 #: zeros are written, and looked for, so many at a time: they stay in a core's cache
 ZERO_CHUNK_BYTES = 128 << 10
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
-#: what is only read to have it in memory ends here
+#: target of reads that only bring bytes into memory
 _READ_BYTES = 1 << 20
 _UNREAD = memoryview(bytearray(64 << 10))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-#: what a disk or its file system answers for bytes that were stored and cannot be read any more
+#: errors of a disk or its file system for stored bytes that cannot be read any more
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO)
 #: the rule of a Corrupt for such bytes
 READABLE = "stored bytes can be read"
@@ -49,7 +49,7 @@ def only_zeros(chunk: bytes) -> bool:
 
 
 class SyncFailed(OSError):
-    """An fsync or fdatasync failed: what was written before may be lost, and a second sync proves nothing (D4)."""
+    """An fsync or fdatasync failed: earlier writes may be lost, and a second sync proves nothing."""
 
 
 class Files:
@@ -96,7 +96,7 @@ class Files:
         """Bytes [start, stop) of a file. A bad sector is an error here; through a map it kills the process.
 
         Args: `base`: the offset that byte 0 of the file has, for the error.
-        Raises: Corrupt naming the first byte that cannot be read; OSError for what is not the disk's fault.
+        Raises: Corrupt naming the first byte that cannot be read; OSError for other failures.
         """
         try:
             found = self.pread(fd, stop - start, start)
@@ -104,7 +104,7 @@ class Files:
             raise _unreadable(error, path, base + start) from error
         if len(found) == stop - start:
             return found
-        # A kernel gives what stands before a bad sector, and fails at the next call.
+        # The kernel returns the bytes before a bad sector, and fails at the next call.
         target = bytearray(stop - start)
         target[: len(found)] = found
         self._fill(fd, memoryview(target), len(found), start, path, base)
@@ -162,8 +162,8 @@ class Files:
     def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
         """The ranges within [start, stop) that may hold bytes other than zero; the rest are holes.
 
-        Blocks that are reserved and were never written count as holes, until somebody reads them: so look for all
-        ranges before reading any.
+        Blocks that are reserved and were never written count as holes until they are read. So find all ranges before
+        reading any.
         """
         found: list[tuple[int, int]] = []
         position = start
@@ -174,7 +174,7 @@ class Files:
             except OSError as error:
                 if error.errno == errno.ENXIO:
                     break
-                # A file system that cannot tell.
+                # The file system does not support it.
                 return [(start, stop)]
             if begin < stop:
                 found.append((begin, min(end, stop)))
@@ -186,10 +186,10 @@ class Files:
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
     def read_ahead(self, fd: int, offset: int, length: int) -> None:
-        """Have these bytes in memory; those behind the file's end are left out. Raises: OSError.
+        """Bring these bytes into the page cache; those after the file's end are left out. Raises: OSError.
 
-        They are read, to a place that nobody looks at: the kernel keeps what is read one behind the other in large
-        folios, where POSIX_FADV_WILLNEED brings single pages. Mapping large ones costs a sixth, writing to them half.
+        They are read and thrown away: the kernel keeps bytes that are read in sequence in large folios, where
+        POSIX_FADV_WILLNEED brings single pages. Mapping large folios costs a sixth, writing to them half.
         """
         whole, rest = divmod(length, len(_UNREAD))
         os.preadv(fd, [_UNREAD] * whole + [_UNREAD[:rest]], offset)
@@ -227,7 +227,7 @@ class Files:
             raise _translate(error, None) from error
 
     def sync_data(self, fd: int) -> None:
-        """fdatasync. Raises: SyncFailed; the caller must not try again (D4)."""
+        """fdatasync. Raises: SyncFailed; the caller must not try again: the kernel has marked the lost pages clean."""
         try:
             os.fdatasync(fd)
         except OSError as error:
@@ -269,7 +269,7 @@ class Files:
         return view
 
     def map_checked(self, fd: int, size: int, path: PathLike) -> memoryview:
-        """As `map_read`, when every byte that is no hole was read a moment before. Raises: Corrupt for bad sectors.
+        """As `map_read`, after every byte that is not in a hole was read. Raises: Corrupt for bad sectors.
 
         For tools that look at all of a file anyway.
         """
@@ -304,14 +304,14 @@ class Files:
         mapped.madvise(mmap.MADV_WILLNEED)
 
     def unlock_memory(self, view: memoryview) -> None:
-        """munlock; pages that are not locked are no error."""
+        """munlock. Pages that are not locked are ignored."""
         with contextlib.suppress(OSError):
             _lock_call("munlock", self._maps[id(view)], len(view))
 
     def forget(self, view: memoryview) -> Callable[[], bool]:
-        """Let go of a view without taking it from who still reads it or a slice of it.
+        """Let go of a view. A reader that still uses it, or a slice of it, keeps it.
 
-        Returns: tells whether the last of them is gone, and with him the map.
+        Returns: a function that says whether the last reader is gone, and the map with it.
         """
         mapped = self._maps.pop(id(view), None)
         alive = (lambda: None) if mapped is None else weakref.ref(mapped)
@@ -342,7 +342,7 @@ class Files:
         os.replace(source, target)
 
     def unlink(self, path: PathLike) -> None:
-        """Remove a file; a missing one is no error."""
+        """Remove a file. A missing one is ignored."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
@@ -366,7 +366,7 @@ class Files:
         return os.path.isdir(path)
 
     def make_dir(self, path: PathLike, mode: int = 0o700) -> None:
-        """Create a directory in one that is there; an existing one is no error. Durable: nothing."""
+        """Create a directory whose parent exists. An existing one is ignored. Durable: nothing."""
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, mode)
@@ -411,7 +411,7 @@ class Files:
             raise _translate(error, place) from error
 
     def remove_tree(self, path: PathLike) -> None:
-        """Remove a directory and all in it; a missing one is no error."""
+        """Remove a directory and all in it. A missing one is ignored."""
         shutil.rmtree(path, ignore_errors=True)
 
     def free_bytes(self, path: PathLike) -> int:
@@ -464,14 +464,14 @@ class Files:
             found = self.read_file(BOOT_ID_PATH).decode().strip()
         except OSError as error:
             raise Unavailable(
-                f"{BOOT_ID_PATH} cannot be read ({error.strerror}), so a reboot cannot be told from a restart; "
+                f"{BOOT_ID_PATH} cannot be read ({error.strerror}), so a reboot looks like a restart; "
                 "mount /proc",
                 field="boot_id",
                 path=BOOT_ID_PATH,
             ) from error
         if not found:
             raise Unavailable(
-                f"{BOOT_ID_PATH} is empty, so a reboot cannot be told from a restart; mount the kernel's /proc",
+                f"{BOOT_ID_PATH} is empty, so a reboot looks like a restart; mount the kernel's /proc",
                 field="boot_id",
                 path=BOOT_ID_PATH,
             )

@@ -55,8 +55,13 @@ PREFIX = struct.Struct(">iI")
 BLANK_BYTES = PREFIX.size
 
 SYS_TRANSACTION_MASK = 0xC
+#: its values: no transaction, a half message, a committed message, a rollback
+SYS_NO_TRANSACTION, SYS_PREPARED, SYS_COMMITTED, SYS_ROLLBACK = 0x0, 0x4, 0x8, 0xC
+#: records of these two have queue offset 0 and no unit in a consume queue
+SYS_UNQUEUED = (SYS_PREPARED, SYS_ROLLBACK)
 SYS_BORN_HOST_V6 = 0x10
 SYS_STORE_HOST_V6 = 0x20
+SYS_ANY_HOST_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 
 #: the largest properties string: its length is a signed short
 PROPERTIES_MAX_BYTES = 32_767
@@ -65,13 +70,19 @@ TOPIC_V1_MAX_CHARS = 127
 #: the longest %RETRY% or %DLQ% topic (Validators, TopicValidator)
 TOPIC_MAX_CHARS = 255
 
-#: topics that RocketMQ keeps for itself (TopicValidator.SYSTEM_TOPIC_SET)
+#: topic of messages that wait for a delay level; level n waits in queue n - 1
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+#: topic of messages that wait for a delivery time of their own, in queue 0
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+#: topic of prepared messages: nothing is delivered there
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+#: topics that RocketMQ reserves for itself (TopicValidator.SYSTEM_TOPIC_SET)
 SYSTEM_TOPICS = frozenset(
     (
         "TBW102",
-        "SCHEDULE_TOPIC_XXXX",
+        SCHEDULE_TOPIC,
         "BenchmarkTest",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
+        HALF_TOPIC,
         "RMQ_SYS_TRACE_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
@@ -114,16 +125,49 @@ def header_dtype(born_v6: bool = False, store_v6: bool = False) -> np.dtype[Any]
 HEADER_DTYPE = header_dtype()
 HEADER_BYTES = HEADER_DTYPE.itemsize
 IPV6_EXTRA_BYTES = 12
+#: the same header, both hosts IPv4 and 8 bytes each
+HEADER = struct.Struct(">iIiiiqqiq8sq8siqi")
+#: of it size, magic, body_crc, physical_offset, sys_flag, store_time_ms and body_length
+HEADER_ESSENTIALS = struct.Struct(">iIi16xqi16xq20xi")
+
+
+def _field_at(name: str) -> int:
+    require(HEADER_DTYPE.fields is not None, "the header has fields")
+    return int(HEADER_DTYPE.fields[name][1])  # type: ignore[index]
+
+
+#: where fields of a record begin
+QUEUE_ID_AT = _field_at("queue_id")
+QUEUE_OFFSET_AT = _field_at("queue_offset")
+PHYSICAL_OFFSET_AT = _field_at("physical_offset")
+SYS_FLAG_AT = _field_at("sys_flag")
+BORN_HOST_AT = _field_at("born_ip")
+#: with an IPv4 born host; an IPv6 one adds IPV6_EXTRA_BYTES
+STORE_TIME_AT = _field_at("store_time_ms")
+#: with two IPv4 hosts
+BODY_LENGTH_AT = _field_at("body_length")
+#: the first bytes of a record up to its store time, whatever the born host; no record is shorter
+STORE_TIME_END_MAX = STORE_TIME_AT + IPV6_EXTRA_BYTES + 8
 #: the shortest record: no body, a topic of one byte, no properties
 RECORD_MIN_BYTES = HEADER_BYTES + 2 + 2
 #: the smallest piece of which a disk has all or nothing
 SECTOR_BYTES = 512
 
 require(HEADER_BYTES == 88, "a record header has 88 bytes", found=HEADER_BYTES)
+for _layout in (HEADER, HEADER_ESSENTIALS):
+    require(_layout.size == HEADER_BYTES, "the header's layouts agree", found=_layout.size)
 require(UNIT_BYTES == 20, "a consume queue unit has 20 bytes", found=UNIT_BYTES)
 
+_INT, _LONG = struct.Struct(">i"), struct.Struct(">q")
 _FILE_NAME = re.compile(r"[0-9]{20}")
 _TOPIC_BAD = re.compile(r"[^%|a-zA-Z0-9_-]")
+
+
+def store_time_ms(record: bytes | memoryview) -> int:
+    """The store time of a record, of which at least STORE_TIME_END_MAX bytes are given."""
+    (sys_flag,) = _INT.unpack_from(record, SYS_FLAG_AT)
+    extra = IPV6_EXTRA_BYTES if sys_flag & SYS_BORN_HOST_V6 else 0
+    return int(_LONG.unpack_from(record, STORE_TIME_AT + extra)[0])
 
 
 def file_name(offset: int) -> str:
@@ -135,7 +179,7 @@ def parse_file_name(name: str) -> int:
     """The start offset of a file. Raises: Corrupt for any other name."""
     if not _FILE_NAME.fullmatch(name):
         raise Corrupt(
-            f"{name!r} is no file of a store: names there have 20 digits; move it away",
+            f"{name!r} is not a file of a store: names there have 20 digits; move it away",
             path=name,
             rule="file name",
             expected="20 digits",
@@ -205,15 +249,21 @@ def tags_code(tags: str | None) -> int:
 
 @lru_cache(maxsize=256)
 def pack_host(ip: str, port: int) -> bytes:
-    """A host field: 4 or 16 bytes address, int32 port. Raises: Rejected when `ip` is no address."""
+    """A host field: 4 or 16 bytes address, int32 port. Raises: Rejected when `ip` is not an address."""
     try:
         return ipaddress.ip_address(ip).packed + port.to_bytes(4, "big", signed=True)
     except (ValueError, OverflowError, AttributeError) as error:
         raise Rejected(
-            f"host {ip!r} port {port!r} is no IP address and port; a record stores no names",
+            f"host {ip!r} port {port!r} is not an IP address and port; a record stores no names",
             field="host",
             limit="an IPv4 or IPv6 address",
         ) from error
+
+
+def host_flags(born: bytes, store: bytes) -> int:
+    """The sysFlag bits of a record with these host fields."""
+    flags = SYS_BORN_HOST_V6 if len(born) > 8 else 0
+    return flags | (SYS_STORE_HOST_V6 if len(store) > 8 else 0)
 
 
 def format_host(packed: bytes) -> str:

@@ -1,7 +1,7 @@
-"""One shard's store: RocketMQ's DefaultMessageStore, columnar (design D3, D6, D7, section 3).
+"""One shard's store: RocketMQ's DefaultMessageStore, in columns.
 
-`put` appends and returns at once; who waits for the sync, the replica and C is the host's business. `dispatch`
-builds consume queues from log[0, C); `fetch` reads them. The engine is usable alone: see `embedded.py`.
+`put` appends and returns at once. The host of the store awaits the sync and the replica, and moves the confirmed end.
+`dispatch` builds consume queues and index below the confirmed end, `fetch` reads them. `embedded.py` is such a host.
 """
 
 from __future__ import annotations
@@ -10,63 +10,56 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from . import config_json, record
+from . import config_json
 from .clock import Clock
 from .compaction.compaction_store import CompactionStore
 from .compaction.get_compacted import get_compacted
 from .config import StoreConfig
 from .delay.delay_hook import DelayHook
-from .delay.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
+from .delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
 from .errors import Corrupt, RayMQError, Unavailable
 from .failpoints import fail_point
 from .files import NOT_TRIED, Files
-from .format import check_group_name
+from .format import TIMER_TOPIC, check_group_name
 from .index.index_builder import IndexBuilder
 from .index.index_service import IndexService
-from .index.query import TIME_MAX_MS, Boundary, Query, QueryResult
-from .index.query_keys import KeyHits, by_keys
+from .index.query import Query
 from .log.clean import CleanService, Derived
 from .log.commit_log import QUEUES_DOUBTFUL, CommitLog
-from .put.inner_message import InnerMessage, Progress
+from .put.inner_message import InnerMessage, ServiceProgress
 from .put.put_hooks import PutHook
-from .put.put_lock import PutLock
-from .put.put_path import CheckedPut, PutPath
-from .put.segment_head import read_head
+from .put.put_path import PutPath
+from .put_lock import PutLock
 from .queues.consume_queues import ConsumeQueues
 from .queues.dispatch import Dispatch
 from .queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .queues.message_filter import MessageFilter
+from .queues.raw_records import before, fault_of
 from .queues.reader import Reader
-from .records import properties, rows
-from .records.raw_records import before, fault_of
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
 from .services.upkeep import Upkeep
 from .state import (
-    INTERNAL_TOPIC,
     OFFSETS,
-    PROGRESS,
     TOPIC,
     ShardState,
-    reading_internal,
 )
 from .stats import StoreStats
+from .store_recovery import StoreRecovery
 from .topics import check_new_topic
 
 logger = logging.getLogger(__name__)
 
-#: an orderly stop waits this long for an index that is behind; later `abort` stays (reference 7, step 7)
+#: an orderly stop waits this long for an index that lags; after that the file `abort` stays
 INDEX_WAIT_MS = 5_000
-#: and for compacted queues; what is not copied by then RocketMQ would never serve
+#: and this long for compacted queues, because RocketMQ would never serve messages that are not copied
 COPY_WAIT_MS = 60_000
-#: earlier looks at what can be deleted that wait for a sync
+#: most earlier results of `deletable_end` that wait for a sync
 HELD_MAX = 8
 
 
@@ -97,13 +90,14 @@ class MessageStore:
             clock=log.clock,
         )
         self._get_message = GetMessage(log, self.consume_queues, self.state)
+        #: finds messages by key, id, place and time
         self.query = Query(log, self.consume_queues, self.index)
-        #: what is allowed at present
+        #: reads, puts and dispatch may be blocked here
         self.flags = RunningFlags()
         self.stats = StoreStats()
-        #: moves what is to be delivered later to where it waits
+        #: moves messages with a delivery time to the topics where they wait
         self.delay_hook = DelayHook(log.config, log.clock)
-        #: see every put on its way
+        #: called for every put but those of the store's own services
         self.hooks: list[PutHook] = [self.delay_hook]
         lock = PutLock(log.clock)
         self._dispatch = Dispatch(
@@ -118,34 +112,31 @@ class MessageStore:
             flags=self.flags,
             stats=self.stats,
             hooks=self.hooks,
-            delays=self.delay_hook,
+            guards={TIMER_TOPIC: self.delay_hook},
         )
         self._put_lock = lock
-        #: stores made from the log, which forget what is deleted there
+        #: derived stores, which forget messages that the log deletes
         self.derived: list[Derived] = [self.index]
-        #: each tells from which physical offset on records are still needed; None: it needs none
+        #: each returns the physical offset from which it still needs records; None: it needs none
         self.holds: list[Callable[[], int | None]] = [self.compaction.holds_from]
-        #: the log's end and what could be deleted, as of earlier looks
+        #: the log's end and the deletable end, as of earlier calls
         self._held: list[tuple[int, int]] = []
-        #: deletes old files; its `run_once` is called by whoever owns this store
+        #: deletes old files; the host calls its `run_once`
         self.cleaner = CleanService(log, self, flags=self.flags)
-        #: writes what a start after a crash needs; its `run_once` is called by whoever owns this store
+        #: writes checkpoint and configuration for the start after a crash; the host calls its `run_once`
         self.upkeep = Upkeep(self)
         #: whether recovery met a snapshot
         self._met_snapshot = False
-        #: up to where the consume queues are complete by their own word, and the next queue offsets there
-        self._complete = -1
-        self._at_complete: dict[tuple[str, int], int] | None = None
-        #: up to where consume queues are being built anew, and the next offsets of those that were lost
+        #: the end up to which consume queues are being rebuilt, and the next offsets of those that were lost
         self._rebuilding: tuple[int, dict[tuple[str, int], int]] | None = None
-        #: where the records of topics end that were created since the store was opened, and where the log ended then
+        #: ends of the records of topics that were created since the store was opened, and the log's end at that time
         self._topic_ends: dict[str, int] = {}
         self._opened_end = 0
-        #: held from the look whether a topic exists until its record's end is noted
+        #: held from the check whether a topic exists until its record's end is noted
         self._topics_lock = threading.Lock()
         self._closed = False
         #: the log alone says where each consume queue ends
-        self._exact = False
+        self._queues_exact = False
         #: a sync of a consume queue failed
         self._queues_doubtful = False
         self._syncing = threading.Lock()
@@ -164,8 +155,8 @@ class MessageStore:
         """Open or create the store in `root` and recover it.
 
         `on_locked` runs after the store's lock is held and before anything is recovered: the place to end
-        whatever an earlier process left running.
-        Raises: Unavailable when another process has it open; Corrupt when it is damaged where it must not be.
+        processes that an earlier host left running.
+        Raises: Unavailable when another process has it open; Corrupt for damage that recovery may not cut off.
         """
         log = CommitLog(
             root,
@@ -193,162 +184,21 @@ class MessageStore:
     # --- recovery -------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        log = self.log
-        log.restore_pool()
-        # Consume queues are synced rarely; after a reboot only what the marks say about them is trusted. After a
-        # failed sync too: what is in the page cache counts as clean, and nothing but a second write brings it to disk.
-        doubt = bool(log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)))
-        resting = not doubt and self._queues_may_rest()
-        self.consume_queues.on_differing = self._look_at_queues
-        if resting:
-            complete = known = log.marks.queued_end
-        else:
-            log.marks.queued_end = 0
-            complete = known = self._load_queues()
-            if doubt:
-                complete = min(complete, log.marks.dispatched_end)
-        low = complete if log.same_boot or not log.own else min(complete, log.synced)
-
-        at_boundary = False
-
-        def visit(view: memoryview, base: int, walk: record.Walk) -> None:
-            nonlocal at_boundary
-            if base <= complete <= walk.end:
-                ends = walk.positions + walk.sizes
-                at_boundary |= complete == base or bool((ends == complete).any())
-            self._visit(view, base, walk)
-
-        def settle(end: int) -> None:
-            nonlocal complete
-            damaged = log.start < complete < end and not at_boundary
-            if resting and not damaged and complete <= end:
-                # Not synced: what a process that was killed has written.
-                self.consume_queues.rest(self._expected_ends(), complete, unsynced=log.crashed)
-                return
-            if resting:
-                log.marks.queued_end = 0
-                self._load_queues()
-            if damaged:
-                # They end inside a record: all of them are built anew.
-                complete = -1
-            # Above what was synced a unit may be torn: it is dispatched again. What is below the log's start cannot be,
-            # and was synced before that was deleted.
-            trusted = max(complete, log.start) if doubt or damaged else end
-            self.consume_queues.truncate(min(end, trusted))
-
-        self._complete = complete
-        scan_start = self._scan_start(low)
-        log.recover(scan_start, visit, settle, queues_end=known)
-        if self.put_path.group[1] > log.end:
-            self._cut_half_group(scan_start)
-            self.consume_queues.truncate(log.end)
-        if log.recovered is not None and log.recovered.row == "K" and not log.own:
-            log.note_synced(log.end)
-        self.consume_queues.correct_min_offsets(log.start)
-        lost = self._lost_queues()
-        if lost and resting:
-            self._load_queues()
-            self.consume_queues.correct_min_offsets(log.start)
-        self._exact = not lost and complete >= 0 and self._queues_end_as_expected()
-        self._count_on_from_queues()
-        if lost or complete < 0:
-            # Durably, before anything is built anew: after another crash the old mark would vouch for the gaps.
-            log.marks.forget_dispatched(log.start)
-            log.checkpoint.logics_ms = 0
-            log.checkpoint.sync()
-            self.consume_queues.truncate(log.start)
-            complete = log.start
-            self._rebuilding = log.end, lost
-            # From an empty start on the queues grow with what the log says.
-            self._exact = not log.start and not any(
-                queue.max_offset for queue in self.consume_queues.all()
-            )
-        self._dispatch.dispatched = min(max(complete, log.start), log.end)
-        if self._exact:
-            log.marks.queued_end = self._dispatch.dispatched
-        tail = log.queue.find(log.end)
-        if tail is not None:
-            complete_at, parts_end = read_head(tail)
-            if complete_at is not None or parts_end < log.end:
-                self.put_path.headed = tail.start
-        newest = next(self._snapshot_starts(log.end), None)
-        if newest is not None:
-            self.put_path.note_snapshot(newest)
+        self.consume_queues.on_differing = self._distrust_queue_ends
+        found = StoreRecovery(self.log, self.state, self.consume_queues, self.put_path).run()
+        self._dispatch.dispatched = found.dispatched
+        self._queues_exact = found.queues_exact
+        self._met_snapshot = found.met_snapshot
+        self._rebuilding = found.rebuilding
         self._recover_index()
-        if not log.queue.files:
+        if not self.log.queue.files:
             self.put_path.begin_log()
         self.compaction.load()
 
-    def _queues_may_rest(self) -> bool:
-        """Whether all is known of the consume queues without a look at them: nobody else wrote here meanwhile."""
-        log = self.log
-        complete, appended = log.marks.queued_end, log.marks.appended_end
-        low = complete if log.same_boot else min(complete, log.synced)
-        if not log.own or not log.start < complete <= min(appended, log.end_max):
-            return False
-        if log.start and next(self._snapshot_starts(low), None) is None:
-            # RocketMQ deleted the files that told where queues end.
-            return False
-        file = log.queue.find(appended)
-        if file is None:
-            return True
-        at = appended - file.start
-        return not any(file.read(at, min(at + 8, file.size)))
-
-    def _load_queues(self) -> int:
-        """Look at every consume queue. Returns: the end of the last record that any of them has."""
-        log = self.log
-        # With the page cache intact only the last units can be half written.
-        sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
-        self.consume_queues.load(after_crash=log.crashed, sound_below=sound_below)
-        return self.consume_queues.max_physical_offset
-
-    def _count_on_from_queues(self) -> None:
-        """Where RocketMQ deleted all messages of a queue, only the consume queue knows how far they were numbered."""
-        offsets = self.state.next_offsets
-        for key, queue in self.consume_queues.items():
-            offsets[key] = max(offsets.get(key, 0), queue.max_offset)
-
-    def _queues_end_as_expected(self) -> bool:
-        """Whether the log alone says where each consume queue ends; in stores of others it may not."""
-        ends = self._expected_ends()
-        return all(
-            ends.get(key, 0) == queue.max_offset for key, queue in self.consume_queues.items()
-        )
-
-    def _look_at_queues(self) -> None:
-        """The next start shall look at every consume queue."""
-        self._exact = False
+    def _distrust_queue_ends(self) -> None:
+        """The next start shall open every consume queue."""
+        self._queues_exact = False
         self.log.marks.queued_end = 0
-
-    def _expected_ends(self) -> dict[tuple[str, int], int]:
-        """Where each consume queue ends, if all of them are complete up to where they say."""
-        return self.state.next_offsets if self._at_complete is None else self._at_complete
-
-    @property
-    def state_is_whole(self) -> bool:
-        """Whether the log tells all of the state; RocketMQ may have deleted the snapshots that told it."""
-        return self.log.start == 0 or self._met_snapshot
-
-    def _lost_queues(self) -> dict[tuple[str, int], int]:
-        """Consume queues with fewer units than were dispatched, and the offset that each had come to."""
-        expected = self._expected_ends()
-        lost = {key: expected[key] for key in self.consume_queues.missing()}
-        for (topic, queue_id), offset in expected.items():
-            if self.consume_queues.rests(topic, queue_id):
-                continue
-            queue = self.consume_queues.find(topic, queue_id)
-            if offset and (queue is None or queue.max_offset < offset):
-                lost[topic, queue_id] = offset
-        return lost
-
-    def _end_rebuilding(self) -> None:
-        """A lost queue of which the log has no message any more goes on where it was."""
-        if self._rebuilding is None or self.dispatched < self._rebuilding[0]:
-            return
-        for (topic, queue_id), offset in self._rebuilding[1].items():
-            self.consume_queues.begin_at(topic, queue_id, offset)
-        self._rebuilding = None
 
     def _recover_index(self) -> None:
         log = self.log
@@ -363,97 +213,33 @@ class MessageStore:
         )
         self._dispatch.index = IndexBuilder(log, self.index, self.clock)
 
-    def _cut_half_group(self, scan_start: int) -> None:
-        """A crash left the first messages of a group only: it was never told to be stored, all of it goes."""
-        start = self.put_path.group[0]
-        # In memory mode C may have followed the page cache into the group, which a power loss then took.
-        self.log.marks.lower(start)
-        self.log.truncate(start)
-        self.put_path.group = (0, 0)
-        self.state.clear()
-        for file in self.log.queue.files:
-            if scan_start - file.size < file.start < self.log.end:
-                at, stop = file.start, min(self.log.end, file.start + file.size)
-                while at < stop:
-                    view, base, walk = self.log.walk(at, stop, check_crc=False)
-                    self._visit(view, base, walk)
-                    if walk.reason is not record.WalkStop.STOPPED:
-                        break
-                    at = walk.end
+    def _end_rebuilding(self) -> None:
+        """Let a lost queue without any message left in the log go on at its old offset."""
+        if self._rebuilding is None or self.dispatched < self._rebuilding[0]:
+            return
+        for (topic, queue_id), offset in self._rebuilding[1].items():
+            self.consume_queues.begin_at(topic, queue_id, offset)
+        self._rebuilding = None
 
-    def _scan_start(self, low: int) -> int:
-        """Start of the newest snapshot that is complete and ends at or below `low`; else the log's start.
-
-        Below `low` nothing can be cut: no torn tail takes away the snapshot that the state is made from.
-        """
-        return next(self._snapshot_starts(low), self.log.start)
-
-    def _snapshot_starts(self, low: int) -> Iterator[int]:
-        """Where snapshots begin that end at or below `low`, newest first."""
-        log = self.log
-        heads = [file.start for file in log.queue.files]
-        for start in sorted({*heads, *log.marks.snapshots}, reverse=True):
-            file = log.queue.find(start)
-            if file is not None and start < low:
-                complete_at, _ = read_head(file, start)
-                if complete_at is not None and complete_at <= low:
-                    yield start
-
-    def _visit(self, view: memoryview, base: int, walk: record.Walk) -> None:
-        columns = (*rows.RUN_COLUMNS, "body")
-        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=columns):
-            self._apply(run)
-
-    def _apply(self, run: rows.RowRun) -> None:
-        if self._at_complete is None and run.positions[-1] >= self._complete:
-            self._at_complete = dict(self.state.next_offsets)
-            before = int(run.positions.searchsorted(self._complete))
-            if before:
-                self._at_complete[run.topic, run.queue_id] = run.first_offset + before
-        if run.topic == INTERNAL_TOPIC:
-            written = run.batch.column("properties").to_pylist()
-            bodies = run.batch.column("body").to_pylist()
-            for text, body, at in zip(written, bodies, run.positions.tolist(), strict=True):
-                kind = properties.decode(text).get(properties.TAGS, "")
-                with reading_internal(kind, at):
-                    if kind == PROGRESS:
-                        self.put_path.group = (at, int(json.loads(body)["end"]))
-                    restored = self.state.apply_internal(kind, body)
-                self._met_snapshot |= restored
-        self.state.apply_rows(
-            run.topic,
-            run.queue_id,
-            run.first_offset,
-            len(run.positions),
-            int(run.positions[-1] + run.sizes[-1]),
-            run.store_time_ms,
-            producer=run.producer,
-            epoch=run.epoch,
-            first_sequence=run.first_sequence,
-        )
+    @property
+    def state_is_whole(self) -> bool:
+        """Whether the log holds all of the state; RocketMQ may have deleted the snapshots that held it."""
+        return self.log.start == 0 or self._met_snapshot
 
     # --- put ------------------------------------------------------------------------------------------------
 
     def put(self, request: PutRequest) -> Append:
-        """See `PutPath.put`."""
+        """Check and append one batch of one queue, in two steps: `PutPath.check`, `PutPath.append`."""
         return self.put_path.put(request)
 
-    def check(self, request: PutRequest) -> CheckedPut:
-        """See `PutPath.check`."""
-        return self.put_path.check(request)
-
-    def append(self, checked: CheckedPut) -> Append:
-        """See `PutPath.append`."""
-        return self.put_path.append(checked)
-
     def put_inner(
-        self, messages: Sequence[InnerMessage], *, progress: Progress | None = None
+        self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
     ) -> list[Append]:
-        """See `PutPath.put_inner`."""
+        """Append messages of the store's own services: `PutPath.put_inner`."""
         return self.put_path.put_inner(messages, progress=progress)
 
     def put_internal(self, kind: str, body: bytes) -> Append:
-        """See `PutPath.put_internal`."""
+        """Append one record of the internal topic and apply it to the state."""
         return self.put_path.put_internal(kind, body)
 
     # --- dispatch -------------------------------------------------------------------------------------------
@@ -475,7 +261,7 @@ class MessageStore:
         Callers: one thread.
         """
         dispatched = self._dispatch.run(confirmed)
-        if self._exact:
+        if self._queues_exact:
             self.log.marks.queued_end = dispatched
         if self._rebuilding is not None:
             self._end_rebuilding()
@@ -491,7 +277,7 @@ class MessageStore:
 
     @property
     def damage(self) -> list[Corrupt]:
-        """Damage below C that dispatch, index or deliveries came to and passed over."""
+        """Damage below the confirmed end that dispatch, index or deliveries met and passed over."""
         return list(self.log.damage_met.values())
 
     @property
@@ -511,7 +297,7 @@ class MessageStore:
     def _sync_queues(self, *, closing: bool) -> None:
         if self._queues_doubtful:
             raise Unavailable(
-                "an fdatasync of a consume queue failed; the next start builds anew what was not synced",
+                "an fdatasync of a consume queue failed; the next start rebuilds all that was not synced",
                 field="consumequeue",
             )
         upto = self.dispatched
@@ -529,10 +315,10 @@ class MessageStore:
             raise
         self.log.marks.dispatched_end = upto
 
-    # --- deletion: what `cleaner` asks ------------------------------------------------------------------------
+    # --- deletion, for `cleaner` --------------------------------------------------------------------------------
 
     def deletable_end(self) -> int:
-        """What is in the consume queues, durably: a power loss must not bring them back behind the log's start."""
+        """The end below which consume queues are durable: after a power loss none may end below the log's start."""
         self.sync_queues()
         log = self.log
         held = [end for hold in self.holds if (end := hold()) is not None]
@@ -540,7 +326,7 @@ class MessageStore:
             self.state.progress.get(service) for service in (LEVELS_SERVICE, TIMERS_SERVICE)
         ):
             return min([log.marks.dispatched_end, *held])
-        # What no longer waits was delivered by records that must be on disk before their origins go.
+        # A delivered message waits no more, but the record of its delivery must be on disk before its original goes.
         self._held.append((log.end, min([log.marks.dispatched_end, *held])))
         certain = [each for each in self._held if each[0] <= log.synced]
         self._held = [*certain[-1:], *(each for each in self._held if each not in certain)][
@@ -553,7 +339,7 @@ class MessageStore:
         self.consume_queues.correct_min_offsets(start)
 
     def delete_derived(self, start: int) -> None:
-        """Delete chain, consume queue files and indexes of what stood below `start`."""
+        """Delete chain, consume queue files and indexes of records below `start`."""
         with self._put_lock:
             self.log.chain.delete_before(start)
         fail_point("clean.after_chain")
@@ -577,7 +363,7 @@ class MessageStore:
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """See `Reader.fetch`; of a compaction topic `CompactionStore.fetch`.
+        """Read records: `Reader.fetch`, of a compacted topic `CompactionStore.fetch`.
 
         Raises: Unavailable, too, when the store is not readable.
         """
@@ -592,7 +378,7 @@ class MessageStore:
     def fetch_whole(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """As `fetch`, for whoever takes the records out of their bytes here: up to the first that is damaged.
+        """`fetch` for callers that decode the records here: up to the first damaged one.
 
         Raises: Corrupt where that is the one at `offset`.
         """
@@ -610,7 +396,7 @@ class MessageStore:
         )
 
     def check_record(self, topic: str, queue_id: int, offset: int) -> None:
-        """Look whether the message at an offset is whole; where there is none, nothing is said.
+        """Check whether the message at an offset is whole. Does nothing where there is none.
 
         Raises: Corrupt naming the file and the place, which is noted for status.
         """
@@ -638,7 +424,7 @@ class MessageStore:
         max_bytes: int = BYTES_MAX,
         wanted: MessageFilter | None = None,
     ) -> GetMessageResult:
-        """See `GetMessage.get`.
+        """Read as RocketMQ's brokers do: `GetMessage.get`.
 
         Raises: Unavailable when the store is not readable.
         """
@@ -649,63 +435,6 @@ class MessageStore:
         found = get(topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted)
         self.stats.note_get(len(found.queue_offsets))
         return found
-
-    # --- queries --------------------------------------------------------------------------------------------
-
-    def query_message(
-        self,
-        topic: str,
-        key: str,
-        *,
-        max_num: int = 64,
-        begin_ms: int = 0,
-        end_ms: int = TIME_MAX_MS,
-        exact: bool = False,
-    ) -> QueryResult:
-        """See `Query.by_key`."""
-        return self.query.by_key(
-            topic, key, max_num=max_num, begin_ms=begin_ms, end_ms=end_ms, exact=exact
-        )
-
-    def query_messages(
-        self,
-        topic: str,
-        keys: Sequence[str],
-        *,
-        max_num: int = 64,
-        begin_ms: int = 0,
-        end_ms: int = TIME_MAX_MS,
-        exact: bool = False,
-    ) -> KeyHits:
-        """Many keys at once; see `query_keys.by_keys`."""
-        return by_keys(
-            self.log,
-            self.index,
-            topic,
-            keys,
-            max_num=max_num,
-            begin_ms=begin_ms,
-            end_ms=end_ms,
-            exact=exact,
-        )
-
-    def look_message_by_offset(self, offset: int) -> pa.RecordBatch:
-        """See `Query.by_offset`."""
-        return self.query.by_offset(offset)
-
-    def look_message_by_id(self, message_id: str) -> pa.RecordBatch:
-        """See `Query.by_id`."""
-        return self.query.by_id(message_id)
-
-    def offset_by_time(
-        self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER
-    ) -> int:
-        """See `Query.offset_by_time`."""
-        return self.query.offset_by_time(topic, queue_id, time_ms, boundary)
-
-    def earliest_store_time(self, topic: str, queue_id: int) -> int | None:
-        """See `Query.earliest_store_time`."""
-        return self.query.earliest_store_time(topic, queue_id)
 
     # --- administration -------------------------------------------------------------------------------------
 
@@ -743,7 +472,7 @@ class MessageStore:
         return self.put_internal(OFFSETS, _json(value))
 
     def init_producer(self, producer: int) -> tuple[int, Append]:
-        """The next epoch of a producer id, stored in the log, and what to wait for.
+        """The next epoch of a producer id, stored in the log, and the append to wait for.
 
         Raises: Rejected where the shard remembers as many producers as it may.
         """
@@ -752,7 +481,7 @@ class MessageStore:
     # --- shutdown -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Orderly stop: dispatch to C, sync everything, leave `abort` away only if all derived files are complete."""
+        """Orderly stop: dispatch all, sync all, and remove `abort` only if all derived files are complete."""
         if self._closed:
             return
         self._closed = self.put_path.closed = True
@@ -790,7 +519,7 @@ class MessageStore:
                 if self.clock.monotonic_ms() > until_ms:
                     return False
         except (OSError, RayMQError) as error:
-            # The next start goes on; nothing of it is deleted from the log before.
+            # The next start goes on. Until then the log keeps these records.
             logger.warning("compacted queues are not complete: %s", error)
             return False
         return True

@@ -1,11 +1,11 @@
-"""What each producer stored in each queue, for a million of them: rows of bytes, with objects for the newest few.
+"""Sequences and offsets of up to a million producers and queues: rows of bytes, with objects for the newest few.
 
 An entry is a row of 76 bytes; an index finds it by producer and queue. An entry that is written becomes an object
 (`ProducerQueue`), which knows more runs than its row has room for; the object written least recently goes back into
 its row. No entry is lost that way. Entries go only where the table is full, and only those that were not written for
 `expiry_ms`; where none is that old, new ones are refused.
 
-Threads: one writes (the put lock), and calls whatever may drop entries or remember an epoch; any may call `get`.
+Threads: one writes (the put lock), and makes all calls that may drop entries or remember an epoch; any may call `get`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Run(NamedTuple):
     first_offset: int
 
 
-class Found(NamedTuple):
+class FoundRun(NamedTuple):
     """A run that a search found, and the physical end of its last record."""
 
     first_sequence: int
@@ -81,7 +81,7 @@ class Found(NamedTuple):
 
 @dataclass
 class ProducerQueue:
-    """What one producer stored in one queue."""
+    """The sequences and offsets of one producer in one queue."""
 
     #: the sequence the next row must have
     next_sequence: int = 0
@@ -89,8 +89,8 @@ class ProducerQueue:
     end_offset: int = 0
     #: the first run, some that are old, the newest; never changed in place but at its end
     runs: list[Run] = field(default_factory=list)
-    #: what was searched last: the next rows are asked for next. No part of the state
-    found: Found | None = field(default=None, compare=False)
+    #: the result of the last search, because the next rows are asked for next. Not part of the state
+    found: FoundRun | None = field(default=None, compare=False)
     #: when it was written last
     time_ms: int = field(default=0, compare=False)
     #: its row in the table
@@ -115,7 +115,7 @@ class ProducerQueue:
     def _thin_out(self) -> None:
         """Drop the old runs that leave the fewest offsets to search; both ends of a long pause stay.
 
-        The first run stays too: an older row of the producer is one of a life that was forgotten.
+        The first run stays too: an older row is of the time before the producer was forgotten.
         """
         runs = self.runs
         old = sorted(
@@ -126,7 +126,7 @@ class ProducerQueue:
         self.runs = [run for i, run in enumerate(runs) if i not in dropped]
 
     def span_of(self, sequence: int) -> tuple[int, int]:
-        """The queue offsets [low, high) where a sequence can stand; empty when it is none of the stored.
+        """The queue offsets [low, high) where a sequence can be; empty when it was never stored.
 
         Callers: any thread, without the put lock.
         """
@@ -171,7 +171,7 @@ class _Rows:
             self._rebuild()
 
     def _take(self, part: npt.NDArray[Any]) -> None:
-        """Copy rows behind those that there are; `_rebuild` must follow."""
+        """Copy rows after the present ones. The caller then calls `_rebuild`."""
         while len(part):
             chunk, at = divmod(self.count, _CHUNK_ROWS)
             if chunk == len(self._chunks):
@@ -216,7 +216,7 @@ class _Rows:
         at = _hash(producer, queue) & mask
         while slots[at] >= 0:
             at = (at + 1) & mask
-        # Readers may look meanwhile: the row's key stands already.
+        # Readers may look in between: the row's key is already there.
         slots[at] = row
         return row
 
@@ -314,7 +314,7 @@ class ProducerTable:
     __hash__ = None  # type: ignore[assignment]
 
     def get(self, key: Key) -> ProducerQueue | None:
-        """An entry to look at. Callers: any thread."""
+        """An entry to read. Callers: any thread."""
         entry = self.recent.get(key)
         return self._read(key) if entry is None else entry
 
@@ -421,7 +421,7 @@ class ProducerTable:
     # --- the limit ------------------------------------------------------------------------------------------
 
     def check_room(self, producer: int, now_ms: int) -> None:
-        """Before a new entry of a producer; where the table is full, what expired makes room.
+        """Before a new entry of a producer; where the table is full, expired entries make room.
 
         Args: now_ms: the store time. Raises: Rejected where no entry is old enough.
         """
@@ -490,7 +490,7 @@ class ProducerTable:
         return self._epoch_rows.parts()
 
     def load(self, entries: list[npt.NDArray[Any]], epochs: list[npt.NDArray[Any]]) -> None:
-        """Know what these rows say beside what is known; their queues have numbers of `queue_numbers`."""
+        """Add these rows; their queues have numbers of `queue_numbers`."""
         self._write_recent()
         self.recent.clear()
         self.recent_epochs.clear()

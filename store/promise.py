@@ -1,4 +1,4 @@
-"""What a receipt waits for, what readers may see, and what a missed deadline is called: said once, for every caller.
+"""The promise of a put, in one table: the conditions of its receipt and of reads, and the status of a missed deadline.
 
 Four ends say how far a shard is (`Ends`). A promise names the ends that must have passed a put before its receipt, and
 those that must have passed a record before readers see it. `PROMISES` is the table in README.md, which a test compares.
@@ -16,13 +16,13 @@ from .status import PutStatus
 
 #: whether a shard syncs before it answers; the same for all its puts
 Flush = Literal["sync", "async"]
-#: what one producer waits for: "quorum" is every replica that the promise counts, "leader" is one machine
+#: the replicas that a receipt waits for: "quorum" is every replica that the promise counts, "leader" is one machine
 Acks = Literal["quorum", "leader"]
 
 FLUSHES: Final[tuple[Flush, ...]] = get_args(Flush)
 ACKS: Final[tuple[Acks, ...]] = get_args(Acks)
 
-#: a future that is complete, whatever comes: beyond every log
+#: an end above every log: a future with it is complete
 COMPLETE: Final = 1 << 62
 
 

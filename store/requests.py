@@ -1,4 +1,4 @@
-"""What goes into a shard and what comes out."""
+"""Requests to a shard and its answers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class PutRequest(NamedTuple):
 
 
 class Append(NamedTuple):
-    """What an append did; nothing of it is synced yet."""
+    """The place of appended rows. Nothing of it is synced yet."""
 
-    #: queue offset of the batch's first row; -1 when it is a duplicate that the log has no more
+    #: queue offset of the batch's first row; -1 when it is a duplicate that the log no longer has
     first_offset: int
     count: int  # type: ignore[assignment]  # hides tuple.count
     #: leading rows that were stored before
@@ -36,17 +36,17 @@ class Append(NamedTuple):
     store_time_ms: int
     #: of the first new record; -1 when there is none
     physical_offset: int
-    #: the promise is kept when everything below is
+    #: the promise is kept once it is kept for everything below this
     end_offset: int
-    #: queue offset of the batch's last row; -1 as above. The rows stand together when the two are
-    #: `count` - 1 apart; duplicates that were stored in several batches may not
+    #: queue offset of the batch's last row; -1 as above. Duplicates that were stored in
+    #: several batches may have other rows between them: then the two are more than `count` - 1 apart
     last_offset: int = -1
     #: False: every row says WAIT=false, so the answer waits neither for the flush nor for replicas
     waits: bool = True
 
 
 class PutOutcome(NamedTuple):
-    """What the producer is told."""
+    """The answer to a producer."""
 
     first_offset: int
     count: int  # type: ignore[assignment]  # hides tuple.count

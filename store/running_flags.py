@@ -1,4 +1,4 @@
-"""What a store may do at present: bits that stop reads, puts or dispatch until somebody clears them.
+"""The state of a running store: bits that stop reads, puts or dispatch until they are cleared.
 
 Source: RunningFlags, RocketMQ 5.3.3: the same bits, the same masks.
 """
@@ -43,7 +43,7 @@ BLOCKS_PUTS = (
     | FENCED
     | LOGIC_DISK_FULL
 )
-#: any of them stops dispatch: what is in the log still goes into the queues when the log's disk is full
+#: any of them stops dispatch: with a full log disk, records of the log still go into the queues
 BLOCKS_DISPATCH = (
     NOT_WRITEABLE | WRITE_LOGICS_QUEUE_ERROR | WRITE_INDEX_FILE_ERROR | LOGIC_DISK_FULL
 )

@@ -1,8 +1,8 @@
 """The time that records are stamped with and delay levels count in: the wall clock, but for its steps back.
 
 A wall clock is set back now and then. Stamps never go back; they go on from the last one as time passes, a sixteenth
-slower, until the wall clock has caught up. So a delay that begins at a stamp takes its time whatever the wall clock
-does meanwhile, is never early, and at most a sixteenth late.
+slower, until the wall clock has caught up. So a delay that begins at a stamp takes its time however the wall clock
+jumps, is never early, and at most a sixteenth late.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StampClock:
         self._last = (float("-inf"), 0)
 
     def now_ms(self, at_least_ms: int, monotonic_ms: int) -> int:
-        """The stamp of what is stored now, ms since 1970. Args: at_least_ms: the newest stamp in the log."""
+        """The store time of the next record, ms since 1970. Args: at_least_ms: the newest stamp in the log."""
         last, then_ms = self._last
         going = last + (monotonic_ms - then_ms) * _RATE
         stamp = max(self._clock.now_ms(), at_least_ms)

@@ -1,4 +1,4 @@
-"""What a shard knows beside its bytes, as a pure function of the log (design D6, D7).
+"""The state of a shard: topics, counters, sequences and offsets, as a pure function of the log.
 
 Topics, queue counters, producer sequences, consumer offsets: every record of the log is applied in order, each
 segment begins with SNAPSHOT records of the whole state, so state = latest complete snapshot + tail.
@@ -31,14 +31,14 @@ PROGRESS = "PROGRESS"
 #: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
 CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
 
-#: what a state remembers unless a store says otherwise (StoreConfig)
+#: limits of a state for which no StoreConfig is given
 PRODUCER_ENTRIES_MAX = 1_000_000
 PRODUCER_EXPIRY_MS = 7 * 24 * 3_600_000
 
 
 @dataclass(frozen=True)
 class TopicInfo:
-    """A topic: queue q lives on shard `shards[q % len(shards)]`."""
+    """A topic: queue q is on shard `shards[q % len(shards)]`."""
 
     name: str
     queues: int
@@ -64,7 +64,7 @@ class Admission(NamedTuple):
     end_offset: int
 
 
-#: nothing of it is
+#: none of its rows is stored
 ALL_NEW = Admission(0, UNKNOWN_OFFSET, 0)
 
 
@@ -78,7 +78,7 @@ class ShardState:
         producer_expiry_ms: int = PRODUCER_EXPIRY_MS,
         producer_limit_option: str = "producer_entries_max",
     ) -> None:
-        #: what producers stored, and their epochs
+        #: sequences and epochs of producers
         self.producers = ProducerTable(
             entries_max=producer_entries_max,
             expiry_ms=producer_expiry_ms,
@@ -109,7 +109,7 @@ class ShardState:
         Returns: how many leading rows are duplicates and where the first of them is, if that is known here.
         Raises: Fenced for an old epoch; Rejected for a gap in the sequence, and for a new producer or queue where
         the shard remembers as many as it may.
-        Source: KIP-98 and design D7; unlike Kafka a known prefix is trimmed, not refused.
+        Source: KIP-98. Unlike in Kafka a known prefix is trimmed, not refused.
         """
         producers = self.producers
         known = producers.recent_epochs.get(producer)
@@ -159,7 +159,7 @@ class ShardState:
         epoch: int = 0,
         first_sequence: int = 0,
     ) -> None:
-        """Account for consecutive rows of one queue (and one producer) that stand in the log."""
+        """Account for consecutive rows of one queue (and one producer) in the log."""
         self.next_offsets[topic, queue_id] = first_offset + count
         self.store_time_ms = max(self.store_time_ms, store_time_ms)
         if producer is None:
@@ -207,21 +207,24 @@ class ShardState:
         elif kind == PRODUCER:
             self.raise_epoch(int(value["producer"]), int(value["epoch"]))
         elif kind == PROGRESS:
-            table = self.progress.setdefault(_text(value["service"]), {})
-            for key, found in value["set"].items():
-                if found is None:
-                    table.pop(key, None)
-                else:
-                    table[key] = found
+            self._apply_progress(_text(value["service"]), value["set"])
         return False
+
+    def _apply_progress(self, service: str, values: dict[str, Any]) -> None:
+        table = self.progress.setdefault(service, {})
+        for key, value in values.items():
+            if value is None:
+                table.pop(key, None)
+            else:
+                table[key] = value
 
     # --- snapshots ------------------------------------------------------------------------------------------
 
     def snapshot(self, part_bytes_max: int) -> list[bytes]:
         """The whole state as bodies of SNAPSHOT records, each at most about `part_bytes_max` bytes.
 
-        They are numbered: a reader believes them when it has met all of them, one behind the other. A body is a line
-        of JSON; what there may be a million of follows it as columns (snapshot_columns.py).
+        They are numbered: a reader believes them when it has met all of them in order. A body is a line of JSON.
+        Entries of producers, of which there may be a million, follow it as columns (snapshot_columns.py).
         """
         parts: list[tuple[str, bytes]] = []
         rows: list[str] = []
@@ -281,35 +284,40 @@ class ShardState:
                 yield {"t": "progress", "s": service, "k": key, "v": value}
 
     def _restore(self, parts: list[list[dict[str, Any]]]) -> None:
-        """Forget what was known, and know what a complete snapshot says."""
+        """Replace the state by that of a complete snapshot."""
         self.clear()
-        entries, epochs = [], []
+        entries: list[Any] = []
+        epochs: list[Any] = []
         for row in itertools.chain.from_iterable(parts):
-            kind = row["t"]
-            if kind == "time":
-                self.store_time_ms = int(row["v"])
-            elif kind == "topic":
-                self._add_topic(row["n"], row["q"], row["s"], row.get("a", {}))
-            elif kind == "queue":
-                self.next_offsets[_text(row["n"]), int(row["q"])] = int(row["o"])
-            elif kind == "offsets":
-                table = {int(q): int(o) for q, o in row["o"].items()}
-                self.offsets[_text(row["g"]), _text(row["n"])] = table
-            elif kind == "progress":
-                self.progress.setdefault(_text(row["s"]), {})[_text(row["k"])] = row["v"]
-            elif kind == "entries":
-                part = snapshot_columns.unpack(row, ENTRY)
-                queues = [(_text(name), int(number)) for name, number in row["queues"]]
-                part["queue"] = self.producers.queue_numbers(queues)[part["queue"]]
-                entries.append(part)
-            elif kind == "epochs":
-                epochs.append(snapshot_columns.unpack(row, EPOCH))
-            elif kind == "epoch":
-                self.raise_epoch(int(row["p"]), int(row["e"]))
-            elif kind == "seq":
-                self._restore_entry(row)
+            match row["t"]:
+                case "time":
+                    self.store_time_ms = int(row["v"])
+                case "topic":
+                    self._add_topic(row["n"], row["q"], row["s"], row.get("a", {}))
+                case "queue":
+                    self.next_offsets[_text(row["n"]), int(row["q"])] = int(row["o"])
+                case "offsets":
+                    table = {int(q): int(o) for q, o in row["o"].items()}
+                    self.offsets[_text(row["g"]), _text(row["n"])] = table
+                case "progress":
+                    self.progress.setdefault(_text(row["s"]), {})[_text(row["k"])] = row["v"]
+                case "entries":
+                    entries.append(self._unpack_entries(row))
+                case "epochs":
+                    epochs.append(snapshot_columns.unpack(row, EPOCH))
+                case "epoch":
+                    self.raise_epoch(int(row["p"]), int(row["e"]))
+                case "seq":
+                    self._restore_entry(row)
         if entries or epochs:
             self.producers.load(entries, epochs)
+
+    def _unpack_entries(self, row: dict[str, Any]) -> Any:
+        """Entries of producers, with the numbers that their queues have in this table."""
+        part = snapshot_columns.unpack(row, ENTRY)
+        queues = [(_text(name), int(number)) for name, number in row["queues"]]
+        part["queue"] = self.producers.queue_numbers(queues)[part["queue"]]
+        return part
 
     def _restore_entry(self, row: dict[str, Any]) -> None:
         """An entry as earlier versions wrote it."""
@@ -334,7 +342,7 @@ _json = json.JSONEncoder(separators=(",", ":")).encode
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no name")
+        raise TypeError(f"{value!r} is not a name")
     return value
 
 

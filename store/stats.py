@@ -1,4 +1,4 @@
-"""Counters of one store: what was put and read, how long appends took, how many a second.
+"""Counters of one store: puts, reads, times of appends, and rates per second.
 
 Source: StoreStatsService, RocketMQ 5.3.3. Its put time ends with the flush; ours ends with the append, because flush
 and replica are waited for elsewhere (the put latency of `actors/leader/put_acks.py`).
@@ -30,7 +30,7 @@ BUCKET_NAMES = (
     ">10s",
 )
 SAMPLE_MS = 1_000
-#: rates are told over so many seconds
+#: rates are means over so many seconds
 RATES_S = (10, 60, 600)
 
 
@@ -101,7 +101,7 @@ class StoreStats:
                 self._samples.append(Sample(now_ms, self.puts, self.get_transferred))
 
     def rates(self, seconds: int) -> Sample | None:
-        """Totals a second over the last `seconds`, or over what is known; None with fewer than two samples.
+        """Totals per second over the last `seconds`, or a shorter known time; None with fewer than two samples.
 
         Returns: a Sample whose `at_ms` is the time that it is over; its numbers are per second, rounded.
         """

@@ -1,4 +1,4 @@
-"""What a topic may be called, and which topics are whose."""
+"""Names of topics, and which topics are for users."""
 
 from __future__ import annotations
 

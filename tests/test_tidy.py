@@ -145,6 +145,62 @@ def test_the_ban_on_file_use_sees_what_it_is_for(source, use):
     )
 
 
+#: where the fields of a record begin that other modules read or write: store/format.py names them
+RECORD_OFFSETS = {20, 28, 36, 40, 48, 56, 64, 72, 76, 84, 88}
+#: a struct that skips bytes in front of a field
+SKIPPING_STRUCT = re.compile(r">\w*\d+x\w+")
+
+
+def record_offset(node: ast.AST) -> int | str | None:
+    """The number by which a node finds a field of a record; None when it does not."""
+    numbers: list[ast.expr | None] = []
+    if isinstance(node, ast.Slice):
+        numbers = [node.lower, node.upper]
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        numbers = [node.left, node.right]
+    elif isinstance(node, ast.Assign):
+        named = [
+            name.id
+            for target in node.targets
+            for name in ast.walk(target)
+            if isinstance(name, ast.Name)
+        ]
+        if any(re.search(r"_(AT|OFFSET)$", name) for name in named):
+            numbers = list(node.value.elts) if isinstance(node.value, ast.Tuple) else [node.value]
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value if SKIPPING_STRUCT.fullmatch(node.value) else None
+    found = [n.value for n in numbers if isinstance(n, ast.Constant) and n.value in RECORD_OFFSETS]
+    return found[0] if found else None
+
+
+def test_record_offsets_are_written_in_format_alone():
+    found = [
+        f"{path}:{getattr(node, 'lineno', 0)}: {offset}"
+        for path, tree in sources("store", "cluster/messages")
+        if path != "store/format.py"
+        for node in ast.walk(tree)
+        if (offset := record_offset(node))
+    ]
+    assert not found, f"use the names of store/format.py: {found}"
+
+
+@pytest.mark.parametrize(
+    ("source", "offset"),
+    [
+        ("_QUEUE_OFFSET_AT = 20", 20),
+        ("_FLAG_AT, _TIME_AT = 36, 56", 36),
+        ("head[36:40]", 36),
+        ("starts + 20", 20),
+        ("Struct('>36xi')", ">36xi"),
+        ("LIMIT = 20", None),
+        ("starts + fmt.QUEUE_OFFSET_AT", None),
+    ],
+)
+def test_the_ban_on_record_offsets_sees_what_it_is_for(source, offset):
+    found = [found for node in ast.walk(ast.parse(source)) if (found := record_offset(node))]
+    assert found[:1] == ([offset] if offset else [])
+
+
 def test_replication_knows_no_clock_disk_network_or_thread():
     found = [
         f"{path}:{node.lineno}: {name}"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.cluster.consume.range_reader import read_range
-from raymq.store.records.raw_records import decode_records
+from raymq.store.queues.raw_records import decode_records
 
 from .messages import damaged_rows, read_headers
 from .plan import BenchPlan

@@ -140,7 +140,7 @@ def _show_done(root: Path, done: Repaired, as_json: bool, console: Console) -> N
 
 def scrub(options: argparse.Namespace, console: Console) -> int:
     """raymq store scrub DIR: one pass, of a running store or of one at rest."""
-    from raymq.store.log.scrub import scrub_of
+    from raymq.store.tools.scrub_store import scrub_of
 
     clean = True
     for root in stores(options.directory):

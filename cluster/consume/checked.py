@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.errors import Corrupt, Rejected, Unavailable
-from raymq.store.records.raw_records import before, fault_of
-from raymq.store.records.record_walk import Fault
+from raymq.store.queues.raw_records import before, fault_of
+from raymq.store.records.record_walk import RecordFault
 from raymq.store.requests import FetchSlice
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _checked(part: FetchSlice, routes: Routes, topic: str, shard: int) -> FetchS
 
 
 def _what_the_shard_has(
-    part: FetchSlice, routes: Routes, topic: str, shard: int, fault: Fault
+    part: FetchSlice, routes: Routes, topic: str, shard: int, fault: RecordFault
 ) -> Corrupt:
     offset = part.first_offset
     where = {"topic": topic, "queue_id": part.queue_id, "offset": offset}

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 
 from raymq.store import format as fmt
 from raymq.store.errors import Rejected
+from raymq.store.queues.raw_records import decode_records
 from raymq.store.record import PUT_SCHEMA
 from raymq.store.records.properties import decode as decode_properties
 from raymq.store.records.properties import encode as encode_properties
-from raymq.store.records.raw_records import decode_records
 
 from .keys import as_binary, key_of, key_properties, keys_of
 from .message import (

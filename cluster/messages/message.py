@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from raymq.cluster.arguments import check_text
 from raymq.store.errors import Rejected
-from raymq.store.format import PROPERTIES_MAX_BYTES
+from raymq.store.format import PROPERTIES_MAX_BYTES, QUEUE_OFFSET_AT
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import TAGS, encode, separators_absent
 from raymq.store.records.record_walk import gather
@@ -23,9 +23,6 @@ from .keys import BASE64_KEY, TEXT_KEY, key_property
 #: RocketMQ's property for the index keys, and their separator
 INDEX_KEYS = "KEYS"
 INDEX_KEY_SEPARATOR = " "
-
-#: where a record holds its queue offset
-_QUEUE_OFFSET_AT = 20
 
 #: property names that users neither see nor set: RayMQ's own, and those of RocketMQ's clients and brokers.
 #: Source: MessageConst.STRING_HASH_SET of RocketMQ 5.3.3.
@@ -170,7 +167,7 @@ def queue_offsets(records: pa.Array) -> npt.NDArray[np.int64]:
     ends = np.frombuffer(records.buffers()[1], dtype=np.int32)
     starts = ends[records.offset : records.offset + len(records)].astype(np.int64)
     found: npt.NDArray[np.int64] = gather(
-        records.buffers()[2], starts + _QUEUE_OFFSET_AT, np.dtype(">i8")
+        records.buffers()[2], starts + QUEUE_OFFSET_AT, np.dtype(">i8")
     )
     return found.astype(np.int64)
 

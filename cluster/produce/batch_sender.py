@@ -16,8 +16,8 @@ import pyarrow as pa
 from raymq.cluster.arguments import check_choice
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.store.clock import Clock
-from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import RayMQError, Rejected, Unavailable
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.promise import ACKS, Acks
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 from raymq.store.records import producer_stamp

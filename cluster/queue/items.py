@@ -14,7 +14,7 @@ from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
-from raymq.store.records.raw_records import decode_records
+from raymq.store.queues.raw_records import decode_records
 
 #: limits of one fetch
 FETCH_BYTES = 8 << 20

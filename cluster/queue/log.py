@@ -19,8 +19,8 @@ from raymq.cluster.produce.queue_sequence import BatchReceipt, new_producer_id
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
+from raymq.store.queues.raw_records import decode_records
 from raymq.store.record import Row
-from raymq.store.records.raw_records import decode_records
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster

@@ -21,18 +21,18 @@ from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Unavailabl
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.records.keys import key_column
 from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
 
 from . import swap
 from .compactor import Compacted, write_compacted
-from .sparse_log import Part, Rows, SparseLog
+from .sparse_log import CompactedRows, Part, SparseLog
 from .units import (
     COMPACTING,
     DIRECTORY,
     LOG,
     file_sizes,
-    keys_of,
     log_directory,
     queue_directory,
 )
@@ -63,15 +63,15 @@ class CompactionStore:
         #: how far each queue is synced: (start of the last file, bytes in it)
         self._synced: dict[Key, tuple[int, int]] = {}
         self._closed = False
-        #: behind what was looked at and not copied
+        #: after the records that were read and not copied
         self._passed: dict[Key, int] = {}
 
     # --- start and stop -------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """After the store's recovery: finish an interrupted swap, open every queue, cut what a crash left.
+        """After the store's recovery: finish an interrupted swap, open every queue, cut the remains of a crash.
 
-        What is cut stands in the commit log still: nothing of it may go before it is synced here (`holds_from`).
+        The commit log still has what is cut, and may delete it only after it is synced here (`holds_from`).
         Raises: Corrupt where files are missing or have other sizes.
         """
         root = self._log.root
@@ -89,7 +89,7 @@ class CompactionStore:
         self._note({key: log.end for key, log in self._logs.items()})
 
     def _settle_names(self) -> None:
-        """What a killed process only made must be durable before the commit log's records of it go. Raises: OSError."""
+        """Sync what a killed process wrote, before the commit log may delete its records. Raises: OSError."""
         waiting = [self._log.root / DIRECTORY]
         while waiting:
             place = waiting.pop()
@@ -133,7 +133,7 @@ class CompactionStore:
         )
 
     def close(self) -> None:
-        """Sync what was copied and close every file. Raises: OSError, StorageFull."""
+        """Sync the copied records and close every file. Raises: OSError, StorageFull."""
         try:
             if self._logs:
                 self.sync()
@@ -164,7 +164,7 @@ class CompactionStore:
         return max(position, passed, 0 if log is None else log.next_offset)
 
     def advance(self, topic: str, queue_id: int) -> bool:
-        """Copy a slice of what the consume queue has and the compacted queue has not. Returns: whether there was any.
+        """Copy a slice of records that the compacted queue lacks. Returns: whether there was any.
 
         Messages without KEYS, which only others store, are left out as RocketMQ leaves them out.
         """
@@ -184,7 +184,7 @@ class CompactionStore:
             total = np.cumsum(np.where(units["size"] == BLANK_SIZE, 0, units["size"]))
             fits = max(1, int(np.searchsorted(total, _COPIED_BYTES, side="right")))
             self._copy(log, units[:fits], offset)
-            # Where the end of a slice was not copied, the next one begins behind it all the same.
+            # Where the end of a slice was not copied, the next one begins after it all the same.
             self._passed[topic, queue_id] = offset + fits
             return True
 
@@ -195,16 +195,16 @@ class CompactionStore:
         if not len(units):
             return
         positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
-        # What is damaged is noted and left out: it must not hold up all that comes after it.
+        # Damaged records are noted and left out: they must not hold up all that come after them.
         found, rows = self._log.sound_records(positions, sizes)
         batch = record.decode(*found)
-        keyed = keys_of(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
+        keyed = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
         times = batch.column("store_time_ms").to_numpy()
         if keyed.any():
             kept = rows[keyed]
             with log.lock:
                 log.append(
-                    Rows(
+                    CompactedRows(
                         found.data,
                         found.starts[keyed],
                         found.sizes[keyed],
@@ -228,7 +228,7 @@ class CompactionStore:
         return found
 
     def sync(self) -> None:
-        """fdatasync what was copied, and note how far. Durable: at return. Raises: OSError, StorageFull."""
+        """fdatasync the copied records, and note how far they go. Durable: at return. Raises: OSError, StorageFull."""
         with self._lock:
             ends = {key: log.end for key, log in self._logs.items()}
             if ends == self._synced:
@@ -261,7 +261,7 @@ class CompactionStore:
     def holds_from(self) -> int | None:
         """No record of the commit log at or above this physical offset may be deleted yet; None: any may.
 
-        Syncs what was copied. Callers: retention. Raises: OSError, StorageFull.
+        Syncs the copied records. Callers: retention. Raises: OSError, StorageFull.
         """
         self.sync()
         lowest: int | None = None
@@ -311,12 +311,12 @@ class CompactionStore:
         plan = swap.Swap(topic, queue_id, old, names, result.last_offset)
         with self._lock, log.lock:
             if self._closed:
-                raise Unavailable("the store was closed meanwhile", field="store")
+                raise Unavailable("the store was closed", field="store")
             swap.commit(root, plan, files=files)
             swap.finish(root, plan, files=files)
             self._positions = swap.read_positions(root, files=files)
             log.take(names)
-            # The next file may have a lower place than the last one had: what is noted must not reach over it.
+            # The next file may begin at a lower place than the last one did: the noted end must not be above it.
             self._note({key: other.end for key, other in self._logs.items()})
         return result
 
@@ -369,7 +369,7 @@ class CompactionStore:
 
 
 class CompactionService:
-    """What a host calls again and again, or gives a thread: copies, syncs, and compacts at intervals.
+    """Copies, syncs, and compacts at intervals. A host calls it again and again, or from a thread.
 
     Source: CompactionStore's schedule; compactionScheduleInternal 15 minutes.
     """
@@ -404,7 +404,7 @@ class CompactionService:
         return False
 
     def run(self, stopping: Callable[[], bool], clock: Clock) -> None:
-        """Work until told to stop: a thread of whoever has the store open. A failure is tried again."""
+        """Work until `stopping`: the body of a thread. After a failure it tries again."""
         while not stopping():
             try:
                 more = self.step(clock.monotonic_ms())

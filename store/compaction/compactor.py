@@ -1,4 +1,4 @@
-"""Which records of a queue stay: the latest of each key, unless it has no body. Columns, not a map of keys (D3).
+"""The choice of a queue's records that stay: the latest of each key, unless it has no body. Columns, not a map of keys.
 
 Source: CompactionLog#getOffsetMap, #shouldRetainMsg, RocketMQ 5.3.3.
 """
@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 
 from raymq.store import record
 from raymq.store.files import Files
+from raymq.store.records.keys import key_column
 
-from .sparse_log import Pair, Rows, SparseLog
-from .units import COMPACTING, keys_of
+from .sparse_log import CompactedRows, Pair, SparseLog
+from .units import COMPACTING
 
 Bools = npt.NDArray[np.bool_]
 
@@ -27,7 +28,7 @@ _SLICE_UNITS = 8192
 
 
 class Compacted(NamedTuple):
-    """What a compaction did with one queue."""
+    """The result of compacting one queue."""
 
     kept: int
     removed: int
@@ -51,13 +52,13 @@ def slices(pair: Pair) -> Iterator[tuple[slice, pa.RecordBatch]]:
 def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
     """For each pair which of its records stay.
 
-    Memory: the keys of all of them, once each, and a few words a record.
+    Memory: the keys of all of them, once each, and some 20 bytes per record.
     """
     keys: list[pa.Array] = []
     bodies: list[Bools] = []
     for pair in pairs:
         for _, batch in slices(pair):
-            keys.append(keys_of(batch.column("properties")))
+            keys.append(key_column(batch.column("properties")))
             lengths = pc.binary_length(batch.column("body")).to_numpy(zero_copy_only=False)
             bodies.append(lengths > 0)
     if not keys:
@@ -75,7 +76,7 @@ def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
 def write_compacted(
     pairs: list[Pair], log: SparseLog, sizes: tuple[int, int], *, files: Files
 ) -> tuple[list[str], Compacted]:
-    """Write what stays of sealed pairs into `compacting` beside them; sealed and synced.
+    """Write the records of sealed pairs that stay into `compacting` beside them; sealed and synced.
 
     Returns: the names of the new files. Callers: sealed pairs never change, so no lock is needed.
     """
@@ -94,7 +95,7 @@ def write_compacted(
                 lengths = part["size"].astype(np.int64)
                 places = part["position"].astype(np.int64) - pair.start
                 new.append(
-                    Rows(
+                    CompactedRows(
                         *pair.records(places, lengths),
                         lengths,
                         part["tags_code"].astype(np.int64),

@@ -34,7 +34,7 @@ def get_compacted(
     max_bytes: int,
     wanted: MessageFilter | None,
 ) -> GetMessageResult:
-    """See `GetMessage.get`. The queue holds messages from the first one that is left on."""
+    """`GetMessage.get` of a compacted queue, which holds messages from the first one that is left on."""
     low, high = store.queue_range(topic, queue_id)
     refused = plain.refuse(topic, queue_id, offset, low, high)
     if refused is not None:
@@ -43,7 +43,8 @@ def get_compacted(
     count = max_nums if wanted is None else max(max_nums, RECORDS_AT_ONCE)
     found = store.read(topic, queue_id, offset, max_bytes=max_bytes, max_records=count)
     if found is None:
-        # What was copied behind it is all taken away by its keys' last messages; there may be more that is not yet.
+        # All records copied after it were superseded by the last messages of their keys; later ones may not be copied
+        # yet.
         following = max(offset, min(store.next_offset(topic, queue_id), high))
         return nothing(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)
     good = np.ones(len(found.units), dtype=np.bool_)
@@ -57,7 +58,7 @@ def get_compacted(
             good = good & wanted.records(batch.column(0))
     rows = np.flatnonzero(good)
     offsets = found.units["offset"].astype(np.int64)
-    # More may be wanted of what was looked at than were asked for.
+    # Among these records more may be wanted than were asked for.
     following = int(offsets[rows[max_nums]]) if len(rows) > max_nums else found.next_offset
     rows = rows[:max_nums]
     status = GetMessageStatus.FOUND if len(rows) else GetMessageStatus.NO_MATCHED_MESSAGE

@@ -27,7 +27,6 @@ from .units import UNIT_BYTES, UNIT_DTYPE, end_unit
 
 Int64s = npt.NDArray[np.int64]
 
-_PHYSICAL_OFFSET_AT = 28
 _LONG = np.arange(8)
 #: units read at a time while their end is looked for
 SCAN_UNITS = 8192
@@ -49,7 +48,7 @@ class Pair:
         self.sealed = False
 
     def units(self, low: int = 0, high: int | None = None) -> Any:
-        """Units [low, high), all by default, UNIT_DTYPE. Raises: Corrupt for what the disk does not give back."""
+        """Units [low, high), all by default, UNIT_DTYPE. Raises: Corrupt for bytes that the disk does not give back."""
         high = self.count if high is None else min(high, self.count)
         data = self.queue.read(low * UNIT_BYTES, max(low, high) * UNIT_BYTES)
         return np.frombuffer(data, dtype=UNIT_DTYPE)
@@ -111,7 +110,7 @@ class Pair:
         self.queue.sync()
 
 
-class Rows(NamedTuple):
+class CompactedRows(NamedTuple):
     """Records that go in: columns, ascending by queue offset."""
 
     view: memoryview
@@ -130,7 +129,7 @@ class Part(NamedTuple):
     records: pa.Array
     #: `units.UNIT_DTYPE`
     units: npt.NDArray[Any]
-    #: behind the last
+    #: after the last
     next_offset: int
 
 
@@ -220,7 +219,7 @@ class SparseLog:
 
     # --- appending ------------------------------------------------------------------------------------------
 
-    def append(self, rows: Rows) -> None:
+    def append(self, rows: CompactedRows) -> None:
         """Append records, in as many files as they need. Raises: StorageFull, OSError; `cut` mends what they leave."""
         low, count = 0, len(rows.sizes)
         while low < count:
@@ -229,13 +228,15 @@ class SparseLog:
             pair = self.pairs[-1]
             stop = low + self._fitting(pair, rows.sizes[low:])
             if stop > low:
-                self._write(pair, Rows(rows.view, *(column[low:stop] for column in rows[1:])))
+                self._write(
+                    pair, CompactedRows(rows.view, *(column[low:stop] for column in rows[1:]))
+                )
                 low = stop
             if low < count:
                 self.seal()
 
     def _fitting(self, pair: Pair, sizes: Int64s) -> int:
-        """How many records still fit: a blank record and an end unit must fit behind them."""
+        """How many records still fit: a blank record and an end unit must fit after them."""
         room = self._file_bytes - pair.log_bytes - fmt.BLANK_BYTES
         units = self._queue_bytes // UNIT_BYTES - 1 - pair.count
         fits = int(np.searchsorted(np.cumsum(sizes), room, side="right"))
@@ -247,7 +248,7 @@ class SparseLog:
             )
         return max(0, min(fits, units))
 
-    def _write(self, pair: Pair, rows: Rows) -> None:
+    def _write(self, pair: Pair, rows: CompactedRows) -> None:
         records = record.select(rows.view, rows.starts, rows.sizes)
         edges = np.frombuffer(records.buffers()[1], dtype=np.int32)[
             records.offset : records.offset + len(records) + 1
@@ -255,7 +256,7 @@ class SparseLog:
         data = np.frombuffer(records.buffers()[2], dtype=np.uint8)[edges[0] : edges[-1]].copy()
         places = (edges[:-1] - edges[0]).astype(np.int64)
         positions = pair.start + pair.log_bytes + places
-        data[places[:, None] + _PHYSICAL_OFFSET_AT + _LONG] = (
+        data[places[:, None] + fmt.PHYSICAL_OFFSET_AT + _LONG] = (
             positions.astype(">i8").view(np.uint8).reshape(-1, 8)
         )
         units: Any = np.zeros(len(places), dtype=UNIT_DTYPE)
@@ -304,7 +305,7 @@ class SparseLog:
     # --- cutting and replacing ------------------------------------------------------------------------------
 
     def cut(self, end: tuple[int, int], next_offset: int) -> None:
-        """Drop what stands behind `end` (see there) or has a queue offset from `next_offset` on; zeros behind it.
+        """Drop records after `end` (see there), or with a queue offset from `next_offset` on, and zero their bytes.
 
         Durable: at return.
         """

@@ -1,7 +1,7 @@
-"""Puts compacted files in the place of the old ones as a whole, whatever dies between.
+"""Puts compacted files in the place of the old ones as a whole, even if a process dies in between.
 
 First the new files are complete and synced in the sub-directory `compacting`, which loaders pass over. Then
-`raymq/compaction-swap` is written: from there on a start finishes what was begun. Every step may be done again.
+`raymq/compaction-swap` is written: from then on a start finishes the swap. Every step may be done again.
 RocketMQ renames file by file and notes nothing: a crash between leaves a mixture of old and new.
 """
 
@@ -23,7 +23,7 @@ _RECORD = "compaction-swap"
 
 @dataclass(frozen=True)
 class Swap:
-    """What is replaced by what: names of files, the same in both directories."""
+    """The files to replace and their replacements: names, the same in both directories."""
 
     topic: str
     queue_id: int

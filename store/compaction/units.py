@@ -1,22 +1,18 @@
 """Bytes of a compacted queue: units of 46 bytes, and where its files are.
 
 A unit, big-endian: position in the compaction log 8, size 4, tags code 8, store time 8, queue offset 8, messages 2 (1),
-compacted offset 4 (-1), reserved 4. Behind the last unit of a file stands one of position -1 and size 0. Source:
-BatchConsumeQueue, SparseConsumeQueue#putEndPositionInfo, CompactionLog, RocketMQ 5.3.3 (reference 6.6, 15).
+compacted offset 4 (-1), reserved 4. The last unit of a file is followed by one of position -1 and size 0.
+Source: BatchConsumeQueue, SparseConsumeQueue#putEndPositionInfo, CompactionLog, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from raymq.store.errors import Rejected, require
-from raymq.store.records.record_row import Row
+from raymq.store.errors import require
 
 UNIT_DTYPE = np.dtype(
     [
@@ -35,17 +31,15 @@ require(UNIT_BYTES == 46, "a unit of a compacted queue has 46 bytes", found=UNIT
 
 DIRECTORY = "compaction"
 LOG, QUEUES, POSITIONS = "compactionLog", "compactionCq", "position-checkpoint"
-#: new files stand here until they take the place of the old ones (CompactionLog.COMPACTING_SUB_FOLDER)
+#: new files are here until they take the place of the old ones (CompactionLog.COMPACTING_SUB_FOLDER)
 COMPACTING = "compacting"
 
-_KEYS = r"(?s)^(?:.*\x02)?KEYS\x01(?P<v>[^\x02]+)"
 #: a log file is at least as large as so many files of units
 _LEAST_RATIO = 5
-_BLANK = r"^\s*$"
 
 
 def file_sizes(log_bytes: int, queue_bytes: int) -> tuple[int, int]:
-    """What RocketMQ makes of the configured sizes: whole units, and a log file of a whole number of unit files.
+    """File sizes as RocketMQ rounds the configured ones: whole units, and a log file of a whole number of unit files.
 
     With its defaults, 100 and 10 MiB: 104,857,460 and 10,485,746. Source: CompactionLog#getCompactionLogSize.
     """
@@ -67,49 +61,7 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
 
 
 def end_unit() -> bytes:
-    """What stands behind the last unit of a file that is not full."""
+    """The unit that follows the last one of a file that is not full."""
     unit: Any = np.zeros(1, dtype=UNIT_DTYPE)
     unit["position"], unit["compacted"] = -1, -1
     return bytes(unit.tobytes())
-
-
-def keys_of(properties: pa.Array) -> pa.Array:
-    """KEYS of each properties string, the whole value; null without one, or with only blanks.
-
-    Source: CompactionLog#shouldRetainMsg takes KEYS as one key, however many words it has.
-    """
-    found = pc.struct_field(pc.extract_regex(properties, _KEYS), 0)
-    blank = pc.match_substring_regex(found, _BLANK)
-    return pc.if_else(pc.fill_null(blank, True), pa.scalar(None, found.type), found)
-
-
-def check_keys(
-    topic: str, batch: pa.RecordBatch | Row, rows: pa.BooleanArray | None = None
-) -> None:
-    """Refuse messages without KEYS for a compaction topic. Raises: Rejected (MESSAGE_ILLEGAL); nothing was stored.
-
-    Args: `rows`, those that go there; None: all.
-    RocketMQ stores them, and they never reach a reader: its reads of such a topic come from the compacted log.
-    """
-    if isinstance(batch, Row):
-        batch = batch.to_batch()
-    bare = keys_of(batch.column("properties")).is_null()
-    row = pc.index(bare if rows is None else pc.and_(bare, rows), True).as_py()
-    if row >= 0:
-        raise _without_key(topic, f"row {row}", row=row)
-
-
-def check_key(topic: str, properties: Mapping[str, str]) -> None:
-    """As `check_keys`, for one message."""
-    if not properties.get("KEYS", "").strip():
-        raise _without_key(topic, "the message")
-
-
-def _without_key(topic: str, what: str, **fields: int) -> Rejected:
-    return Rejected(
-        f"{what} has no KEYS; topic {topic} keeps the latest message of each key: set index_keys",
-        field="KEYS",
-        limit="a key",
-        status="MESSAGE_ILLEGAL",
-        **fields,
-    )

@@ -1,33 +1,33 @@
-"""What a put does with a message that is to be delivered later: it goes to the topic where such messages wait.
+"""Moves messages with a delivery time to the topics where they wait.
 
-The put door calls `transform` for every message. It wins over nothing: half messages of transactions pass as they
-are. Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3; there a second that is congested refuses by chance,
-the more waits the less likely; here it refuses from the limit on.
+`MessagePut` calls `transform` for every message. Half messages of transactions pass unchanged.
+Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3. There a congested second refuses by chance, the more likely the
+more messages wait. Here it refuses from the limit on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from raymq.store import format as fmt
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
+from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put.put_errors import error_of
 from raymq.store.put.put_hooks import PutHook
 from raymq.store.records.properties import decode
+from raymq.store.requests import PutRequest
+from raymq.store.state import TopicInfo
 from raymq.store.status import PutStatus
 
-from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
 from .delayed_record import GROUP_RESERVE_BYTES, REAL_QUEUE, REAL_TOPIC, ROW_RESERVE_BYTES
+from .timer_put import check_congestion, check_deliver_at, check_timer_put
 from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
 
 DELAY = "DELAY"
 DELAY_S, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"
-
-_NO_TRANSACTION = (0x0, 0x8)
 
 
 def transform(
@@ -43,7 +43,7 @@ def transform(
     Raises: Rejected with `status` MESSAGE_ILLEGAL or one of WHEEL_TIMER_*, Unavailable with WHEEL_TIMER_FLOW_CONTROL;
     nothing was stored.
     """
-    if message.sys_flag & fmt.SYS_TRANSACTION_MASK not in _NO_TRANSACTION:
+    if message.sys_flag & fmt.SYS_TRANSACTION_MASK in fmt.SYS_UNQUEUED:
         return message
     if message.topic in (TIMER_TOPIC, SCHEDULE_TOPIC):
         return message
@@ -84,42 +84,31 @@ def transform(
 
 
 class DelayHook(PutHook):
-    """`transform` for the store's door: the first of `MessageStore.hooks`."""
+    """Sends messages to the topics where they wait (`transform`) and guards the timer topic (`check_timer_put`)."""
 
     name = "delay"
 
     def __init__(self, config: StoreConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        #: see `transform`; set by the service that knows
+        #: a waiting message is delivered in a group, where it grows
+        self.record_bytes_max = config.group_bytes_max - GROUP_RESERVE_BYTES - ROW_RESERVE_BYTES
+        #: how many messages wait for a second; set by the timer service
         self.waiting: Callable[[int], int] | None = None
 
     def before_put(self, message: InnerMessage) -> InnerMessage:
-        """See `transform`."""
+        """The message itself, or on its way to a topic where it waits: `transform`."""
         return transform(message, self._clock.now_ms(), self._config, waiting=self.waiting)
 
-
-def check_deliver_at(deliver_ms: int, now_ms: int, config: StoreConfig) -> None:
-    """Raises: Rejected for a time further away than timers reach."""
-    limit = config.timer_max_delay_s * 1000
-    if deliver_ms - now_ms > limit:
-        raise Rejected(
-            f"the message is to be delivered in {deliver_ms - now_ms} ms; timers reach {limit} ms (timer_max_delay_s)",
-            field="deliver_at_ms",
-            limit=now_ms + limit,
-            status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
-        )
-
-
-def check_congestion(out_ms: int, waiting: Callable[[int], int], config: StoreConfig) -> None:
-    """Raises: Unavailable for a second that too many messages wait for."""
-    limit = config.timer_congest_num_each_slot
-    if waiting(out_ms) >= limit:
-        raise error_of(
-            PutStatus.WHEEL_TIMER_FLOW_CONTROL,
-            f"{limit} messages wait for the second from {out_ms} ms on; choose another time",
-            field="deliver_at_ms",
-            limit=limit,
+    def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
+        """Refuse columns for the timer topic that could not be delivered: `check_timer_put`."""
+        check_timer_put(
+            request.queue_id,
+            request.batch,
+            topics=topics,
+            config=self._config,
+            now_ms=self._clock.now_ms(),
+            waiting=self.waiting,
         )
 
 
@@ -142,7 +131,7 @@ def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
 
 
 def _level(properties: dict[str, str]) -> int:
-    """0: none, also where it is no number."""
+    """The delay level; 0 without one, or where it is not a number."""
     try:
         return int(properties.get(DELAY, "0"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Delay levels: what waited for its level's time is delivered, exactly once, across crashes too.
+"""Delay levels: each message is delivered once its level's time is over, exactly once, across crashes too.
 
 The messages of a level wait in one queue of the schedule topic, in the order in which they are due. Each group of
 deliveries is appended together with how far its level came.
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from raymq.store.delay_levels import LEVELS_SERVICE
 from raymq.store.failpoints import fail_point
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.format import SCHEDULE_TOPIC
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 
-from .delay_levels import LEVELS_SERVICE, SCHEDULE_TOPIC
 from .delayed_record import by_queue, fitting, waiting
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ SLICE_ROWS = 4096
 
 
 class Delivered(NamedTuple):
-    """What one look at the levels did."""
+    """The result of one pass over the levels."""
 
     messages: int
     #: when the next message is due, ms; now or before: there is more to do; None: nothing waits
@@ -51,10 +52,10 @@ class ScheduleMessageService:
         self.skipped = 0
 
     def deliver_due(self, now_ms: int, *, limit: int) -> Delivered:
-        """Deliver what is due, at most about `limit` messages, the shortest level first.
+        """Deliver due messages, at most about `limit`, the shortest level first.
 
         A delay begins at its message's stamp, and stamps may be ahead of the wall clock (StampClock).
-        Raises: StorageFull, Unavailable, OSError: what was not delivered is at the next call.
+        Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
         """
         ahead_ms = self._store.put_path.stamps.ahead_ms(self._store.state.store_time_ms)
         now_ms += ahead_ms
@@ -75,16 +76,18 @@ class ScheduleMessageService:
         return Delivered(count, None if next_due is None else next_due - ahead_ms)
 
     def _corrected(self, level: int, offset: int, queue: ConsumeQueue) -> int:
-        """Inside the queue. That may be behind the log for a while after a start; then there is nothing to do."""
+        """An offset inside the queue. After a start the queue may lag the log for a while: then nothing is to do."""
         stored = self._store.state.next_offsets.get((SCHEDULE_TOPIC, level - 1), 0)
         known = max(queue.max_offset, stored)
         if offset > known:
-            # Another store's file said so. What is put from now on is not to be taken for delivered.
+            # A foreign store's file gave an offset above the end. Later puts must not count as delivered.
             self._note(level, known, [])
         return min(max(offset, queue.min_offset), known)
 
     def _note(self, level: int, offset: int, messages: list[InnerMessage]) -> None:
-        self._store.put_inner(messages, progress=Progress(LEVELS_SERVICE, {str(level): offset}))
+        self._store.put_inner(
+            messages, progress=ServiceProgress(LEVELS_SERVICE, {str(level): offset})
+        )
 
     def _deliver_slice(
         self, level: int, queue: ConsumeQueue, offset: int, now_ms: int

@@ -1,10 +1,11 @@
-"""Delay levels and timers together: what a host drives."""
+"""Delay levels and timers together, driven by the host of a store."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
+
 from .delay_schedule import ScheduleMessageService, level_offsets
 from .timer_store import TimerMessageStore
 
@@ -16,7 +17,7 @@ RUN_MESSAGES = 8192
 
 
 class DelayRun(NamedTuple):
-    """What one call of `DelayService.run_once` did."""
+    """The result of one call of `DelayService.run_once`."""
 
     messages: int
     #: when to call again, ms; None: nothing waits
@@ -24,7 +25,7 @@ class DelayRun(NamedTuple):
 
 
 class DelayService:
-    """Delivers what waited. Callers: one thread."""
+    """Delivers waiting messages. Callers: one thread."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -41,7 +42,7 @@ class DelayService:
         return self.timers.active or any(queues.find(SCHEDULE_TOPIC, q) for q in levels)
 
     def run_once(self, now_ms: int, *, limit: int = RUN_MESSAGES) -> DelayRun:
-        """Deliver what is due, at most about `limit` messages; more: the next call is due at once.
+        """Deliver due messages, at most about `limit`; more: the next call is due at once.
 
         Durable: nothing; the flush service syncs. Raises: StorageFull, Unavailable, OSError; call again later.
         """

@@ -1,4 +1,4 @@
-"""Waiting messages: read many from the log, make of each the message that is delivered.
+"""Waiting messages: read from the log, and made into the messages that are delivered.
 
 Source: ScheduleMessageService#messageTimeUp, TimerMessageStore#convertMessage, RocketMQ 5.3.3.
 """
@@ -16,6 +16,7 @@ import pyarrow as pa
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.errors import Rejected
+from raymq.store.format import HALF_TOPIC
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.producer_stamp import without_stamp
@@ -24,16 +25,13 @@ from raymq.store.state import INTERNAL_TOPIC
 Int64s = npt.NDArray[np.int64]
 
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
-#: topic of prepared messages: nothing is delivered there
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-#: what a group needs beside its messages: the record of the progress
+#: bytes that a group needs beside its messages: the record of the progress
 GROUP_RESERVE_BYTES = 1024
-#: most messages of a group: for its time no other put gets into the log
+#: most messages of a group, during whose append no other put gets into the log
 GROUP_MESSAGES_MAX = 512
 #: most bytes that a record grows by on its delivery: its topic, longer addresses, the timer's properties
 ROW_RESERVE_BYTES = 512
 
-_V6_BITS = fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6
 # Greedy: of several properties of one name the last counts.
 _REAL_TOPIC = re.compile(rb"(?:.*\x02)?REAL_TOPIC\x01([^\x02]+)", re.DOTALL)
 _REAL_QUEUE = re.compile(rb"(?:.*\x02)?REAL_QID\x01(\d{1,9})(?:\x02|\Z)", re.DOTALL)
@@ -46,7 +44,7 @@ class Waiting(NamedTuple):
     queue_id: int
     queue_offset: int
     body: bytes
-    #: without a producer's stamp: what is delivered is no row of its producer's sequence
+    #: without a producer's stamp: a delivered message is not a row of its producer's sequence
     properties: bytes
     flag: int
     sys_flag: int
@@ -61,7 +59,7 @@ class Waiting(NamedTuple):
             queue_id,
             self.body,
             flag=self.flag,
-            sys_flag=self.sys_flag & ~_V6_BITS,
+            sys_flag=self.sys_flag & ~fmt.SYS_ANY_HOST_V6,
             born_time_ms=self.born_time_ms,
             born_host=_host(self.born_host),
             reconsume_times=self.reconsume_times,
@@ -69,10 +67,10 @@ class Waiting(NamedTuple):
         )
 
     def delivered(self, extra: bytes = b"") -> InnerMessage | None:
-        """The message for its real queue; None when it names none that may be delivered to.
+        """The message for its real queue; None when it names no queue that may receive it.
 
-        The properties' text is as it was, DELAY and TIMER_* too (reference 1.13), and `extra` behind it as far as
-        there is room.
+        The properties' text is as it was, DELAY and TIMER_* too, and `extra` after it if there is
+        room.
         """
         topic = _REAL_TOPIC.match(self.properties)
         queue = _REAL_QUEUE.match(self.properties)
@@ -112,7 +110,7 @@ def sound_batch(
 ) -> tuple[pa.RecordBatch, Int64s]:
     """Records at ascending physical positions, decoded, and which rows they are: damaged ones are left out and noted.
 
-    One that rots must not hold up all that wait. Args: none below `log.start`.
+    A rotten record must not hold up all others. Args: none below `log.start`.
     """
     found, rows = log.sound_records(positions, sizes, check_crc=check_crc)
     return record.decode(*found), rows

@@ -1,6 +1,6 @@
-"""The timer wheel and the timer log together: made from the timer topic, and again where there is doubt (D6).
+"""The timer wheel and the timer log together: a cache of the timer topic, rebuilt where in doubt.
 
-On disk they are complete up to what `config/timercheck` says; what came behind is cut at the start and made again.
+On disk they are complete up to the offset in `config/timercheck`; units after it are cut at the start and made again.
 Source: TimerMessageStore#recover, #doEnqueue, RocketMQ 5.3.3.
 """
 
@@ -21,7 +21,7 @@ from .timer_wheel import Slot, TimerWheel
 Int64s = npt.NDArray[np.int64]
 
 _MAGIC_ALL = 7
-#: second minus store time stands in 4 bytes: what is further before it a unit cannot tell
+#: a unit has 4 bytes for second minus store time: an earlier store time does not fit
 _BEFORE_MAX_MS = 24 * 86_400 * PRECISION_MS
 
 
@@ -41,11 +41,11 @@ class TimerCache:
         self._last: TimerCheck | None = None
 
     def check(self) -> TimerCheck | None:
-        """What `config/timercheck` says."""
+        """The content of `config/timercheck`."""
         return read_check(self._check_path, files=self._files)
 
     def load(self, check: TimerCheck | None, time_ms: int) -> bool:
-        """Take over what is complete on disk of the seconds from `time_ms` on.
+        """Take over the complete part of the files, for the seconds from `time_ms` on.
 
         Returns: whether it could be believed; else the cache is empty, and has to be filled from the timer topic.
         """
@@ -59,7 +59,7 @@ class TimerCache:
         return False
 
     def reset(self) -> None:
-        """Delete it. Durable: nobody believes what is left of it."""
+        """Delete it. Durable: no later start reads its remains."""
         remove_check(self._check_path, files=self._files)
         self._timer_log.close()
         self._files.remove_tree(self._log_directory)
@@ -114,7 +114,7 @@ class TimerCache:
     def add(self, due: Due, positions: Int64s, sizes: Int64s, time_ms: int) -> None:
         """Add records of the timer topic, in its order. Those before the second `time_ms` wait for nothing any more.
 
-        Raises: StorageFull, OSError; it must be loaded anew then.
+        Raises: StorageFull, OSError; then the cache must be loaded again.
         """
         count = len(positions)
         places = self._timer_log.place(count)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from raymq.store.files import Files
 
 FILE_BYTES = 4096
-#: state version of what we write: RocketMQ puts its own there with the first second that it has read
+#: state version that RayMQ writes: RocketMQ puts its own there with the first second that it has read
 OURS = int.from_bytes(b"RayMQ", "big")
 _LONGS = struct.Struct(">7q")
 
@@ -36,7 +36,7 @@ class TimerCheck(NamedTuple):
 
 
 def read_check(path: Path, *, files: Files) -> TimerCheck | None:
-    """None when there is no such file, or a short one."""
+    """The file's content; None when it is missing or too short."""
     if not files.exists(path):
         return None
     fd = files.open_file(path, writable=False)
@@ -48,7 +48,7 @@ def read_check(path: Path, *, files: Files) -> TimerCheck | None:
 
 
 def write_check(path: Path, check: TimerCheck, *, files: Files) -> None:
-    """Durable: the whole of it, or what was there. Raises: StorageFull, OSError."""
+    """Write the file. Durable: all of it, or the old content. Raises: StorageFull, OSError."""
     files.make_dirs(path.parent)
     files.write_file_atomic(path, _LONGS.pack(*check).ljust(FILE_BYTES, b"\0"))
 

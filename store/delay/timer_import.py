@@ -1,7 +1,7 @@
-"""What RocketMQ's timers left: how far it came, and which rolls are still to be made.
+"""Takes over from RocketMQ's timers: how far they came, and which rolls are still to be made.
 
 A record further away than the roll window waits in RocketMQ's wheel for a second that depends on when it was read, so
-the record does not tell whether it was rolled. Its successor in the timer topic does.
+the record does not say whether it was rolled. Its successor in the timer topic does.
 Source: TimerMessageStore#doEnqueue, #convert, RocketMQ 5.3.3.
 """
 
@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import decode
 
-from .delay_levels import TIMER_TOPIC
 from .delayed_record import Waiting, waiting_rows
 from .timer_check import TimerCheck
 from .timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress
@@ -25,10 +25,10 @@ SLICE_ROWS = 4096
 
 
 def taken_over(check: TimerCheck, before: TimerProgress, topic_end: int) -> TimerProgress:
-    """The progress behind RocketMQ's, which began at `before` (nothing at first) or a little earlier.
+    """The progress after RocketMQ's, which began at `before` (nothing at first) or a little earlier.
 
-    What we delivered before stays delivered, also where its time is behind ours. Where it did not read as much of the
-    topic as we had, nothing later than our time counts as delivered.
+    Earlier deliveries of this store count, also where RocketMQ's time is earlier. Where RocketMQ read less of the
+    topic than this store had, nothing later than this store's time counts as delivered.
     """
     end = min(check.queue_offset, topic_end)
     time = max(0, check.read_time_ms - check.read_time_ms % PRECISION_MS)
@@ -47,8 +47,8 @@ def pending_rolls(
 ) -> list[InnerMessage]:
     """The rolls below `now.queue` that were not made, to be put again as they are.
 
-    Those below `before.queue` waited in our files for the second that their record tells; or RocketMQ read them itself,
-    where a crash of ours left its files behind. Only RocketMQ's messages all have a unique key.
+    Those below `before.queue` waited in this store's files for the second of their record. Or RocketMQ read them
+    itself, where a crash left its older files. Only RocketMQ's messages all have a unique key.
     """
     ours: list[Waiting] = []
     rolls: list[tuple[tuple[str, str, int], Waiting]] = []
@@ -67,7 +67,7 @@ def pending_rolls(
             key = (properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", ""))
             made.add((*key, turn))
             known = found.queue_offset < before.queue
-            # What is due before RocketMQ's time it has delivered, also where it read it too late for a roll.
+            # RocketMQ has delivered what is due before its time, also where it read it too late for a roll.
             over = _number(properties, OUT_MS) < now.time
             if not roll or over or found.queue_offset >= now.queue:
                 continue

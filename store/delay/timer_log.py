@@ -76,7 +76,7 @@ class TimerLog:
         self._synced = 0
 
     def load(self, end: int) -> None:
-        """Open the files and cut what stands behind `end`. Durable: the cut. Raises: Corrupt."""
+        """Open the files and cut the units after `end`. Durable: the cut. Raises: Corrupt."""
         self._queue.load()
         self._queue.truncate_to(end)
         self.end = self._synced = end
@@ -131,7 +131,7 @@ class TimerLog:
             files = self._queue.files
 
     def sync(self) -> None:
-        """fdatasync what was written since the last sync. Raises: OSError."""
+        """fdatasync the units written since the last sync. Raises: OSError."""
         if self._synced < self.end:
             self._queue.sync_range(self._synced, self.end)
             self._synced = self.end
@@ -139,7 +139,7 @@ class TimerLog:
     def chain(self, last: int) -> Units:
         """The units of a second in their order, from the position of the last one.
 
-        Raises: Corrupt for what the disk does not give back; the next load makes it anew.
+        Raises: Corrupt for bytes that the disk does not give back; the next load rebuilds the log.
         """
         found: list[bytes] = []
         low, view = 0, memoryview(b"")

@@ -1,4 +1,4 @@
-"""What a producer may put into the timer topic: messages that name their queue and a time that timers reach.
+"""The checks of puts into the timer topic: each message names its queue and a time that timers reach.
 
 RocketMQ's brokers move each message there themselves; our producers send columns of them, so that sequences and
 batches stay whole, and the shard only checks.
@@ -12,21 +12,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store.compaction.units import check_keys
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
+from raymq.store.put.put_errors import error_of
+from raymq.store.records.key_check import check_keys
 from raymq.store.records.record_row import Row
 from raymq.store.state import TopicInfo
 from raymq.store.status import PutStatus
 from raymq.store.topics import check_target
 
-from .delay_hook import check_congestion, check_deliver_at
 from .timer_rule import PRECISION_MS
 
 _OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})\x02"
 _TOPIC = r"(?:^|\x02)REAL_TOPIC\x01(?P<v>[^\x02]+)\x02"
 _QUEUE = r"(?:^|\x02)REAL_QID\x01(?P<v>[0-9]{1,9})\x02"
-#: what only the shard writes, and a name that stands there twice
+#: properties that only the shard writes, and names that occur twice
 _WRONG = (
     r"(?:^|\x02)TIMER_(?:ROLL_TIMES|DEL_UNIQKEY|ENQUEUE_MS|DEQUEUE_MS)\x01"
     r"|(?:^|\x02)(?:TIMER_OUT_MS\x01.*\x02TIMER_OUT_MS|REAL_TOPIC\x01.*\x02REAL_TOPIC"
@@ -85,3 +85,27 @@ def check_timer_put(
         check_target(name, pc.max(mine).as_py(), topics)
         if topics[name].compacted:
             check_keys(name, batch, rows)
+
+
+def check_deliver_at(deliver_ms: int, now_ms: int, config: StoreConfig) -> None:
+    """Raises: Rejected for a time further away than timers reach."""
+    limit = config.timer_max_delay_s * 1000
+    if deliver_ms - now_ms > limit:
+        raise Rejected(
+            f"the message is to be delivered in {deliver_ms - now_ms} ms; timers reach {limit} ms (timer_max_delay_s)",
+            field="deliver_at_ms",
+            limit=now_ms + limit,
+            status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
+        )
+
+
+def check_congestion(out_ms: int, waiting: Callable[[int], int], config: StoreConfig) -> None:
+    """Raises: Unavailable for a second that too many messages wait for."""
+    limit = config.timer_congest_num_each_slot
+    if waiting(out_ms) >= limit:
+        raise error_of(
+            PutStatus.WHEEL_TIMER_FLOW_CONTROL,
+            f"{limit} messages wait for the second from {out_ms} ms on; choose another time",
+            field="deliver_at_ms",
+            limit=limit,
+        )

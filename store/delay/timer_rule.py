@@ -1,8 +1,8 @@
 """In which second a record of the timer topic is due: a function of the record alone.
 
-So the wheel can be made again from the timer topic, and what was delivered can be told from a few numbers.
+So the wheel can be rebuilt from the timer topic, and a few numbers say what was delivered.
 RocketMQ counts a roll from the time it reads the record, we from the record's store time; the bytes allow both.
-Source: TimerMessageStore#doEnqueue, RocketMQ 5.3.3 (reference 10.2).
+Source: TimerMessageStore#doEnqueue, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Past(NamedTuple):
 class TimerProgress:
     """How far timers came, as the log says it with every group of deliveries.
 
-    A record of the timer topic is delivered when it stands below `queue` and its second below `time`, or is `time`
-    and the record stands below `at`; or when one of `past` says so.
+    A record of the timer topic is delivered when it is below `queue` and its second below `time`, or its second is
+    `time` and the record below `at`; or when one of `past` says so.
     """
 
     #: next offset of the timer topic to look at
@@ -144,7 +144,7 @@ class TimerProgress:
         return replace(self, time=time_ms, at=0, past=past)
 
     def at_time(self, time_ms: int, at: int = 0) -> TimerProgress:
-        """Later. What of the past the time has reached again needs no word any more."""
+        """The progress at a later time. Times of the past that are reached again are dropped."""
         past = tuple(old for old in self.past if old.time >= time_ms)
         return replace(self, time=time_ms, at=at, past=past)
 

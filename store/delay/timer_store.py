@@ -1,8 +1,8 @@
 """Timers: messages that wait for a time of their own, each delivered exactly once, across crashes too.
 
 They wait in the timer topic. Each group of deliveries is appended together with how far they came (`TimerProgress`),
-so what was delivered is what the log says was; wheel and timer log only find what is due. In order of (second due,
-offset in the timer topic). Source: TimerMessageStore, RocketMQ 5.3.3, which delivers again after a crash, drops
+so the log alone says which messages were delivered. Wheel and timer log only find due messages, in order of (second
+due, offset in the timer topic). Source: TimerMessageStore, RocketMQ 5.3.3, which delivers again after a crash, drops
 after three failed puts, and loses what is due in a stop of more than seven days.
 """
 
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from raymq.store.delay_levels import TIMERS_SERVICE
 from raymq.store.failpoints import fail_point
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.format import TIMER_TOPIC
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records.properties import decode
 
-from .delay_levels import TIMER_TOPIC, TIMERS_SERVICE
 from .delayed_record import Waiting, by_queue, fitting, waiting, waiting_rows
 from .timer_cache import TimerCache
 from .timer_check import TimerCheck
@@ -32,7 +33,7 @@ from .timer_rule import (
     ROLL_TIMES,
     TimerProgress,
 )
-from .timer_topic import Rows, TimerTopic
+from .timer_topic import TimerRows, TimerTopic
 
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
@@ -60,7 +61,7 @@ class Second:
     sizes: Int64s
     magic: Int64s
     enqueue_ms: Int64s
-    #: what is cancelled: real topic + "+" + unique key
+    #: keys of cancelled messages: real topic + "+" + unique key
     cancelled: frozenset[str]
     next_row: int = 0
 
@@ -76,13 +77,13 @@ class TimerMessageStore:
         self._progress = TimerProgress()
         self._ready = False
         self._second: Second | None = None
-        #: the log must be synced up to here before the files may say that they are complete
+        #: the log must be synced up to here before the files may count as complete
         self._needed_end = 0
         self._dirty = False
         self._next_sync_ms = 0
-        #: what comes next in the topic waits for a second that the wheel has no room for yet
+        #: the next record of the topic is for a second that the wheel has no room for yet
         self._blocked = False
-        #: messages that name no queue they could be delivered to, or that the log has no more
+        #: messages that name no queue they could be delivered to, or that the log has deleted
         self.skipped = 0
 
     @property
@@ -92,7 +93,7 @@ class TimerMessageStore:
 
     @property
     def end(self) -> int:
-        """Offset behind the last confirmed record of the timer topic."""
+        """Offset after the last confirmed record of the timer topic."""
         return self._topic.end
 
     def waiting(self, time_ms: int) -> int:
@@ -105,16 +106,16 @@ class TimerMessageStore:
         known = self._ready and self._progress.queue >= end
         first = self._cache.wheel.first()
         if known and self._ready:
-            # All is taken in: the wheel knows what waits, however long ago the last delivery was.
+            # All records are taken in: the wheel knows the waiting ones, however long ago the last delivery was.
             return end if first is None else self._topic.first_that_may_wait(first)
         progress = TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
         return self._topic.first_that_may_wait(progress.time) if progress.time else 0
 
     def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
-        """Take in what was stored, deliver what is due, at most about `limit` messages.
+        """Take in new records of the topic and deliver due messages, at most about `limit`.
 
         Returns: how many were delivered, and when to call again; None: nothing waits.
-        Raises: StorageFull, Unavailable, OSError: what was not delivered is at the next call.
+        Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
         """
         if not self.active:
             return 0, None
@@ -123,7 +124,7 @@ class TimerMessageStore:
                 return 0, now_ms + WAIT_MS
             return self._run(now_ms, limit)
         except BaseException:
-            # What the files have of it is not known: they are loaded as after a crash.
+            # It is not known how much of it the files have: they are loaded as after a crash.
             self._ready = False
             raise
 
@@ -135,7 +136,7 @@ class TimerMessageStore:
         count = self._take_in(now_ms, limit)
         behind = self._progress.queue < self._topic.end
         first = self._cache.wheel.first()
-        # A cancellation that is confirmed counts: all is taken in before a second is delivered.
+        # A confirmed cancellation counts: all records are taken in before a second is delivered.
         if not behind or (first is not None and first < floor and self._blocked):
             count += self._deliver(now_ms, floor, limit - count)
             first = self._cache.wheel.first()
@@ -154,29 +155,51 @@ class TimerMessageStore:
     # --- the start ------------------------------------------------------------------------------------------
 
     def _prepare(self) -> bool:
-        """Begin where the log says. Returns: False while dispatch has not come as far again."""
-        values = self._store.state.progress.get(TIMERS_SERVICE)
-        check = self._cache.check()
-        if values is None or (check is not None and check.foreign and not values.get("foreign")):
-            before = TimerProgress.of(values or {})
-            if self._topic.end < max(before.queue, self._read_by(check)):
-                return False
-            self._import(check, before)
-            values = self._store.state.progress[TIMERS_SERVICE]
+        """Begin where the log says that the deliveries are. Returns: False while dispatch is not as far again."""
+        if not self._take_over_foreign():
+            return False
         self._second = None
+        values = self._store.state.progress[TIMERS_SERVICE]
         progress = TimerProgress.of(values)
         if self._topic.end < progress.queue:
             return False
-        if values.get("foreign"):
-            if self._log.synced < self._needed_end:
-                return False
-            self._cache.reset()
-            self._store.put_inner([], progress=Progress(TIMERS_SERVICE, {"foreign": None}))
+        if values.get("foreign") and not self._replace_foreign_files():
+            return False
         check = self._cache.check()
         if check is not None and check.queue_offset > self._topic.end:
             if check.queue_offset == self._read_by(check):
                 return False
+            # The files are of records that the log lost.
             check = None
+        self._load(check, progress)
+        self._ready = True
+        return True
+
+    def _take_over_foreign(self) -> bool:
+        """Import what RocketMQ's files say where it wrote them last. Returns: False while dispatch is not that far."""
+        values = self._store.state.progress.get(TIMERS_SERVICE)
+        check = self._cache.check()
+        is_known = values is not None and (
+            check is None or not check.foreign or bool(values.get("foreign"))
+        )
+        if is_known:
+            return True
+        before = TimerProgress.of(values or {})
+        if self._topic.end < max(before.queue, self._read_by(check)):
+            return False
+        self._import(check, before)
+        return True
+
+    def _replace_foreign_files(self) -> bool:
+        """Begin new files after an import. Returns: False while the import is not on disk."""
+        if self._log.synced < self._needed_end:
+            return False
+        self._cache.reset()
+        self._store.put_inner([], progress=ServiceProgress(TIMERS_SERVICE, {"foreign": None}))
+        return True
+
+    def _load(self, check: TimerCheck | None, progress: TimerProgress) -> None:
+        """Load the wheel from the files that `check` is of, and take in the records that they lack."""
         if self._cache.load(check, progress.time) and check is not None:
             offset = check.queue_offset
         elif progress.imported:
@@ -187,23 +210,22 @@ class TimerMessageStore:
         self._progress = progress
         while offset < progress.queue:
             rows = self._topic.read(offset, min(SLICE_ROWS, progress.queue - offset))
+            # Rolls below the import were put again by the import.
             self._add(
                 rows.where((rows.due.magic & MAGIC_ROLL == 0) | (rows.offsets >= progress.imported))
             )
             offset = max(rows.next_offset, offset + 1)
         self._progress = progress.at_queue(max(offset, progress.queue))
-        self._ready = True
-        return True
 
     def _read_by(self, check: TimerCheck | None) -> int:
-        """How much of the topic RocketMQ had read, of what is left of it: less than that may not be taken over."""
+        """How much of the topic RocketMQ had read: an import must wait until dispatch is as far."""
         following = self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0)
         return 0 if check is None else min(check.queue_offset, following)
 
     def _import(self, check: TimerCheck | None, before: TimerProgress) -> None:
         """Go on where RocketMQ's files say that it stopped, if there are any, the first time and each time later.
 
-        It began with our files, and delivered from them what stood below `before.queue`.
+        It began with our files, and delivered from them the records below `before.queue`.
         """
         progress = before
         messages: list[InnerMessage] = []
@@ -211,7 +233,7 @@ class TimerMessageStore:
             progress = taken_over(check, before, self._topic.end)
             messages = pending_rolls(self._log, self._topic, before, progress)
         values = {**progress.values(), "foreign": None if check is None else True}
-        self._store.put_inner(by_queue(messages), progress=Progress(TIMERS_SERVICE, values))
+        self._store.put_inner(by_queue(messages), progress=ServiceProgress(TIMERS_SERVICE, values))
         self._needed_end = self._log.end
 
     # --- from the topic into the wheel ----------------------------------------------------------------------
@@ -231,7 +253,7 @@ class TimerMessageStore:
             count += self._take(rows, now_ms)
         return count
 
-    def _that_fit(self, rows: Rows) -> Rows:
+    def _that_fit(self, rows: TimerRows) -> TimerRows:
         """The first rows whose seconds lie within the wheel; after a long stop some wait until others are delivered."""
         if not len(rows.offsets) or self._cache.takes(rows.due.slot_ms):
             return rows
@@ -241,7 +263,7 @@ class TimerMessageStore:
                 return rows.part(0, count - 1, int(rows.offsets[count - 1]))
         return rows
 
-    def _take(self, rows: Rows, now_ms: int) -> int:
+    def _take(self, rows: TimerRows, now_ms: int) -> int:
         """Rows into the wheel; those of seconds that are over are delivered in their order, group by group."""
         late = np.flatnonzero(rows.due.slot_ms < self._progress.time)
         # A timer and its cancellation are rolled together, and may both be late after that.
@@ -270,7 +292,7 @@ class TimerMessageStore:
         self._progress = self._progress.at_queue(max(rows.next_offset, self._progress.queue))
         return count
 
-    def _add(self, rows: Rows) -> None:
+    def _add(self, rows: TimerRows) -> None:
         if not len(rows.offsets):
             return
         self._cache.add(rows.due, rows.positions, rows.sizes, self._progress.time)
@@ -280,7 +302,7 @@ class TimerMessageStore:
         if second is not None and bool((rows.due.slot_ms == second.time_ms).any()):
             self._second = None
 
-    # --- what is due ----------------------------------------------------------------------------------------
+    # --- delivery -------------------------------------------------------------------------------------------
 
     def _deliver(self, now_ms: int, floor: int, limit: int) -> int:
         count = 0
@@ -320,13 +342,13 @@ class TimerMessageStore:
     def _cancelled(
         self, positions: Int64s, sizes: Int64s, magic: npt.NDArray[Any]
     ) -> frozenset[str]:
-        """What the cancellations among these records name."""
+        """The keys that the cancellations among these records name."""
         delete = (magic & MAGIC_DELETE != 0) & (magic & MAGIC_ROLL == 0)
         found = waiting(self._log, positions[delete], sizes[delete])
         return frozenset(decode(each.properties).get(DELETE_KEY, "") for each in found)
 
     def _deliver_group(self, second: Second, now_ms: int) -> int:
-        """Deliver what fits a group, and note how far it came; the last one ends the second."""
+        """Deliver one group of messages together with the progress. The last group ends the second."""
         low = second.next_row
         high = low
         messages: list[InnerMessage] = []
@@ -366,7 +388,7 @@ class TimerMessageStore:
         cancelled: frozenset[str],
         now_ms: int,
     ) -> tuple[list[InnerMessage], int]:
-        """What to put for these records, and the offset of the last of them."""
+        """The messages to put for these records, and the offset of the last of them."""
         messages: list[InnerMessage] = []
         found, rows = waiting_rows(self._log, positions, sizes)
         self.skipped += len(positions) - len(rows)
@@ -389,7 +411,7 @@ class TimerMessageStore:
 
     def _append(self, messages: list[InnerMessage], progress: TimerProgress) -> None:
         self._store.put_inner(
-            by_queue(messages), progress=Progress(TIMERS_SERVICE, progress.values())
+            by_queue(messages), progress=ServiceProgress(TIMERS_SERVICE, progress.values())
         )
         fail_point("delay.group_appended")
         self._progress = progress
@@ -424,7 +446,7 @@ class TimerMessageStore:
 
 
 def _key(found: Waiting) -> str:
-    """What a cancellation names as its target. Source: TimerMessageStore#buildDeleteKey."""
+    """The key by which a cancellation names its target. Source: TimerMessageStore#buildDeleteKey."""
     properties = decode(found.properties)
     return f"{properties.get('REAL_TOPIC')}+{properties.get('UNIQ_KEY')}"
 

@@ -9,39 +9,36 @@ import numpy.typing as npt
 
 from raymq.store import format as fmt
 from raymq.store.errors import Corrupt
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records.record_walk import gather
 
-from .delay_levels import TIMER_TOPIC
 from .delayed_record import sound_batch
 from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, Due, due
 
 Int64s = npt.NDArray[np.int64]
 
-_QUEUE_OFFSET_AT, _SYS_FLAG_AT, _BORN_HOST_AT = 20, 36, 48
-#: as far as the store time; no record is shorter
-_HEAD_BYTES = fmt.RECORD_MIN_BYTES
 
 _NOTHING = Due(
     np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
 )
 
 
-class Rows(NamedTuple):
-    """Consecutive records of the timer topic; none for an offset that the log has no more."""
+class TimerRows(NamedTuple):
+    """Consecutive records of the timer topic; none for an offset that the log has deleted."""
 
     offsets: Int64s
     positions: Int64s
     sizes: Int64s
     due: Due
-    #: the offset behind the last
+    #: the offset after the last
     next_offset: int
 
-    def part(self, low: int, high: int, next_offset: int) -> Rows:
+    def part(self, low: int, high: int, next_offset: int) -> TimerRows:
         """Rows [low, high)."""
-        return Rows(
+        return TimerRows(
             self.offsets[low:high],
             self.positions[low:high],
             self.sizes[low:high],
@@ -49,9 +46,9 @@ class Rows(NamedTuple):
             next_offset,
         )
 
-    def where(self, keep: npt.NDArray[np.bool_]) -> Rows:
+    def where(self, keep: npt.NDArray[np.bool_]) -> TimerRows:
         """Only some."""
-        return Rows(
+        return TimerRows(
             self.offsets[keep],
             self.positions[keep],
             self.sizes[keep],
@@ -61,7 +58,7 @@ class Rows(NamedTuple):
 
 
 class TimerTopic:
-    """Reads what is confirmed. Callers: any thread."""
+    """Reads confirmed records. Callers: any thread."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
         self._log = log
@@ -69,19 +66,19 @@ class TimerTopic:
 
     @property
     def end(self) -> int:
-        """Offset behind the last confirmed record."""
+        """Offset after the last confirmed record."""
         queue = self._queue()
         return 0 if queue is None else queue.max_offset
 
     def _queue(self) -> ConsumeQueue | None:
         return self._queues.find(TIMER_TOPIC, 0)
 
-    def read(self, offset: int, count: int) -> Rows:
+    def read(self, offset: int, count: int) -> TimerRows:
         """Records from an offset on, as far as there are."""
         queue = self._queue()
         empty = np.empty(0, dtype=np.int64)
         if queue is None:
-            return Rows(empty, empty, empty, _NOTHING, offset)
+            return TimerRows(empty, empty, empty, _NOTHING, offset)
         offset = max(offset, queue.min_offset)
         units = queue.read(offset, count)
         offsets = np.arange(offset, offset + len(units), dtype=np.int64)
@@ -93,7 +90,7 @@ class TimerTopic:
         # Bodies are compared when they are delivered.
         batch, rows = sound_batch(self._log, positions, sizes, check_crc=False)
         times = due(batch) if len(rows) else _NOTHING
-        return Rows(offsets[rows], positions[rows], sizes[rows], times, following)
+        return TimerRows(offsets[rows], positions[rows], sizes[rows], times, following)
 
     def first_that_may_wait(self, time_ms: int) -> int:
         """Offset of the first record that may be due in the second `time_ms` or later.
@@ -114,25 +111,23 @@ class TimerTopic:
         return low
 
     def _store_time_ms(self, queue: ConsumeQueue, offset: int) -> int:
-        """0 where the log has the record no more."""
+        """The store time; 0 where the log has deleted the record."""
         unit = queue.read(offset, 1)[0]
         position = int(unit["position"])
         if int(unit["size"]) == BLANK_SIZE or position < self._log.start:
             return 0
         try:
-            head = self._log.read(position, position + _HEAD_BYTES)
+            head = self._log.read(position, position + fmt.STORE_TIME_END_MAX)
         except Corrupt as error:
-            # For a bound it is as good as one that is gone.
+            # For a bound it counts as deleted.
             self._log.note_damage(error)
             return 0
-        sys_flag = int.from_bytes(head[_SYS_FLAG_AT : _SYS_FLAG_AT + 4], "big")
-        at = _BORN_HOST_AT + (20 if sys_flag & 0x10 else 8)
-        return int.from_bytes(head[at : at + 8], "big")
+        return fmt.store_time_ms(head)
 
     def offsets_of(self, positions: Int64s) -> Int64s:
         """The queue offsets of records at ascending positions; -1 of one that cannot be read."""
-        sizes = np.full(len(positions), _HEAD_BYTES, dtype=np.int64)
+        sizes = np.full(len(positions), fmt.STORE_TIME_END_MAX, dtype=np.int64)
         found, rows = self._log.heads(positions, sizes)
         offsets = np.full(len(positions), -1, dtype=np.int64)
-        offsets[rows] = gather(found.data, found.starts + _QUEUE_OFFSET_AT, np.dtype(">i8"))
+        offsets[rows] = gather(found.data, found.starts + fmt.QUEUE_OFFSET_AT, np.dtype(">i8"))
         return offsets

@@ -78,7 +78,7 @@ class TimerWheel:
             self.latest = 0
 
     def create(self) -> None:
-        """An empty file, whatever was there. Raises: StorageFull, OSError."""
+        """Make an empty file in place of any old one. Raises: StorageFull, OSError."""
         self.close()
         self._fd = self._files.open_file(self._path, create=True)
         self._files.truncate(self._fd, 0)

@@ -1,13 +1,12 @@
-"""Indexing below C, beside the consume queues: what was just put from memory, the rest from the log.
+"""Indexing below the confirmed end, beside the consume queues: recent records from memory, the rest from the log.
 
-Source: CommitLogDispatcherBuildIndex, RocketMQ 5.3.3. There a failure stops all writes; here the index is a cache that
-falls behind: it never holds up puts or consume queues, and catches up.
+Source: CommitLogDispatcherBuildIndex, RocketMQ 5.3.3. There a failure stops all writes. Here the index is a cache that
+may lag: it never holds up puts or consume queues, and catches up.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,20 +16,12 @@ from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, OffsetOutOfRange, StorageFull
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.records.keys import Keyed, KeyedUnit, keyed_column, keys_of
 
-from .index_keys import (
-    Int64s,
-    Keyed,
-    UInt32s,
-    hash_keys,
-    key_hash,
-    keyed_column,
-    keys_of,
-    topic_hash,
-)
+from .index_keys import Int64s, UInt32s, hash_keys, key_hash, topic_hash
 from .index_service import IndexService
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: records of the log that are looked through in one go: about 2 ms
 SLICE_RECORDS = 2048
@@ -42,21 +33,11 @@ BATCH_BYTES = 4 << 20
 FEW_RECORDS = 2
 RETRY_MS = 1000
 
-_ROLLBACK, _TRANSACTION_MASK = 0xC, 0xC
 _COLUMNS = ("topic", "store_time_ms", "sys_flag", "properties")
 
 
-class KeyedUnit(NamedTuple):
-    """Neighbours in the log, of one topic, that may have keys."""
-
-    topic: str
-    positions: Int64s
-    store_time_ms: int
-    keyed: Keyed
-
-
 class IndexBuilder:
-    """The way of records into the index. Callers: the thread that dispatches."""
+    """Puts records into the index. Callers: the thread that dispatches."""
 
     def __init__(self, commit_log: CommitLog, service: IndexService, clock: Clock) -> None:
         self._log = commit_log
@@ -68,7 +49,7 @@ class IndexBuilder:
         #: everything below this is indexed or in `_units`
         self._seen = service.indexed
         self._retry_at_ms = 0
-        #: why the index is behind, None when it is not because of a failure
+        #: the failure that makes the index lag; None without one
         self.failed: OSError | StorageFull | Corrupt | None = None
 
     def behind(self, dispatched: int) -> bool:
@@ -81,7 +62,7 @@ class IndexBuilder:
     def add(self, start: int, end: int, unit: KeyedUnit | None) -> None:
         """Take records [start, end) that were just dispatched; None when they have no keys."""
         if start != self._seen:
-            # The index is behind: it comes to them in the log.
+            # The index lags: it reads these records from the log later.
             return
         self._seen = end
         if unit is not None:
@@ -90,7 +71,7 @@ class IndexBuilder:
             self._bytes += len(unit.keyed.data)
 
     def run(self, upto: int) -> None:
-        """Index what was taken; where the index is behind, a slice of the log below `upto`."""
+        """Index the added records. Where the index lags, index a slice of the log below `upto`."""
         if not self._may_try():
             return
         try:
@@ -99,13 +80,13 @@ class IndexBuilder:
             if self._service.indexed < upto:
                 self._from_log(upto)
         except OffsetOutOfRange:
-            # Deleted between a look at the log's start and at its bytes: the next look finds it so.
+            # The records were deleted after the log's start was read: the next call begins later.
             pass
         except (OSError, StorageFull, Corrupt) as error:
             self._forget_taken()
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
             if self.failed is None:
-                log.warning("the index falls behind: %s", error)
+                logger.warning("the index falls behind: %s", error)
             self.failed = error
         else:
             self.failed = None
@@ -117,7 +98,7 @@ class IndexBuilder:
         return self._records >= BATCH_RECORDS or self._bytes >= BATCH_BYTES
 
     def due(self, dispatched: int) -> bool:
-        """Whether to wait for no more: enough records were taken, or some below `dispatched` stand only in the log."""
+        """Whether to index now: enough records were taken, or some below `dispatched` are in the log only."""
         return self.full or self._seen < dispatched
 
     def _forget_taken(self) -> None:
@@ -148,7 +129,7 @@ class IndexBuilder:
         self._put(np.repeat(topics, counts), keyed, positions, np.repeat(times, counts), self._seen)
 
     def _put_few(self, units: list[KeyedUnit]) -> None:
-        """Index a few records: one by one that costs a tenth."""
+        """Index a few records one by one, which costs a tenth."""
         hashes, positions, times = [], [], []
         for unit in units:
             for row, position in enumerate(unit.positions.tolist()):
@@ -176,7 +157,7 @@ class IndexBuilder:
         self._service.append(found.values, positions[rows], times[rows], upto=upto)
 
     def _from_log(self, upto: int) -> None:
-        # What was deleted meanwhile needs no index.
+        # Deleted records need no index.
         at = max(self._service.indexed, self._log.start)
         view, base, walk = self._log.walk(
             at, upto, check_crc=False, check_position=False, limit=SLICE_RECORDS
@@ -195,9 +176,9 @@ class IndexBuilder:
         self._service.indexed = max(at, end)
 
     def _put_batch(self, batch: pa.RecordBatch, positions: Int64s, end: int) -> bool:
-        kinds = batch.column("sys_flag").to_numpy() & _TRANSACTION_MASK
-        if (kinds == _ROLLBACK).any():
-            kept = kinds != _ROLLBACK
+        kinds = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
+        if (kinds == fmt.SYS_ROLLBACK).any():
+            kept = kinds != fmt.SYS_ROLLBACK
             batch, positions = batch.filter(kept), positions[kept]
         keyed = keyed_column(batch.column("properties"))
         if keyed is None:

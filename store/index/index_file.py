@@ -2,7 +2,7 @@
 
 Header 40 bytes, then `slots` ints, each the number of the newest entry of its chain, then `entries` units of 20
 bytes, of which number 0 is never used. Numbers begin at 1, and the header's count is that of the next entry.
-Source: IndexFile, IndexHeader, RocketMQ 5.3.3 (reference 6.7).
+Source: IndexFile, IndexHeader, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ STRETCH_ITEMS = 16
 _SLOT = np.dtype(">i4")
 
 
-class Header(NamedTuple):
+class IndexHeader(NamedTuple):
     """The header's fields; times in ms."""
 
     begin_time_ms: int = 0
@@ -64,6 +64,16 @@ class Header(NamedTuple):
     count: int = 1  # type: ignore[assignment]  # hides tuple.count
 
 
+class _Linked(NamedTuple):
+    """Entries ready to be written."""
+
+    entries: Any
+    #: how many of them are the only one of their slot
+    new_chains: int
+    #: makes the slots point at them
+    set_slots: Callable[[], None]
+
+
 class IndexFile:
     """One thread appends, cuts and syncs; any may look up.
 
@@ -71,7 +81,7 @@ class IndexFile:
     many small writes, and harmless in a cache, which is cut back to a synced state after a crash. Their blocks are
     reserved first, for a store into a hole of a full disk kills the process; those of the entries are not: most
     files never fill.
-    Invariant: an entry is written before a slot or the header tells of it.
+    Invariant: an entry is written before a slot or the header refers to it.
     """
 
     def __init__(self, path: Path, slots: int, entries: int, fd: int, *, files: Files) -> None:
@@ -83,7 +93,7 @@ class IndexFile:
         self._slot_map: memoryview | None = None
         #: a failed write may have left slots that point at entries which do not count
         self._torn = False
-        #: over the life of descriptor and map
+        #: held while descriptor and map are used or closed
         self._living = threading.Lock()
         #: something was written since the last sync
         self.dirty = False
@@ -96,7 +106,7 @@ class IndexFile:
 
     @classmethod
     def create(
-        cls, path: Path, slots: int, entries: int, before: Header | None, *, files: Files
+        cls, path: Path, slots: int, entries: int, before: IndexHeader | None, *, files: Files
     ) -> IndexFile:
         """Create a sparse file that continues the one whose header was `before`.
 
@@ -141,8 +151,8 @@ class IndexFile:
             )
         return cls(path, slots, entries, fd, files=files)
 
-    def _read_header(self) -> Header:
-        found = Header(*HEADER.unpack(self._files.pread(self._fd, HEADER.size, 0)))
+    def _read_header(self) -> IndexHeader:
+        found = IndexHeader(*HEADER.unpack(self._files.pread(self._fd, HEADER.size, 0)))
         return found._replace(count=min(max(found.count, 1), self._entry_count))
 
     @property
@@ -158,7 +168,7 @@ class IndexFile:
     # --- writing --------------------------------------------------------------------------------------------
 
     def append(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> None:
-        """Write entries, in order: as many as there is room for is the caller's business.
+        """Write entries, in order. Callers: with no more entries than there is `room` for.
 
         Raises: StorageFull, OSError; the entries do not count then.
         """
@@ -166,59 +176,68 @@ class IndexFile:
         require(0 < count <= self.room, "entries fit the file", count=count, room=self.room)
         if self._torn:
             self.cut(header.count)
-        if count <= FEW_ENTRIES:
-            self._append_few(hashes.tolist(), physical_offsets.tolist(), times_ms.tolist())
-            return
-        begin = header.begin_time_ms
-        first_time = int(times_ms[0])
-        seconds = np.zeros(count, dtype=np.int64)
-        # The first entry's time counts from what the file inherited, only then the file gets its own.
-        if begin > 0:
-            seconds[0] = (first_time - begin) // 1000
-        if header.count > 1:
-            seconds = (times_ms - begin) // 1000 if begin > 0 else seconds
-        elif first_time > 0:
-            seconds[1:] = (times_ms[1:] - first_time) // 1000
-        slots = self._slots()
-        numbers = np.arange(header.count, header.count + count, dtype=np.int32)
-        places = hashes % np.int32(self._slot_count)
-        entries = np.empty(count, dtype=ENTRY_DTYPE)
-        entries["hash"] = hashes
-        entries["physical_offset"] = physical_offsets
-        entries["seconds"] = np.clip(seconds, 0, _INT_MAX)
-        before = slots[places].astype(np.int32)
-        new_chains = int(np.count_nonzero(before == 0))
-        if count > 1:
-            order = np.argsort(places, kind="stable")
-            same = np.flatnonzero(places[order[1:]] == places[order[:-1]])
-            later = order[same + 1]
-            new_chains -= int(np.count_nonzero(before[later] == 0))
-            before[later] = numbers[order[same]]
-        entries["previous"] = before
-        at = HEADER.size + self._slot_count * SLOT_BYTES + header.count * ENTRY_BYTES
+        link = self._link_few if count <= FEW_ENTRIES else self._link
+        linked = link(hashes, physical_offsets, times_ms)
+        at = self._entries_at + header.count * ENTRY_BYTES
         self.dirty = self._torn = True
-        self._files.pwrite(self._fd, entries.view(np.uint8), at)
+        self._files.pwrite(self._fd, linked.entries, at)
         fail_point("index.entries_written")
-        # Of several entries of one slot the last one stays.
-        slots[places] = numbers
+        linked.set_slots()
         fail_point("index.slots_written")
         first = header.count <= 1
         self._write_header(
-            Header(
-                first_time if first else begin,
+            IndexHeader(
+                int(times_ms[0]) if first else header.begin_time_ms,
                 int(times_ms[-1]),
                 int(physical_offsets[0]) if first else header.begin_offset,
                 int(physical_offsets[-1]),
-                header.slots_used + new_chains,
+                header.slots_used + linked.new_chains,
                 header.count + count,
             )
         )
         self._torn = False
 
-    def _append_few(
-        self, hashes: list[int], physical_offsets: list[int], times_ms: list[int]
-    ) -> None:
-        """The same, one entry after the other: arrays would cost more than the work."""
+    def _link(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> _Linked:
+        """Put new entries in front of the chains of their slots."""
+        slots = self._slots()
+        first = self.header.count
+        numbers = np.arange(first, first + len(hashes), dtype=np.int32)
+        places = hashes % np.int32(self._slot_count)
+        before = slots[places].astype(np.int32)
+        starts_chain = before == 0
+        # An entry whose slot another new entry takes too follows that one: neighbours in a stable order by place.
+        order = np.argsort(places, kind="stable")
+        same = np.flatnonzero(places[order[1:]] == places[order[:-1]])
+        later = order[same + 1]
+        before[later] = numbers[order[same]]
+        starts_chain[later] = False
+        entries = np.empty(len(hashes), dtype=ENTRY_DTYPE)
+        entries["hash"] = hashes
+        entries["physical_offset"] = physical_offsets
+        entries["seconds"] = np.clip(self._seconds(times_ms), 0, _INT_MAX)
+        entries["previous"] = before
+
+        def set_slots() -> None:
+            # Of several entries of one slot the last one stays.
+            slots[places] = numbers
+
+        return _Linked(entries.view(np.uint8), int(np.count_nonzero(starts_chain)), set_slots)
+
+    def _seconds(self, times_ms: Int64s) -> Int64s:
+        """Seconds from the file's begin time to each of the entries that are next.
+
+        The first entry of a file counts from the time that the file inherited. The file's own begin time is the first
+        entry's, and the others count from that.
+        """
+        begin, first_time = self.header.begin_time_ms, int(times_ms[0])
+        if self.header.count > 1:
+            return (times_ms - begin) // 1000 if begin > 0 else np.zeros_like(times_ms)
+        seconds = (times_ms - first_time) // 1000 if first_time > 0 else np.zeros_like(times_ms)
+        seconds[0] = (first_time - begin) // 1000 if begin > 0 else 0
+        return seconds
+
+    def _link_few(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> _Linked:
+        """`_link` without arrays, which for few entries take eight times as long."""
         self._slots()
         slots, header = self._slot_map, self.header
         require(slots is not None, "the slots are mapped")
@@ -226,7 +245,8 @@ class IndexFile:
         entries = []
         heads: dict[int, bytes] = {}
         new_chains = 0
-        for hashed, offset, time_ms in zip(hashes, physical_offsets, times_ms, strict=True):
+        columns = (hashes.tolist(), physical_offsets.tolist(), times_ms.tolist())
+        for hashed, offset, time_ms in zip(*columns, strict=True):
             place = HEADER.size + hashed % self._slot_count * SLOT_BYTES
             head = heads.get(place) or bytes(slots[place : place + SLOT_BYTES])  # type: ignore[index]
             seconds = (time_ms - begin) // 1000 if begin > 0 else 0
@@ -237,26 +257,14 @@ class IndexFile:
             if number == 1:
                 begin = time_ms
             number += 1
-        at = HEADER.size + self._slot_count * SLOT_BYTES + header.count * ENTRY_BYTES
-        self.dirty = self._torn = True
-        self._files.pwrite(self._fd, b"".join(entries), at)
-        fail_point("index.entries_written")
-        for place, head in heads.items():
-            slots[place : place + SLOT_BYTES] = head  # type: ignore[index]
-        fail_point("index.slots_written")
-        self._write_header(
-            Header(
-                begin,
-                times_ms[-1],
-                physical_offsets[0] if header.count <= 1 else header.begin_offset,
-                physical_offsets[-1],
-                header.slots_used + new_chains,
-                number,
-            )
-        )
-        self._torn = False
 
-    def _write_header(self, header: Header) -> None:
+        def set_slots() -> None:
+            for place, head in heads.items():
+                slots[place : place + SLOT_BYTES] = head  # type: ignore[index]
+
+        return _Linked(b"".join(entries), new_chains, set_slots)
+
+    def _write_header(self, header: IndexHeader) -> None:
         self._files.pwrite(self._fd, HEADER.pack(*header), 0)
         self.header = header
 
@@ -266,13 +274,13 @@ class IndexFile:
             # A file of RocketMQ's may have holes here.
             self._files.allocate(self._fd, size)
             for at in range(0, 0 if self.empty else size, ZERO_CHUNK_BYTES):
-                # What cannot be read is an error here; through the map it would end the process.
+                # A bad sector is an error here; through the map it would end the process.
                 self._read(at, min(at + ZERO_CHUNK_BYTES, size))
             self._slot_map = self._files.map_words(self._fd, size)
         return np.frombuffer(self._slot_map, dtype=">i4", offset=HEADER.size)
 
     def cut(self, count: int, *, end_time_ms: int | None = None) -> None:
-        """Let only the entries below number `count` be there, whatever stands in slots and behind them.
+        """Drop the entries from number `count` on, and repair the slots.
 
         Args: `end_time_ms`: store time of the last one's record, if it is known.
         """
@@ -287,7 +295,7 @@ class IndexFile:
                 rows = np.flatnonzero(beyond[places])
                 slots[places[rows]] = (rows + low).astype(np.int32)
         if count < header.count:
-            start = HEADER.size + self._slot_count * SLOT_BYTES
+            start = self._entries_at
             self._files.zero(
                 self._fd, start + count * ENTRY_BYTES, start + header.count * ENTRY_BYTES
             )
@@ -316,7 +324,7 @@ class IndexFile:
     # --- reading --------------------------------------------------------------------------------------------
 
     def _read(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop). Raises: Corrupt for what the disk does not give back; Unavailable when it was closed."""
+        """Bytes [start, stop). Raises: Corrupt for bytes that the disk cannot read; Unavailable after a close."""
         with self._living:
             return self._files.read_range(self._open_fd(), start, stop, path=self.path)
 
@@ -327,7 +335,7 @@ class IndexFile:
     def _open_fd(self) -> int:
         """Needs `_living`."""
         if self._fd < 0:
-            raise Unavailable(f"{self.path} was closed meanwhile", path=str(self.path))
+            raise Unavailable(f"{self.path} was closed", path=str(self.path))
         return self._fd
 
     @property
@@ -356,9 +364,15 @@ class IndexFile:
         return gather(data, where, dtype)[rows]
 
     def _follow(
-        self, header: Header, number: int, steps: int, key_hash: int, begin_ms: int, end_ms: int
+        self,
+        header: IndexHeader,
+        number: int,
+        steps: int,
+        key_hash: int,
+        begin_ms: int,
+        end_ms: int,
     ) -> tuple[list[int], int]:
-        """As `find`, so many steps of a chain. Returns: offsets, and the number that comes next; 0: none."""
+        """Follow a chain for so many steps. Returns: offsets of hits, and the next number; 0: the chain ends."""
         begin, count = header.begin_time_ms, header.count
         start, most, unpack = self._entries_at, self._entry_count, _ENTRY.unpack
         offsets: list[int] = []
@@ -373,10 +387,10 @@ class IndexFile:
                 except OSError:
                     data = b""
                 if len(data) != ENTRY_BYTES:
-                    # It says what is wrong.
+                    # `read_range` names the fault.
                     data = self._files.read_range(fd, at, at + ENTRY_BYTES, path=self.path)
                 found, offset, seconds, previous = unpack(data)
-                # What was written since the header was read is passed over.
+                # Entries written since the header was read are passed over.
                 if number < count:
                     time_ms = begin + 1000 * seconds if number > 1 else begin
                     if seconds < 0 or time_ms + 999 < begin_ms:
@@ -402,7 +416,7 @@ class IndexFile:
         """Physical offsets of a hash's records that may be stored in [begin_ms, end_ms], the newest `some` first.
 
         Source: IndexFile#selectPhyOffset. An entry knows only the second; RocketMQ leaves out records of the first one,
-        here the caller compares exactly. It also reads the first entry's time as what that entry counts it from.
+        here the caller compares exactly. It also takes the first entry's time for the file's begin time.
         """
         header = self.header
         place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
@@ -431,7 +445,7 @@ class IndexFile:
     def find_many(
         self, key_hashes: Int64s, wanted: Int64s, begin_ms: int, end_ms: int
     ) -> tuple[Int64s, Int64s]:
-        """As `find` for many hashes at once: all chains are followed in step.
+        """`find` for many hashes together: all chains are followed in step.
 
         Args: `wanted`, how many entries of each hash. Returns: rows of `key_hashes` and physical offsets of their
         entries, for each hash newest first.

@@ -1,35 +1,29 @@
-"""The keys under which records are found, and their hashes: whole columns at once (design D3).
+"""The hashes of the keys under which records are found: whole columns at once.
 
-A record has the key of its property UNIQ_KEY and the words of KEYS, which stand between single blanks. What is
-hashed is `topic#key`, with Java's String.hashCode over UTF-16 units.
+The hash of a key is that of the text `topic#key`, by Java's String.hashCode over UTF-16 units.
 Source: IndexService#buildIndex, IndexFile#indexKeyHashMethod, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from raymq.store import format as fmt
-from raymq.store.records.binary_columns import one_value, value_offsets
+from raymq.store.records.keys import KEY_NAMES, KEY_SEPARATOR, UNIQ_KEY_NAME, Keyed
 from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from raymq.store.records.properties import decode as decode_properties
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 UInt32s = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
 
-KEYS, UNIQ_KEY = "KEYS", "UNIQ_KEY"
-KEY_SEPARATOR = " "
-#: between topic and key in what is hashed
+#: between topic and key in the text that is hashed
 TOPIC_SEPARATOR = "#"
 
-_NAMES = (KEYS.encode() + NAME_VALUE_SEPARATOR, UNIQ_KEY.encode() + NAME_VALUE_SEPARATOR)
 _BLANK, _NAME_END, _VALUE_END = ord(KEY_SEPARATOR), NAME_VALUE_SEPARATOR[0], PROPERTY_SEPARATOR[0]
 _INTEGER_MIN = -(1 << 31)
 _NONE = np.empty(0, dtype=np.int64)
@@ -49,62 +43,13 @@ _POWER = _powers(31)
 _INVERSE = _powers(pow(31, -1, 1 << 32))
 
 
-class Keyed(NamedTuple):
-    """The properties of consecutive records, some of which have keys."""
-
-    #: the properties strings one behind the other
-    data: bytes
-    #: where each begins, and the end of the last
-    offsets: Int64s
-
-    def rows(self, start: int, stop: int) -> Keyed:
-        """Those of rows [start, stop)."""
-        offsets = self.offsets[start : stop + 1]
-        low = int(offsets[0])
-        return Keyed(self.data[low : int(offsets[-1])], offsets - low)
-
-
 class Hashes(NamedTuple):
     """One item a key, in the order in which they are indexed."""
 
     #: which record has the key; ascending
     rows: Int64s
-    #: hash of topic#key, as it stands in the index
+    #: hash of topic#key, as the index has it
     values: Int32s
-
-
-def keyed_column(properties: pa.Array) -> Keyed | None:
-    """The encoded properties of a batch; None, at next to no cost, when no row has a key."""
-    if properties.null_count == len(properties) or not len(properties):
-        return None
-    same = one_value(properties)
-    if same is not None and not has_keys(same):
-        return None
-    offsets = value_offsets(properties)
-    low = int(offsets[0])
-    data = properties.buffers()[2].slice(low, int(offsets[-1]) - low).to_pybytes()
-    # A copy: what stays in memory until it is indexed must not keep the bodies there.
-    return Keyed(data, offsets.astype(np.int64) - low) if has_keys(data) else None
-
-
-def has_keys(data: bytes) -> bool:
-    """Whether properties may have a key."""
-    return any(name in data for name in _NAMES)
-
-
-def keyed_row(properties: bytes | None) -> Keyed | None:
-    """The same as `keyed_column` of one row."""
-    if not properties or not has_keys(properties):
-        return None
-    return Keyed(properties, np.array([0, len(properties)], dtype=np.int64))
-
-
-def keyed_rows(properties: Sequence[bytes]) -> Keyed | None:
-    """The same of several rows."""
-    if not any(has_keys(each) for each in properties):
-        return None
-    ends = np.cumsum([0, *map(len, properties)], dtype=np.int64)
-    return Keyed(b"".join(properties), ends)
 
 
 def key_hash(topic: str, key: str) -> int:
@@ -115,20 +60,15 @@ def key_hash(topic: str, key: str) -> int:
 
 def key_hashes(topic: str, keys: Sequence[str]) -> Int64s:
     """`key_hash` of many keys, none of which is empty."""
-    texts = [_NAMES[1] + key.encode("utf-8", "surrogatepass") + PROPERTY_SEPARATOR for key in keys]
+    texts = [
+        UNIQ_KEY_NAME + key.encode("utf-8", "surrogatepass") + PROPERTY_SEPARATOR for key in keys
+    ]
     ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     return hash_keys(topic_hash(topic), Keyed(b"".join(texts), ends)).values.astype(np.int64)
 
 
-def keys_of(properties: bytes) -> list[str]:
-    """The keys of one record, in the order in which they are indexed."""
-    values = decode_properties(properties)
-    found = [values[UNIQ_KEY]] if UNIQ_KEY in values else []
-    return found + [word for word in values.get(KEYS, "").split(KEY_SEPARATOR) if word]
-
-
 def topic_hash(topic: str) -> int:
-    """What the hashes of a topic's keys begin with, modulo 2 ** 32."""
+    """The hash of `topic#`, from which the hashes of the topic's keys go on, modulo 2 ** 32."""
     return fmt.java_hash(topic + TOPIC_SEPARATOR) & 0xFFFFFFFF
 
 
@@ -156,78 +96,118 @@ def hash_keys(topic_hashes: UInt32s | int, keyed: Keyed) -> Hashes:
     return Hashes(np.concatenate(rows), np.concatenate(values))
 
 
+class _Spans(NamedTuple):
+    """Stretches [start, end) of the properties of some records, ascending by row."""
+
+    #: which record
+    rows: Int64s
+    starts: Int64s
+    ends: Int64s
+
+    def where(self, kept: Any) -> _Spans:
+        """Some of them, by a mask or by row numbers."""
+        return _Spans(self.rows[kept], self.starts[kept], self.ends[kept])
+
+
 def _hash_chunk(topic_hashes: UInt32s | int, data: Bytes, offsets: Int64s) -> Hashes:
-    rows, starts, ends = _words(data, offsets)
+    keys = _key_spans(data, offsets)
+    hashes, lengths = _span_hashes(data, keys)
+    seeds = topic_hashes if isinstance(topic_hashes, int) else topic_hashes[keys.rows]
+    # hash(topic# + key) = hash(topic#) * 31 ** length(key) + hash(key)
+    signed = (np.uint32(seeds) * _POWER[lengths] + hashes).view(np.int32)
+    return Hashes(keys.rows, np.where(signed == _INTEGER_MIN, 0, np.abs(signed)).astype(np.int32))
+
+
+# --- where the keys are -------------------------------------------------------------------------------------------
+
+
+def _key_spans(data: Bytes, offsets: Int64s) -> _Spans:
+    """Every key: of each record first its UNIQ_KEY, then the words of KEYS."""
+    text = data.tobytes()
+    words, unique = (
+        _property_values(data, offsets, name) if name in text else _NO_SPANS for name in KEY_NAMES
+    )
+    words = _split_at_blanks(data, words)
+    return _interleaved(unique, words) if len(unique.rows) else words
+
+
+def _property_values(data: Bytes, offsets: Int64s, name: bytes) -> _Spans:
+    """The values of one property that are not empty; of several in one record the last one."""
+    starts = _ends_of_name(data, name)
+    if not len(starts):
+        return _NO_SPANS
+    name_starts = starts - len(name)
+    rows = np.searchsorted(offsets, name_starts, side="right") - 1
+    # The name is a whole one where it begins its record's properties, or another value ends before it.
+    whole = (name_starts == offsets[rows]) | (data[name_starts - 1] == _VALUE_END)
+    starts, rows = starts[whole], rows[whole]
+    value_ends = np.append(np.flatnonzero(data == _VALUE_END), len(data))
+    # The last value of a record may lack its separator.
+    ends = np.minimum(value_ends[np.searchsorted(value_ends, starts)], offsets[rows + 1])
+    found = _Spans(rows, starts, ends)
+    found = found.where(ends > starts)
+    return found.where(np.append(found.rows[1:] != found.rows[:-1], True)[: len(found.rows)])
+
+
+def _ends_of_name(data: Bytes, name: bytes) -> Int64s:
+    """The positions after each occurrence of `name`, which ends with the separator of name and value."""
+    found = np.flatnonzero(data == _NAME_END) + 1
+    found = found[found >= len(name)]
+    # From the last letter to the first: each comparison leaves fewer candidates.
+    for back in range(2, len(name) + 1):
+        found = found[data[found - back] == name[-back]]
+    return found
+
+
+def _split_at_blanks(data: Bytes, values: _Spans) -> _Spans:
+    """The words of values. A word begins with its value or after a blank, and ends at a blank or with its value."""
+    blanks = np.flatnonzero(data == _BLANK)
+    if not len(blanks) or not len(values.rows):
+        return values
+    value_of = np.searchsorted(values.starts, blanks, side="right") - 1
+    inside = (value_of >= 0) & (blanks < values.ends[value_of])
+    blanks, value_of = blanks[inside], value_of[inside]
+    starts = np.concatenate((values.starts, blanks + 1))
+    order = np.argsort(starts, kind="stable")
+    rows = np.concatenate((values.rows, values.rows[value_of]))[order]
+    ends = np.sort(np.concatenate((values.ends, blanks)))
+    words = _Spans(rows, starts[order], ends)
+    return words.where(words.ends > words.starts)
+
+
+def _interleaved(first: _Spans, second: _Spans) -> _Spans:
+    """Both together by row; where both have a row, `first` comes first."""
+    both = _Spans(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
+    return both.where(np.argsort(both.rows, kind="stable"))
+
+
+# --- the hashes of stretches --------------------------------------------------------------------------------------
+
+
+def _span_hashes(data: Bytes, spans: _Spans) -> tuple[UInt32s, Int64s]:
+    """Java's hash of each stretch, modulo 2 ** 32, and its number of UTF-16 units."""
+    _, starts, ends = spans
     lengths = ends - starts
-    # Every byte times a power that falls with its place: the differences of their running sums are the words' hashes.
+    # With running sums of byte[i] * 31 ** -i, the hash of a stretch is one difference times 31 ** (end - 1).
     sums = np.zeros(len(data) + 1, dtype=np.uint32)
     np.cumsum(data.astype(np.uint32) * _INVERSE[: len(data)], dtype=np.uint32, out=sums[1:])
     hashes = (sums[ends] - sums[starts]) * _POWER[ends - 1]
-    high = data >= 0x80
-    if high.any():
-        before = np.concatenate(([0], np.cumsum(high)))
+    not_ascii = data >= 0x80
+    if not_ascii.any():
+        before = np.concatenate(([0], np.cumsum(not_ascii)))
         wide = np.flatnonzero(before[ends] > before[starts])
         if len(wide):
             hashes[wide], lengths[wide] = _hash_wide(data, starts[wide], ends[wide])
-    seeds = topic_hashes if isinstance(topic_hashes, int) else topic_hashes[rows]
-    signed = (np.uint32(seeds) * _POWER[lengths] + hashes).view(np.int32)
-    return Hashes(rows, np.where(signed == _INTEGER_MIN, 0, np.abs(signed)).astype(np.int32))
-
-
-def _words(data: Bytes, offsets: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Row, start and end of every key, in the order in which they are indexed."""
-    text = data.tobytes()
-    keys, unique = (
-        _values(data, offsets, name) if name in text else (_NONE, _NONE, _NONE) for name in _NAMES
-    )
-    rows, starts, ends = keys
-    blanks = np.flatnonzero(data == _BLANK)
-    if len(blanks) and len(rows):
-        # A word begins with the value and behind each of its blanks, and ends at the next blank or with the value.
-        inside = np.searchsorted(starts, blanks, side="right") - 1
-        inside_value = (inside >= 0) & (blanks < ends[inside])
-        blanks, inside = blanks[inside_value], inside[inside_value]
-        order = np.argsort(np.concatenate((starts, blanks + 1)), kind="stable")
-        starts = np.concatenate((starts, blanks + 1))[order]
-        rows = np.concatenate((rows, rows[inside]))[order]
-        ends = np.sort(np.concatenate((ends, blanks)))
-        words = ends > starts
-        rows, starts, ends = rows[words], starts[words], ends[words]
-    if not len(unique[0]):
-        return rows, starts, ends
-    order = np.argsort(np.concatenate((unique[0], rows)), kind="stable")
-    first, second, third = (
-        np.concatenate(pair)[order] for pair in zip(unique, (rows, starts, ends), strict=True)
-    )
-    return first, second, third
-
-
-def _values(data: Bytes, offsets: Int64s, name: bytes) -> tuple[Int64s, Int64s, Int64s]:
-    """Row, start and end of one property's values, ascending; the last one counts where a record has several."""
-    found = np.flatnonzero(data == _NAME_END) + 1
-    found = found[found >= len(name)]
-    for back in range(2, len(name) + 1):
-        found = found[data[found - back] == name[-back]]
-    if not len(found):
-        return found, found, found
-    begins = found - len(name)
-    rows = np.searchsorted(offsets, begins, side="right") - 1
-    first = (begins == offsets[rows]) | (data[begins - 1] == _VALUE_END)
-    found, rows = found[first], rows[first]
-    stops = np.append(np.flatnonzero(data == _VALUE_END), len(data))
-    ends = np.minimum(stops[np.searchsorted(stops, found)], offsets[rows + 1])
-    filled = ends > found
-    found, rows, ends = found[filled], rows[filled], ends[filled]
-    if len(rows) > 1:
-        last = np.append(rows[1:] != rows[:-1], True)
-        found, rows, ends = found[last], rows[last], ends[last]
-    return rows, found, ends
+    return hashes, lengths
 
 
 def _hash_wide(data: Bytes, starts: Int64s, ends: Int64s) -> tuple[UInt32s, Int64s]:
-    """Hash and number of UTF-16 units of words that are not ASCII."""
+    """`_span_hashes` of stretches that are not ASCII, one by one."""
     pairs = zip(starts.tolist(), ends.tolist(), strict=True)
     texts = [data[a:b].tobytes().decode("utf-8", "replace") for a, b in pairs]
     hashes = np.array([fmt.java_hash(text) & 0xFFFFFFFF for text in texts], dtype=np.uint32)
     lengths = [len(text.encode("utf-16-be", "surrogatepass")) // 2 for text in texts]
     return hashes, np.array(lengths, dtype=np.int64)
+
+
+_NO_SPANS = _Spans(_NONE, _NONE, _NONE)

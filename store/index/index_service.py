@@ -1,7 +1,7 @@
-"""All index files of a store: the way from a key to the records that have it; a cache of log[0, C).
+"""All index files of a store: from a key to the records that have it; a cache of the log below the confirmed end.
 
-Source: IndexService, RocketMQ 5.3.3 (reference 6.7, 6.8). After a crash it throws the last file away and may leave what
-stood in it unindexed; here a mark in `raymq/index` tells up to where files and log agree, and the rest is indexed
+Source: IndexService, RocketMQ 5.3.3. After a crash it drops the last file and may leave its records unindexed. Here a
+mark in `raymq/index` says up to where files and log agree, and the records after it are indexed
 again.
 """
 
@@ -50,7 +50,7 @@ class IndexService:
         self._synced: tuple[str, int, int] | None = None
         #: everything below this is indexed
         self.indexed = 0
-        #: dispatch appends; whoever deletes old files syncs and drops
+        #: held by dispatch, which appends, and by the upkeep and cleaning threads, which sync and drop
         self._changing = threading.Lock()
 
     # --- opening --------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class IndexService:
     def load(
         self, *, log_start: int, log_end: int, uncut: int, crashed: bool, time_ms: int
     ) -> None:
-        """Open what is there and bring it to a state that agrees with the log.
+        """Open the files and bring them to a state that agrees with the log.
 
         Args: `uncut`: the log was never cut below it since the index was synced. `time_ms`: the checkpoint's time of
         the index; it counts for a store without a mark: RocketMQ wrote it, and its index is complete unless it
@@ -72,7 +72,7 @@ class IndexService:
                 self.indexed = max(min(upto, uncut, log_end), log_start)
                 self._restore(name, count, crashed=crashed)
             elif crashed:
-                # What is not known to be on disk goes.
+                # Files that may not be on disk are dropped.
                 self._drop(lambda file: file.header.end_time_ms > time_ms or file.empty)
                 ends = [file.header.end_offset for file in self._files]
                 self.indexed = max(min(max(ends, default=0), log_end), log_start)
@@ -81,7 +81,7 @@ class IndexService:
                 self.indexed = log_end if self._files else log_start
             self._cut_to(self.indexed)
         except (Corrupt, StorageFull):
-            # Damaged, of other options, or no room to mend it: it is only a cache.
+            # The index is damaged, of other options, or cannot be mended for lack of room: it is only a cache.
             self._mark.update({"file": None, "count": 1, "indexed": log_start})
             self._drop_all(log_start)
 
@@ -107,15 +107,15 @@ class IndexService:
             self._files = tuple(opened)
 
     def _restore(self, name: str | None, count: int, *, crashed: bool) -> None:
-        """Drop what was written after the mark was."""
+        """Drop the entries written after the mark."""
         if name is None:
             self._drop_all(self.indexed)
             return
         self._drop(lambda file: file.path.name > name)
         last = self._files[-1] if self._files else None
         if last is None or last.path.name != name or not 1 < count <= last.header.count:
-            # Somebody removed it: what it held must be indexed again.
-            raise Corrupt(f"{self._directory / name} is not what it was", rule="index mark")
+            # The file was removed or changed: its records must be indexed again.
+            raise Corrupt(f"{self._directory / name} does not fit its mark", rule="index mark")
         if crashed or count < last.header.count:
             last.cut(count)
 
@@ -131,7 +131,7 @@ class IndexService:
             self._drop([last].__contains__)
 
     def _drop_all(self, log_start: int) -> None:
-        """Begin anew: the index is only a cache."""
+        """Begin again: the index is only a cache."""
         for file in self._files:
             file.close()
         self._files = ()
@@ -174,7 +174,7 @@ class IndexService:
                 done = stop
         except BaseException:
             if done:
-                # All or nothing: else the first ones would be indexed twice.
+                # Else the first ones would be indexed twice.
                 self._cut_to(int(physical_offsets[0]))
             raise
 
@@ -204,7 +204,7 @@ class IndexService:
         return _name_of(time + timedelta(milliseconds=1))
 
     def sync(self, *, closing: bool = False) -> int:
-        """fdatasync what was written, then the mark. Returns: end time of the newest full file, 0 without one.
+        """fdatasync the files, then the mark. Returns: end time of the newest full file, 0 without one.
 
         Durable: every entry. Records without keys do not move the mark at once, unless `closing`: they are quickly
         looked through again. Raises: OSError.
@@ -218,7 +218,7 @@ class IndexService:
             if file.dirty:
                 file.sync()
         fail_point("index.synced")
-        # A new file that got no entry yet is none.
+        # A new file without an entry does not count.
         last = next((file for file in reversed(files) if not file.empty), None)
         state = ("", 1, upto) if last is None else (last.path.name, last.header.count, upto)
         before = self._synced
@@ -248,9 +248,7 @@ class IndexService:
     ) -> Iterator[list[int]]:
         """Physical offsets of records that may have a key and be stored in [begin_ms, end_ms], newest first.
 
-        They come `some` at a time.
-
-        Another key may have the same hash. Source: IndexService#queryOffset.
+        They come `some` at a time. Another key may have the same hash. Source: IndexService#queryOffset.
         """
         hashed = key_hash(topic, key)
         for file in reversed(self._files):
@@ -259,7 +257,7 @@ class IndexService:
                 continue
             if header.end_time_ms < begin_ms:
                 break
-            # Deleted meanwhile: the log has none of its records any more.
+            # The file was deleted, and so were its records.
             with contextlib.suppress(Unavailable):
                 yield from file.find(hashed, begin_ms, end_ms, some)
             if header.begin_time_ms < begin_ms:
@@ -268,7 +266,7 @@ class IndexService:
     def find_many(
         self, key_hashes: Int64s, wanted: int, begin_ms: int, end_ms: int
     ) -> tuple[Int64s, Int64s]:
-        """As `find` for many keys at once: rows of `key_hashes`, and physical offsets of records that may match."""
+        """`find` for many keys together: rows of `key_hashes`, and physical offsets of records that may match."""
         left = np.full(len(key_hashes), wanted, dtype=np.int64)
         rows: list[Int64s] = []
         offsets: list[Int64s] = []

@@ -1,7 +1,7 @@
 """Finding the newest messages of one key: a walk from record to record, without arrays.
 
-A query returns some dozens of records: to look at each with plain Python takes half the time of the numpy calls that
-look at all of them. Several keys share those calls: `query_keys`.
+A query returns some dozens of records: for these plain Python takes half the time of numpy. Several keys share the
+numpy calls of `query_keys`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import pyarrow as pa
 from raymq.store.checksum import body_crc
 from raymq.store.errors import OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.records.keys import keys_of
 from raymq.store.records.one_record import record_at
 from raymq.store.records.record_walk import WalkStop
 
-from .index_keys import keys_of
 from .index_service import IndexService
 
+#: later than any store time
+TIME_MAX_MS = (1 << 63) - 1
 #: bytes read for one record; a larger one is read whole
 LOOK_BYTES = 2048
 BAD_CRC = WalkStop.BAD_CRC.value
@@ -39,27 +41,18 @@ def newest(
     """The newest records of a key by physical offset, `limit` at most.
 
     Args: `span`: the first and the last store time (ms); `exact`: as of `Query.by_key`.
-    Entries of deleted files count for nothing, nor do those at which no record stands: RocketMQ leaves such behind
+    Entries of deleted files are left out, and so are those at which no record begins: RocketMQ leaves such entries
     when it cuts a log. Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
     """
     found: dict[int, bytes] = {}
     begin_ms, end_ms = span
     low, high = log.start, log.confirmed
-    size, most = log.config.segment_size_bytes, log.config.record_bytes_max
     for places in index.find(topic, key, begin_ms, end_ms, limit):
         stored = [place for place in places if low <= place < high]
         for place, head in zip(stored, log.read_each(stored, LOOK_BYTES), strict=True):
             parts = record_at(head, 0, place)
             if parts is None:
-                # Perhaps it is larger.
-                whole = int.from_bytes(head[:4], "big")
-                if not len(head) < whole <= min(size - place % size, most):
-                    continue
-                try:
-                    head = log.read(place, place + whole)
-                except OffsetOutOfRange:
-                    # Deleted meanwhile.
-                    continue
+                head = _read_whole(log, place, head)
                 parts = record_at(head, 0, place)
                 if parts is None:
                     continue
@@ -75,11 +68,24 @@ def newest(
             body = (head if end <= LOOK_BYTES else memoryview(head))[body_at:body_end]
             if body and body_crc(body) != crc:
                 raise log.damage(place, BAD_CRC)
-            # Twice a key in one message: twice the same offset.
+            # A key that stands twice in one message gives the same offset twice.
             found[place] = head[:end]
             if len(found) == limit:
                 return found
     return found
+
+
+def _read_whole(log: CommitLog, place: int, head: bytes) -> bytes:
+    """All bytes of a record that is larger than `head`; b"" where no record of a possible size begins."""
+    size = int.from_bytes(head[:4], "big")
+    left_in_file = log.config.segment_size_bytes - place % log.config.segment_size_bytes
+    if not len(head) < size <= min(left_in_file, log.config.record_bytes_max):
+        return b""
+    try:
+        return log.read(place, place + size)
+    except OffsetOutOfRange:
+        # The file was deleted.
+        return b""
 
 
 def raw_column(records: Sequence[bytes]) -> pa.BinaryArray:

@@ -6,6 +6,7 @@ Source: DefaultMessageStore#queryMessage, #lookMessageByOffset, #getOffsetInQueu
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -19,24 +20,19 @@ from raymq.store.files import READABLE
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
-from raymq.store.records.record_walk import gather
 
 from .index_service import IndexService
-from .key_search import newest
+from .key_search import TIME_MAX_MS, newest
+from .query_keys import KeyHits, by_keys
 
-_INT, _LONG = np.dtype(">i4"), np.dtype(">i8")
-_SYS_FLAG_AT, _STORE_TIME_AT = 36, 56
-#: as far as the store time of a record with IPv6 hosts; no record is shorter
-_HEAD_BYTES = _STORE_TIME_AT + fmt.IPV6_EXTRA_BYTES + 8
 #: bytes read for one record; a larger one is read whole
 LOOK_BYTES = 8 << 10
 #: hex digits of a message id: store host and physical offset, with an IPv4 and an IPv6 host
 ID_DIGITS, ID_DIGITS_V6 = 32, 56
-TIME_MAX_MS = (1 << 63) - 1
 
 
 class Boundary(Enum):
-    """Which offset a time stands for."""
+    """The offset that a time is mapped to."""
 
     #: the first message stored at that time or later
     LOWER = "lower"
@@ -55,7 +51,7 @@ class QueryResult(NamedTuple):
 
 
 class Query:
-    """Callers: any thread. Nothing past C is ever seen."""
+    """Callers: any thread. Only confirmed records are found."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, index: IndexService) -> None:
         self._log = log
@@ -69,7 +65,7 @@ class Query:
         topic: str,
         key: str,
         *,
-        max_num: int,
+        max_num: int = 64,
         begin_ms: int = 0,
         end_ms: int = TIME_MAX_MS,
         exact: bool = False,
@@ -78,7 +74,7 @@ class Query:
 
         Args: `max_num`: at most `config.max_msgs_num_batch` are returned. `exact`: without it messages of other keys
         and topics with the same hash are returned too, as RocketMQ's broker does; its clients look closer.
-        Raises: Rejected for a number or range that is none.
+        Raises: Rejected for a bad number, topic or key.
         Source: DefaultMessageStore#queryMessage. Times are compared exactly; RocketMQ knows the second only.
         """
         if max_num < 1 or not topic or not key:
@@ -96,14 +92,35 @@ class Query:
         records = record.decode(b"".join(raws), np.cumsum(sizes) - sizes, sizes)
         return QueryResult(records, *self._index.last)
 
+    def by_keys(
+        self,
+        topic: str,
+        keys: Sequence[str],
+        *,
+        max_num: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = TIME_MAX_MS,
+        exact: bool = False,
+    ) -> KeyHits:
+        """The newest messages of each of many keys, found together: `query_keys.by_keys`."""
+        return by_keys(
+            self._log,
+            self._index,
+            topic,
+            keys,
+            max_num=max_num,
+            span=(begin_ms, end_ms),
+            exact=exact,
+        )
+
     # --- by place -------------------------------------------------------------------------------------------
 
     def by_offset(self, offset: int) -> pa.RecordBatch:
         """The record that begins at a physical offset, a batch of one.
 
-        Raises: OffsetOutOfRange outside of what the log holds below C; Rejected where no record begins; Corrupt where
+        Raises: OffsetOutOfRange where the log holds no confirmed bytes; Rejected where no record begins; Corrupt where
         its body is damaged.
-        Source: DefaultMessageStore#lookMessageByOffset, which takes for a record whatever stands there.
+        Source: DefaultMessageStore#lookMessageByOffset, which takes any bytes there for a record.
         """
         log = self._log
         low, high = log.start, log.confirmed
@@ -142,7 +159,7 @@ class Query:
         queue = self._queues.find(row["topic"], row["queue_id"])
         if queue is None or not queue.min_offset <= row["queue_offset"] < queue.max_offset:
             return False
-        if batch.column("sys_flag")[0].as_py() & fmt.SYS_TRANSACTION_MASK in (0x4, 0xC):
+        if batch.column("sys_flag")[0].as_py() & fmt.SYS_TRANSACTION_MASK in fmt.SYS_UNQUEUED:
             return False
         units = queue.read(row["queue_offset"], 1)
         return len(units) == 1 and int(units["position"][0]) != row["physical_offset"]
@@ -150,7 +167,7 @@ class Query:
     def by_id(self, message_id: str) -> pa.RecordBatch:
         """The record that an offset message id names, a batch of one.
 
-        Raises: Rejected for what is no such id, or one of another store; as `by_offset`.
+        Raises: Rejected for a malformed id, or one of another store; as `by_offset`.
         Source: MessageDecoder#decodeMessageId.
         """
         host, offset = parse_message_id(message_id)
@@ -169,7 +186,7 @@ class Query:
     def offset_by_time(
         self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER
     ) -> int:
-        """The queue offset that a store time stands for.
+        """The queue offset that a store time is mapped to.
 
         Returns: LOWER: the first message at or after it, the next offset when there is none. UPPER: the last one at or
         before it, the oldest offset when there is none. 0 for a queue that does not exist.
@@ -209,7 +226,7 @@ class _StoreTimes:
         self.offsets = range(self.low, queue.max_offset)
 
     def at(self, offset: int) -> int:
-        """Of a message; of one that is gone -1, of a gap that of the next message."""
+        """The store time of a message; -1 for a deleted one, that of the next message for a gap."""
         while offset < self.offsets.stop:
             units = self._queue.read(offset, 1 + (1 << 12))
             solid = np.flatnonzero(units["size"] != BLANK_SIZE)
@@ -223,11 +240,7 @@ class _StoreTimes:
 
 
 def _store_time(log: CommitLog, position: int) -> int:
-    view = log.read(position, position + _HEAD_BYTES)
-    where = np.zeros(1, dtype=np.int64)
-    v6 = int(gather(view, where + _SYS_FLAG_AT, _INT)[0]) & fmt.SYS_BORN_HOST_V6
-    at = where + _STORE_TIME_AT + (fmt.IPV6_EXTRA_BYTES if v6 else 0)
-    return int(gather(view, at, _LONG)[0])
+    return fmt.store_time_ms(log.read(position, position + fmt.STORE_TIME_END_MAX))
 
 
 def parse_message_id(message_id: str) -> tuple[str, int]:
@@ -238,7 +251,7 @@ def parse_message_id(message_id: str) -> tuple[str, int]:
         packed = b""
     if len(message_id) not in (ID_DIGITS, ID_DIGITS_V6) or len(packed) * 2 != len(message_id):
         raise Rejected(
-            f"{message_id!r} is no message id: it has {ID_DIGITS} hex digits, or {ID_DIGITS_V6} with an IPv6 host",
+            f"{message_id!r} is not a message id: those have {ID_DIGITS} hex digits, {ID_DIGITS_V6} with an IPv6 host",
             field="message_id",
             limit=f"{ID_DIGITS} or {ID_DIGITS_V6} hex digits",
         )

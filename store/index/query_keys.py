@@ -1,7 +1,7 @@
-"""Finding the messages of many keys at once: what a table join or a gateway under load asks for.
+"""Finding the messages of many keys together, as a table join or a gateway under load needs them.
 
-RocketMQ answers one key a request. Here all chains of the index are followed in step, and each record is read once,
-however many of its keys are asked for. One key alone goes the way of `key_search`, which for it is the shorter one.
+RocketMQ answers one key per request. Here all chains of the index are followed in step, and each record is read once,
+however many of its keys are asked for. For a single key the loop of `key_search` is quicker.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import pyarrow as pa
 from raymq.store import record
 from raymq.store.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.records.keys import keys_of
 from raymq.store.records.properties import PROPERTY_SEPARATOR
 
-from .index_keys import Int64s, key_hashes, keys_of
+from .index_keys import Int64s, key_hashes
 from .index_service import IndexService
 from .key_search import newest, raw_column
-from .query import TIME_MAX_MS
 
 Bools = npt.NDArray[np.bool_]
 
@@ -55,15 +55,25 @@ def by_keys(
     keys: Sequence[str],
     *,
     max_num: int,
-    begin_ms: int = 0,
-    end_ms: int = TIME_MAX_MS,
-    exact: bool = False,
+    span: tuple[int, int],
+    exact: bool,
 ) -> KeyHits:
-    """The newest messages of a topic with each of some keys or unique keys, stored in [begin_ms, end_ms].
+    """The newest messages of a topic with each of some keys or unique keys.
 
-    Args: `max_num`, of each key, at most `config.max_msgs_num_batch`; `exact`: as of `Query.by_key`.
-    Raises: Rejected for a number, topic or key that is none.
+    Args: `max_num`, of each key, at most `config.max_msgs_num_batch`; `span`: the first and the last store time (ms);
+    `exact`: as in `Query.by_key`.
+    Raises: Rejected for a bad number, topic or key.
     """
+    _check_query(topic, keys, max_num)
+    limit = min(max_num, log.config.max_msgs_num_batch)
+    if len(keys) == 1:
+        alone = newest(log, index, topic, keys[0], limit, span, exact=exact)
+        raws = [alone[place] for place in sorted(alone)]
+        return KeyHits(np.zeros(len(raws), np.int64), np.arange(len(raws)), raw_column(raws))
+    return _KeyQuery(log, index, topic, span, exact=exact).find(keys, limit)
+
+
+def _check_query(topic: str, keys: Sequence[str], max_num: int) -> None:
     separator = PROPERTY_SEPARATOR.decode()
     bad = next((key for key in keys if not key or separator in key), None)
     if max_num < 1 or not topic or bad is not None:
@@ -72,57 +82,118 @@ def by_keys(
             field="key" if bad is not None else "topic" if not topic else "max_num",
             limit="topic, keys, max_num >= 1",
         )
-    limit = min(max_num, log.config.max_msgs_num_batch)
-    span = (begin_ms, end_ms)
-    if len(keys) == 1:
-        alone = newest(log, index, topic, keys[0], limit, span, exact=exact)
-        raws = [alone[place] for place in sorted(alone)]
-        return KeyHits(np.zeros(len(raws), np.int64), np.arange(len(raws)), raw_column(raws))
-    asked, wanted = np.arange(len(keys)), limit
-    rounds: list[_Round] = []
-    while True:
-        some = [keys[row] for row in asked.tolist()]
-        found, offsets = _candidates(index, topic, some, wanted, *span)
-        places, hits = _look_at(log, topic, some, found, offsets, span, exact=exact)
-        full = np.bincount(found, minlength=len(some)) >= wanted
-        # Of another time or key, or the same message twice: behind these there may be more.
-        again = full & (np.bincount(hits.keys, minlength=len(some)) < limit)
-        kept = ~again[hits.keys]
-        if wanted > limit:
-            kept &= _newest(hits.keys, limit)
-        rounds.append(_Round(asked[hits.keys[kept]], hits.rows[kept], places, hits.records))
-        if not again.any():
-            return _together(rounds)
-        asked, wanted = asked[again], 2 * wanted
 
 
-def _look_at(
-    log: CommitLog,
-    topic: str,
-    keys: Sequence[str],
-    found: Int64s,
-    offsets: Int64s,
-    span: tuple[int, int],
-    *,
-    exact: bool,
-) -> tuple[Int64s, KeyHits]:
-    """Physical offsets of the records that are there, and which of them are hits, in the order of the log."""
-    kept = (offsets >= log.start) & (offsets < log.confirmed)
-    # A key that stands twice in a message has two entries.
-    pairs = np.sort(offsets[kept] * len(keys) + found[kept])
+class _KeyQuery:
+    """One query for several keys. Rows are numbers into the keys that one round asks for."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        index: IndexService,
+        topic: str,
+        span: tuple[int, int],
+        *,
+        exact: bool,
+    ) -> None:
+        self._log = log
+        self._index = index
+        self._topic = topic
+        self._span = span
+        self._exact = exact
+
+    def find(self, keys: Sequence[str], limit: int) -> KeyHits:
+        """At most `limit` messages of each key: twice as many candidates are asked for until that many are hits."""
+        asked, wanted = np.arange(len(keys)), limit
+        rounds: list[_Round] = []
+        while True:
+            some = [keys[row] for row in asked.tolist()]
+            found, offsets = self._candidates(some, wanted)
+            places, hits = self._hits_among(some, found, offsets)
+            # Candidates may be of another time or key, or name a message twice: after these there may be more.
+            has_more = np.bincount(found, minlength=len(some)) >= wanted
+            again = has_more & (np.bincount(hits.keys, minlength=len(some)) < limit)
+            kept = ~again[hits.keys]
+            if wanted > limit:
+                kept &= _newest(hits.keys, limit)
+            rounds.append(_Round(asked[hits.keys[kept]], hits.rows[kept], places, hits.records))
+            if not again.any():
+                return _together(rounds)
+            asked, wanted = asked[again], 2 * wanted
+
+    def _candidates(self, keys: Sequence[str], wanted: int) -> tuple[Int64s, Int64s]:
+        """Rows of `keys`, and physical offsets of records that may match."""
+        if len(keys) > FEW_KEYS:
+            return self._index.find_many(key_hashes(self._topic, keys), wanted, *self._span)
+        rows: list[int] = []
+        offsets: list[int] = []
+        for row, key in enumerate(keys):
+            parts = self._index.find(self._topic, key, *self._span, wanted)
+            some = list(islice(chain.from_iterable(parts), wanted))
+            rows += [row] * len(some)
+            offsets += some
+        return np.array(rows, dtype=np.int64), np.array(offsets, dtype=np.int64)
+
+    def _hits_among(
+        self, keys: Sequence[str], found: Int64s, offsets: Int64s
+    ) -> tuple[Int64s, KeyHits]:
+        """Physical offsets of the candidates' records, and the hits among the candidates, in the order of the log."""
+        inside = (offsets >= self._log.start) & (offsets < self._log.confirmed)
+        found, offsets = _each_once(found[inside], offsets[inside], len(keys))
+        # Several keys of one message are candidates of one record, which is read once.
+        first = _changes(offsets)
+        places, place_of = offsets[first], np.cumsum(first) - 1
+        there, times_ms, records = self._read(places)
+        in_span = there.copy()
+        in_span[there] = (times_ms >= self._span[0]) & (times_ms <= self._span[1])
+        # Records are numbered among those that were read: those of deleted files are not.
+        record_of = np.cumsum(there) - 1
+        hits = KeyHits(found, record_of[place_of], records)
+        right = in_span[place_of]
+        if self._exact:
+            right &= self._have_key(hits, keys, right)
+        return places[there], KeyHits(hits.keys[right], hits.rows[right], records)
+
+    def _read(self, places: Int64s) -> tuple[Bools, Int64s, pa.Array]:
+        """Which of the places have a record, those records' store times, and the records, raw. Args: ascending.
+
+        Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
+        """
+        there = np.zeros(len(places), dtype=bool)
+        # Records below the log's start were deleted.
+        first = int(np.searchsorted(places, self._log.start))
+        if first == len(places):
+            return there, np.empty(0, np.int64), pa.array([], pa.binary())
+        try:
+            found = self._log.records_at(places[first:])
+        except OffsetOutOfRange:
+            return self._read(places)
+        there[first:] = found.there
+        return there, found.times_ms, found.records
+
+    def _have_key(self, hits: KeyHits, keys: Sequence[str], asked: Bools) -> Bools:
+        """Which of the `asked` hits are of messages that have the topic and the very key."""
+        raws = hits.records.to_pylist()
+        sizes = np.array([len(raw) for raw in raws], dtype=np.int64)
+        batch = record.decode(b"".join(raws), np.cumsum(sizes) - sizes, sizes)
+        topics = batch.column("topic").to_pylist()
+        names = [set(keys_of(text)) for text in batch.column("properties").to_pylist()]
+        rows = zip(hits.keys.tolist(), hits.rows.tolist(), asked.tolist(), strict=True)
+        return np.array(
+            [
+                wanted and topics[row] == self._topic and keys[key] in names[row]
+                for key, row, wanted in rows
+            ],
+            dtype=bool,
+        )
+
+
+def _each_once(found: Int64s, offsets: Int64s, key_count: int) -> tuple[Int64s, Int64s]:
+    """Candidates in the order of the log, each once: a key that stands twice in a message has two entries."""
+    # One number for both, so that one sort orders by offset, then key.
+    pairs = np.sort(offsets * key_count + found)
     pairs = pairs[_changes(pairs)]
-    offsets, found = pairs // max(len(keys), 1), pairs % max(len(keys), 1)
-    first = _changes(offsets)
-    places, rows = offsets[first], np.cumsum(first) - 1
-    there, times, records = _read(log, places)
-    good = there.copy()
-    good[there] = (times >= span[0]) & (times <= span[1])
-    # Rows among the records that were read: those of deleted files are not.
-    hits = KeyHits(found, (np.cumsum(there) - 1)[rows], records)
-    right = good[rows]
-    if exact:
-        right &= _exactly(hits, topic, keys, right)
-    return places[there], KeyHits(hits.keys[right], hits.rows[right], records)
+    return pairs % max(key_count, 1), pairs // max(key_count, 1)
 
 
 def _changes(values: Int64s) -> Bools:
@@ -155,52 +226,4 @@ def _together(rounds: list[_Round]) -> KeyHits:
         np.concatenate([each.keys for each in rounds]),
         rows[np.concatenate(hits)],
         records.take(pa.array(first)),
-    )
-
-
-def _candidates(
-    index: IndexService, topic: str, keys: Sequence[str], wanted: int, begin_ms: int, end_ms: int
-) -> tuple[Int64s, Int64s]:
-    """Rows of `keys`, and physical offsets of records that may match."""
-    if len(keys) > FEW_KEYS:
-        return index.find_many(key_hashes(topic, keys), wanted, begin_ms, end_ms)
-    rows: list[int] = []
-    offsets: list[int] = []
-    for row, key in enumerate(keys):
-        parts = index.find(topic, key, begin_ms, end_ms, wanted)
-        some = list(islice(chain.from_iterable(parts), wanted))
-        rows += [row] * len(some)
-        offsets += some
-    return np.array(rows, dtype=np.int64), np.array(offsets, dtype=np.int64)
-
-
-def _read(log: CommitLog, places: Int64s) -> tuple[Bools, Int64s, pa.Array]:
-    """Which of the places have a record, those records' store times, and the records, raw. Args: ascending.
-
-    Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
-    """
-    there = np.zeros(len(places), dtype=bool)
-    # Deleted meanwhile.
-    first = int(np.searchsorted(places, log.start))
-    if first == len(places):
-        return there, np.empty(0, np.int64), pa.array([], pa.binary())
-    try:
-        found = log.records_at(places[first:])
-    except OffsetOutOfRange:
-        return _read(log, places)
-    there[first:] = found.there
-    return there, found.times_ms, found.records
-
-
-def _exactly(hits: KeyHits, topic: str, keys: Sequence[str], asked: Bools) -> Bools:
-    """Which hits are of messages that have the topic and the very key."""
-    raws = hits.records.to_pylist()
-    sizes = np.array([len(raw) for raw in raws], dtype=np.int64)
-    batch = record.decode(b"".join(raws), np.cumsum(sizes) - sizes, sizes)
-    topics = batch.column("topic").to_pylist()
-    names = [set(keys_of(text)) for text in batch.column("properties").to_pylist()]
-    pairs = zip(hits.keys.tolist(), hits.rows.tolist(), asked.tolist(), strict=True)
-    return np.array(
-        [wanted and topics[row] == topic and keys[key] in names[row] for key, row, wanted in pairs],
-        dtype=bool,
     )

@@ -1,8 +1,8 @@
-"""RocketMQ's `abort` and `lock` files (reference 5.2).
+"""RocketMQ's `abort` and `lock` files.
 
 `abort` exists while a store is open, so its presence at start means a crash. `lock` is held by a
-POSIX lock on byte 0; such a lock dies with any descriptor of the file in the process, so it is
-opened once a process.
+POSIX lock on byte 0. Closing any descriptor of the file in the process releases such a lock,
+so the file is opened once per process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class AbortFile:
         self._files = files
 
     def exists(self) -> bool:
-        """Whether the last stop was no orderly one."""
+        """Whether the last stop was not an orderly one."""
         return self._files.exists(self._path)
 
     def create(self) -> None:
@@ -78,10 +78,10 @@ class StoreLock:
 
 
 def refuse_foreign_directory(root: Path, *, files: Files) -> None:
-    """Refuse a directory that is no store that we can open. Raises: Rejected.
+    """Refuse a directory that is not a store that can be opened here. Raises: Rejected.
 
-    One that holds other things and no store is a mistake, not an empty store. One with queues of inner batches
-    (BatchCQ) would get queues of the plain form for the same topics, and RocketMQ refuses a store that has both.
+    A directory that holds other things and no store is a mistake. One with queues of inner batches (BatchCQ) would get
+    queues of the plain form for the same topics, and RocketMQ refuses a store that has both.
     """
     if files.list(root / "batchconsumequeue"):
         raise Rejected(
@@ -104,7 +104,7 @@ def refuse_foreign_directory(root: Path, *, files: Files) -> None:
     }
     if names and not names & {"commitlog", "raymq", "lock"} and names - known:
         raise Rejected(
-            f"{root} is not empty and no store (it holds {', '.join(sorted(names)[:3])}...); give an empty or new "
+            f"{root} is not empty and not a store (it holds {', '.join(sorted(names)[:3])}...); give an empty or new "
             "directory",
             field="data_dir",
             limit="an empty directory or a store",

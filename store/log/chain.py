@@ -1,8 +1,8 @@
-"""The chain: one fixed-size unit an append unit, covering whole records (D2).
+"""The chain: one fixed-size unit per append unit, covering whole records.
 
 40 bytes, big-endian: start, end, epoch (int64 each), CRC-32C of log bytes [start, end), chain value
 before this unit, 8 bytes zero. The chain value after a unit is the CRC-32C of its first 28 bytes
-continued from the value before. One file a commit log segment, named like it; a cache, rebuilt from
+continued from the value before. One file per commit log segment, with the same name; a cache, rebuilt from
 the log where it is missing.
 """
 
@@ -95,8 +95,8 @@ class Chain:
     def load(self, verify_from: int = 0) -> None:
         """Look at every unit that ends above `verify_from`; of older files only at the first and the last one.
 
-        A unit that does not follow the one before ends the chain there. What stands behind that end is cut off: a
-        reader in another process must never see it.
+        A unit that does not follow the one before ends the chain there. Units after that end are cut off: a reader
+        in another process must never see them.
         """
         self.close()
         self._used.clear()
@@ -214,7 +214,7 @@ class Chain:
     def delete_before(self, segment: int) -> None:
         """Delete the files of older segments, whose log is deleted.
 
-        Durable: nothing; what is left after a crash is deleted at the next start. Callers: beside an appender.
+        Durable: nothing; the next start after a crash deletes the rest. Callers: beside an appender.
         """
         for name in self._files.list(self.directory):
             if len(name) == 20 and name.isdigit() and int(name) < segment:

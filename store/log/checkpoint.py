@@ -1,6 +1,6 @@
 """RocketMQ's `checkpoint` file: 4096 bytes, five big-endian longs.
 
-Source: StoreCheckpoint, RocketMQ 5.3.3 (reference 5.1).
+Source: StoreCheckpoint, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations

@@ -1,32 +1,31 @@
-"""Deletion of old commit log files, and of what was derived from them, by age, disk use or demand.
+"""Deletion of old commit log files, and of files derived from them, by age, disk use or demand.
 
-`run_once` is one pass; whoever owns the store calls it every `clean_resource_interval_ms`. What may go is decided
-here: never the file that is written, nothing above C or above what is synced, and only below a file that begins with
-a complete snapshot of the state, because state = snapshot + tail (design D6).
+`run_once` is one pass; the host of the store calls it every `clean_resource_interval_ms`. A pass never deletes the file
+that is written, nor anything above the confirmed or the synced end. It deletes only below a file that begins with a
+complete snapshot of the state, because state = snapshot + tail.
 Order: consume queues forget the messages (readers get OffsetOutOfRange), the files go one by one, oldest first, each
 durably, then their chain, consume queue files and derived stores. A crash between any two leaves a store that opens,
 and the next pass goes on with it.
-Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService, RocketMQ 5.3.3. A file's age is told by the
-store time of the message behind it, not by the file's time stamp, which a copy or a restore changes.
+Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService, RocketMQ 5.3.3. A file's age is taken from
+the store time of the first message after it, not from the file's time stamp, which a copy or a restore changes.
 """
 
 from __future__ import annotations
 
 import logging
-import struct
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from raymq.store import format as fmt
 from raymq.store.failpoints import fail_point
-from raymq.store.put.segment_head import read_head
 from raymq.store.running_flags import DISK_FULL, LOGIC_DISK_FULL, RunningFlags
 
 from .commit_log import CommitLog
 from .mapped_file import MappedFile
+from .snapshot_head import read_head
 
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
 #: passes after `delete_now` that work at any hour (manualDeleteFileSeveralTimes)
 MANUAL_PASSES = 20
@@ -35,27 +34,23 @@ FREE_FILES = 8
 #: the wall clock against the monotonic one between two passes: more is a jump, and believed after a day
 JUMP_MS = 3_600_000
 JUMP_BELIEVED_MS = 24 * 3_600_000
-_SYS_FLAG, _STORE_TIME = struct.Struct(">36xi"), struct.Struct(">q")
-_STORE_TIME_AT = 56
-_IPV6_EXTRA_BYTES = 12
-_HEAD_BYTES = _STORE_TIME_AT + _IPV6_EXTRA_BYTES + 8
 
 
 class Derived(Protocol):
     """A store made from the log, such as the index: one of `MessageStore.derived`."""
 
     def delete_expired(self, min_physical_offset: int) -> Any:
-        """Delete what is only about records below this offset."""
+        """Delete files that are only about records below this offset."""
 
 
 class Cleaned(Protocol):
-    """Of a store, what is not its log."""
+    """The parts of a store that follow its log (`MessageStore`)."""
 
     def deletable_end(self) -> int:
         """No record at or above this offset may go."""
 
     def forget_before(self, start: int) -> None:
-        """Tell readers that what stands below `start` is gone. Nothing is deleted yet."""
+        """Make records below `start` out of range for readers. Nothing is deleted yet."""
 
     def delete_derived(self, start: int) -> None:
         """Delete chain, queue files and indexes of records below `start`, the log's start."""
@@ -66,7 +61,7 @@ class CleanService:
 
     def __init__(
         self,
-        log_: CommitLog,
+        log: CommitLog,
         store: Cleaned,
         *,
         flags: RunningFlags,
@@ -74,11 +69,11 @@ class CleanService:
     ) -> None:
         """Args: `reserved_hours_min` counts where `file_reserved_hours` is less."""
         self._reserved_hours_min = reserved_hours_min
-        self._log = log_
+        self._log = log
         self._store = store
-        self._config = log_.config
-        self._files = log_.files
-        self._clock = log_.clock
+        self._config = log.config
+        self._files = log.files
+        self._clock = log.clock
         self._flags = flags
         self._manual_passes = 0
         #: wall clock and monotonic clock at the last look; by how much the wall clock jumped ahead, and when
@@ -139,13 +134,13 @@ class CleanService:
     def _flag(self, flag: int, ratio: float, paths: list[Path]) -> None:
         limit = self._config.disk_space_warning_level_ratio
         where = ", ".join(map(str, paths))
-        # RocketMQ refuses whatever is free: a tenth of a large disk is room for days.
+        # RocketMQ refuses by the ratio alone. But a tenth of a large disk is room for days.
         room = FREE_FILES * self._config.segment_size_bytes
         if ratio > limit and max(map(self._files.free_bytes, paths)) < room:
             if self._flags.set(flag):
-                log.error("%s: %.0f %% full, above %d %%: puts are refused", where, ratio, limit)
+                logger.error("%s: %.0f %% full, above %d %%: puts are refused", where, ratio, limit)
         elif self._flags.clear(flag):
-            log.warning("%s: %.0f %% full: puts are taken again", where, ratio)
+            logger.warning("%s: %.0f %% full: puts are taken again", where, ratio)
 
     def _delete_log(self, *, at_once: bool) -> int:
         start = self._new_start(at_once=at_once)
@@ -153,15 +148,15 @@ class CleanService:
             return 0
         self._store.forget_before(start)
         deleted = 0
-        # A store that is closed meanwhile has no files.
+        # A store that was closed in between has no files.
         while self._log.queue.files and self._log.start < start:
             if deleted:
                 self._clock.sleep_ms(self._config.delete_files_interval_ms)
             self._log.delete_first()
             self.deleted += 1
             deleted += 1
-        tell = log.warning if at_once else log.info
-        tell(
+        report = logger.warning if at_once else logger.info
+        report(
             "%d commit log files deleted%s; the log begins at %d",
             deleted,
             ", expired or not, because the disk is nearly full" if at_once else "",
@@ -171,7 +166,7 @@ class CleanService:
         return deleted
 
     def _new_start(self, *, at_once: bool) -> int:
-        """Where the log may begin."""
+        """The offset up to which this pass may delete."""
         limit = min(self._log.confirmed, self._log.synced)
         files = [file for file in self._log.queue.files[1:] if file.start < limit]
         found = self._log.start
@@ -190,7 +185,7 @@ class CleanService:
         """The start of the last file before which everything expired; the log's start where nothing did.
 
         Everything before a file was stored before its first message. Stamps in the future were made while the clock
-        was ahead; their ages are told by later stamps, which go on from them.
+        was ahead. Their age counts up to the newest stamp, because stamps never fall.
         """
         reserved_hours = max(self._config.file_reserved_hours, self._reserved_hours_min)
         reserved_ms = int(reserved_hours * 3_600_000)
@@ -202,7 +197,7 @@ class CleanService:
             if stamp_ms <= (newest_ms if stamp_ms > now_ms else now_ms) - reserved_ms:
                 found = file.start
             elif stamp_ms <= now_ms:
-                # Younger than the limit, and so is what follows.
+                # Younger than the limit, and so are all later files.
                 break
         return found
 
@@ -245,7 +240,4 @@ class CleanService:
 
 def first_store_time(file: MappedFile) -> int:
     """When the first message of a commit log file was stored, ms."""
-    view = file.read(0, min(file.size, _HEAD_BYTES))
-    ipv6 = _SYS_FLAG.unpack_from(view)[0] & fmt.SYS_BORN_HOST_V6
-    (found,) = _STORE_TIME.unpack_from(view, _STORE_TIME_AT + (_IPV6_EXTRA_BYTES if ipv6 else 0))
-    return int(found)
+    return fmt.store_time_ms(file.read(0, min(file.size, fmt.STORE_TIME_END_MAX)))

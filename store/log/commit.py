@@ -1,4 +1,4 @@
-"""The logic of CommitRealTime: when to move which pool bytes into the log's files, with no thread of its own.
+"""The logic of CommitRealTime: when to move which pool bytes into the log's files. It starts no thread.
 
 Source: CommitLog.CommitRealTimeService and DefaultMappedFile#commit, RocketMQ 5.3.3. Writing the same bytes again is
 harmless, so a failed write is tried again from the last published position. Imports neither pyarrow nor numpy.
@@ -20,7 +20,7 @@ from .transient_pool import PoolReader
 
 
 class SegmentWriter:
-    """Writes commit log files by path through descriptors of its own."""
+    """Writes commit log files by path, through its own descriptors."""
 
     def __init__(self, commitlog_dir: str | Path, segment_size_bytes: int, files: Files) -> None:
         self._dir = Path(commitlog_dir)
@@ -33,7 +33,7 @@ class SegmentWriter:
         segment = self.segment_of(offset)
         fd = self._fds.get(segment)
         if fd is None:
-            # The log only grows: what is older is full.
+            # The log only grows: older files are full.
             self.close()
             path = find_segment(self._dir, segment, files=self._files)
             fd = self._fds[segment] = self._files.open_file(path)
@@ -82,7 +82,7 @@ class CommitRealTime:
         self.commits = 0
 
     def wait_ms(self) -> int:
-        """Until the next look is due without a bell."""
+        """Time until the next look is due without a wakeup."""
         return max(0, self._looked_ms + self._interval_ms - self._clock.monotonic_ms())
 
     def commit(self, appended: int) -> int:

@@ -43,9 +43,9 @@ from .log_pool import LogPool
 from .log_reads import (
     WALK_BYTES,
     Int64s,
-    Piece,
     Records,
     Stored,
+    WalkedPiece,
     damaged,
     read_records,
     read_some,
@@ -59,9 +59,9 @@ from .marks import Marks
 from .meta import Meta
 from .recovery import Decision, Recovered
 
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
-#: in `raymq/meta`: a sync of a consume queue failed, and what is in the page cache of one may never reach the disk
+#: in `raymq/meta`: a sync of a consume queue failed, and its bytes in the page cache may never reach the disk
 QUEUES_DOUBTFUL = "queues_doubtful"
 #: places of damage that are remembered
 DAMAGE_MAX = 100
@@ -91,12 +91,12 @@ class CommitLog:
         self.own = True
         #: why nothing more is appended; None: all is well
         self.poisoned: str | None = None
-        #: it was a sync that failed, so that no later start may trust what is not proved to be on disk. Otherwise the
-        #: next start mends the log.
+        #: a sync failed, so that no later start may trust what is not proved to be on disk; after other errors the
+        #: next start mends the log
         self.sync_failed = False
-        #: offset -> damage below C that reads, dispatch or deliveries came to and passed over
+        #: offset -> damage below the confirmed end that reads, dispatch or deliveries met and passed over
         self.damage_met: dict[int, Corrupt] = {}
-        #: called behind each `append`, before anybody accounts for it; must not raise
+        #: called after each `append`, before the put is accounted for; must not raise
         self.on_appended: Callable[[], None] = lambda: None
         #: called where a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged
         #: any more. Callers: another thread
@@ -125,8 +125,8 @@ class CommitLog:
             self.root / "consumequeue",
         ):
             self.files.make_dirs(directory)
-        # A process that was killed before it synced a directory left names that only the page cache has: what is
-        # adopted and then acknowledged must not go with the power.
+        # A process that was killed before it synced a directory left names that only the page cache has: bytes
+        # that are adopted and then acknowledged must survive a power loss.
         for directory in (self.root, side, side / "chain"):
             self.files.sync_dir(directory)
         self.abort = AbortFile(self.root, files=self.files)
@@ -168,8 +168,8 @@ class CommitLog:
         self.pool = LogPool(self.root, self.config, self.queue, files=self.files, clock=self.clock)
         self._opened.callback(self.pool.close)
         if not self.pool.find_old(self.meta, self._store_id, same_boot=self.same_boot):
-            # Gone with the machine, or with a container's /dev/shm: then what was only there is lost as in a power
-            # loss, although the page cache is not.
+            # Gone with the machine, or with a container's /dev/shm: then bytes that were only there are lost as in a
+            # power loss, although the page cache is not.
             self.same_boot = False
         self.abort.create()
         self.end = 0
@@ -197,13 +197,13 @@ class CommitLog:
 
     @property
     def committed(self) -> int:
-        """Everything below is in the files; what lies above is in the transient pool only."""
+        """Everything below is in the files; bytes above are in the transient pool only."""
         pool = self.pool.active
         return self.end if pool is None else pool.committed
 
     @property
     def ends(self) -> Ends:
-        """All four; of the replicas this log knows what was confirmed."""
+        """All four ends. Of the replicas this log knows only the confirmed end."""
         marks = self.marks
         return Ends(self.end, self.committed, marks.synced_end, marks.confirmed_end)
 
@@ -214,7 +214,7 @@ class CommitLog:
 
     @property
     def confirmed(self) -> int:
-        """C: everything below this may be read and dispatched."""
+        """The confirmed end: everything below may be read and dispatched."""
         return self.marks.confirmed_end
 
     def room(self) -> int:
@@ -232,25 +232,25 @@ class CommitLog:
         return read_of(self.queue, start, stop, self.end)
 
     def read_each(self, places: Sequence[int], nbytes: int) -> list[bytes]:
-        """See `log_files.read_each`."""
+        """The first `nbytes` at each place: `log_files.read_each`."""
         return read_each(self.queue, places, nbytes, self.end)
 
     def records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
     ) -> Records:
-        """The records at ascending physical offsets, in any files. `whole=False`: no look at what they are.
+        """The records at ascending physical offsets, in any files. `whole=False`: they are not checked.
 
         Raises: OffsetOutOfRange below the log's start; Corrupt for the first that is damaged or cannot be read.
         """
         if not whole:
             return read_some(self.queue, positions, sizes, self.end)
-        # In a store of others nobody asked so far where records say that they stand.
+        # In a foreign store the physical offsets inside records were never checked.
         return read_records(
             self.queue, positions, sizes, self.end, check_crc=check_crc, check_position=self.own
         )
 
     def records_at(self, places: Int64s) -> Stored:
-        """See `log_reads.stored_at`."""
+        """The records that begin at these places: `log_reads.stored_at`."""
         return stored_at(self.queue, places, self.end)
 
     def walk(
@@ -262,8 +262,8 @@ class CommitLog:
         nbytes: int = WALK_BYTES,
         check_crc: bool = True,
         check_position: bool = True,
-    ) -> Piece:
-        """See `log_reads.walk_piece`; a `stop` in a later file is the end of this one."""
+    ) -> WalkedPiece:
+        """Walk records of the file that holds `at`, up to `stop`: `log_reads.walk_piece`."""
         size = self.config.segment_size_bytes
         return walk_piece(
             self.queue,
@@ -281,16 +281,16 @@ class CommitLog:
         return damaged(self.queue, offset, fault)
 
     def note_damage(self, error: Corrupt) -> None:
-        """Remember damage that is passed over, for status; it is told once. Callers: any thread."""
+        """Remember damage that is passed over, for status; each place is logged once. Callers: any thread."""
         offset = int(error.fields.get("offset", -1))
         if offset not in self.damage_met and len(self.damage_met) < DAMAGE_MAX:
             self.damage_met[offset] = error
-            log.error("%s", error)
+            logger.error("%s", error)
 
     def sound_records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True
     ) -> tuple[Records, Int64s]:
-        """As `records`, without those that are damaged, which are noted. Returns: also the rows that are left."""
+        """`records` without the damaged ones, which are noted. Returns: also the rows that are left."""
 
         def read(rows: Int64s) -> Records:
             return self.records(positions[rows], sizes[rows], check_crc=check_crc)
@@ -319,7 +319,7 @@ class CommitLog:
                 rows = np.delete(rows, bad)
 
     def behind_damage(self, offset: int, upto: int) -> int:
-        """Where the next whole record begins behind a damaged one at `offset`; `upto` when none does below it."""
+        """Where the next whole record begins after a damaged one at `offset`; `upto` when none does below it."""
         found = next_record(self.queue, offset + 1, upto)
         return upto if found is None else found
 
@@ -332,7 +332,7 @@ class CommitLog:
     # --- appending ------------------------------------------------------------------------------------------
 
     def ensure_room(self, total_bytes: int) -> None:
-        """Allocate now what a batch of `total_bytes` will need, so that a full disk refuses before any append.
+        """Allocate the files that a batch of `total_bytes` needs, so that a full disk refuses before any append.
 
         Raises: StorageFull, Unavailable with CREATE_MAPPED_FILE_FAILED, with nothing stored.
         """
@@ -340,7 +340,7 @@ class CommitLog:
         size = self.config.segment_size_bytes
         if self.room() >= total_bytes:
             return
-        # Of what the snapshot leaves of a file (5/8, see `snapshot_bytes_max`) a record of any size wastes at most
+        # A snapshot leaves 5/8 of a file (see `snapshot_bytes_max`), of which a record of any size wastes at most
         # half.
         needed = 1 + (total_bytes - max(self.room(), 0)) // (size // 4)
         want = -(-self.end // size) * size + needed * size
@@ -384,9 +384,9 @@ class CommitLog:
         self.marks.appended_end = unit.end
 
     def _store(self, data: pa.Buffer | bytes | memoryview) -> None:
-        """pwrite at the end of the log. What a failed one left is made zero again.
+        """pwrite at the end of the log. Bytes that a failed write left are made zero again.
 
-        Else a later, shorter append may end where a record of the refused batch begins, and bring it to life.
+        Else a later, shorter append may end where a record of the refused batch begins, which then becomes readable.
         In the pool it stays: nothing above the end is ever committed.
         """
         file = self._current()
@@ -471,7 +471,7 @@ class CommitLog:
             self._write(data[unit.start - base : unit.end - base], unit)
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Replace the chain from `units[0].start` on by the leader's; write what this log has not yet.
+        """Replace the chain from `units[0].start` on by the leader's; write the bytes that this log lacks.
 
         The bytes this log has are the same: the caller compared them. Raises: Corrupt when a CRC does not fit.
         """
@@ -488,7 +488,7 @@ class CommitLog:
             self.marks.appended_end = self.end
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
-        """See `log_files.same_until`."""
+        """Where this log first differs from units of another replica: `log_files.same_until`."""
         return same_until(self.queue, self.end, units, data)
 
     def note_synced(self, offset: int) -> None:
@@ -497,7 +497,7 @@ class CommitLog:
             self.marks.synced_end = min(offset, self.committed)
 
     def note_confirmed(self, offset: int) -> bool:
-        """C reached `offset`; it never falls. Returns: whether it has moved."""
+        """The confirmed end reached `offset`; it never falls. Returns: whether it has moved."""
         before = self.marks.confirmed_end
         if offset > before:
             self.marks.confirmed_end = min(offset, self.committed)
@@ -528,7 +528,7 @@ class CommitLog:
         rewrite(self.queue, max(start, self.synced, self.start), self.end)
 
     def poison(self, reason: str) -> None:
-        """Latch a failed sync: no further append, no further sync, and the next start refuses (D4)."""
+        """Latch a failed sync: no further append, no further sync, and the next start refuses."""
         if not self.sync_failed:
             self.sync_failed = True
             self.poisoned = reason
@@ -552,9 +552,9 @@ class CommitLog:
     # --- deletion -------------------------------------------------------------------------------------------
 
     def delete_first(self) -> None:
-        """Delete the oldest file of the log; what was read of it stays readable.
+        """Delete the oldest file of the log; views of it stay readable.
 
-        Durable: at return. Callers: `clean.CleanService`, which knows what may go.
+        Durable: at return. Callers: `clean.CleanService`, which knows which files may go.
         """
         first = self.queue.files[0]
         require(
@@ -569,17 +569,17 @@ class CommitLog:
     # --- the transient pool ---------------------------------------------------------------------------------
 
     def note_committed(self, offset: int) -> None:
-        """CommitRealTime has published `offset`: what is below is in the files, its room in the pool is free."""
+        """CommitRealTime has published `offset`: bytes below are in the files, and their room in the pool is free."""
         pool = self.pool.active
         if pool is not None and offset > pool.committed:
             pool.committed = min(offset, self.end)
 
     def commit_pool(self) -> None:
-        """`LogPool.commit` of everything."""
+        """Move everything in the pool into the log's files: `LogPool.commit`."""
         self.pool.commit(self.end)
 
     def restore_pool(self) -> None:
-        """`LogPool.restore` of everything that was appended."""
+        """Bring back what an earlier process appended to the pool: `LogPool.restore`."""
         self.pool.restore(self.marks.appended_end)
 
     # --- truncation and recovery ----------------------------------------------------------------------------
@@ -587,14 +587,14 @@ class CommitLog:
     def truncate(self, offset: int) -> None:
         """Cut the log at `offset`, zero the rest of its file, drop later files, sync.
 
-        Raises: Corrupt below C: confirmed bytes never change.
+        Raises: Corrupt below the confirmed end: confirmed bytes never change.
         Callers: with no CommitRealTime granted.
         """
         if offset < self.confirmed:
             raise Corrupt(
-                f"asked to cut the log at {offset}, below its confirmed offset {self.confirmed}",
+                f"the log cannot be cut at {offset}, below its confirmed end {self.confirmed}",
                 offset=offset,
-                rule="never below C",
+                rule="never below the confirmed end",
             )
         self.commit_pool()
         try:
@@ -615,8 +615,8 @@ class CommitLog:
             self.poison(f"a cut at {offset} did not finish: {error}")
             raise
         except (OSError, RayMQError) as error:
-            # A full disk, for example. The next start cuts here again: nothing may be appended and acknowledged
-            # meanwhile.
+            # A full disk, for example. The next start cuts here again, so nothing may be appended and acknowledged
+            # until then.
             self.poisoned = f"a cut at {offset} did not finish: {error}"
             raise
 
@@ -632,8 +632,8 @@ class CommitLog:
 
         `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
         this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill
-        trusts all that it finds. `queues_end`: the end of the last record that a consume queue knows; it tells how far
-        a log goes that RocketMQ wrote and closed in order.
+        trusts all that it finds. `queues_end`: the end of the last record that a consume queue knows; a log
+        that RocketMQ wrote and closed in order ends there.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         self.restore_pool()
@@ -667,12 +667,12 @@ class CommitLog:
         self.end = end
         tail = self.queue.find(end)
         if tail is not None:
-            # Behind the end there are zeros, but perhaps in reserved blocks only: prewrite them anew.
+            # After the end there are zeros, but perhaps in reserved blocks only: write them ahead again.
             tail.prewritten = end - tail.start
         self.chain.truncate_to(min(found.believed, end))
         self.chain.sync()
         self.complete_chain()
-        # From now on these units vouch for what was found, after another power loss too.
+        # From now on these units vouch for the recovered bytes, after another power loss too.
         self.chain.sync()
         self.marks.lower(end)
         self.marks.appended_end = end
@@ -689,7 +689,7 @@ class CommitLog:
         return self.recovered
 
     def _note_boot(self) -> None:
-        """From here on this boot's words count. A recovery that fails or dies before finds the same facts again."""
+        """From here on the marks of this boot count. A recovery that fails before it finds the same facts again."""
         left_pool = self.pool.left(self.meta.get("pool"))
         pool_name = self.pool.open(self.end)
         self.meta.update(
@@ -715,7 +715,7 @@ class CommitLog:
             stop = min(self.end, position - position % size + size)
             stop = min(stop, position + self.config.append_unit_bytes)
             if position < self.synced:
-                # No unit mixes what must be on disk with what a power loss may take.
+                # No unit mixes bytes that must be on disk with bytes that a power loss may take.
                 stop = min(stop, self.synced)
             crc = crc32c(self.read(position, stop))
             self.chain.append(ChainUnit(position, stop, 0, crc, self.chain.value))

@@ -1,9 +1,9 @@
-"""The logic of GroupCommit and FlushRealTime: when to sync what, with no thread of its own.
+"""The logic of GroupCommit and FlushRealTime: when to sync which bytes. It starts no thread.
 
 Source: CommitLog.GroupCommitService and CommitLog.FlushRealTimeService, RocketMQ 5.3.3. Where
 RocketMQ advances its flushed position over a failed sync, or retries it, we latch: the page cache
-marks failed pages clean, so a second sync would "succeed" over lost bytes (reliability.md,
-PostgreSQL). Imports neither pyarrow nor numpy.
+marks failed pages clean, so a second sync would "succeed" over lost bytes, as
+PostgreSQL learned. Imports neither pyarrow nor numpy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raymq.store.files import Files
 from .segment_paths import find_segment
 
 PAGE_BYTES = 4096
-#: FlushRealTimeService flushes what is left this often at a stop
+#: FlushRealTimeService flushes the rest this often at a stop
 SHUTDOWN_FLUSHES_MAX = 10
 
 
@@ -44,7 +44,7 @@ def _rebuild(message: str, fields: dict[str, Any]) -> FlushFailed:
 
 
 class SegmentSyncer:
-    """Syncs commit log files by path through descriptors of its own."""
+    """Syncs commit log files by path, through its own descriptors."""
 
     def __init__(self, commitlog_dir: str | Path, segment_size_bytes: int, files: Files) -> None:
         self._dir = Path(commitlog_dir)
@@ -78,7 +78,7 @@ class SegmentSyncer:
             self.syncs += 1
 
     def _open(self, segment: int) -> int:
-        """An error here is no failed sync: descriptors or memory may be there again soon. A missing file is one."""
+        """An error here is not a failed sync: descriptors or memory may be free again soon. A missing file is one."""
         fd = self._fds.get(segment)
         if fd is None:
             try:
@@ -140,8 +140,8 @@ class _Flusher:
 class GroupCommit(_Flusher):
     """One sync for every put that waits: the sync is the clock.
 
-    RocketMQ's two lists of requests, which it swaps at each round, are watermarks here: what was appended when a round
-    begins is what is synced, and what comes meanwhile waits for the next. Which put was late, the combiner says.
+    RocketMQ's two lists of requests, which it swaps at each round, are watermarks here: a round syncs
+    what was appended when it began, and later puts wait for the next. The combiner decides which put was late.
     """
 
     def commit(self, appended: int) -> int:
@@ -201,7 +201,7 @@ class FlushRealTime(_Flusher):
         return self.flushed
 
     def shutdown(self, appended: int) -> int:
-        """Flush what is left, up to ten times as RocketMQ does."""
+        """Flush the rest, in up to ten tries as RocketMQ does."""
         for _ in range(SHUTDOWN_FLUSHES_MAX):
             if self._flush(appended) >= appended:
                 break

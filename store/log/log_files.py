@@ -20,7 +20,8 @@ from .spare_files import SpareFiles
 def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFileQueue:
     """The queue of a store's commit log files, not loaded, in all the directories that they are in.
 
-    Durable: the names of all files, whichever process made or removed them. Deletes the spares of an earlier life.
+    Durable: the names of all files, whichever process made or removed them. Deletes the spare files of earlier
+    processes.
     """
     directories = [
         Path(name).absolute()
@@ -70,7 +71,7 @@ def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: m
 def read_of(queue: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
     """Log bytes [start, stop), which lie in one file; `end` is the log's. For many: `read_into`.
 
-    Raises: OffsetOutOfRange for what was deleted; Corrupt for what should be there, or that the disk cannot read.
+    Raises: OffsetOutOfRange for deleted bytes; Corrupt for bytes that are missing, or that the disk cannot read.
     """
     file = queue.find(start)
     if file is not None:
@@ -83,7 +84,7 @@ def read_of(queue: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
 
 
 def read_into(queue: MappedFileQueue, target: memoryview, start: int, end: int) -> None:
-    """As `read_of`, into memory that is there."""
+    """`read_of` into memory that is there."""
     file = queue.find(start)
     if file is not None:
         try:
@@ -95,7 +96,7 @@ def read_into(queue: MappedFileQueue, target: memoryview, start: int, end: int) 
 
 
 def read_each(queue: MappedFileQueue, places: Sequence[int], nbytes: int, end: int) -> list[bytes]:
-    """As `read_of` at each place: so many bytes, or those up to the end of its file; none where they were deleted.
+    """`read_of` at each place: so many bytes, or those up to the end of its file; none where they were deleted.
 
     Quickest where places of one file follow each other.
     """

@@ -1,6 +1,6 @@
-"""What the transient pool adds to a commit log: where an append waits for room, who commits, what a start takes over.
+"""The log's side of the transient pool: waiting for room, committing, and taking over the pool at a start.
 
-The pool itself is `transient_pool.py`; this is the log's side of it. Without a pool nothing here is used.
+The pool itself is `transient_pool.py`. Without a pool nothing here is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POOL_POLL_MS = 1
 
 
 class LogPool:
-    """The transient pool of one log, if there is one. Callers: the log's one appender, except where told."""
+    """The transient pool of one log, if there is one. Callers: the log's one appender."""
 
     def __init__(
         self, root: Path, config: StoreConfig, queue: MappedFileQueue, *, files: Files, clock: Clock
@@ -35,17 +35,18 @@ class LogPool:
         self._clock = clock
         #: appends go here; None: they go into the files
         self.active: TransientPool | None = None
-        #: what to do while an append waits for room; without CommitRealTime the log commits itself
+        #: called while an append waits for room; without CommitRealTime the log commits itself
         self.on_full: Callable[[], None] | None = None
         self._old: TransientPool | None = None
         self._store_id = ""
         #: since when there is no room and nothing was committed, monotonic ms
         self._stalled_ms: int | None = None
 
-    # --- a life ---------------------------------------------------------------------------------------------
+    # --- from start to stop ---
+    # ------------------------------------------------------------------------------------------
 
     def find_old(self, meta: Meta, store_id: str, *, same_boot: bool) -> bool:
-        """Look for the pool that the life before worked with.
+        """Look for the pool of the process before.
 
         Returns: whether nothing that was appended in it is missing.
         """
@@ -56,7 +57,7 @@ class LogPool:
         return name is None or self._old is not None
 
     def restore(self, appended: int) -> None:
-        """Before recovery, with the old CommitRealTime ended: complete the files from what its pool still has."""
+        """Before recovery, with the old CommitRealTime ended: complete the files from the pool."""
         pool, self._old = self._old, None
         if pool is None:
             return
@@ -92,7 +93,7 @@ class LogPool:
         remove_pools(self._root, self._store_id, files=self._files)
 
     def left(self, name: str | None) -> bool:
-        """Whether there may be a pool of an earlier life, whose name was noted as `name`."""
+        """Whether there may be a pool of an earlier process, whose name was noted as `name`."""
         return bool(name) or self._files.exists(self._root / NAME_FILE)
 
     def close(self) -> None:
@@ -110,7 +111,7 @@ class LogPool:
             self.active.publish(self._root, incarnation)
 
     def commit(self, end: int) -> None:
-        """Write what is only in the pool into the files, here. Raises: StorageFull, OSError.
+        """Write the bytes that are only in the pool into the files. Raises: StorageFull, OSError.
 
         Callers: while no CommitRealTime is granted, or when nothing is appended any more: one that is in the
         middle of its work would find other bytes in the room that this sets free.
@@ -144,7 +145,7 @@ class LogPool:
                 self._stalled_ms = now
             elif now - self._stalled_ms >= limit_ms:
                 raise Unavailable(
-                    f"the transient pool ({pool.size_bytes} bytes) is full and CommitRealTime stands at "
+                    f"the transient pool ({pool.size_bytes} bytes) is full and CommitRealTime is at "
                     f"{pool.committed} of {end} for {now - self._stalled_ms} ms: look at its role in `raymq "
                     "status`, and retry",
                     field="transient_pool",

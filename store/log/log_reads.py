@@ -1,7 +1,7 @@
 """Records read from a log: by pread, so that a bad sector is an error at an offset, and checked before their use.
 
-Damage is told by `Corrupt` with the file and the offset of the record. What a follower is sent is checked by its chain
-units instead.
+Damage is raised as `Corrupt` with the file and the offset of the record. Bytes for a follower are checked by their
+chain units instead.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ HEAD_BYTES = 2048
 WALK_BYTES = 1 << 20
 POINTS = "a unit points at its record"
 #: most bytes of a record besides its body
-_REST_MAX = fmt.HEADER_BYTES + 2 * fmt.IPV6_EXTRA_BYTES + 4 + 2 * 0x7FFF
+_HEADER_MAX = fmt.HEADER_BYTES + 2 * fmt.IPV6_EXTRA_BYTES
+_REST_MAX = _HEADER_MAX + 4 + 2 * 0x7FFF
 
 
 class Records(NamedTuple):
-    """Records of a log in one buffer, with whatever stands between them."""
+    """Records of a log in one buffer, with the bytes between them."""
 
     data: memoryview
     #: where each begins in `data`, and its bytes
@@ -45,7 +46,7 @@ class Records(NamedTuple):
     sizes: Int64s
 
 
-class Piece(NamedTuple):
+class WalkedPiece(NamedTuple):
     """A stretch of a log file, and the records that a walk over it found."""
 
     view: memoryview
@@ -101,7 +102,7 @@ def read_some(
     *,
     overlapping: bool = False,
 ) -> Records:
-    """As `read_records`, with no look at what the records are; each lies inside its file all the same."""
+    """`read_records` without a check of the records; each must lie inside its file all the same."""
     if not len(positions):
         return Records(memoryview(b""), positions, sizes)
     size = queue.file_size
@@ -130,7 +131,7 @@ def read_some(
 
 
 class Stored(NamedTuple):
-    """What stands at some places of a log."""
+    """The records at some places of a log."""
 
     #: at which of them a whole record begins
     there: npt.NDArray[np.bool_]
@@ -184,7 +185,7 @@ def walk_piece(
     nbytes: int = WALK_BYTES,
     check_crc: bool = True,
     check_position: bool = True,
-) -> Piece:
+) -> WalkedPiece:
     """Read and walk records from `at` on, which is in the same file as `stop`, where the walk ends.
 
     See `walk_with`. Raises: OffsetOutOfRange below the log's start.
@@ -209,11 +210,11 @@ def walk_with(
     nbytes: int = WALK_BYTES,
     check_crc: bool = True,
     check_position: bool = True,
-) -> Piece:
-    """As `walk_piece`; `read(start, stop)` gives log bytes.
+) -> WalkedPiece:
+    """`walk_piece` over any source; `read(start, stop)` returns log bytes.
 
-    A piece ends where so many bytes were read: as STOPPED, behind at least one record where one is whole. What the disk
-    does not give back ends the walk as UNREADABLE.
+    A piece ends after so many bytes, as STOPPED, and has at least one record where one is whole. Bytes that the disk
+    does not give back end the walk as UNREADABLE.
     """
     # Sectors of the file are sectors of the piece.
     base = at - at % fmt.SECTOR_BYTES
@@ -228,29 +229,39 @@ def walk_with(
             check_position=check_position,
         )
         if readable < upto:
-            if walk.reason is record.WalkStop.SHORT or walk.end >= readable or readable <= at:
+            cut_off = walk.reason is record.WalkStop.SHORT
+            if cut_off or walk.end >= readable or readable <= at:
                 walk = walk._replace(reason=record.WalkStop.UNREADABLE)
         elif walk.reason is record.WalkStop.SHORT and upto < stop:
-            if upto - at < fmt.HEADER_BYTES + 2 * fmt.IPV6_EXTRA_BYTES and not len(walk.positions):
-                upto = min(stop, at + WALK_BYTES)
-                continue
-            if len(walk.positions):
-                walk = walk._replace(reason=record.WalkStop.STOPPED)
-            else:
-                # A record that is larger than the piece, if it is one.
-                size = _size_of(data[at - base :][: fmt.HEADER_BYTES + 2 * fmt.IPV6_EXTRA_BYTES])
-                if size is None:
+            if not len(walk.positions):
+                more = _end_of_first(data[at - base :][:_HEADER_MAX], at, stop)
+                if more is None:
                     walk = walk._replace(reason=record.WalkStop.BAD_LENGTH)
-                elif at + size <= stop:
-                    upto = at + size
+                elif more > upto:
+                    upto = more
                     continue
-        return Piece(memoryview(data), base, walk)
+            else:
+                walk = walk._replace(reason=record.WalkStop.STOPPED)
+        return WalkedPiece(memoryview(data), base, walk)
+
+
+def _end_of_first(head: bytes, at: int, stop: int) -> int | None:
+    """How far to read for the record at `at`, of which a piece has only the first bytes.
+
+    None: no record has the length that it gives. 0: it ends above `stop`.
+    """
+    if len(head) < _HEADER_MAX:
+        return min(stop, at + WALK_BYTES)
+    size = _size_of(head)
+    if size is None:
+        return None
+    return at + size if at + size <= stop else 0
 
 
 def _size_of(head: bytes) -> int | None:
     """The size that the head of a record gives, where its body's length makes that possible."""
-    size, flags = int.from_bytes(head[:4], "big"), int.from_bytes(head[36:40], "big")
-    at = fmt.HEADER_BYTES - 4
+    size, *_, flags, _, _ = fmt.HEADER_ESSENTIALS.unpack_from(head)
+    at = fmt.BODY_LENGTH_AT
     for flag in (fmt.SYS_BORN_HOST_V6, fmt.SYS_STORE_HOST_V6):
         at += fmt.IPV6_EXTRA_BYTES if flags & flag else 0
     rest = size - int.from_bytes(head[at : at + 4], "big")
@@ -265,5 +276,5 @@ def _readable(read: Callable[[int, int], bytes], start: int, stop: int) -> tuple
         if error.fields.get("rule") != READABLE:
             raise
         bad = int(error.fields["offset"])
-    # The caller begins behind `start`; what cannot be read may lie there as well.
+    # The caller begins after `start`; the bad sector may be in between.
     return (read(start, bad) if bad > start else b""), bad

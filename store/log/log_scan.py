@@ -16,13 +16,13 @@ from .log_files import read_of
 from .log_reads import walk_piece
 from .mapped_file import MappedFile
 from .mapped_file_queue import MappedFileQueue
-from .recovery import UNREADABLE, Facts, Row, decide, written_until
+from .recovery import UNREADABLE, Facts, RecoveryRow, decide, written_until
 
 #: bytes searched at a time for a record's magic
 SEARCH_BYTES = 8 << 20
 #: bytes walked at a time
 SCAN_BYTES = 8 << 20
-#: what a bad sector takes with it
+#: bytes that are lost with a bad sector
 PAGE_BYTES = 4096
 
 #: sees a piece of a segment, its physical offset, and the valid records of it
@@ -30,7 +30,7 @@ Visit = Callable[[memoryview, int, record.Walk], None]
 
 
 class Known(NamedTuple):
-    """What `raymq/meta` and `raymq/marks` say of a log."""
+    """The facts about a log in `raymq/meta` and `raymq/marks`."""
 
     own: bool
     same_boot: bool
@@ -50,7 +50,7 @@ class Scan(NamedTuple):
     #: why the walk ended
     fault: str
     #: the decision about the end
-    row: Row
+    row: RecoveryRow
 
 
 def foreign_end(queue: MappedFileQueue, queues_end: int, *, crashed: bool) -> int:
@@ -75,65 +75,33 @@ def scan(
 ) -> Scan:
     """Walk from `scan_from`, where a record starts, to where the log ends, and decide about that.
 
-    Loads the chain; units of what lies below `scan_from` are not looked at. `visit` sees the valid records of each
+    Loads the chain; units below `scan_from` are not read. `visit` sees the valid records of each
     piece of each file in order. `top`: bytes from here on do not count, for a cut that was begun takes them away.
     """
     size = queue.file_size
-    end = begin = queue.min_offset
     believed, differs = _compare_chain(queue, chain, known, scan_from)
     limit = min((offset for offset in (differs, top) if offset is not None), default=None)
-    open_end = unreadable = False
-    fault = "the log ends"
+    end = begin = queue.min_offset
+    walked = _Walked(end, record.WalkStop.BLANK, "the log ends")
     for file in queue.files:
         if file.start + size <= scan_from:
             end = begin = file.start + size
             continue
-        stop = size if limit is None else max(0, min(size, limit - file.start))
-        at = file.start + max(0, scan_from - file.start)
+        at = max(file.start, scan_from)
         if at > file.start:
-            end = begin = scan_from
-        end, reason = at, record.WalkStop.STOPPED
-        fault = reason.value
-        while at < file.start + stop:
-            piece = walk_piece(
-                queue,
-                at,
-                file.start + stop,
-                end,
-                nbytes=SCAN_BYTES,
-            )
-            walk = piece.walk
-            reason = walk.reason
-            fault = reason.value
-            if known.own:
-                written = written_until(piece.view, piece.base, walk, believed)
-                if written < len(walk.positions):
-                    fault = "a record's topic or properties were never written"
-                    reason = record.WalkStop.SHORT
-                    walk = record.Walk(
-                        walk.positions[:written],
-                        walk.sizes[:written],
-                        int(walk.positions[written]),
-                        record.WalkStop.STOPPED,
-                    )
-            if visit is not None and len(walk.positions):
-                visit(piece.view, piece.base, walk)
-            end = at = walk.end
-            if reason is not record.WalkStop.STOPPED:
-                break
-        if end == differs:
-            fault = "bytes differ from their chain unit"
-        if reason is record.WalkStop.UNREADABLE:
-            unreadable = True
-        if reason is record.WalkStop.BLANK:
-            end = file.start + size
-            continue
-        open_end = True
-        break
-    if unreadable:
+            begin = scan_from
+        stop = size if limit is None else max(0, min(size, limit - file.start))
+        walked = _walk_file(queue, at, file.start + stop, known, believed, visit)
+        end = walked.end
+        if walked.reason is not record.WalkStop.BLANK:
+            break
+        # A blank record fills the rest of its file: the log goes on in the next one.
+        end = file.start + size
+    fault = "bytes differ from their chain unit" if walked.end == differs else walked.fault
+    if walked.reason is record.WalkStop.UNREADABLE:
         return Scan(begin, end, believed, fault, UNREADABLE)
-    tail = queue.find(end) if open_end else None
-    dirty, later = _behind(queue, files, end, tail, top)
+    ends_inside = walked.reason is not record.WalkStop.BLANK
+    dirty, later = _after_end(queue, files, end, queue.find(end) if ends_inside else None, top)
     facts = Facts(
         own=known.own,
         same_boot=known.same_boot,
@@ -143,6 +111,43 @@ def scan(
         later_valid=later,
     )
     return Scan(begin, end, believed, fault, decide(facts))
+
+
+class _Walked(NamedTuple):
+    """Where the walk over one file ended, and why."""
+
+    end: int
+    reason: record.WalkStop
+    fault: str
+
+
+def _walk_file(
+    queue: MappedFileQueue, at: int, stop: int, known: Known, believed: int, visit: Visit | None
+) -> _Walked:
+    """Walk the records of one file from `at`, where one starts, to `stop`."""
+    reason = record.WalkStop.STOPPED
+    fault = reason.value
+    while at < stop:
+        piece = walk_piece(queue, at, stop, at, nbytes=SCAN_BYTES)
+        walk = piece.walk
+        reason, fault = walk.reason, walk.reason.value
+        if known.own:
+            written = written_until(piece.view, piece.base, walk, believed)
+            if written < len(walk.positions):
+                fault = "a record's topic or properties were never written"
+                reason = record.WalkStop.SHORT
+                walk = record.Walk(
+                    walk.positions[:written],
+                    walk.sizes[:written],
+                    int(walk.positions[written]),
+                    record.WalkStop.STOPPED,
+                )
+        if visit is not None and len(walk.positions):
+            visit(piece.view, piece.base, walk)
+        at = walk.end
+        if reason is not record.WalkStop.STOPPED:
+            break
+    return _Walked(at, reason, fault)
 
 
 def _compare_chain(
@@ -164,7 +169,7 @@ def _compare_chain(
     chain.load(verify_from)
     head = chain.unit_at(believed)
     if head is None or head.start != believed:
-        # Units of deleted files are no harm, but what the log has needs its own.
+        # Units of deleted files do no harm, but the present files need theirs.
         return believed, None
     first, last = chain.unit_at(scan_from), chain.last
     if first is None:
@@ -178,7 +183,7 @@ def _compare_chain(
         try:
             same = crc32c(read_of(queue, unit.start, unit.end, unit.end)) == unit.crc
         except Corrupt:
-            # The walk comes to what cannot be read, and tells.
+            # The walk comes to the unreadable bytes, and reports them.
             break
         if not same:
             # A leader's unit may span the end that was synced here before it: its synced records stay.
@@ -188,10 +193,10 @@ def _compare_chain(
     return believed, None
 
 
-def _behind(
+def _after_end(
     queue: MappedFileQueue, files: Files, end: int, tail: MappedFile | None, top: int | None
 ) -> tuple[bool, bool]:
-    """Whether there are bytes behind the end, and whether a valid record starts among them."""
+    """Whether there are bytes after the end, and whether a valid record starts among them."""
     dirty = later = False
     if tail is not None:
         dirty = _has_bytes(files, tail, end, top)
@@ -207,7 +212,7 @@ def _behind(
 def _has_bytes(files: Files, file: MappedFile, offset: int, top: int | None) -> bool:
     """Whether a file has a non-zero byte from `offset` on, and below `top`.
 
-    By reads, and only of what is no hole: the holes of a fresh 1 GiB file took 3 s to read, and 8 times as long
+    By reads, and only outside of holes: the holes of a fresh 1 GiB file took 3 s to read, and 8 times as long
     through a map.
     """
     stop = file.size if top is None else min(file.size, top - file.start)
@@ -219,7 +224,7 @@ def _has_bytes(files: Files, file: MappedFile, offset: int, top: int | None) -> 
                 try:
                     chunk = files.read_range(fd, position, stop_at, path=file.path, base=file.start)
                 except Corrupt:
-                    # What cannot be read was once written.
+                    # Unreadable bytes were once written.
                     return True
                 if not only_zeros(chunk):
                     return True
@@ -231,7 +236,7 @@ def _has_bytes(files: Files, file: MappedFile, offset: int, top: int | None) -> 
 def _valid_record_from(
     queue: MappedFileQueue, file: MappedFile, offset: int, top: int | None
 ) -> bool:
-    """Whether a record with a right magic, length, position and body CRC starts at `offset` or behind it."""
+    """Whether a record with a right magic, length, position and body CRC starts at `offset` or after it."""
     return _first_valid(queue, file, offset, top) is not None
 
 
@@ -243,7 +248,7 @@ def _first_valid(
     stop = end if top is None else max(file.start, min(end, top))
     low = offset
     while low < stop:
-        # The last candidate's magic may stand in the next piece.
+        # The last candidate's magic may be in the next piece.
         high = min(stop, low + SEARCH_BYTES + fmt.BLANK_BYTES - 1)
         piece = _what_is_readable(queue, low, high, end)
         found = [at - 4 for magic in record.MAGICS for at in _places(piece, magic) if at >= 4]

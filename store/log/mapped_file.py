@@ -1,4 +1,4 @@
-"""One fixed-size file of a mapped file queue: written by pwrite, read through a map (design D4).
+"""One fixed-size file of a mapped file queue: written by pwrite, read through a map.
 
 Source: DefaultMappedFile, RocketMQ 5.3.3; its write path (stores into the map) is replaced because
 pwrite is two to three times faster and reports a full disk as an error instead of SIGBUS.
@@ -38,7 +38,7 @@ class MappedFile:
         self._view: memoryview | None = None
         #: over claims of positions between the writer and a prewrite
         self._claiming = threading.Lock()
-        #: over the descriptor's life, so that no thread uses a number that was given to another
+        #: held while the descriptor is used or closed, so that no thread uses a number that was given to another
         #: file
         self._living = threading.Lock()
         #: over the two below; held for no system call
@@ -58,7 +58,7 @@ class MappedFile:
         try:
             files.allocate(fd, size)
             files.sync(fd)
-            # The next attempt makes the name anew: a second sync of this one would prove nothing.
+            # The next attempt makes the name again: a second sync of this one would prove nothing.
             files.sync_dir(path.parent)
         except BaseException:
             files.close(fd)
@@ -108,7 +108,7 @@ class MappedFile:
 
         Raises: Corrupt naming the first byte that the disk does not give back; Unavailable when it was deleted.
         """
-        # Without a further call on the way of a read that goes well: queries make thousands of small ones.
+        # No further call where a read succeeds: queries make thousands of small ones.
         with self._counting:
             fd = self._fd
             if fd < 0:
@@ -124,7 +124,7 @@ class MappedFile:
                 self._close_left()
 
     def read_each(self, positions: Sequence[int], nbytes: int) -> list[bytes]:
-        """As `read` at each position: so many bytes, or those up to the end of the file."""
+        """`read` at each position: so many bytes, or those up to the end of the file."""
         fd = self._begin_reading()
         try:
             return self._files.read_each(
@@ -134,7 +134,7 @@ class MappedFile:
             self._end_reading()
 
     def read_into(self, target: memoryview, position: int) -> None:
-        """As `read`, into memory that is there."""
+        """`read` into memory that is there."""
         fd = self._begin_reading()
         try:
             self._files.read_into(fd, target, position, path=self.path, base=self.start)
@@ -154,7 +154,7 @@ class MappedFile:
         self._close_left()
 
     def _close_left(self) -> None:
-        """Close what was let go of under reads, after the last of them."""
+        """Close the map that was let go of during reads, after the last of them."""
         with self._counting:
             left = -1
             if not self._reading:
@@ -219,11 +219,11 @@ class MappedFile:
         """Write zeros from `prewritten` up to `position` and sync them.
 
         Callers: one thread beside the writer.
-        Raises: FlushFailed after a failed sync: records that were appended meanwhile may be lost with it. OSError or
+        Raises: FlushFailed after a failed sync: records appended during it may be lost. OSError or
         StorageFull for any other call.
 
         Invariant: only bytes at or above `prewritten` are zeroed, and the writer raises it before
-        it stores. A descriptor of its own is used: the kernel reports a write-back error once to each open
+        it stores. Its own descriptor is used: the kernel reports a write-back error once to each open
         descriptor, and the witness must see it too. A descriptor that is opened later sees nothing.
         """
         stop = min(position, self.size)
@@ -268,15 +268,15 @@ class MappedFile:
                 self._files.unlock_memory(self._view)
 
     def retire(self) -> Callable[[], bool]:
-        """Close the descriptor for good, but leave the map to whoever still reads: its pages outlive the name.
+        """Close the descriptor, but leave the map to readers that still use it: its pages outlive the name.
 
-        Returns: tells whether the last reader is gone. Callers: whoever has taken the file from its queue.
+        Returns: a function that says whether the last reader is gone. Callers: after the file was taken from its queue.
         """
         with self._living:
             if self._fd >= 0:
                 self._let_go()
             unmapped = None if self._view is None else self._files.forget(self._view)
-            # What is returned keeps this object, which must not keep the map.
+            # The returned function keeps this object, which must not keep the map.
             self._view = None
             return lambda: not self._reading and (unmapped is None or unmapped())
 

@@ -1,6 +1,6 @@
 """A directory of equal files that together are one growing sequence of bytes.
 
-Source: MappedFileQueue and AllocateMappedFileService, RocketMQ 5.3.3 (reference sections 2.3, 2.5).
+Source: MappedFileQueue and AllocateMappedFileService, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .mapped_file import MappedFile, not_yet_made
 from .segment_paths import list_segments
 from .spare_files import SpareFiles
 
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
-#: zeros written ahead at a time: small, so that the flush service's sync never waits long behind
+#: zeros written ahead at a time: few, so that the flush service's sync never waits long for
 #: them
 PREWRITE_CHUNK_BYTES = 2 << 20
-#: how often to look at the tail: while it stands, while it moves
+#: how often to check the tail: while it rests, while it moves
 IDLE_WAIT_S, BUSY_WAIT_S = 0.2, 0.01
 
 
@@ -59,10 +59,10 @@ class MappedFileQueue:
         self.files: list[MappedFile] = []
 
     def load(self) -> None:
-        """Open what is there.
+        """Open the files.
 
         A last file that is shorter and holds only zeros is an unfinished creation and deleted
-        (RocketMQ: only one of length zero). Raises: Corrupt for a name that is no offset, a wrong
+        (RocketMQ: only one of length zero). Raises: Corrupt for a name that is not an offset, a wrong
         length, a gap.
         """
         self.close()
@@ -137,7 +137,7 @@ class MappedFileQueue:
         return usable[start // self.file_size % len(usable)]
 
     def delete_first(self) -> None:
-        """Delete the oldest file; there must be another one. Who reads it reads on.
+        """Delete the oldest file; there must be another one. Readers of it keep its bytes.
 
         Durable: at return, so that no crash leaves a younger file deleted and an older one not.
         """
@@ -176,8 +176,8 @@ class MappedFileQueue:
 
         Durable: at return.
 
-        RocketMQ only moves positions back, and old records behind the cut come alive again
-        (reference 8.2). The oldest file stays even when it begins at `offset` or above.
+        RocketMQ only moves positions back, and old records after the cut become readable
+        again. The oldest file stays even when it begins at `offset` or above.
         """
         with self._grow:
             while len(self.files) > 1 and self.files[-1].start >= offset:
@@ -232,7 +232,7 @@ class AllocateAhead:
     Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves
     it waits until half of the window is used up, and gives up when overtaken, for it takes the disk,
     a core and the file's lock from the appends. A window that was used up so far doubles, so that
-    the next burst finds more; every zero is written once whatever the window. A full disk only stops
+    the next burst finds more; every zero is written once with any window. A full disk only stops
     the work: the append that needs the room meets it itself. A failed sync ends the worker and is reported:
     it may have taken appended records with it, and no later sync of another descriptor would say so.
     """
@@ -246,7 +246,7 @@ class AllocateAhead:
         warm: bool = False,
         on_sync_failed: Callable[[str], None] = _ignore,
     ) -> None:
-        """Args: warm: whole files are written ahead, the tail's and the one behind it, and locked in memory."""
+        """Args: warm: whole files are written ahead, the tail's and the one after it, and locked in memory."""
         self._queue = queue
         self._tail = tail
         self._window_max = 2 * queue.file_size if warm else queue.file_size
@@ -372,7 +372,7 @@ class AllocateAhead:
         self._overtaken = not ready
         size = self._queue.file_size
         at = max(0, (tail - files[0].start) // size)
-        # By whole files nothing is written beside the appends until the tail comes to the next one.
+        # With whole files nothing is written beside the appends until the tail reaches the next file.
         want = files[0].start + at * size + 2 * size if self._warm else tail + self._window
         for file in files[at:]:
             position = min(want - file.start, file.size)
@@ -388,7 +388,7 @@ class AllocateAhead:
         return self._queue.spares is not None and self._queue.spares.step()
 
     def _lock_files(self, tail: int) -> None:
-        """Lock what is in front of the tail in memory, let go of what is behind. Failures are told, not more.
+        """Lock the pages in front of the tail in memory, and let go of those before it. Failures are only logged.
 
         Source: DefaultMappedFile#warmMappedFile, #mlock, #munlock.
         """
@@ -402,7 +402,7 @@ class AllocateAhead:
                 try:
                     file.lock_memory()
                 except OSError as error:
-                    log.warning("%s is not locked in memory: %s", file.path, error)
+                    logger.warning("%s is not locked in memory: %s", file.path, error)
 
     @property
     def ready(self) -> int:
@@ -414,7 +414,7 @@ class AllocateAhead:
         return ready
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Work until told to stop: a thread of whoever appends."""
+        """Work until `stop`: the body of a thread."""
         self._running = True
         try:
             while not stopping():

@@ -1,8 +1,7 @@
 """How far the log is appended, synced, confirmed and dispatched: one shared-mapped page.
 
-It survives kill -9 exactly (the page cache does) and a reboot as a lower bound (reliability.md
-R16). Written before any answer that relies on it. Each word is stored by one aligned 8-byte move:
-`struct.pack_into` was seen to tear.
+It survives kill -9 exactly (the page cache does) and a reboot as a lower bound. A mark is written before any
+answer that relies on it, by one aligned 8-byte store: `struct.pack_into` was seen to tear.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Marks:
 
     @property
     def confirmed_end(self) -> int:
-        """C."""
+        """The confirmed end."""
         return int(self._words[_CONFIRMED])
 
     @confirmed_end.setter
@@ -80,7 +79,7 @@ class Marks:
 
     @property
     def queued_end(self) -> int:
-        """Up to here consume queues are exactly what the log says, in the page cache at least; 0: nobody knows.
+        """Up to here consume queues are exactly what the log says, in the page cache at least; 0: it is not known.
 
         Invariant: each queue ends at the next offset that the state has here.
         """
@@ -104,7 +103,7 @@ class Marks:
         self._words[_SNAPSHOT] = offset
 
     def forget_dispatched(self, offset: int) -> None:
-        """Consume queues are built anew from `offset` on. Durable at return."""
+        """Consume queues are rebuilt from `offset` on. Durable at return."""
         self._words[_DISPATCHED] = min(offset, self._words[_DISPATCHED])
         self._words[_QUEUED] = 0
         self._files.sync(self._fd)
@@ -133,7 +132,7 @@ class Marks:
 
 
 class MarkValues(NamedTuple):
-    """The marks as they stood in the file."""
+    """The marks as they were in the file."""
 
     appended_end: int = 0
     synced_end: int = 0

@@ -1,6 +1,6 @@
-"""Who this replica is and what it promised: two alternating 4 KiB slots, the newest valid counts.
+"""The identity and promises of a replica: two alternating 4 KiB slots, of which the newest valid one counts.
 
-A slot, big-endian: magic (4 bytes), sequence (8), length of the JSON (4), CRC-32C of sequence,
+Each slot, big-endian: magic (4 bytes), sequence (8), length of the JSON (4), CRC-32C of sequence,
 length and JSON (4), JSON. A crash while one slot is written leaves the other.
 """
 
@@ -94,7 +94,7 @@ def _newest(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
     found = [parsed for slot in slots if (parsed := _parse(slot)) is not None]
     if not found and all(any(slot) for slot in slots):
         raise Corrupt(
-            f"{path} is damaged: neither slot is valid, so what this replica promised is "
+            f"{path} is damaged: neither slot is valid, so the promises of this replica are "
             "unknown. Rebuild the replica from its peer, or restore the file.",
             path=str(path),
             rule="one valid slot",

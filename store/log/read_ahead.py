@@ -2,7 +2,7 @@
 
 A write to a page that is not in memory allocates it: in the guest of a virtual machine, which gets it from its host,
 for up to 3 ms a MiB, under the put lock. Read ahead by another thread it costs half of that, and the append 0.2 ms.
-Nothing is written; `AllocateAhead`, which writes zeros ahead, is for disks that need it and for whoever has time.
+Nothing is written. `AllocateAhead`, which writes zeros ahead, is for disks that gain from it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from raymq.store.files import Files
 from .mapped_file import MappedFile
 from .mapped_file_queue import MappedFileQueue
 
-#: so far in front of the tail pages stand in memory
+#: pages are in memory so far in front of the tail
 WINDOW_BYTES = 32 << 20
 CHUNK_BYTES = 1 << 20
-#: how often to look at the tail: while it stands, while it moves
+#: how often to look at the tail: while it rests, while it moves
 IDLE_WAIT_S, BUSY_WAIT_S = 0.05, 0.005
 
 
@@ -57,11 +57,11 @@ class ReadAhead:
         return True
 
     def run(self, stopping: Callable[[], bool], wake: threading.Event) -> None:
-        """Work until told to stop: a thread of whoever appends. `wake` ends a pause."""
+        """Work until `stop`: the body of a thread. `wake` ends a pause."""
         try:
             while not stopping():
                 moved = False
-                # A file that was deleted or cannot be read: it is only a hint, and the writer hears of it himself.
+                # A file that was deleted or cannot be read. Reading ahead is a hint: the writer meets the error itself.
                 with contextlib.suppress(OSError, RayMQError):
                     while not stopping() and self.step():
                         moved = True

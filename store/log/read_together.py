@@ -1,4 +1,4 @@
-"""Many small places of a file, read with few calls: neighbours together (design D3)."""
+"""Many small places of a file, read with few calls: neighbours together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Int64s = npt.NDArray[np.int64]
 GAP_BYTES = 16 << 10
 
 
-#: from here on into Arrow's memory, whose pages are used again
+#: from this size on into Arrow's memory, whose pages are used again
 LARGE_BYTES = 64 << 10
 
 
@@ -28,7 +28,7 @@ def read_together(
     apart: npt.NDArray[Any] | None = None,
     gap_bytes: int = GAP_BYTES,
 ) -> tuple[memoryview, Int64s]:
-    """The bytes of the ranges [start, end), in one buffer with what stands between neighbours.
+    """The bytes of the ranges [start, end), in one buffer, with the bytes between neighbours.
 
     Args: `starts` and `ends` ascend, and there is one at least; `apart`: between which neighbours there is an edge that
     no read may cross. Returns: the buffer, and where each range begins in it.

@@ -1,11 +1,11 @@
-"""What to do with the place where a recovery scan stopped, as a total decision table.
+"""The decision about the place where a recovery scan stopped, as a total table.
 
 The scan walks records from a trusted position to the first place where no valid record starts. Whether that
 place is simply the end of the log, a torn tail, or damage is decided here from observed facts alone, so that a
 test can enumerate every combination and prove that exactly one row answers it.
 
-Source: design section 4; RocketMQ's CommitLog#recoverNormally/recoverAbnormally truncate at every bad record,
-acknowledged or not (reliability.md, table 2 row 3): we differ on purpose.
+RocketMQ's CommitLog#recoverNormally/recoverAbnormally truncate at every bad record, acknowledged or not. This table
+differs on purpose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raymq.store.records.record_walk import Walk, layout
 
 
 class Decision(Enum):
-    """What recovery does at the stop position."""
+    """The action of recovery at the stop position."""
 
     #: the log ends here and the rest of the file is already zero
     KEEP = "keep"
@@ -33,7 +33,7 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Recovered:
-    """What opening found and did."""
+    """The result of recovering the log."""
 
     end: int
     scanned_from: int
@@ -45,7 +45,7 @@ class Recovered:
 
 
 class Facts(NamedTuple):
-    """What the scan observed at the stop position."""
+    """The observations of the scan at the stop position."""
 
     #: the directory has our `raymq/meta`; False: written by RocketMQ, no marks exist
     own: bool
@@ -54,16 +54,16 @@ class Facts(NamedTuple):
     #: the stop position is below the end that was known to be synced
     below_synced: bool
     #: the stop position is below the end that was published as appended; of a store that RocketMQ wrote, below the
-    #: end of what its consume queues know, or it crashed, so that they tell nothing
+    #: end of what its consume queues know, or it crashed, so that they prove nothing
     below_appended: bool
     #: non-zero bytes follow the stop position, in its file or in a later one
     dirty: bool
-    #: a valid record starts somewhere behind the stop position
+    #: a valid record starts somewhere after the stop position
     later_valid: bool
 
 
 @dataclass(frozen=True)
-class Row:
+class RecoveryRow:
     """One row: None matches either value."""
 
     name: str
@@ -74,7 +74,7 @@ class Row:
     dirty: bool | None
     later_valid: bool | None
     decision: Decision
-    #: what physically can have happened
+    #: the physical event that can have caused it
     cause: str
 
     def matches(self, facts: Facts) -> bool:
@@ -91,34 +91,34 @@ class Row:
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[RecoveryRow, ...] = (
     # name own boot synced appended dirty later
-    Row("A", True, None, True, None, None, None, Decision.CORRUPT,
+    RecoveryRow("A", True, None, True, None, None, None, Decision.CORRUPT,
         "Synced bytes do not come back: the disk lost or changed what it had confirmed."),
-    Row("B", True, True, False, True, None, None, Decision.CORRUPT,
+    RecoveryRow("B", True, True, False, True, None, None, Decision.CORRUPT,
         "No reboot, so the page cache kept every completed write; the bytes were changed afterwards."),
-    Row("C", True, True, False, False, None, True, Decision.CORRUPT,
+    RecoveryRow("C", True, True, False, False, None, True, Decision.CORRUPT,
         "No reboot and one writer appends in order: nothing valid can stand behind a torn append."),
-    Row("D", True, True, False, False, True, False, Decision.TRUNCATE,
+    RecoveryRow("D", True, True, False, False, True, False, Decision.TRUNCATE,
         "The writer died inside its last pwrite; that append was never published or acknowledged."),
-    Row("E", True, True, False, False, False, False, Decision.KEEP,
+    RecoveryRow("E", True, True, False, False, False, False, Decision.KEEP,
         "The writer ended between appends."),
-    Row("F", True, False, False, None, True, False, Decision.TRUNCATE,
+    RecoveryRow("F", True, False, False, None, True, False, Decision.TRUNCATE,
         "Power loss: parts of an append that no sync confirmed reached the disk, in this file or in a later one."),
-    Row("G", True, False, False, None, False, False, Decision.KEEP,
+    RecoveryRow("G", True, False, False, None, False, False, Decision.KEEP,
         "Power loss with no trace of unsynced bytes behind the end."),
-    Row("H", True, False, False, None, None, True, Decision.TRUNCATE,
+    RecoveryRow("H", True, False, False, None, None, True, Decision.TRUNCATE,
         "Power loss: unsynced blocks reached the disk in any order, so whole records may follow a hole. "
         "No sync confirmed the hole, so nothing behind it was acknowledged as synced."),
-    Row("I", False, None, None, True, None, True, Decision.CORRUPT,
+    RecoveryRow("I", False, None, None, True, None, True, Decision.CORRUPT,
         "Written by RocketMQ, damaged in the middle, or with leftovers of its own cut that its queues may know. Stock "
         "would cut everything behind it; we cannot tell an acknowledged record from a leftover, so we do not."),
-    Row("L", False, None, None, False, None, True, Decision.TRUNCATE,
+    RecoveryRow("L", False, None, None, False, None, True, Decision.TRUNCATE,
         "Written by RocketMQ and stopped in order: no consume queue knows a record behind the end, so these are "
         "leftovers of its own un-zeroed cut."),
-    Row("J", False, None, None, None, True, False, Decision.TRUNCATE,
+    RecoveryRow("J", False, None, None, None, True, False, Decision.TRUNCATE,
         "Written by RocketMQ, torn tail of a crash (or its own un-zeroed truncation leftovers)."),
-    Row("K", False, None, None, None, False, False, Decision.KEEP,
+    RecoveryRow("K", False, None, None, None, False, False, Decision.KEEP,
         "Written by RocketMQ, ends in zeros."),
 )
 
@@ -126,8 +126,8 @@ ROWS: tuple[Row, ...] = (
 # fmt: on
 
 
-#: what no table need decide: nobody can tell what stood there
-UNREADABLE = Row(
+#: outside of the table: the content of unreadable bytes cannot be known
+UNREADABLE = RecoveryRow(
     "U",
     None,
     None,
@@ -140,7 +140,7 @@ UNREADABLE = Row(
 )
 
 
-def decide(facts: Facts) -> Row:
+def decide(facts: Facts) -> RecoveryRow:
     """The one row that answers these facts.
 
     Source: `ROWS`; tests/store/test_recovery_table.py enumerates every combination.
@@ -155,9 +155,9 @@ def written_until(view: memoryview, base: int, walk: Walk, believed: int) -> int
     """How many records of a walk are believed: those before the first that was not written to its end.
 
     `believed`: chain units vouch for all bytes below. Of the others only the body has a CRC; header and lengths
-    cannot be lost without the walk noticing, a topic or properties can. What was never written shows as zeros, since
-    files are made of zeros and every cut restores them: a piece of a topic or of properties that is zero up to the
-    record's end, or over all that a sector holds of the record, was lost. No topic has a zero byte, and no
+    cannot be lost without the walk noticing, a topic or properties can. Bytes that were never written show as zeros,
+    since files are made of zeros and every cut restores them: a piece of a topic or of properties that is zero up to
+    the record's end, or over all that a sector holds of the record, was lost. No topic has a zero byte, and no
     properties that we write end with one.
     """
     first = int(np.searchsorted(walk.positions, believed))

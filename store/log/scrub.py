@@ -1,8 +1,8 @@
-"""Reads what is stored again and again, a little at a time, and compares it with the chain's CRCs.
+"""Reads all stored bytes again and again, a little at a time, and compares them with the chain's CRCs.
 
-Rot shows itself at a read; what nobody reads rots unseen, and with it the copy that could have mended it. RocketMQ has
-nothing like it: body CRCs are compared at a crash only. Bytes in the page cache are not read from the disk; what is old
-enough to matter is seldom there, and `from_disk` sends away what is.
+Bit rot shows at a read. Bytes that are never read rot unseen, and so may the copy that could have mended them. RocketMQ
+has nothing like this: it compares body CRCs after a crash only. Bytes in the page cache are not read from the disk;
+what is old enough to matter is seldom there, and `from_disk` sends away what is.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from typing import Any
 
 from raymq.store.checksum import crc32c
 from raymq.store.clock import Clock
-from raymq.store.errors import Corrupt, RayMQError, Rejected
+from raymq.store.errors import Corrupt, RayMQError
 from raymq.store.files import NOT_TRIED, READABLE, Files
-from raymq.store.tools.read_only import ReadOnlyStore
 
 from .chain import ChainReader, ChainUnit
 from .commit_log import CommitLog
-from .marks import read_marks
-from .segment_paths import find_segment, list_segments, other_directories
+from .segment_paths import find_segment
 
-#: a pass over little is no quicker than it need be, and not slower than this, bytes a second
+#: a pass over a small log reads no quicker than needed, but at least so many bytes per second
 LEAST_BYTES_PER_S = 8 << 20
 #: a log in which nothing is synced yet is looked at again after this
 EMPTY_WAIT_S = 10.0
@@ -46,8 +44,8 @@ COVERED = "the chain covers the log"
 
 
 @dataclass
-class Counters:
-    """What was done since this object was made; totals, for metrics."""
+class ScrubCounters:
+    """Totals since this object was made, for metrics."""
 
     bytes: int = 0
     units: int = 0
@@ -57,7 +55,7 @@ class Counters:
 
 @dataclass
 class _State:
-    """What is remembered in a file."""
+    """The state that a file keeps from start to start."""
 
     position: int = 0
     #: when the last whole pass ended, 0: never
@@ -74,8 +72,8 @@ STEP_BYTES = 1 << 20
 class Scrub:
     """The walk over one log. One thread calls `step` or `run`; any may read the counters.
 
-    Only bytes below `limit()` are read: those that are synced and never change again. A fault stops nothing: who reads
-    these records is told by their own CRCs, or by nobody.
+    Only bytes below `limit()` are read: those that are synced and never change again. A fault stops nothing: reads of
+    these records compare the records' own body CRCs.
     """
 
     def __init__(
@@ -116,10 +114,10 @@ class Scrub:
         self._saved_at = self._state.position
         #: units to come, the next one last
         self._units: list[ChainUnit] = []
-        #: where no unit began when it was come to last
+        #: the last position at which no unit began
         self._gap = -1
         self._wake = threading.Event()
-        self.counters = Counters()
+        self.counters = ScrubCounters()
         #: found, and not read well since
         self.faults: list[Corrupt] = [
             Corrupt(item["message"], **item["fields"]) for item in self._state.faults
@@ -149,7 +147,7 @@ class Scrub:
         return min(self._bytes_per_s, max(LEAST_BYTES_PER_S, needed))
 
     def too_slow(self) -> str | None:
-        """What to do when a pass over so large a log takes too long; None when it does not."""
+        """Advice when a pass over so large a log takes too long; None when it does not."""
         whole = self._log_bytes()
         if (
             not self._bytes_per_s
@@ -174,7 +172,7 @@ class Scrub:
     def step(self) -> float:
         """Read and compare one append unit. Returns: seconds to wait until the next step, below 0 when it took longer.
 
-        What the disk does not give back is a fault, and the pass goes on behind it.
+        Bytes that the disk does not give back are a fault, and the pass goes on after them.
         Raises: OSError where it is not the disk that fails; the position stays.
         """
         now = self._clock.now_ms()
@@ -184,7 +182,7 @@ class Scrub:
             return (due - now) / 1000
         if position >= self._limit():
             if not self._state.position:
-                # Nothing to read is no pass: what is put now would wait for the next one.
+                # An empty log does not count as a pass: new records would wait for the next one.
                 return EMPTY_WAIT_S
             self._end_pass()
             return self._pause_ms / 1000
@@ -224,7 +222,7 @@ class Scrub:
         return self.faults
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Walk until told to stop: a thread of whoever has the store open. A disk that fails is asked again."""
+        """Walk until `stopping`: the body of a thread. A disk that fails is tried again."""
         owed_s = 0.0
         while not stopping():
             try:
@@ -237,7 +235,7 @@ class Scrub:
                 wait_s = _WAIT_S * 12
                 # A lack of descriptors or memory says nothing of the disk.
                 if not (isinstance(error, OSError) and error.errno in NOT_TRIED):
-                    # What cannot be told now is met again at the next try.
+                    # A fault that cannot be reported now is found again at the next try.
                     with contextlib.suppress(OSError, RayMQError):
                         self._report(self.position, f"cannot be read: {error}", READABLE)
             deadline = self._clock.monotonic() + wait_s
@@ -247,7 +245,7 @@ class Scrub:
         self.close()
 
     def wake(self) -> None:
-        """Look at `stopping` now."""
+        """Check `stopping` now."""
         self._wake.set()
 
     def close(self) -> None:
@@ -294,7 +292,7 @@ class Scrub:
             again.close()
 
     def _read(self, unit: ChainUnit) -> bytes | None:
-        """The bytes of a unit; None when its file was deleted meanwhile.
+        """The bytes of a unit; None when its file has been deleted.
 
         Raises: Corrupt naming the first byte that the disk does not give back.
         """
@@ -330,7 +328,7 @@ class Scrub:
 
     def _report(self, offset: int, detail: str, rule: str, **fields: Any) -> None:
         if offset < self._start():
-            # Deleted meanwhile: zeroed for its next use, or without its part of the chain.
+            # The file has been deleted: zeroed for its next use, or without its part of the chain.
             return
         segment = offset // self._size * self._size
         path = find_segment(self._root / "commitlog", segment, files=self._files)
@@ -351,7 +349,7 @@ class Scrub:
     def _end_pass(self) -> None:
         self.counters.passes += 1
         self._state.position = 0
-        # What was deleted since is nobody's damage any more.
+        # Damage of deleted files is over.
         self.faults = [f for f in self.faults if f.fields["offset"] >= self._start()]
         self._state.passed_ms = self._clock.now_ms()
         self._save()
@@ -393,46 +391,8 @@ def scrub_of_log(log: CommitLog, *, on_fault: Callable[[Corrupt], None]) -> Scru
         files=log.files,
         clock=log.clock,
         bytes_per_s=config.scrub_bytes_per_s,
-        # As long as it may take for reading, as long for what comes between.
+        # Half of the interval is for reading, half for the pause.
         pause_ms=interval_ms // 2,
         pass_ms=max(1, interval_ms // 2),
         on_fault=on_fault,
-    )
-
-
-def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scrub:
-    """A scrub of a store that somebody else may have open, or nobody. It reads from the disk, past the page cache.
-
-    Raises: Rejected when `root` is no store, or has no chain yet.
-    """
-    files = files or Files()
-    store = ReadOnlyStore(root, files)
-    size = store.segment_size_bytes
-    store.close()
-    if not store.own or not size or not files.exists(root / "raymq" / "chain"):
-        raise Rejected(
-            f"{root} has no chain to compare with: a store of RocketMQ gets it at its first start here; "
-            "`raymq store verify` checks its body CRCs",
-            field="DIR",
-            limit="a store that RayMQ has opened",
-        )
-
-    def start() -> int:
-        directories = [root / "commitlog", *other_directories(root, files=files)]
-        names = [path.name for path in list_segments(directories, files=files)]
-        return int(names[0]) if names else 0
-
-    def limit() -> int:
-        return read_marks(root / "raymq" / "marks", files=files).synced_end
-
-    return Scrub(
-        root,
-        size,
-        start=start,
-        limit=limit,
-        files=files,
-        bytes_per_s=bytes_per_s,
-        pause_ms=0,
-        memory="scrub-command",
-        from_disk=True,
     )

@@ -1,7 +1,7 @@
 """Where the files of one commit log are: in one directory, or spread over several disks.
 
-`raymq/paths` names the directories beside `commitlog/`, so that flush satellites and tools find every file without
-being told. It must import neither pyarrow nor numpy: flush satellites use it.
+`raymq/paths` names the directories beside `commitlog/`, so that flush satellites and tools find every file by
+themselves. It must import neither pyarrow nor numpy: flush satellites use it.
 Source: MultiPathMappedFileQueue, RocketMQ 5.3.3.
 """
 

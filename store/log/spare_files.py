@@ -1,7 +1,7 @@
 """Deleted commit log files that become future ones: their blocks are there and were written before.
 
 A file is one of these only after its name is gone from the log for good. It is zeroed after its last reader is gone,
-and used again after the zeros are synced. A start deletes what it finds here: a spare has no content.
+and used again after the zeros are synced. A start deletes all spares: they have no content.
 RocketMQ gives a file's memory back, never the file.
 """
 
@@ -24,7 +24,7 @@ class Spare:
     """One file on its way from a log's past to its future."""
 
     path: Path
-    #: whether the last reader of what it was is gone
+    #: whether the last reader of its old content is gone
     unread: Callable[[], bool]
     #: zeros up to here; -1: zeroed and synced
     zeroed: int = 0
@@ -56,9 +56,9 @@ class SpareFiles:
         self._spares.append(Spare(path, unread))
 
     def step(self) -> bool:
-        """Zero a piece of a file that nobody reads any more. Returns: whether there may be more at once.
+        """Zero a piece of a file that has no reader any more. Returns: whether there may be more at once.
 
-        Raises: OSError; then that file is no spare any more.
+        Raises: OSError; then that file is dropped.
         """
         for spare in self._spares:
             if spare.zeroed >= 0 and spare.unread():

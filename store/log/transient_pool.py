@@ -1,6 +1,6 @@
 """The transient store pool: shared memory through which appends pass on their way into the log's files.
 
-One file in /dev/shm a store, native byte order (it never leaves the machine). Log offset o lies at byte
+One file in /dev/shm per store, native byte order (it never leaves the machine). Log offset o lies at byte
 4096 + o modulo the pool's size; the header's 8-byte words have one writer, CommitLog:
 
     0  magic              4  id, also the end of the file's name
@@ -10,9 +10,9 @@ One file in /dev/shm a store, native byte order (it never leaves the machine). L
     8  committed: bytes below are in the files, and their room here may be used again
     9  hole: from this offset to the end of its commit log file there is nothing to write; 0: no hole
 
-The hole is what lies behind a blank record: it may be larger than the pool, and the file has zeros there.
+The hole is the space after a blank record: it may be larger than the pool, and the file has zeros there.
 Kill any process: the pool stays, and the next CommitLog writes [committed, appended) of it into the files before
-it recovers. The end of the machine, or of its /dev/shm, takes what was not committed.
+it recovers. The end of the machine, or of its /dev/shm, takes the bytes that were not committed.
 
 Source: TransientStorePool, RocketMQ 5.3.3: there five locked buffers of a whole file each, private to the process
 and so lost with it. Imports neither pyarrow nor numpy: CommitRealTime uses it.
@@ -124,7 +124,7 @@ class TransientPool(PoolReader):
         *,
         files: Files,
     ) -> TransientPool:
-        """A new, empty pool; what other pools this replica had are removed.
+        """A new, empty pool; other pools of this replica are removed.
 
         Raises: StorageFull, with the numbers, when /dev/shm has no room; nothing is left there then.
         """
@@ -195,7 +195,7 @@ class TransientPool(PoolReader):
         self._words[_HOLE] = offset
 
     def write(self, offset: int, data: Any) -> None:
-        """Store log bytes; the caller has seen to the room. By pwrite, which lets other threads run meanwhile."""
+        """Store log bytes; the caller has made room. By pwrite, during which other threads run."""
         data = memoryview(data).cast("B")
         at = offset % self.size_bytes
         first = min(len(data), self.size_bytes - at)

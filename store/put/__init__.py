@@ -1,1 +1,1 @@
-"""The way of messages into the log: doors, checks, the put lock, groups that stand or fall together."""
+"""Puts: checks, hooks, the append under the put lock, groups of messages that are stored together or not at all."""

@@ -1,7 +1,7 @@
 """Single messages that need not wait for each other: they are gathered while the append before them is under way.
 
-Source: DefaultMessageStore#asyncPutMessage, RocketMQ 5.3.3, which appends each by itself under the put lock; here the
-unit of work is a batch (design D3), so single ones become one, without a linger.
+Source: DefaultMessageStore#asyncPutMessage, RocketMQ 5.3.3, which appends each by itself under the put lock. Here
+the unit of work is a batch, so single messages are gathered into one, without a linger.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Gathered:
 
 
 class AsyncAppend:
-    """The answer to one message, when it comes."""
+    """The answer to one message, once it is there."""
 
     __slots__ = ("_gathered", "_row")
 
@@ -198,7 +198,7 @@ class AsyncPut:
             self._append_each(gathered)
 
     def _append_each(self, gathered: _Gathered) -> None:
-        """Nothing was stored: one by one, so that only what is wrong is refused."""
+        """Store the messages of a refused batch one by one, so that only the wrong ones are refused."""
         if len(gathered.bodies) > 1:
             for one in gathered.split():
                 self._append(one)
@@ -215,7 +215,7 @@ class AsyncPut:
             gathered.done.set()
 
     def close(self) -> None:
-        """Store what was handed over, and end."""
+        """Store the queued messages, and end."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

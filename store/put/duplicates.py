@@ -1,7 +1,7 @@
-"""Where a row stands that its producer sends again when the state has forgotten the place (design D7).
+"""Finds the stored row that a producer sends again, where the state has forgotten its place.
 
 Sequences and queue offsets of one producer grow together. So a row between two runs that the state still has is
-found by bisection over the consume queue, reading the stamps of records; what is not dispatched yet is found by
+found by bisection over the consume queue, reading the stamps of records; a row that is not dispatched yet is found by
 a walk over the end of the log. No lock is held, and no more is read at once than the ack path can wait for.
 """
 
@@ -16,7 +16,7 @@ from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.producer_table import UNKNOWN_OFFSET, Found, ProducerQueue
+from raymq.store.producer_table import UNKNOWN_OFFSET, FoundRun, ProducerQueue
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.records.producer_stamp import STAMP_BYTES, read_column
 from raymq.store.records.record_walk import Layout, gather, layout
@@ -34,7 +34,6 @@ SLICE_MS_LOW, SLICE_MS_HIGH = 0.25, 1.0
 _STAMP = np.dtype(f"V{STAMP_BYTES}")
 _INT = np.dtype(">i4")
 _LONG = np.dtype(">i8")
-_QUEUE_ID_OFFSET, _QUEUE_OFFSET_OFFSET = 12, 20
 
 
 class OwnRows(NamedTuple):
@@ -60,11 +59,11 @@ class Search:
     def find(
         self, sequence: int, entry: ProducerQueue, queue: ConsumeQueue | None, dispatched: int
     ) -> int:
-        """The queue offset of the row with this sequence; UNKNOWN_OFFSET when the log has it no more, or
-        damage hides it.
+        """The queue offset of the row with this sequence; UNKNOWN_OFFSET when the log has deleted it,
+        or damage hides it.
 
-        Args: `dispatched`, read before the queue: what is not in its units stands in the log behind it.
-        Raises: Unavailable when the store is closed meanwhile.
+        Args: `dispatched`, read before the queue: rows that are not in its units are in the log after it.
+        Raises: Unavailable when the store is being closed.
         """
         hint = entry.found
         low, high = entry.span_of(sequence)
@@ -83,16 +82,16 @@ class Search:
                     at = max(at, hint.end)
                 found = self._in_log(at, self._log.committed, sequence)
         except Corrupt:
-            # The row is stored; what tells its place cannot be read.
+            # The row is stored, but its unit or record cannot be read.
             return UNKNOWN_OFFSET
         if found is None:
             return UNKNOWN_OFFSET
         entry.found = found
         return found.first_offset
 
-    def _in_units(self, queue: ConsumeQueue, low: int, high: int, sequence: int) -> Found | None:
+    def _in_units(self, queue: ConsumeQueue, low: int, high: int, sequence: int) -> FoundRun | None:
         """Bisect units [low, high). Rows of others between ours cost time, at most once each."""
-        # The first look is at the low end: what is sent again is sent in order.
+        # The first look is at the low end: rows are sent again in order.
         at = low
         while low < high:
             own = self._next_own(queue, at, high)
@@ -135,7 +134,7 @@ class Search:
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         size = self._log.config.segment_size_bytes
-        # The log may have the first of these records no more, and a blank stands for none.
+        # The log may have deleted the first of these records, and a blank unit has none.
         rows = np.flatnonzero(
             (positions >= self._log.start)
             & (sizes >= fmt.RECORD_MIN_BYTES)
@@ -149,7 +148,7 @@ class Search:
         rows = rows[own]
         return OwnRows(first_offset + rows, sequences[own], positions[rows] + sizes[rows])
 
-    def _in_log(self, position: int, end: int, sequence: int) -> Found | None:
+    def _in_log(self, position: int, end: int, sequence: int) -> FoundRun | None:
         """Walk log[position, end), which begins at a record."""
         size = self._log.config.segment_size_bytes
         while position < end:
@@ -173,14 +172,14 @@ class Search:
     def _own_records(self, view: memoryview, base: int, walk: record.Walk) -> OwnRows:
         where = walk.positions - base
         own, sequences, parts = self._stamps(view, where, walk.sizes)
-        own &= gather(view, where + _QUEUE_ID_OFFSET, _INT) == self._queue_id
+        own &= gather(view, where + fmt.QUEUE_ID_AT, _INT) == self._queue_id
         own &= parts.topic_end - parts.topic_start == len(self._topic)
         rows = np.flatnonzero(own)
         if len(rows):
             topic = np.dtype(f"V{len(self._topic)}")
             names = gather(view, parts.topic_start[rows], topic).view(np.uint8)
             rows = rows[(names.reshape(len(rows), -1) == self._topic).all(axis=1)]
-        offsets = gather(view, where[rows] + _QUEUE_OFFSET_OFFSET, _LONG).astype(np.int64)
+        offsets = gather(view, where[rows] + fmt.QUEUE_OFFSET_AT, _LONG).astype(np.int64)
         return OwnRows(offsets, sequences[rows], walk.positions[rows] + walk.sizes[rows])
 
     def _stamps(
@@ -205,11 +204,11 @@ class Search:
             self._rows = min(SLICE_ROWS_MAX, self._rows * 2)
 
 
-def _run_at(own: OwnRows, sequence: int) -> Found | None:
-    """The row with this sequence and the rows behind it that follow it without a gap."""
+def _run_at(own: OwnRows, sequence: int) -> FoundRun | None:
+    """The row with this sequence and the rows that follow it without a gap."""
     row = int(np.searchsorted(own.sequences, sequence))
     if row == len(own.sequences) or own.sequences[row] != sequence:
         return None
     together = (np.diff(own.offsets[row:]) == 1) & (np.diff(own.sequences[row:]) == 1)
     count = 1 + (len(together) if together.all() else int(together.argmin()))
-    return Found(sequence, count, int(own.offsets[row]), int(own.ends[row + count - 1]))
+    return FoundRun(sequence, count, int(own.offsets[row]), int(own.ends[row + count - 1]))

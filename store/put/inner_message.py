@@ -1,7 +1,7 @@
-"""Messages that the store itself puts: any topic and queue, any field; several may stand or fall together.
+"""Messages that the store itself puts: any topic and queue, any field. A group is stored whole or not at all.
 
 Delay levels, timers, transactions and retries move a message on and note in the same append that they did, so that
-a crash never delivers it twice or not at all (RocketMQ does both: reference 10.1, 10.2).
+a crash never delivers it twice or not at all (RocketMQ does both).
 Source: MessageExtBrokerInner, RocketMQ 5.3.3.
 """
 
@@ -22,14 +22,12 @@ from raymq.store.records.producer_stamp import STAMP_NAME, without_stamp
 from raymq.store.state import INTERNAL_QUEUE, INTERNAL_TOPIC, PROGRESS
 
 _LONG = struct.Struct(">q")
-_QUEUE_OFFSET_AT, _PHYSICAL_OFFSET_AT, _BORN_HOST_AT = 20, 28, 48
-_TRANSACTION_MASK, _NO_QUEUE = 0xC, (0x4, 0xC)
 _END_DIGITS = 20
 
 
 @dataclass(frozen=True)
 class InnerMessage:
-    """One message to put, as it will stand in the log. Times in ms."""
+    """One message to put, as the log will have it. Times in ms."""
 
     topic: str
     queue_id: int
@@ -46,7 +44,7 @@ class InnerMessage:
     properties_text: bytes | None = None
 
 
-class Progress(NamedTuple):
+class ServiceProgress(NamedTuple):
     """How far a service of the store came: part of the shard's state (`ShardState.progress`)."""
 
     service: str
@@ -55,7 +53,7 @@ class Progress(NamedTuple):
 
 
 class PreparedInner:
-    """A message encoded but for what the put lock gives: queue offset, physical offset, store time."""
+    """A message encoded but for the fields that need the put lock: queue offset, physical offset, store time."""
 
     def __init__(self, message: InnerMessage, *, store_host: tuple[str, int]) -> None:
         """Raises: Rejected when properties or topic are too long, or a property has a separator in it."""
@@ -63,12 +61,12 @@ class PreparedInner:
         if message.properties_text is not None:
             self.properties = without_stamp(message.properties_text)
         else:
-            # A producer's stamp counts where the producer put it: what is moved on is no row of its any more.
+            # A producer's stamp counts only in the producer's own record: a moved message is not a row of its sequence.
             self.properties = props.encode(
                 {name: value for name, value in message.properties.items() if name != STAMP_NAME}
             )
         #: False: prepared or rolled back; it belongs to no queue and its queue offset is 0
-        self.queued = message.sys_flag & _TRANSACTION_MASK not in _NO_QUEUE
+        self.queued = message.sys_flag & fmt.SYS_TRANSACTION_MASK not in fmt.SYS_UNQUEUED
         born_host = message.born_host or store_host
         self._data = bytearray(
             record.encode_record(
@@ -85,7 +83,7 @@ class PreparedInner:
                 prepared_transaction_offset=message.prepared_transaction_offset,
             )
         )
-        self._store_time_at = _BORN_HOST_AT + len(fmt.pack_host(*born_host))
+        self._store_time_at = fmt.BORN_HOST_AT + len(fmt.pack_host(*born_host))
 
     @property
     def size(self) -> int:
@@ -96,8 +94,8 @@ class PreparedInner:
         self, *, queue_offset: int, physical_offset: int, store_time_ms: int
     ) -> bytes | bytearray:
         """The record."""
-        _LONG.pack_into(self._data, _QUEUE_OFFSET_AT, queue_offset if self.queued else 0)
-        _LONG.pack_into(self._data, _PHYSICAL_OFFSET_AT, physical_offset)
+        _LONG.pack_into(self._data, fmt.QUEUE_OFFSET_AT, queue_offset if self.queued else 0)
+        _LONG.pack_into(self._data, fmt.PHYSICAL_OFFSET_AT, physical_offset)
         _LONG.pack_into(self._data, self._store_time_at, store_time_ms)
         return self._data
 
@@ -109,7 +107,9 @@ class PreparedInner:
 class PreparedProgress(PreparedInner):
     """The record that a group begins with. It says where the group ends: half a group is none."""
 
-    def __init__(self, progress: Progress, *, now_ms: int, store_host: tuple[str, int]) -> None:
+    def __init__(
+        self, progress: ServiceProgress, *, now_ms: int, store_host: tuple[str, int]
+    ) -> None:
         """Args: `now_ms` is its born time."""
         text = json.dumps(
             {"service": progress.service, "set": dict(progress.values)}, separators=(",", ":")

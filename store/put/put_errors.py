@@ -1,4 +1,4 @@
-"""How the answers of a put in RocketMQ's names and our errors stand for each other (design D11).
+"""The mapping between RocketMQ's put statuses and RayMQ's errors.
 
 The table for people is in docs/operating.md.
 """
@@ -17,7 +17,7 @@ from raymq.store.errors import (
 )
 from raymq.store.status import PutStatus
 
-#: what a status is raised as; PUT_OK is no error
+#: the error that each status is raised as; PUT_OK is not an error
 ERRORS: dict[PutStatus, type[RayMQError]] = {
     # Stored, but not as promised in time: these count as sent in RocketMQ.
     PutStatus.FLUSH_DISK_TIMEOUT: DeliveryUnknown,
@@ -46,7 +46,7 @@ def error_of(status: PutStatus, message: str, **fields: Any) -> RayMQError:
 
 
 def status_of(error: BaseException) -> PutStatus:
-    """What RocketMQ would answer where a put raises `error`."""
+    """RocketMQ's answer to a put that raises `error` here."""
     if not isinstance(error, RayMQError):
         return PutStatus.UNKNOWN_ERROR
     said = error.fields.get("status")

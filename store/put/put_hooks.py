@@ -1,4 +1,4 @@
-"""What looks at messages on their way into the store, and what is told of them.
+"""Hooks that see messages on their way into the store, and the results of their puts.
 
 Source: PutMessageHook (before: delay levels, timers, checks) and SendMessageHook (after), RocketMQ 5.3.3.
 """
@@ -6,17 +6,19 @@ Source: PutMessageHook (before: delay levels, timers, checks) and SendMessageHoo
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from raymq.store.errors import Rejected
 from raymq.store.records.record_check import check_columns
 from raymq.store.records.record_row import Row
 from raymq.store.requests import Append, PutRequest
+from raymq.store.state import TopicInfo
 from raymq.store.status import PutStatus
 
 from .inner_message import InnerMessage
 
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
 
 class PutHook:
@@ -36,7 +38,7 @@ class PutHook:
         return message
 
     def after_put(self, message: InnerMessage, status: PutStatus) -> None:
-        """The message, as it was stored or refused, and how. What this raises is logged and changes nothing."""
+        """Called with the message as it was stored or refused, and the status. Exceptions are only logged."""
 
     def before_batch(self, request: PutRequest) -> PutRequest:
         """The columns to store in their place: the same, or others with as many rows for the same queue.
@@ -47,15 +49,28 @@ class PutHook:
         return request
 
     def after_batch(self, request: PutRequest, append: Append | None) -> None:
-        """Where the columns stand; None: they were refused, or stored in part. What this raises is logged.
+        """Called with the place of the columns; None: they were refused, or stored in part. Exceptions are logged.
 
-        Not told of columns that were checked and still waited to be appended when their shard stopped writing.
-        The flush and the replicas come after it, other than for `after_put`.
+        Not called for columns that still waited to be appended when their shard stopped writing. Unlike `after_put`, it
+        is called before the flush and the replicas.
+        """
+
+
+class TopicGuard(Protocol):
+    """Opens one system topic to the columns that users put: checks all that a put to it must satisfy."""
+
+    #: the largest record that may go there
+    record_bytes_max: int
+
+    def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
+        """Refuse columns that the topic cannot take. Their schema and lengths were checked before.
+
+        Raises: Rejected, Unavailable; then nothing is stored.
         """
 
 
 def before_batch(hooks: Sequence[PutHook], request: PutRequest) -> PutRequest:
-    """What every hook makes of columns. Raises: what a hook raises; Rejected for what would break sequences."""
+    """Columns after every hook. Raises: the error of a hook; Rejected for a change that would break sequences."""
     checked = isinstance(request.batch, Row)
     for hook in hooks:
         if type(hook).before_batch is PutHook.before_batch:
@@ -78,10 +93,10 @@ def before_batch(hooks: Sequence[PutHook], request: PutRequest) -> PutRequest:
 
 
 def after_batch(hooks: Sequence[PutHook], request: PutRequest, append: Append | None) -> None:
-    """Tell every hook."""
+    """Call every hook."""
     for hook in hooks:
         try:
             hook.after_batch(request, append)
         except Exception:
-            # Advisory: what is stored stays stored.
-            log.exception("put hook %s", hook.name)
+            # The message stays stored.
+            logger.exception("put hook %s", hook.name)

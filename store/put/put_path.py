@@ -1,4 +1,4 @@
-"""The way of a put into the log: check, encode, lock, number, append (design section 3).
+"""One put: check, encode, lock, number, append.
 
 Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
 """
@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import record
-from raymq.store.compaction.units import check_keys
-from raymq.store.delay.delay_hook import DelayHook
-from raymq.store.delay.delay_levels import TIMER_TOPIC
-from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
-from raymq.store.delay.timer_put import check_timer_put
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from raymq.store.failpoints import fail_point
-from raymq.store.index.index_keys import keyed_rows
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.producer_table import UNKNOWN_OFFSET
+from raymq.store.put_lock import PutLock
 from raymq.store.queues.consume_queues import ConsumeQueues
-from raymq.store.queues.dispatch import Dispatch, Pending
+from raymq.store.queues.dispatch import Dispatch, UndispatchedUnit
+from raymq.store.records.key_check import check_keys
+from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.requests import Append, PutRequest
 from raymq.store.running_flags import BLOCKS_PUTS, RunningFlags
@@ -43,13 +41,13 @@ from raymq.store.status import PutStatus
 from raymq.store.topics import check_target
 
 from .duplicates import Search
-from .inner_message import InnerMessage, PreparedInner, PreparedProgress, Progress
-from .put_hooks import PutHook, after_batch, before_batch
-from .put_lock import PutLock
+from .inner_message import InnerMessage, PreparedInner, PreparedProgress, ServiceProgress
+from .put_hooks import PutHook, TopicGuard, after_batch, before_batch
 
 logger = logging.getLogger("raymq.store")
 
 Prepared = record.Prepared | record.PreparedRow
+Int64s = npt.NDArray[np.int64]
 
 #: of the log's bytes at most one in so many is a snapshot's
 SNAPSHOT_SHARE = 64
@@ -67,7 +65,7 @@ class CheckedPut(NamedTuple):
 
 
 class PutPath:
-    """What puts pass through. Callers: any thread; the put lock orders them."""
+    """Checks and appends puts. Callers: any thread; the put lock orders them."""
 
     def __init__(
         self,
@@ -80,12 +78,12 @@ class PutPath:
         flags: RunningFlags,
         stats: StoreStats,
         hooks: list[PutHook],
-        delays: DelayHook,
+        guards: Mapping[str, TopicGuard],
     ) -> None:
         self._log = log
         self._config = log.config
         self._clock = log.clock
-        #: what records are stamped with
+        #: store times of records
         self.stamps = StampClock(log.clock)
         self._state = state
         self._queues = queues
@@ -94,7 +92,8 @@ class PutPath:
         self._flags = flags
         self._stats = stats
         self._hooks = hooks
-        self._delays = delays
+        #: system topics that users may put columns to, and their checks
+        self._guards = guards
         self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self._record_bytes_max = log.config.record_bytes_max
         self.epoch = 0
@@ -107,11 +106,11 @@ class PutPath:
         self.group = (0, 0)
 
     def put(self, request: PutRequest) -> Append:
-        """Check and append one batch of one queue; see `check` and `append`."""
+        """Check and append one batch of one queue."""
         return self.append(self.check(request))
 
     def check(self, request: PutRequest) -> CheckedPut:
-        """All of a put that needs no lock: check the whole batch, encode what can be.
+        """The part of a put that needs no lock: check the whole batch and encode it.
 
         Raises: Rejected, Unavailable, StorageFull; nothing was stored.
         """
@@ -145,23 +144,16 @@ class PutPath:
             )
 
     def _check(self, request: PutRequest) -> CheckedPut:
-        timer = request.topic == TIMER_TOPIC
-        if not timer:
+        guard = self._guards.get(request.topic)
+        if guard is None:
             check_target(request.topic, request.queue_id, self._state.topics)
         row = record.check_put(
             request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
         )
         if row is None and not request.batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
-        if timer:
-            check_timer_put(
-                request.queue_id,
-                request.batch,
-                topics=self._state.topics,
-                config=self._config,
-                now_ms=self._clock.now_ms(),
-                waiting=self._delays.waiting,
-            )
+        if guard is not None:
+            guard.check_batch(request, self._state.topics)
         elif self._state.topics[request.topic].compacted:
             check_keys(request.topic, request.batch)
         stamp = None
@@ -175,8 +167,9 @@ class PutPath:
             store_host=self._config.store_host,
             row=row,
         )
-        self._check_sizes(prepared, timer=timer)
-        # The offsets of duplicates are searched here, where nobody else waits for it.
+        limit = self._record_bytes_max if guard is None else guard.record_bytes_max
+        self._check_sizes(prepared, limit)
+        # The offsets of duplicates are searched here, because no other put waits for it.
         plain = row is not None and not row.properties
         waits = plain or record.waits(row or request.batch)
         return CheckedPut(request, prepared, self._originals(request), waits)
@@ -186,7 +179,7 @@ class PutPath:
 
         Raises: Rejected for a gap in the sequences, Fenced, StorageFull, Unavailable, OSError; nothing was stored.
         DeliveryUnknown when the first rows are stored and the next ones could not be: `append` says what is.
-        Source: CommitLog#asyncPutMessages; the order of steps is design section 3.
+        Source: CommitLog#asyncPutMessages; the order of the steps is RocketMQ's.
         """
         lock = self._lock
         with lock.mutex:
@@ -204,14 +197,14 @@ class PutPath:
         return appended
 
     def _settled(self, checked: CheckedPut, appended: Append) -> Append:
-        """With the offsets of what was stored before."""
+        """The answer, with the offsets of rows that were stored before."""
         if not checked.waits:
             appended = appended._replace(waits=False)
         if not appended.duplicates:
             return appended
         first, last = checked.originals
         if first == UNKNOWN_OFFSET or (last == UNKNOWN_OFFSET and appended.last_offset < 0):
-            # It became a duplicate after the check, or the log has it no more.
+            # It became a duplicate after the check, or the log has deleted it.
             first, last = self._originals(checked.request)
         return appended._replace(
             first_offset=first,
@@ -251,7 +244,7 @@ class PutPath:
         return appended._replace(count=count, duplicates=skip, last_offset=last_offset)
 
     def _originals(self, request: PutRequest) -> tuple[int, int]:
-        """Where the batch's first and last rows were stored; UNKNOWN_OFFSET for one that was not, or is gone.
+        """The queue offsets of the batch's first and last rows; UNKNOWN_OFFSET for a row that is new or deleted.
 
         Callers: any thread, without the put lock.
         """
@@ -268,15 +261,11 @@ class PutPath:
         first_offset = search.find(first, entry, queue, dispatched)
         return first_offset, search.find(last, entry, queue, dispatched)
 
-    def _check_sizes(self, prepared: Prepared, *, timer: bool = False) -> None:
+    def _check_sizes(self, prepared: Prepared, limit: int) -> None:
         if isinstance(prepared, record.PreparedRow):
             largest = prepared.size
         else:
             largest = int(prepared.sizes.max())
-        limit = self._record_bytes_max
-        if timer:
-            # It is delivered in a group.
-            limit = self._config.group_bytes_max - GROUP_RESERVE_BYTES - ROW_RESERVE_BYTES
         if largest > limit:
             row = int(prepared.sizes.argmax())
             pool = self._config.transient_pool_bytes if self._config.transient_pool else 0
@@ -290,37 +279,26 @@ class PutPath:
             )
 
     def _append(self, prepared: Prepared, request: PutRequest, skip: int) -> Append:
+        """Append rows from `skip` on, cut into append units."""
         log = self._log
         self._begin_segment()
         if isinstance(prepared, record.PreparedRow) and prepared.size <= log.room():
             now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
             return self._append_unit(prepared, request, 0, 1, now)
         ends = np.cumsum(prepared.sizes)
-        total = int(ends[-1])
-        done = int(ends[skip - 1]) if skip else 0
-        log.ensure_room(total - done)
+        log.ensure_room(int(ends[-1]) - (int(ends[skip - 1]) if skip else 0))
         now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         row, count = skip, len(prepared.sizes)
         first: Append | None = None
         try:
             while row < count:
-                room = log.room()
-                limit = min(room, self._config.append_unit_bytes)
-                if total - done <= limit:
-                    stop = count
-                elif limit > 0:
-                    stop = int(np.searchsorted(ends, done + limit, side="right"))
-                else:
-                    stop = row
-                if stop <= row:
-                    if room < int(prepared.sizes[row]):
-                        log.seal(self.epoch)
-                        self._begin_segment()
-                        continue
-                    stop = row + 1
+                stop = self._unit_stop(ends, row)
+                if stop == row:
+                    log.seal(self.epoch)
+                    self._begin_segment()
+                    continue
                 appended = self._append_unit(prepared, request, row, stop, now)
                 first = first or appended
-                done = int(ends[stop - 1])
                 row = stop
         except (OSError, RayMQError) as error:
             if first is None:
@@ -335,6 +313,17 @@ class PutPath:
         require(first is not None, "a batch has a row that is new", skip=skip, count=count)
         return first._replace(count=count, end_offset=log.end)  # type: ignore[union-attr]
 
+    def _unit_stop(self, ends: Int64s, row: int) -> int:
+        """The row after the last one of an append unit that begins with `row`; `row`: the file has no room for it."""
+        room = self._log.room()
+        done = int(ends[row - 1]) if row else 0
+        limit = min(room, self._config.append_unit_bytes)
+        stop = int(np.searchsorted(ends, done + limit, side="right")) if limit > 0 else row
+        if stop > row or int(ends[row]) - done > room:
+            return max(stop, row)
+        # A record larger than a unit goes alone.
+        return row + 1
+
     def _append_unit(
         self, prepared: Prepared, request: PutRequest, row: int, stop: int, now: int
     ) -> Append:
@@ -348,7 +337,7 @@ class PutPath:
         start = log.append(data, self.epoch)
         sizes = prepared.sizes[row:stop]
         self._dispatch.pend(
-            Pending(
+            UndispatchedUnit(
                 start,
                 log.end,
                 request.topic,
@@ -380,11 +369,11 @@ class PutPath:
             self._begin_segment()
 
     def _begin_segment(self) -> None:
-        """See to it that a snapshot of the state stands in a segment before anything else does (D6).
+        """Write a snapshot of the state at the start of each segment, before anything else.
 
-        A broken-off one, of a crash or of a full disk, is followed by a whole one; where that finds no room any
-        more, the segment ends. A state too large for a file is left out: recovery then begins earlier. Within a
-        large segment another one follows now and then, so that recovery reads little however full the segment is.
+        A broken-off snapshot, of a crash or of a full disk, is followed by a whole one. Where that finds no room, the
+        segment ends. A state too large for a file is left out: recovery then begins earlier. A large segment gets
+        further snapshots, so that recovery reads little however full the segment is.
         """
         log, size = self._log, self._config.segment_size_bytes
         while self.headed != log.end - log.end % size:
@@ -453,7 +442,7 @@ class PutPath:
             stamp=None,
             store_host=self._config.store_host,
         )
-        self._check_sizes(prepared)
+        self._check_sizes(prepared, self._record_bytes_max)
         request = PutRequest(INTERNAL_TOPIC, INTERNAL_QUEUE, batch, None, 0, 0, "quorum")
         return CheckedPut(request, prepared)
 
@@ -465,8 +454,8 @@ class PutPath:
     def init_producer(self, producer: int) -> tuple[int, Append]:
         """The next epoch of a producer id, and its record.
 
-        One hold of the lock covers all of it: the limit may drop entries that puts extend, and each call has its epoch
-        for itself.
+        The lock is held throughout: the limit may drop entries that puts extend, and no two calls may get the same
+        epoch.
         Raises: Rejected where the shard remembers as many producers as it may; nothing was stored.
         """
         with self._lock:
@@ -481,23 +470,23 @@ class PutPath:
         return appended
 
     def put_inner(
-        self, messages: Sequence[InnerMessage], *, progress: Progress | None = None
+        self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
     ) -> list[Append]:
-        """Append messages of the store's own services, in order. Returns: one Append a message.
+        """Append messages of the store's own services, in order. Returns: one Append per message.
 
-        With `progress` they and it stand or fall together, across crashes too; several messages need one.
-        Durable: nothing; the flush service syncs.
-        Raises: Rejected when they are too large (`config.record_bytes_max`; several should stay below
-        `config.group_bytes_max`, for other puts wait meanwhile); as `append`. Nothing was stored then.
+        With `progress` they and it are stored together or not at all, across crashes too. Several messages need one.
+                Durable: nothing; the flush service syncs.
+                Raises: Rejected when they are too large (`config.record_bytes_max`; several should stay below
+                `config.group_bytes_max`, because other puts wait for them); as `append`. Nothing was stored then.
         """
         require(progress is not None or len(messages) == 1, "a group has a progress")
         return self._put_together(messages, progress, self._config.record_bytes_max)
 
     def put_batch(self, messages: Sequence[InnerMessage], *, record_bytes_max: int) -> list[Append]:
-        """Append messages that follow each other in one file. Returns: one Append a message.
+        """Append messages that follow each other in one file. Returns: one Append per message.
 
         A crash may leave the first ones only. Durable, Raises: as `put_inner`; also Rejected for a record of more
-        than `record_bytes_max` bytes.
+                than `record_bytes_max` bytes.
         """
         config = self._config
         limit = config.record_bytes_max if len(messages) == 1 else config.group_bytes_max
@@ -506,7 +495,7 @@ class PutPath:
     def _put_together(
         self,
         messages: Sequence[InnerMessage],
-        progress: Progress | None,
+        progress: ServiceProgress | None,
         limit: int,
         record_bytes_max: int | None = None,
     ) -> list[Append]:
@@ -529,7 +518,7 @@ class PutPath:
         total = sum(each.size for each in prepared) + (0 if head is None else head.size)
         if total > limit:
             raise Rejected(
-                f"{len(messages)} messages make {total} bytes of records; what is appended together may have {limit}",
+                f"{len(messages)} messages make {total} bytes of records; those of one append may have {limit}",
                 field="record",
                 limit=limit,
             )
@@ -576,7 +565,7 @@ class PutPath:
         return appends
 
     def _note_inner(self, stored: list[PreparedInner], appends: list[Append]) -> None:
-        """Account for messages that stand in the log now: neighbours of one queue together."""
+        """Account for messages that are in the log now: neighbours of one queue together."""
         keys = [(each.topic, each.queue_id, each.queued) for each in stored]
         first = 0
         for row in range(1, len(keys) + 1):
@@ -592,7 +581,7 @@ class PutPath:
         levels = self._config.delay_levels_ms
         codes = [each.tags_code(first.store_time_ms, levels) for each in stored]
         self._dispatch.pend(
-            Pending(
+            UndispatchedUnit(
                 first.physical_offset,
                 last.physical_offset + stored[-1].size,
                 topic,

@@ -1,1 +1,1 @@
-"""What readers see: consume queues, how they are built, reads and filters."""
+"""Consume queues: how they are built from the log, reads and filters."""

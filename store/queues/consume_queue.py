@@ -1,6 +1,6 @@
-"""The consume queue: 20 bytes a message, from queue offset to place in the log; a cache.
+"""The consume queue: 20 bytes per message, from queue offset to place in the log; a cache.
 
-Source: ConsumeQueue, RocketMQ 5.3.3 (reference 6.1-6.4).
+Source: ConsumeQueue, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .queue_files import OpenFiles, QueueFile, QueueFiles
 Int64s = npt.NDArray[np.int64]
 Units = npt.NDArray[Any]
 
-#: size of a unit that stands for no message: position 0, this, tags code 0
+#: size of a blank unit, which has no message: position 0, this, tags code 0
 BLANK_SIZE = 0x7FFFFFFF
 #: files that a clean start looks at, from the end
 CLEAN_FILES = 3
@@ -29,13 +29,13 @@ SCAN_UNITS, SCAN_UNITS_FIRST = 8192, 200
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
-    """Where a store keeps the units of a queue: below its root, whatever a record says.
+    """The directory of a queue's units, which is below the store's root for any topic in a record.
 
     Raises: Corrupt for a topic or queue that would be elsewhere, or that no start would find.
     """
     if not topic or topic in (".", "..") or set(topic) & set("/\0") or queue_id < 0:
         raise Corrupt(
-            f"a record names queue {queue_id} of topic {topic!r}, which is no directory of a store",
+            f"a record names queue {queue_id} of topic {topic!r}, which is not a directory of a store",
             path=str(root),
             rule="topic and queue of a record",
             expected="a topic's name, a queue from 0 on",
@@ -73,7 +73,7 @@ class ConsumeQueue:
         self.max_physical_offset = -1
         #: units from here on may be unsynced
         self._dirty_from = 0
-        #: so may be zeros behind the last one
+        #: zeros after the last unit may be unsynced too
         self._cut = False
 
     def load(self) -> None:
@@ -81,16 +81,16 @@ class ConsumeQueue:
         self._queue.load()
 
     def note_unsynced(self) -> None:
-        """A process before wrote here, and nobody knows what of it is on disk."""
+        """An earlier process wrote here, and it is not known which of its bytes are on disk."""
         self._dirty_from = 0
         self._queue.note_unsynced()
 
     def recover(self, *, after_crash: bool = True, sound_below: int = 0) -> None:
         """Find the first unit and the end of the units.
 
-        After a crash every file is looked at that may hold units of records at or above `sound_below` (physical),
-        and what stands behind the first invalid unit is erased: pages reach the disk in any order, and those units
-        would come alive again once the hole before them is filled. Otherwise only the last three files are looked at.
+        After a crash every file is checked that may hold units of records at or above `sound_below` (physical), and
+        the bytes after the first invalid unit are erased: pages reach the disk in any order, and those units would
+        become readable once the hole before them is filled. Otherwise only the last three files are checked.
         Source: ConsumeQueue#recover, which always looks at three and erases nothing.
         """
         files = self._queue.files
@@ -105,15 +105,15 @@ class ConsumeQueue:
                 break
         self.min_offset = self._behind_blanks(first, end)
         self._set_end(self._without_blank_tail(max(end, self.min_offset)))
-        # What a start finds was written before it: whether it is synced `note_unsynced` says.
+        # Units that a start finds count as synced; `note_unsynced` says otherwise.
         self._dirty_from = self.max_offset
         if after_crash and self._writable and self._anything_behind():
             self._cut_to(self.max_offset)
 
     def resume(self, end: int, below: int) -> None:
-        """Go on from where this queue is known to end: behind the unit of its last record below a physical offset.
+        """Go on from where this queue is known to end: after the unit of its last record below a physical offset.
 
-        What a process that was killed wrote behind it is dispatched again, to the same places.
+        Units that a killed process wrote after it are dispatched again, to the same places.
         Raises: Corrupt when that unit is not there.
         """
         first = self._queue.min_offset // fmt.UNIT_BYTES
@@ -130,7 +130,7 @@ class ConsumeQueue:
     def _not_as_dispatched(self, end: int) -> Corrupt:
         return Corrupt(
             f"queue {self.directory} does not end at offset {end}, where its last message was dispatched; restart the "
-            "store, which then builds its consume queues anew",
+            "store, which then rebuilds its consume queues",
             path=str(self.directory),
             offset=end,
             rule="a queue ends where it was dispatched to",
@@ -138,7 +138,7 @@ class ConsumeQueue:
         )
 
     def _doubtful(self, sound_below: int) -> list[QueueFile]:
-        """The files from the last one on whose first unit, and so everything before it, is sound."""
+        """The files that may have unsound units: from the last one on whose first unit is sound."""
         files = self._queue.files
         for index in range(len(files) - 1, 0, -1):
             unit = self._units(files[index], 0, 1)[0]
@@ -157,7 +157,7 @@ class ConsumeQueue:
         return low
 
     def _behind_blanks(self, first: int, end: int) -> int:
-        """The offset of the first unit of [first, end) that stands for a message, else the end."""
+        """The offset of the first unit of [first, end) that is not blank, else the end."""
         low, count = first, SCAN_UNITS_FIRST
         while low < end:
             blank = _is_blank(self._span(low, min(low + count, end)))
@@ -167,7 +167,7 @@ class ConsumeQueue:
         return low
 
     def _without_blank_tail(self, end: int) -> int:
-        """Blanks that fill a gap are followed by a unit; where a crash came between, they go."""
+        """Blanks that fill a gap are followed by a unit. Where a crash came in between, they are dropped."""
         count = SCAN_UNITS_FIRST
         while end > self.min_offset:
             blank = _is_blank(self._span(max(self.min_offset, end - count), end))
@@ -178,7 +178,7 @@ class ConsumeQueue:
         return end
 
     def _anything_behind(self) -> bool:
-        """Whether files or bytes that are not zero stand behind the end."""
+        """Whether there are files, or bytes that are not zero, after the end."""
         at = self.max_offset * fmt.UNIT_BYTES
         if self._queue.files[-1].start > at:
             return True
@@ -202,14 +202,14 @@ class ConsumeQueue:
     ) -> None:
         """Write the units of consecutive messages, the first of which has `queue_offset`.
 
-        What was written before is left out, so dispatching again is harmless. A gap in the queue
-        offsets (others' stores may have one) is filled with blanks.
+        Units written before are left out, so dispatching again is harmless. A gap in the queue
+        offsets (foreign stores may have one) is filled with blanks.
         Raises: StorageFull; Corrupt for a gap of more than a file.
         Source: ConsumeQueue#putMessagePositionInfo; over a gap it would shift all later offsets.
         """
         require(
             len(positions) == len(sizes) == len(tags_codes),
-            "one unit a message",
+            "one unit per message",
             positions=len(positions),
             sizes=len(sizes),
             tags_codes=len(tags_codes),
@@ -248,7 +248,7 @@ class ConsumeQueue:
         self.max_offset += len(units)
 
     def begin_at(self, queue_offset: int) -> bool:
-        """Make an empty queue without files go on at an offset; one that has files stays as it is. Returns: which."""
+        """Make an empty queue without files go on at an offset. Returns: False for a queue with files, which stays."""
         if self._queue.files:
             return False
         first = self._queue.create_next(queue_offset * fmt.UNIT_BYTES).start // fmt.UNIT_BYTES
@@ -272,7 +272,7 @@ class ConsumeQueue:
     def read(self, queue_offset: int, count: int) -> Units:
         """Units [queue_offset, queue_offset + count), cut at `max_offset`.
 
-        Returns: UNIT_DTYPE; units of BLANK_SIZE stand for no message. Raises: Corrupt where the disk cannot read.
+        Returns: UNIT_DTYPE; units of BLANK_SIZE have no message. Raises: Corrupt where the disk cannot read.
         """
         return self._span(queue_offset, min(queue_offset + count, self.max_offset))
 
@@ -285,7 +285,7 @@ class ConsumeQueue:
             try:
                 part = self._units(file, start - file.start // fmt.UNIT_BYTES, stop - start)
             except FileNotFoundError:
-                # Deleted meanwhile.
+                # The file has been deleted.
                 break
             found.append(part)
             start += len(part)
@@ -300,7 +300,7 @@ class ConsumeQueue:
         return np.frombuffer(data, dtype=fmt.UNIT_DTYPE)
 
     def truncate(self, physical_offset: int) -> None:
-        """Drop the units of records that end above `physical_offset`, and zero what stood there.
+        """Drop the units of records that end above `physical_offset`, and zero their bytes.
 
         Durable: nothing before the next `sync`. A power loss may bring the units back, but it comes with another boot,
         after which nothing above the dispatched mark is believed. Source: ConsumeQueue#truncateDirtyLogicFiles, which
@@ -328,14 +328,14 @@ class ConsumeQueue:
         With no such unit the queue becomes empty and keeps its next offset.
         Source: ConsumeQueue#correctMinOffset.
         """
-        # Units that are appended meanwhile are alive.
+        # Units appended from here on are of present records.
         low, end, count = self.min_offset, self.max_offset, SCAN_UNITS_FIRST
         while low < end:
             file = self._queue.find(low * fmt.UNIT_BYTES)
             stop = end if file is None else min(end, (file.start + file.size) // fmt.UNIT_BYTES)
             last = self._span(stop - 1, stop)
             if len(last) and last["position"][0] < min_physical:
-                # So all of this file are, but blanks, which are none.
+                # So are all units of this file but the blank ones.
                 low = stop
                 continue
             units = self._span(low, min(low + count, stop))
@@ -377,7 +377,7 @@ class ConsumeQueue:
         return self._queue.overlapping(start * fmt.UNIT_BYTES, stop * fmt.UNIT_BYTES)
 
     def sync(self) -> None:
-        """fdatasync what was written since the last sync; `OpenFiles.sync_names` syncs names. Raises: OSError."""
+        """fdatasync the units written since the last sync; `OpenFiles.sync_names` syncs names. Raises: OSError."""
         # Read once: units that are appended from here on count for the next sync, in whichever file they are.
         end = self.max_offset
         files = self._dirty_files(end)
@@ -398,7 +398,7 @@ class ConsumeQueue:
         return (self.directory, at) if file is None else (file.path, at - file.start)
 
     def bytes_behind(self) -> int | None:
-        """The queue offset behind the last unit when bytes that are not zero stand there, else None."""
+        """The queue offset after the last unit when there are bytes that are not zero, else None."""
         if not self._queue.files or not self._anything_behind():
             return None
         return self.max_offset

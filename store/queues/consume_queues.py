@@ -34,18 +34,18 @@ class ConsumeQueues:
         #: files that have a descriptor
         self.opened = OpenFiles(files)
         self._queues: dict[Key, ConsumeQueue] = {}
-        #: queues that nobody has asked for yet, and the offsets where they end
+        #: queues that are not open yet, and the offsets where they end
         self._resting: dict[Key, int] = {}
-        #: the physical offset up to which those are dispatched, and the log's start
+        #: the physical offset up to which unopened queues are dispatched, and the log's start
         self._dispatched = self._min_physical = 0
-        #: a process before may have left them unsynced
+        #: an earlier process may have left them unsynced
         self._unsynced = False
         self._lock = threading.Lock()
-        #: called when a queue is not, or will not be, what the log says of it
+        #: called when a queue does not, or will not, agree with the log
         self.on_differing: Callable[[], None] = lambda: None
 
     def load(self, *, after_crash: bool, sound_below: int) -> None:
-        """Find and recover what is there. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
+        """Find and recover all queues. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
         self._resting = {}
         for topic in self._files.list(self._directory):
             for name in self._files.list(self._directory / topic):
@@ -57,7 +57,7 @@ class ConsumeQueues:
                         queue.note_unsynced()
 
     def rest(self, ends: dict[Key, int], dispatched: int, *, unsynced: bool) -> None:
-        """Instead of `load`: where each queue ends is known. It is opened when somebody asks for it.
+        """Instead of `load`: the end of each queue is known, and a queue is opened when it is asked for.
 
         Args: dispatched: all messages below this physical offset have units; unsynced: not all of them on disk.
         """
@@ -117,7 +117,7 @@ class ConsumeQueues:
         return queue
 
     def begin_at(self, topic: str, queue_id: int, offset: int) -> None:
-        """See `ConsumeQueue.begin_at`: the log has no message that tells of this offset."""
+        """Let a queue go on at an offset of which the log has no message: `ConsumeQueue.begin_at`."""
         if self.get(topic, queue_id).begin_at(offset):
             self.on_differing()
 
@@ -146,7 +146,7 @@ class ConsumeQueues:
         return list(self._queues.values())
 
     def items(self) -> list[tuple[Key, ConsumeQueue]]:
-        """The same with their names."""
+        """Every queue that is open now, by topic and queue id."""
         return list(self._queues.items())
 
     def _wake(self, ends_above: int = 0) -> None:
@@ -168,7 +168,7 @@ class ConsumeQueues:
     def correct_min_offsets(self, min_physical: int) -> None:
         """Begin each queue at its first message at or above `min_physical`, the log's start."""
         with self._lock:
-            # What is opened from now on hears of it.
+            # Queues opened from now on get it in `_open`.
             self._min_physical = min_physical
             opened = self.all()
         for queue in opened:
@@ -182,7 +182,7 @@ class ConsumeQueues:
             queue.delete_expired()
 
     def sync(self) -> None:
-        """Durable: what was written since the last sync, with its names. Raises: OSError."""
+        """fdatasync all queues. Durable: units written since the last sync, and names of files. Raises: OSError."""
         if self._unsynced:
             self._wake()
             self._unsynced = False

@@ -1,4 +1,4 @@
-"""Dispatch: what stands in the log below C goes into the consume queues and the index.
+"""Dispatch: records below the confirmed end go into the consume queues and the index.
 
 Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,11 @@ import numpy.typing as npt
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.clock import Clock
-from raymq.store.delay.delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
-from raymq.store.index.index_builder import IndexBuilder, KeyedUnit
-from raymq.store.index.index_keys import Keyed
+from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.put.put_lock import PutLock
+from raymq.store.put_lock import PutLock
 from raymq.store.records import rows
+from raymq.store.records.keys import Keyed, KeyedUnit
 from raymq.store.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 
 from .consume_queue import ConsumeQueue
@@ -28,15 +27,15 @@ from .consume_queues import ConsumeQueues, Key
 
 Int64s = npt.NDArray[np.int64]
 
-#: units whose dispatch facts are kept in memory; beyond it dispatch reads them back from the log
+#: appended units that are kept in memory for dispatch; when there are more, it reads them back from the log
 PENDING_MAX = 512
-#: longest time dispatch holds the interpreter at once (D1)
+#: longest time that dispatch holds the interpreter in one go
 SLICE_MS = 2.0
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 
 
-class Pending(NamedTuple):
-    """Appended records, neighbours in the log and in one queue, that wait for C."""
+class UndispatchedUnit(NamedTuple):
+    """Appended records, neighbours in the log and in one queue, that are not confirmed yet."""
 
     start: int
     end: int
@@ -51,8 +50,28 @@ class Pending(NamedTuple):
     keyed: Keyed | None
 
 
+class RecordIndex(Protocol):
+    """The index of records by key, as dispatch sees it (`IndexBuilder`)."""
+
+    @property
+    def full(self) -> bool:
+        """Whether enough records wait to be indexed together."""
+
+    def add(self, start: int, end: int, unit: KeyedUnit | None) -> None:
+        """Take records [start, end) that were just dispatched; None when none has a key."""
+
+    def due(self, dispatched: int) -> bool:
+        """Whether `run` should be called although more records are coming."""
+
+    def run(self, upto: int) -> None:
+        """Index the added records. Where the index lags, index a slice of the log below `upto`."""
+
+    def behind(self, dispatched: int) -> bool:
+        """Whether records below `dispatched` can be indexed at once."""
+
+
 class Dispatch:
-    """The dispatched end of a store, and the way there. Callers: one thread; `pend` under the put lock."""
+    """Moves the dispatched end of a store. Callers: one thread; `pend` under the put lock."""
 
     def __init__(
         self,
@@ -68,22 +87,22 @@ class Dispatch:
         self._clock = clock
         self._put_lock = put_lock
         self._flags = flags
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[UndispatchedUnit] = deque()
         #: everything below this is in the consume queues
         self.dispatched = 0
         #: None: records are not indexed
-        self.index: IndexBuilder | None = None
-        #: grows with what waits for a delay level or a timer
+        self.index: RecordIndex | None = None
+        #: grows with each message that waits for a delay level or a timer
         self.delayed = 0
         #: queues that got units since `take_touched` was called last
         self._touched: set[Key] = set()
-        #: damage below C that was come to, [start, stop)
+        #: damaged ranges below the confirmed end that were passed over, [start, stop)
         self._holes: list[tuple[int, int]] = []
 
-    def pend(self, unit: Pending) -> None:
-        """Remember what was just appended, so that it need not be read back."""
+    def pend(self, unit: UndispatchedUnit) -> None:
+        """Remember records that were just appended, so that they need not be read back."""
         if len(self._pending) >= PENDING_MAX:
-            # Dispatch is far behind (a replica is away): it will read these units back from the log.
+            # Dispatch lags (a replica is away): it will read these units back from the log.
             self._pending.clear()
         self._pending.append(unit)
 
@@ -93,10 +112,10 @@ class Dispatch:
         return touched
 
     def concerns(self, queues: Container[Key], confirmed: int) -> bool:
-        """Whether what is to be dispatched up to `confirmed` has records of one of `queues`, or may have."""
+        """Whether the records to dispatch up to `confirmed` include one of `queues`, or may do so."""
         with self._put_lock:
             if not self._pending or self._pending[0].start > self.dispatched:
-                # It stands in the log only.
+                # It is in the log only.
                 return self.dispatched < confirmed
             for unit in self._pending:
                 if unit.end > confirmed:
@@ -108,7 +127,7 @@ class Dispatch:
     def run(self, confirmed: int) -> int:
         """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
-        With nothing to dispatch it indexes what it dispatched before; where the index is behind, in any case.
+        With nothing to dispatch it indexes records dispatched before; where the index lags, in any case.
         Raises: StorageFull, to be tried again; OSError, after which puts are refused until a dispatch succeeds
         (in RocketMQ until a restart, but after 30 tries).
         """
@@ -123,7 +142,7 @@ class Dispatch:
             raise
         if failed and self.dispatched > before:
             self._flags.clear(WRITE_LOGICS_QUEUE_ERROR)
-        # Many records are indexed for little more than a few: they wait for others as long as others come.
+        # Many records are indexed at little more cost than a few, so they wait while more of them come.
         if self.index is not None and (
             self.dispatched == before or self.index.due(self.dispatched)
         ):
@@ -157,7 +176,7 @@ class Dispatch:
             if self._clock.monotonic() > deadline:
                 break
 
-    def _index(self, index: IndexBuilder, unit: Pending) -> None:
+    def _index(self, index: RecordIndex, unit: UndispatchedUnit) -> None:
         keyed = None
         if unit.keyed is not None:
             keyed = KeyedUnit(unit.topic, unit.positions, unit.store_time_ms, unit.keyed)
@@ -183,7 +202,7 @@ class Dispatch:
             at,
             upto,
             check_crc=False,
-            # Recovery took these records for whole; in a store of others it does not ask where they say they stand.
+            # Recovery found these records whole; in a foreign store it does not check their physical offsets.
             check_position=False,
             limit=rows.SLICE_ROWS,
         )
@@ -212,12 +231,12 @@ class Dispatch:
         return True
 
     def _comes_later(self, at: int, upto: int) -> bool:
-        """Whether the record that goes on behind C may be whole when C is behind it."""
+        """Whether the record that spans the confirmed end may be whole once all of it is confirmed."""
         end = self._log.end
         return upto < end and at + int.from_bytes(self._log.read(at, at + 4), "big") <= end
 
     def _pass_over(self, at: int, upto: int, fault: str) -> None:
-        """Go on behind damage below C: what is whole behind it is to be read, and nothing else would come to it."""
+        """Go on after damage below the confirmed end, so that the whole records after it can be read."""
         self._log.note_damage(self._log.damage(at, fault))
         self.dispatched = self._log.behind_damage(at, upto)
         self._holes.append((at, self.dispatched))
@@ -225,7 +244,7 @@ class Dispatch:
     def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:
         """Units for the messages of a queue, below offset `upto`, that were damaged: they point into the damage.
 
-        So whoever reads these offsets is told; a gap would be passed over in silence. `position`: of the next message.
+        So reads of these offsets raise Corrupt; a gap would be passed over silently. `position`: of the next message.
         """
         for start, stop in self._holes:
             missing = upto - queue.max_offset

@@ -1,7 +1,6 @@
 """Reading a queue as RocketMQ's brokers do: statuses, limits of one answer, filters.
 
-Source: DefaultMessageStore#getMessage, RocketMQ 5.3.3 (reference 9.1). `Reader.fetch` is the plain way of RayMQ's own
-consumers.
+Source: DefaultMessageStore#getMessage, RocketMQ 5.3.3. RayMQ's own consumers read by `Reader.fetch`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Int64s = npt.NDArray[np.int64]
 
 #: bounds of `max_bytes`
 BYTES_MIN, BYTES_MAX = 100, 128 << 20
-#: records whose properties are looked at in one go
+#: records whose properties are read in one go
 RECORDS_AT_ONCE = 128
 
 
@@ -46,12 +45,12 @@ def expression_filter(kind: str, expression: str) -> MessageFilter:
     if kind == "SQL92":
         return SqlFilter(expression)
     raise Rejected(
-        f"there is no filter {kind!r}; use TAG or SQL92", field="filter", limit="TAG|SQL92"
+        f"filter {kind!r} is not known; use TAG or SQL92", field="filter", limit="TAG|SQL92"
     )
 
 
 class GetMessageStatus(Enum):
-    """What became of a read."""
+    """The result of a read."""
 
     FOUND = "FOUND"
     #: none of the messages looked at is wanted
@@ -79,7 +78,7 @@ class GetMessageResult(NamedTuple):
     records: pa.ChunkedArray
     #: queue offset of each record
     queue_offsets: Int64s
-    #: the reader is further behind than this host's memory holds
+    #: the reader lags by more than this host's memory holds
     suggest_pulling_from_slave: bool
 
 
@@ -90,7 +89,7 @@ class _Picked(NamedTuple):
     rows: Int64s
     #: how many were looked at
     seen: int
-    #: the reader is to be told to read from a slave
+    #: the answer suggests to read from a slave
     far_behind: bool
     status: GetMessageStatus
 
@@ -116,16 +115,16 @@ class GetMessage:
         max_bytes: int = BYTES_MAX,
         wanted: MessageFilter | None = None,
     ) -> GetMessageResult:
-        """Messages of a queue from `offset` on, at most `max_nums`, below C.
+        """Messages of a queue from `offset` on, at most `max_nums`, below the confirmed end.
 
-        Never raises for an offset: the status tells, and `next_begin_offset` where to go on.
+        Never raises for an offset: the status says what it is, and `next_begin_offset` where to go on.
         Raises: Corrupt for a record that is damaged, or that the disk does not give back.
         """
         while True:
             try:
                 return self._get(topic, queue_id, offset, max_nums, max_bytes, wanted)
             except OffsetOutOfRange:
-                # Deleted between a look at the log's start and at its bytes: now it begins later.
+                # Records were deleted after the log's start was read: now the log begins later.
                 continue
 
     def _get(

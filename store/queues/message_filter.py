@@ -1,4 +1,4 @@
-"""Which messages of a queue a reader wants: by tag, on units first, then by what records say.
+"""Which messages of a queue a reader wants: by tag, on units first, then by the records.
 
 Source: MessageFilter, ExpressionMessageFilter, FilterAPI, RocketMQ 5.3.3. There the last step of the tag filter is the
 client's: tags of the same hash reach it.
@@ -26,7 +26,7 @@ _OR = "||"
 
 
 class MessageFilter(Protocol):
-    """Two steps: what units tell costs nothing, what records tell is asked of the others only."""
+    """A filter in two steps: by units, which costs nothing, then by the records of the units that are left."""
 
     #: whether there is a second step
     looks_at_records: bool

@@ -105,7 +105,7 @@ class QueueFile:
         self._fd = -1
         #: the file has no name any more, or its queue is closed
         self._ended = False
-        #: over the descriptor: nobody uses a number that was given to another file
+        #: held while the descriptor is used, so that its number cannot be given to another file
         self._living = threading.Lock()
 
     def create(self) -> None:
@@ -160,7 +160,7 @@ class QueueFile:
         self._use(lambda fd: self._opened.files.pwrite(fd, data, position))
 
     def data_behind(self, position: int) -> int | None:
-        """Where from `position` on a byte stands that is not zero, to a chunk; None: nowhere. Holes are not read."""
+        """The first chunk from `position` on with a byte that is not zero; None without one. Holes are not read."""
         ranges: list[tuple[int, int]] = []
 
         def look(fd: int) -> None:
@@ -176,14 +176,14 @@ class QueueFile:
         return None
 
     def clear(self, position: int) -> None:
-        """Make every byte from a position on zero. What is zero is not written."""
+        """Make every byte from a position on zero. Zeros are not written again."""
         while (found := self.data_behind(position)) is not None:
             stop = min(found + ZERO_CHUNK_BYTES, self.size)
             self.pwrite(bytes(stop - found), found)
             position = stop
 
     def start_writeback(self) -> None:
-        """Let the kernel begin to write what is dirty, so that the syncs of many files wait for one journal."""
+        """Let the kernel begin to write dirty pages, so that the syncs of many files wait for one journal."""
         self._use(lambda fd: self._opened.files.drop_cached(fd, 0, 0))
 
     def sync(self) -> None:
@@ -228,10 +228,10 @@ class QueueFiles:
         self.files: list[QueueFile] = []
 
     def load(self) -> None:
-        """Find what is there.
+        """Find the files.
 
-        A file that is shorter and holds only zeros was never finished: it is deleted, and so are those behind it, of
-        which a power loss left more. Raises: Corrupt for a name that is no offset, a wrong length, a gap.
+        A file that is shorter and holds only zeros was never finished: it is deleted, and so are those after it, of
+        which a power loss left more. Raises: Corrupt for a name that is not an offset, a wrong length, a gap.
         """
         self.close()
         found: list[QueueFile] = []
@@ -251,7 +251,7 @@ class QueueFiles:
                 found.append(self._checked(path, length, found))
         for path in reversed(unfinished if self._writable else []):
             self._fs.unlink(path)
-            # One after the other, newest first: what a crash leaves of them begins with an unfinished one again.
+            # One after the other, newest first: the files that a crash leaves begin with an unfinished one again.
             self._fs.sync_dir(self.directory)
         self.files = found
 

@@ -1,4 +1,4 @@
-"""Reading one queue: from offsets to records, past nothing that is not confirmed."""
+"""Reads of one queue: from offsets to confirmed records."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.log_reads import Records
 from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
 
-from .consume_queue import BLANK_SIZE
+from .consume_queue import BLANK_SIZE, ConsumeQueue, Units
 from .consume_queues import ConsumeQueues
 
 Int64s = npt.NDArray[np.int64]
@@ -32,6 +33,7 @@ class Reader:
         self._log = log
         self._queues = queues
         self._state = state
+        self._file_size = log.config.segment_size_bytes
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The half-open range of readable offsets of a queue."""
@@ -40,90 +42,103 @@ class Reader:
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """Read records of one queue from `offset`, at least one if there is one, never past C.
+        """Read records of one queue from `offset`, at least one if there is one, never above the confirmed end.
 
-        Returns: raw RocketMQ records as one binary column, zero-copy where they are neighbours; fewer than would
-        fit where most of them are neighbours, and what follows stands elsewhere.
-        Raises: OffsetOutOfRange below the queue's min, or above what the log holds of it. Corrupt for a
-        damaged consume queue, and for bytes that the disk does not give back. Whether the records are whole, whoever
-        takes them out of their bytes looks: `record.first_fault`.
+        Returns: raw RocketMQ records as one binary column, without a copy where they are neighbours. Where most of them
+        are neighbours, the first stretch of neighbours only. The caller checks each record (`first_fault`).
+        Raises: OffsetOutOfRange below the queue's first offset, or above what the log holds of it. Corrupt for a
+        damaged consume queue, and for bytes that the disk does not give back.
         """
         low, high = self.queue_range(topic, queue_id)
         if high < offset <= self._state.next_offsets.get((topic, queue_id), 0):
-            # The log has it. After a restart dispatch (in a mirror C too) may come there once more only later.
+            # The log has it: after a restart the queue grows there again, in a mirror with the confirmed end.
             high = offset
         if offset < low or offset > high:
             raise _out_of_range(topic, queue_id, offset, low, high)
         count = min(max_records, high - offset)
         if count <= 0:
             return FetchSlice(queue_id, offset, offset, low, high, _NO_RECORDS, None)
-        queue = self._queues.get(topic, queue_id)
+        units = self._units_for(self._queues.get(topic, queue_id), offset, count, max_bytes)
+        if not len(units):
+            # Deleted since the range was read.
+            raise _out_of_range(topic, queue_id, offset, *self.queue_range(topic, queue_id))
+        # Queues of foreign stores may have gaps, filled with units that point at nothing.
+        solid = units["size"] != BLANK_SIZE
+        if not solid[0]:
+            following = offset + (int(solid.argmax()) if solid.any() else len(units))
+            return FetchSlice(queue_id, offset, following, low, high, _NO_RECORDS, None)
+        if not solid.all():
+            units = units[: int(solid.argmin())]
+        positions, sizes = self._chosen(units, max_bytes)
+        self._check_units(topic, queue_id, offset, positions, sizes)
+        try:
+            found = self._read_records(positions, sizes)
+        except OffsetOutOfRange as error:
+            raise _out_of_range(
+                topic, queue_id, offset, *self.queue_range(topic, queue_id)
+            ) from error
+        records = record.select(found.data, found.starts, found.sizes)
+        return FetchSlice(queue_id, offset, offset + len(found.starts), low, high, records, None)
+
+    @staticmethod
+    def _units_for(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> Units:
+        """Units from `offset` on: `count` of them, or as many as have more than `max_bytes` of records."""
         look = min(count, UNITS_FIRST)
         units = queue.read(offset, look)
         while look < count and units["size"].sum(dtype=np.int64) <= max_bytes:
             look = min(count, 4 * look)
             units = queue.read(offset, look)
-        if not len(units):
-            # Deleted since the look at the range.
-            raise _out_of_range(topic, queue_id, offset, *self.queue_range(topic, queue_id))
-        # Queues of foreign stores may have gaps, filled with units that point at nothing.
-        gaps = np.flatnonzero(units["size"] == BLANK_SIZE)
-        if len(gaps):
-            first = int(gaps[0])
-            if first == 0:
-                solid = np.flatnonzero(units["size"] != BLANK_SIZE)
-                jump = offset + (int(solid[0]) if len(solid) else len(units))
-                return FetchSlice(queue_id, offset, jump, low, high, _NO_RECORDS, None)
-            units = units[:first]
+        return units
+
+    def _chosen(self, units: Units, max_bytes: int) -> tuple[Int64s, Int64s]:
+        """Positions and sizes of the first records that are read together: in one file, of at most `max_bytes`."""
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
-        fits = max(1, int(sizes.cumsum().searchsorted(max_bytes, side="right")))
-        size = self._log.config.segment_size_bytes
-        base = int(positions[0]) // size * size
-        inside = positions[:fits] < base + size
-        fits = fits if inside.all() else int(np.argmin(inside))
-        fits = _neighbours(positions[:fits], sizes[:fits])
-        positions, sizes = positions[:fits], sizes[:fits]
-        self._check_units(topic, queue_id, offset, positions - base, sizes, size)
+        count = max(1, int(sizes.cumsum().searchsorted(max_bytes, side="right")))
+        inside = positions[:count] < self._file_start(positions) + self._file_size
+        count = count if inside.all() else int(np.argmin(inside))
+        count = _neighbours(positions[:count], sizes[:count])
+        return positions[:count], sizes[:count]
+
+    def _file_start(self, positions: Int64s) -> int:
+        """Where the file of the first record begins."""
+        return int(positions[0]) // self._file_size * self._file_size
+
+    def _read_records(self, positions: Int64s, sizes: Int64s) -> Records:
+        """Read records; those after a bad sector are left out. Raises: Corrupt where the first one has it."""
         try:
-            found = self._log.records(positions, sizes, whole=False)
-        except OffsetOutOfRange as error:
-            raise _out_of_range(
-                topic, queue_id, offset, *self.queue_range(topic, queue_id)
-            ) from error
+            return self._log.records(positions, sizes, whole=False)
         except Corrupt as error:
-            # A bad sector: what stands before it is read.
             self._log.note_damage(error)
             bad = int(error.fields["offset"])
-            fits = int((positions + sizes).searchsorted(bad, side="right"))
-            if not fits:
+            count = int((positions + sizes).searchsorted(bad, side="right"))
+            if not count:
                 raise
-            found = self._log.records(positions[:fits], sizes[:fits], whole=False)
-        records = record.select(found.data, found.starts, found.sizes)
-        return FetchSlice(queue_id, offset, offset + fits, low, high, records, None)
+            return self._log.records(positions[:count], sizes[:count], whole=False)
 
     def check(self, topic: str, queue_id: int, offset: int) -> None:
         """Raises: Corrupt when the message at an offset is damaged, or the disk does not give it back."""
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return
-        # Or the one behind a gap: a fetch passes over it.
+        # Or the one after a gap: a fetch passes over it.
         units = queue.read(offset, UNITS_FIRST)
         units = units[units["size"] != BLANK_SIZE][:1]
         self._log.records(units["position"].astype(np.int64), units["size"].astype(np.int64))
 
     def _check_units(
-        self, topic: str, queue_id: int, offset: int, starts: Int64s, sizes: Int64s, length: int
+        self, topic: str, queue_id: int, offset: int, positions: Int64s, sizes: Int64s
     ) -> None:
         """Consume queues are a cache without a checksum. Raises: Corrupt for units that point at no records."""
+        starts = positions - self._file_start(positions)
         ends = starts + sizes
-        good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= length)
+        good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= self._file_size)
         good[1:] &= starts[1:] >= ends[:-1]
         if not good.all():
             row = int(good.argmin())
             raise Corrupt(
                 f"unit {offset + row} of queue {queue_id} of {topic} points at no record; stop the store and "
-                "delete its directory consumequeue, the next start builds it anew",
+                "delete its directory consumequeue, which the next start builds again",
                 path=f"consumequeue/{topic}/{queue_id}",
                 offset=offset + row,
                 rule="a unit points at its record",
@@ -134,7 +149,7 @@ class Reader:
 def _neighbours(positions: Int64s, sizes: Int64s) -> int:
     """How many of these records to return: the first stretch of neighbours, where it is long and most of them.
 
-    It is copied once, from the file; what stands apart is copied once more, which costs more than all else of a read.
+    Neighbours are copied once, from the file. Others are copied once more, which costs more than the rest of a read.
     """
     ends = positions + sizes
     apart = positions[1:] != ends[:-1]

@@ -1,11 +1,11 @@
 """The SQL92 property filter: an expression over a message's properties, evaluated for whole columns.
 
 Values are texts. Beside a number they are read as one, beside TRUE or FALSE as a truth value; a property that is
-missing, or no number where one is needed, makes its comparison unknown, and a message of which the whole is unknown
+missing, or not a number where one is needed, makes its comparison unknown, and a message of which the whole is unknown
 is not wanted.
-Source: SelectorParser, ComparisonExpression, LogicExpression, RocketMQ 5.3.3. There a text that is no number fails the
-whole expression even beside OR; `NOT a = 1` is read as `(NOT a) = 1`; integers end at 32 bits beside small ones; of a
-property that is missing CONTAINS, STARTSWITH and ENDSWITH are false, so that `NOT (a CONTAINS 'x')` is true.
+Source: SelectorParser, ComparisonExpression, LogicExpression, RocketMQ 5.3.3. There a text that is not a number fails
+the whole expression even beside OR; `NOT a = 1` is read as `(NOT a) = 1`; integers end at 32 bits beside small ones; of
+a property that is missing CONTAINS, STARTSWITH and ENDSWITH are false, so that `NOT (a CONTAINS 'x')` is true.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Property(NamedTuple):
 
 #: column of a property's values, by its name; null where it is missing
 Columns = dict[str, pa.Array]
-#: what an expression is for each message: true, false or null for unknown
+#: the value of an expression for each message: true, false or null for unknown
 Condition = Callable[[Columns, int], pa.Array]
 Value = str | int | float | bool
 Operand = Property | Value
@@ -61,7 +61,7 @@ class SqlFilter:
     looks_at_records = True
 
     def __init__(self, expression: str) -> None:
-        """Raises: Rejected for what is no such expression, naming it, and where the parser is not installed."""
+        """Raises: Rejected for a wrong expression, naming the wrong part, and where the parser is not installed."""
         self.expression = expression
         self._names: set[str] = set()
         try:
@@ -128,10 +128,10 @@ class SqlFilter:
             # Values are texts, and no text is a truth value by itself.
             name = self._property(node).name
             return lambda columns, count: _where(columns[name], pa.scalar(False))
-        raise self._wrong(node, "is no condition")
+        raise self._wrong(node, "is not a condition")
 
     def _check_parts(self, node: Any) -> None:
-        """A part of the parser's tree that is not read here would silently change what an expression means."""
+        """A part of the parser's tree that is not read here would silently change the meaning of an expression."""
         from sqlglot import exp
 
         # `_property` looks at what is before a column's name.
@@ -155,7 +155,7 @@ class SqlFilter:
             or named.args.get("quoted")
             or not _NAME.fullmatch(str(named.this))
         ):
-            raise self._wrong(node, "is no name of a property")
+            raise self._wrong(node, "is not the name of a property")
         self._names.add(str(named.this))
         return Property(str(named.this))
 
@@ -177,13 +177,13 @@ class SqlFilter:
                 return -value
         if isinstance(node, exp.Null):
             raise self._wrong(node, "is not compared; write IS NULL or IS NOT NULL")
-        raise self._wrong(node, "is no property, number, text, TRUE or FALSE")
+        raise self._wrong(node, "is not a property, number, text, TRUE or FALSE")
 
     def _number(self, text: str, node: Any) -> int | float:
         try:
             value = int(text) if text.isdigit() else float(text)
         except ValueError as error:
-            raise self._wrong(node, "is no number") from error
+            raise self._wrong(node, "is not a number") from error
         if abs(value) > (_LONG_MAX if isinstance(value, int) else 1.7976931348623157e308):
             raise self._wrong(node, "is too large")
         return value
@@ -201,14 +201,14 @@ class SqlFilter:
         values = [self._operand(each) for each in node.expressions]
         texts = [value.encode() for value in values if isinstance(value, str)]
         if not texts or len(texts) < len(values) or set(node.args) - {"this", "expressions"}:
-            raise self._wrong(node, "is no list of texts")
+            raise self._wrong(node, "is not a list of texts")
         known = pa.array(texts, pa.binary())
         return lambda columns, count: _where(columns[name], pc.is_in(columns[name], known))
 
     def _part(self, node: Any, negated: bool) -> Condition:
         """CONTAINS, STARTSWITH, ENDSWITH. Source: ComparisonExpression; an empty text is part of none.
 
-        Of two texts the answer is known now. What is no text at all is unknown to both the condition and its NOT.
+        Of two texts the answer is known now. A value that is not a text is unknown to both the condition and its NOT.
         """
         from sqlglot import exp
 
@@ -240,7 +240,7 @@ class SqlFilter:
         if isinstance(low, numbers) and isinstance(high, numbers) and low > high:
             raise self._wrong(node, "has its larger bound first")
         if node.args.get("symmetric") is not None:
-            raise self._wrong(node, "is no BETWEEN of RocketMQ")
+            raise self._wrong(node, "is not a BETWEEN of RocketMQ")
         return _join(
             pc.and_kleene,
             self._compare(">=", value, low, node),
@@ -255,7 +255,7 @@ class SqlFilter:
         if not isinstance(left, Property):
             same = type(left) is type(right) or not {type(left), type(right)} - {int, float}
             if not same or (ordered and isinstance(left, (str, bool))):
-                raise self._wrong(node, "compares what cannot be compared")
+                raise self._wrong(node, "compares values that cannot be compared")
             return _constant(on_values(left, right))
         name = left.name
         if isinstance(right, Property):
@@ -266,7 +266,7 @@ class SqlFilter:
                 _decimals(columns[name]), _decimals(columns[other])
             )
         if isinstance(right, (str, bool)) and ordered:
-            raise self._wrong(node, "compares by size what is no number")
+            raise self._wrong(node, "compares by size a value that is not a number")
         if isinstance(right, str):
             text = pa.scalar(right.encode(), pa.binary())
             return lambda columns, count: on_columns(columns[name], text)
@@ -300,7 +300,7 @@ def _parse(expression: str) -> Any:
 
 @cache
 def _dialect() -> Any:
-    """CONTAINS, STARTSWITH and ENDSWITH stand between two operands, where others have words that RocketMQ has not."""
+    """CONTAINS, STARTSWITH and ENDSWITH are binary operators in RocketMQ, which the parser does not know."""
     from sqlglot import Dialect, Tokenizer, TokenType
 
     words = {"CONTAINS": TokenType.GLOB, "STARTSWITH": TokenType.ILIKE, "ENDSWITH": TokenType.RLIKE}
@@ -312,7 +312,7 @@ def _dialect() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The parser logs what it does not know; the caller is told by an error."""
+    """Silence the parser's log about unknown syntax: the caller gets an error."""
     import logging
 
     logger = logging.getLogger("sqlglot")
@@ -371,5 +371,5 @@ def _decimals(values: pa.Array) -> pa.Array:
 
 
 def _truths(values: pa.Array) -> pa.Array:
-    """Java's Boolean.valueOf: whatever is not "true" is false."""
+    """Java's Boolean.valueOf: any text but "true" is false."""
     return pc.match_substring_regex(values, r"(?i)^true$")

@@ -6,17 +6,17 @@ import struct
 
 from raymq.store import format as fmt
 from raymq.store.checksum import body_crc
-from raymq.store.errors import require
 
-#: size, magic, body_crc, physical_offset, sys_flag, store_time_ms and body_length of fmt.HEADER_DTYPE
-_HEADER = struct.Struct(">iIi16xqi16xq20xi")
 _LONG, _INT, _SHORT = struct.Struct(">q"), struct.Struct(">i"), struct.Struct(">h")
-_STORE_TIME_AT, _BODY_LENGTH_AT, _HEADER_BYTES = 56, 84, _HEADER.size
+_HEADER = fmt.HEADER_ESSENTIALS
+_STORE_TIME_AT, _BODY_LENGTH_AT, _HEADER_BYTES = (
+    fmt.STORE_TIME_AT,
+    fmt.BODY_LENGTH_AT,
+    fmt.HEADER_BYTES,
+)
 _V1, _V2 = fmt.MAGIC_V1, fmt.MAGIC_V2
-_V6 = fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6
+_V6 = fmt.SYS_ANY_HOST_V6
 _BYTE_MAX = 127
-
-require(_HEADER_BYTES == fmt.HEADER_BYTES, "a header is one", found=_HEADER_BYTES)
 
 
 #: end, store time (ms), begin and end of the topic, begin and end of the body, and the body's CRC; places in the view

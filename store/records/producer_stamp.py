@@ -1,4 +1,4 @@
-"""The producer stamp of a record (design D7): who wrote it, in which epoch, with which sequence.
+"""The producer stamp of a record: the producer's id, its epoch, and the sequence of the row.
 
 It is always the first property of a record, and only that position counts: 24 bytes `_P 0x01 c*20
 0x02`, where the 20 base64url characters hold 120 bits: producer id 64 | epoch 20 | sequence 36. The
@@ -85,7 +85,7 @@ def stamp_column(
 
 def stamp_bytes(producer_id: int, epoch: int, sequence: int) -> bytes:
     """One stamp. Raises: Rejected."""
-    # `check` says what is wrong. Anything out of its bits is negative or too long once shifted down.
+    # `check` names the fault. A number out of its bits is negative or too long once shifted down.
     if producer_id >> 64 or epoch >> 20 or sequence >> 36:
         check(Stamp(producer_id, epoch, sequence), 1)
     bits = (producer_id << 56 | epoch << 36 | sequence).to_bytes(15, "big")
@@ -93,7 +93,7 @@ def stamp_bytes(producer_id: int, epoch: int, sequence: int) -> bytes:
 
 
 def without_stamp(properties: bytes) -> bytes:
-    """A properties string behind the stamp that it may begin with."""
+    """A properties string without the stamp that it may begin with."""
     if properties.startswith(PREFIX) and properties[STAMP_BYTES - 1 : STAMP_BYTES] == SUFFIX:
         return properties[STAMP_BYTES:]
     return properties

@@ -62,5 +62,5 @@ def decode(data: bytes) -> dict[str, str]:
 
 
 def separators_absent(text: str) -> bool:
-    """Whether a name, value, topic or tag can stand in a properties string."""
+    """Whether a name, value, topic or tag can be part of a properties string."""
     return "\x01" not in text and "\x02" not in text

@@ -1,4 +1,4 @@
-"""The check of a batch before anything of it is stored, so that a refusal stores nothing (D3)."""
+"""The check of a whole batch before any of its rows is stored, so that a refusal stores nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Int64s = npt.NDArray[np.int64]
 
 _WAITS_NOT = f"{WAIT}\x01false\x02".encode()
 
-#: what a row that is no batch counts for besides its body and properties
+#: bytes that a single `Row` counts for besides its body and properties
 ROW_BYTES = 64
 
 
@@ -37,7 +37,7 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
     Returns: the row, when it is one that `prepare` writes as such.
     Raises: Rejected with field, limit and row for a bad topic, wrong columns, damaged Arrow data, a
     null or too large body, a null born_time_ms, a tag with separators, properties that are
-    malformed, hold what the store writes itself, or would be longer than 32,767 bytes with it.
+    malformed, hold properties of the store itself, or would be longer than 32,767 bytes with it.
     """
     fmt.check_topic_name(topic)
     if isinstance(batch, Row):
@@ -60,7 +60,7 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
                 limit="not null",
                 row=row,
             )
-    # No value is longer than all of them: most batches need no look at their rows.
+    # No value is longer than all of them together: most batches need no check of each row.
     if _span(body) > max_message_bytes:
         _check_lengths(
             value_lengths(body),
@@ -88,7 +88,7 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
 
 
 def batch_bytes(batch: pa.RecordBatch | Row) -> int:
-    """What a batch counts for where bytes are limited: its own, or a little more (`nbytes` costs 7 us)."""
+    """The bytes that a batch counts for in limits: its own, or a little more (`nbytes` costs 7 us)."""
     if isinstance(batch, Row):
         return len(batch.body) + len(batch.properties or b"") + ROW_BYTES
     held: int = batch.get_total_buffer_size()
@@ -114,7 +114,7 @@ def waits(batch: pa.RecordBatch | Row) -> bool:
     properties = batch.column(2)
     if properties.null_count:
         return True
-    # Mostly the first row says all.
+    # In most batches the first row decides.
     return not (_waits_not(properties[0].as_py()) and all(map(_waits_not, properties.to_pylist())))
 
 
@@ -124,7 +124,7 @@ def _waits_not(properties: bytes) -> bool:
 
 
 def check_columns(batch: pa.RecordBatch) -> None:
-    """Refuse what is no PUT_SCHEMA batch or no valid Arrow data. Raises: Rejected."""
+    """Refuse a batch that has not PUT_SCHEMA or is not valid Arrow data. Raises: Rejected."""
     if not batch.schema.equals(PUT_SCHEMA):
         _check_schema(batch)
     try:
@@ -132,7 +132,7 @@ def check_columns(batch: pa.RecordBatch) -> None:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
         raise Rejected(
-            f"the batch is no valid Arrow data: {error}", field="batch", limit="valid Arrow data"
+            f"the batch is not valid Arrow data: {error}", field="batch", limit="valid Arrow data"
         ) from error
 
 
@@ -166,7 +166,7 @@ def _check_lengths(lengths: Int64s, limit: int, field: str, advice: str) -> None
 def _check_tags(tag: pa.StringArray) -> None:
     data = _data(tag)
     if b"\x01" in data or b"\x02" in data:
-        # A null slot may span bytes too: look row by row only now.
+        # A null slot may span bytes too: only now look row by row.
         for row, text in enumerate(tag.to_pylist()):
             if text and not separators_absent(text):
                 raise Rejected(
@@ -194,7 +194,7 @@ def _check_properties(properties: pa.BinaryArray) -> None:
             row=row,
         )
     if TAG_NAME in data or STAMP_PREFIX in data:
-        # The name may stand inside another name or in a null slot: look row by row only now.
+        # The name may be part of another name or in a null slot: only now look row by row.
         for row, value in enumerate(properties.to_pylist()):
             for reserved in (TAG_NAME, STAMP_PREFIX):
                 if value and (value.startswith(reserved) or b"\x02" + reserved in value):

@@ -1,4 +1,4 @@
-"""Records to columns (design D3): fields by gathered headers, bodies copied at most once."""
+"""Records to columns: fields by gathered headers, bodies copied at most once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ RECORD_SCHEMA = pa.schema(
 )
 
 _NUMBERS = [field.name for field in RECORD_SCHEMA if pa.types.is_integer(field.type)]
-_V6 = fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6
 
 
 def decode(
@@ -51,7 +50,7 @@ def decode(
 
     Args: boundaries as `walk` found them, ascending, within 2 GiB. Any mix of V1, V2, IPv4 and IPv6
     rows. `columns`: only these, in the schema's order.
-    Raises: Bug for boundaries that are none. Nothing of the result refers to `data`.
+    Raises: Bug for wrong boundaries. The result does not refer to `data`.
     """
     view = memoryview(data).cast("B")
     where = np.asarray(starts, dtype=np.int64)
@@ -95,7 +94,7 @@ def _check_bounds(view: memoryview, starts: Int64s, sizes: Int64s) -> None:
 
 def _fields(view: memoryview, starts: Int64s, names: list[str]) -> dict[str, Any]:
     """The fixed-width columns among `names`."""
-    kind = gather(view, starts + 36, np.dtype(">i4")) & _V6
+    kind = gather(view, starts + fmt.SYS_FLAG_AT, np.dtype(">i4")) & fmt.SYS_ANY_HOST_V6
     if (kind == kind[0]).all():
         return _fields_of_kind(view, starts, int(kind[0]), names)
     # Rows of several header widths: each kind on its own, then back into the order asked for.
@@ -152,7 +151,7 @@ def _pieces(view: memoryview, edges: Int64s) -> pa.BinaryArray:
 
 
 def _text(values: pa.BinaryArray) -> pa.StringArray:
-    """Bytes as text; what is no UTF-8 is replaced, as Java does."""
+    """Bytes as text. Invalid UTF-8 is replaced, as in Java."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -162,7 +161,7 @@ def _text(values: pa.BinaryArray) -> pa.StringArray:
 def select(data: Any, starts: npt.ArrayLike, sizes: npt.ArrayLike) -> pa.BinaryArray:
     """The records at `starts` (relative to `data`), byte for byte, as one binary column.
 
-    Neighbours are not copied: the column then keeps `data` alive. Args: ascending, within 2 GiB.
+    Neighbours are not copied: the column then refers to `data`. Args: ascending, within 2 GiB.
     """
     view = memoryview(data).cast("B")
     where = np.asarray(starts, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Columns to records (design D3): no Python object a message, one Arrow kernel joins the pieces.
+"""Columns to records: one Arrow kernel joins the pieces, without a Python object per message.
 
 Source: MessageExtEncoder of RocketMQ 5.3.3; the byte table is in store/format.py.
 """
@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from raymq.store import format as fmt
 from raymq.store.checksum import body_crc, body_crcs
 from raymq.store.errors import Rejected, require
-from raymq.store.index.index_keys import Keyed, keyed_column
 
 from .binary_columns import value_lengths
+from .keys import Keyed, keyed_column
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
 from .properties import TAG_NAME
 from .record_row import PreparedRow, Row
@@ -29,9 +29,9 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A checked batch with everything computed but what only the put lock knows.
+    """A checked batch, encoded but for the fields that need the put lock.
 
-    Not known yet are queue offset, physical offset and store time.
+    These are queue offset, physical offset and store time.
     """
 
     #: rows
@@ -43,7 +43,7 @@ class Prepared:
     _headers: npt.NDArray[Any]
     #: properties of the rows when one of them has a key
     keyed: Keyed | None
-    #: the columns behind the header: arrays of `count` values or one scalar for all rows
+    #: the columns after the header: arrays of `count` values or one scalar for all rows
     _pieces: tuple[Any, ...]
 
     def bytes_from(self, row: int) -> int:
@@ -53,7 +53,7 @@ class Prepared:
     def encode(
         self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
     ) -> pa.Buffer:
-        """The records of rows [start, stop) one behind the other, as they go to the log.
+        """The records of rows [start, stop), one after the other, as they go to the log.
 
         Args: queue and physical offset of row `start`. Callers: one thread, under the put lock.
         """
@@ -93,7 +93,7 @@ def prepare(
     born_host: tuple[str, int] | None = None,
     row: Row | None = None,
 ) -> Prepared | PreparedRow:
-    """Encode all of a batch that needs no put lock. The batch must have passed `check_put`.
+    """Encode the parts of a batch that need no put lock. The batch must have passed `check_put`.
 
     Args: `stamp` is that of row 0; None writes none. `born_host` defaults to `store_host`; IPv6
     sets the sys_flag bits. `row` is what `check_put` returned.
@@ -108,7 +108,6 @@ def prepare(
     count = batch.num_rows
     body, tag, properties, born = batch.columns
     born_bytes = fmt.pack_host(*born_host) if born_host else store_bytes
-    dtype = fmt.header_dtype(len(born_bytes) > 8, len(store_bytes) > 8)
     topic_bytes, magic = _topic_field(topic)
 
     head = topic_bytes + b"\0\0"
@@ -128,26 +127,31 @@ def prepare(
         stored += value_lengths(properties)
     fixed[:, len(head) - 2 : len(head)] = stored.astype(">i2").view(np.uint8).reshape(count, 2)
 
-    body_lengths = value_lengths(body)
-    sizes = body_lengths + stored + (dtype.itemsize + len(head))
-    template = np.zeros(1, dtype=dtype)
-    template["magic"] = magic
-    template["queue_id"] = queue_id
-    template["flag"] = flag
-    template["sys_flag"] = (
-        sys_flag
-        | (fmt.SYS_BORN_HOST_V6 if len(born_bytes) > 8 else 0)
-        | (fmt.SYS_STORE_HOST_V6 if len(store_bytes) > 8 else 0)
+    headers = np.repeat(
+        _header_template(magic, queue_id, flag, sys_flag, born_bytes, store_bytes), count
     )
-    template["born_ip"], template["born_port"] = np.void(born_bytes[:-4]), _port(born_bytes)
-    template["store_ip"], template["store_port"] = np.void(store_bytes[:-4]), _port(store_bytes)
-    headers = np.repeat(template, count)
+    body_lengths = value_lengths(body)
+    sizes = body_lengths + stored + (headers.dtype.itemsize + len(head))
     headers["size"] = sizes
     headers["body_crc"] = body_crcs(body)
     headers["born_time_ms"] = born.to_numpy()
     headers["body_length"] = body_lengths
     keyed = keyed_column(properties)
     return Prepared(count, sizes, tags_codes, headers, keyed, tuple(pieces))
+
+
+def _header_template(
+    magic: int, queue_id: int, flag: int, sys_flag: int, born: bytes, store: bytes
+) -> npt.NDArray[Any]:
+    """The header fields that all records of a batch share; the others are 0."""
+    template = np.zeros(1, dtype=fmt.header_dtype(len(born) > 8, len(store) > 8))
+    template["magic"] = magic
+    template["queue_id"] = queue_id
+    template["flag"] = flag
+    template["sys_flag"] = sys_flag | fmt.host_flags(born, store)
+    template["born_ip"], template["born_port"] = np.void(born[:-4]), _port(born)
+    template["store_ip"], template["store_port"] = np.void(store[:-4]), _port(store)
+    return template
 
 
 def _port(packed: bytes) -> int:
@@ -182,7 +186,7 @@ def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
             np.full(count, len(written[0]), dtype=np.int64),
             np.full(count, codes[0], dtype=np.int64),
         )
-    # The null index -1 takes the entry behind the last value.
+    # The null index -1 takes the entry after the last value.
     index = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     piece = pa.array(written, pa.binary()).take(encoded.indices)
     lengths = np.array([*map(len, written), 0], dtype=np.int64)[index]
@@ -240,8 +244,7 @@ def encode_record(
                 limit=limit,
             )
     born, store = fmt.pack_host(*born_host), fmt.pack_host(*store_host)
-    sys_flag |= fmt.SYS_BORN_HOST_V6 if len(born) > 8 else 0
-    sys_flag |= fmt.SYS_STORE_HOST_V6 if len(store) > 8 else 0
+    sys_flag |= fmt.host_flags(born, store)
 
     def number(value: int, width: int) -> bytes:
         return value.to_bytes(width, "big", signed=True)

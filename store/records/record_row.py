@@ -1,11 +1,10 @@
-"""One row to one record: a put of a single message is else mostly numpy and Arrow calls on arrays of one.
+"""One row to one record. Through arrays of one item a put of a single message would take many times as long.
 
 `record_check.check_put` and `record_encode.prepare` choose; tests hold both ways to the same bytes.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -14,16 +13,16 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store.checksum import body_crc
-from raymq.store.errors import broken, require
-from raymq.store.index.index_keys import keyed_row
+from raymq.store.errors import broken
 
+from .keys import keyed_row
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_bytes
 from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separators_absent
 
 Int64s = npt.NDArray[np.int64]
 
-#: what a producer sends: `properties` are encoded (store/records/properties.py), without the stamp and TAGS
+#: columns that a producer sends: `properties` are encoded (store/records/properties.py), without the stamp and TAGS
 PUT_SCHEMA = pa.schema(
     [
         pa.field("body", pa.binary(), nullable=False),
@@ -36,9 +35,7 @@ PUT_SCHEMA = pa.schema(
 #: a longer row costs more to copy than the arrays cost
 BATCH_BYTES_MAX = 64 << 10
 
-#: fmt.HEADER_DTYPE from `size` to `body_length`, both hosts IPv4
-_HEADER = struct.Struct(">iIiiiqqiq8sq8siqi")
-require(_HEADER.size == fmt.HEADER_BYTES, "the header's layouts agree", found=_HEADER.size)
+_HEADER = fmt.HEADER
 
 
 class Row(NamedTuple):
@@ -51,7 +48,7 @@ class Row(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """1: where the rows of a put are counted, it stands for a batch."""
+        """1, as a batch of this row would have."""
         return 1
 
     def to_batch(self) -> pa.RecordBatch:
@@ -68,7 +65,7 @@ class Row(NamedTuple):
 
 
 def only_row(batch: pa.RecordBatch) -> Row | None:
-    """The row of a batch of one that is worth it; None else, and where a value is null that may not be."""
+    """The row of a small batch of one; None for others, and where a value is null that may not be."""
     if batch.num_rows != 1:
         return None
     body, tag, properties, born = batch.columns
@@ -80,7 +77,7 @@ def only_row(batch: pa.RecordBatch) -> Row | None:
 
 
 def plain(row: Row, max_message_bytes: int) -> bool:
-    """Whether a row is evidently right; if not, `check_put` looks closer and says what is wrong."""
+    """Whether a row is evidently right. If not, `check_put` finds out what is wrong."""
     if len(row.body) > max_message_bytes:
         return False
     stored = STAMP_BYTES
@@ -98,7 +95,7 @@ def plain(row: Row, max_message_bytes: int) -> bool:
 
 
 class PreparedRow:
-    """What `record_encode.Prepared` is to many rows. Hosts are IPv4, flags 0."""
+    """`record_encode.Prepared` for one row, without arrays. Hosts are IPv4, flags 0."""
 
     __slots__ = (
         "_body",
@@ -126,7 +123,7 @@ class PreparedRow:
         if tag:
             stored += TAG_NAME + tag.encode() + b"\x02"
         stored += properties or b""
-        #: as of a batch
+        #: the properties when they have a key
         self.keyed = keyed_row(properties) if properties else None
         self._tail = topic + len(stored).to_bytes(2, "big") + stored
         #: bytes of the record
@@ -134,22 +131,22 @@ class PreparedRow:
 
     @property
     def sizes(self) -> Int64s:
-        """As of a batch; made when asked for, because nobody needs it before the row is in the log."""
+        """Bytes of each record: one. Made on demand, since it is not needed before the row is in the log."""
         return np.array([self.size], dtype=np.int64)
 
     @property
     def tags_codes(self) -> Int64s:
-        """As of a batch: the consume-queue tags code."""
+        """The consume queue's tags code of each row: one."""
         return np.array([fmt.tags_code(self._tag)], dtype=np.int64)
 
     def bytes_from(self, row: int) -> int:
-        """As of a batch: the bytes of the records from `row` on."""
+        """Bytes of the records from `row` on."""
         return 0 if row else self.size
 
     def encode(
         self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
     ) -> bytes:
-        """As `Prepared.encode`; the only rows are [0, 1)."""
+        """The record, as `Prepared.encode` makes it; the only rows are [0, 1)."""
         if start or stop != 1:
             raise broken("the row of a batch of one", start=start, stop=stop)
         body = self._body

@@ -1,4 +1,4 @@
-"""The walk over record boundaries: the only loop over records, left to numpy where it can (D3).
+"""The walk over record boundaries: the only loop over records, left to numpy where possible.
 
 Source: CommitLog#checkMessageAndReturnSize. We also check the physical offset, which RocketMQ
 trusts.
@@ -21,50 +21,50 @@ from .one_record import is_whole
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: the magics of message records as they stand in the log
+#: the magics of message records, as bytes of the log
 MAGICS = (fmt.MAGIC_V1.to_bytes(4, "big"), fmt.MAGIC_V2.to_bytes(4, "big"))
 
-#: records checked at a time: bounds memory and what is looked at behind a damaged record
+#: records checked at a time: bounds memory and the work done after a damaged record
 BLOCK_RECORDS = 8192
 #: records of one size in a row from which on numpy looks for more of that size
 STRIDE_RECORDS = 4
-#: records looked at one by one: so few cost less than the arrays that look at many
+#: so few records are checked one by one, which costs less than arrays
 FEW_RECORDS = 16
 #: the first look ahead; it grows while the size stays the same
 STRIDE_LOOK_AHEAD = 256
 
 
 class WalkStop(Enum):
-    """Why a walk ended at its `end`."""
+    """The reason why a walk ended at its `end`."""
 
-    #: `stop` or `limit` was reached behind a whole record
+    #: `stop` or `limit` was reached after a whole record
     STOPPED = "stopped"
     #: size and magic are zeros
     END_OF_DATA = "end of data"
     #: a blank record: the log goes on in the next file
     BLANK = "blank record"
-    #: neither a message nor a blank
+    #: the magic is of neither a message nor a blank record
     BAD_MAGIC = "bad magic"
     #: the size is not that of its parts
     BAD_LENGTH = "bad length"
     #: the body's CRC differs
     BAD_CRC = "bad body CRC"
-    #: the record says that it stands elsewhere
+    #: the physical offset in the record is another one
     WRONG_POSITION = "wrong physical offset"
-    #: the record goes on behind `stop`
+    #: the record goes on after `stop`
     SHORT = "cut off"
     #: the disk does not give back the bytes
     UNREADABLE = "it cannot be read"
 
 
 class Walk(NamedTuple):
-    """Whole, valid records one behind the other."""
+    """Whole, valid records, one after the other."""
 
     #: physical offset of each record
     positions: Int64s
     #: bytes of each record
     sizes: Int64s
-    #: physical offset behind the last one: where the walk stopped
+    #: physical offset after the last one: where the walk stopped
     end: int
     reason: WalkStop
 
@@ -80,8 +80,8 @@ def walk(
 ) -> Walk:
     """Walk the records of `data`, whose first byte has the physical offset `base_offset`.
 
-    Args: `stop`, bytes of `data` to look at (all); `limit`, most records. Never raises for what the
-    bytes are, never reads behind `stop`. `check_position=False` is for logs that others wrote.
+    Args: `stop`, bytes of `data` to look at (all); `limit`, most records. Never raises for
+    bad bytes, never reads after `stop`. `check_position=False` is for foreign logs.
     """
     view = memoryview(data).cast("B")
     length = len(view) if stop is None else min(stop, len(view))
@@ -108,7 +108,7 @@ def walk(
 
 
 def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, WalkStop]:
-    """Follow sizes from `position`: starts and sizes of records that fit, and what stopped it.
+    """Follow sizes from `position`: starts and sizes of records that fit, and the reason why it stopped.
 
     Only size and magic are looked at; `_check` does the rest for all of them at once.
     """
@@ -187,7 +187,7 @@ def gather(view: Any, starts: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 class Layout(NamedTuple):
-    """Where the variable parts of records stand in a buffer: half-open, one item a record."""
+    """The ranges of the variable parts of records in a buffer: half-open, one item per record."""
 
     body_start: Int64s
     body_end: Int64s
@@ -200,8 +200,6 @@ class Layout(NamedTuple):
 _BYTE = np.dtype(np.int8)
 _SHORT = np.dtype(">i2")
 _INT = np.dtype(">i4")
-#: of an IPv4 record
-_STORE_TIME_OFFSET, _BODY_LENGTH_OFFSET = 56, 84
 
 
 def layout(view: Any, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
@@ -221,7 +219,7 @@ def _layout(
     extra: Int64s | int = 0
     topic_width: Int64s | int = 1
     sys_flags, v2 = headers["sys_flag"], headers["magic"] == fmt.MAGIC_V2
-    any_v6 = (sys_flags & (fmt.SYS_BORN_HOST_V6 | fmt.SYS_STORE_HOST_V6)).any()
+    any_v6 = (sys_flags & fmt.SYS_ANY_HOST_V6).any()
     any_v2 = v2.any()
     if any_v6:
         extra = fmt.IPV6_EXTRA_BYTES * (
@@ -240,7 +238,7 @@ def _layout(
 
     body_length = headers["body_length"].astype(np.int64)
     if any_v6:
-        at = inside(starts + extra + _BODY_LENGTH_OFFSET)
+        at = inside(starts + extra + fmt.BODY_LENGTH_AT)
         body_length = gather(view, at, _INT).astype(np.int64)
     body_end = body_start + body_length
     good &= (body_length >= 0) & (body_end + topic_width + 3 <= ends)
@@ -290,8 +288,8 @@ def _check(
     return count, fault
 
 
-class Fault(NamedTuple):
-    """What is wrong with a record that was to be whole."""
+class RecordFault(NamedTuple):
+    """A damaged record: its row and the rule that it breaks."""
 
     row: int
     rule: str
@@ -304,11 +302,11 @@ def first_fault(
     positions: Int64s | None = None,
     *,
     check_crc: bool = True,
-) -> Fault | None:
+) -> RecordFault | None:
     """The first of some records that is not the whole record it was stored as; None when all are.
 
     Args: every [start, start + size) lies inside `view`; `positions`: the physical offsets that they must have.
-    Header, topic and properties have no CRC: what sizes and lengths can tell is told.
+    Header, topic and properties have no CRC: only their sizes and lengths are checked.
     """
     if len(starts) <= FEW_RECORDS and _are_whole(view, starts, sizes, positions, check_crc):
         return None
@@ -322,7 +320,7 @@ def first_fault(
             None if positions is None else positions[:row],
             check_crc=check_crc,
         )
-        return fault or Fault(row, WalkStop.BAD_LENGTH.value)
+        return fault or RecordFault(row, WalkStop.BAD_LENGTH.value)
     if not len(starts):
         return None
     headers = gather(view, starts, fmt.HEADER_DTYPE)
@@ -331,22 +329,22 @@ def first_fault(
     count, fault = len(starts), None
     if not right.all():
         count = int(right.argmin())
-        fault = Fault(count, WalkStop.BAD_MAGIC.value + " or size")
+        fault = RecordFault(count, WalkStop.BAD_MAGIC.value + " or size")
     parts, good = _layout(view, headers, starts, sizes)
     if not good[:count].all():
         count = int(good.argmin())
-        fault = Fault(count, WalkStop.BAD_LENGTH.value)
+        fault = RecordFault(count, WalkStop.BAD_LENGTH.value)
     if positions is not None:
         wrong = headers["physical_offset"][:count] != positions[:count]
         if wrong.any():
             count = int(wrong.argmax())
-            fault = Fault(count, WalkStop.WRONG_POSITION.value)
+            fault = RecordFault(count, WalkStop.WRONG_POSITION.value)
     if check_crc and count:
         body_start, body_end = parts.body_start[:count], parts.body_end[:count]
         wrong = stretch_crcs(memoryview(view), body_start, body_end) != headers["body_crc"][:count]
         wrong &= body_end > body_start
         if wrong.any():
-            fault = Fault(int(wrong.argmax()), WalkStop.BAD_CRC.value)
+            fault = RecordFault(int(wrong.argmax()), WalkStop.BAD_CRC.value)
     return fault
 
 
@@ -359,8 +357,8 @@ def _are_whole(
     return all(is_whole(data, at, size, place, check_crc=check_crc) for at, size, place in rows)
 
 
-class Found(NamedTuple):
-    """What stands at some places of a file."""
+class FoundRecords(NamedTuple):
+    """The records at some places of a buffer."""
 
     #: at which of them a whole record begins
     there: Bools
@@ -373,7 +371,7 @@ class Found(NamedTuple):
     body_crcs: npt.NDArray[np.integer[Any]]
 
 
-def records_at(view: Any, starts: Int64s, positions: Int64s) -> Found:
+def records_at(view: Any, starts: Int64s, positions: Int64s) -> FoundRecords:
     """The records at `starts` (0 or more) of a buffer, which have these physical offsets.
 
     Bodies are not looked at. `one_record.record_at` does the same for one of them.
@@ -392,8 +390,8 @@ def records_at(view: Any, starts: Int64s, positions: Int64s) -> Found:
     times_ms = headers["store_time_ms"].astype(np.int64)
     moved = good & ((headers["sys_flag"] & fmt.SYS_BORN_HOST_V6) != 0)
     if moved.any():
-        at = where[moved] + _STORE_TIME_OFFSET + fmt.IPV6_EXTRA_BYTES
+        at = where[moved] + fmt.STORE_TIME_AT + fmt.IPV6_EXTRA_BYTES
         times_ms[moved] = gather(view, at, np.dtype(">i8"))
     begins, ends = parts.body_start - where, parts.body_end - where
-    found = Found(there, sizes, times_ms, begins, ends, headers["body_crc"])
-    return found if good.all() else Found(there, *(column[good] for column in found[1:]))  # type: ignore[arg-type]
+    found = FoundRecords(there, sizes, times_ms, begins, ends, headers["body_crc"])
+    return found if good.all() else FoundRecords(there, *(column[good] for column in found[1:]))  # type: ignore[arg-type]

@@ -15,27 +15,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.delay.delay_levels import DEFAULT_LEVELS_MS, SCHEDULE_TOPIC
+from raymq.store.delay_levels import DEFAULT_LEVELS_MS
+from raymq.store.format import SCHEDULE_TOPIC
 
 from .binary_columns import value_bytes, value_offsets
 from .producer_stamp import STAMP_BYTES, read_column
 from .properties import TAG_NAME
+from .record_decode import decode
 
 Int64s = npt.NDArray[np.int64]
 
 #: rows decoded at a time: bounds memory and the time the GIL is held
 SLICE_ROWS = 8192
 
-# Of a name that stands there twice (RocketMQ puts a batch's properties behind each message's) the last one counts.
+# Of two properties of one name the last counts: RocketMQ appends a batch's properties to each message's.
 _FIRST_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
 _LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
 _TAGS = re.compile(rb"(?:^|(?<=\x02))TAGS\x01([^\x02]+)")
 _DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
-_TRANSACTION_MASK = 0xC
-#: the columns that tell where runs begin and end: all that `tags_codes` needs too
+#: the columns that decide where runs begin and end; `tags_codes` needs no others
 RUN_COLUMNS = ("topic", "queue_id", "queue_offset", "store_time_ms", "sys_flag", "properties")
-_NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: offset 0, no consume queue entry
 
 
 class RowRun(NamedTuple):
@@ -134,9 +133,9 @@ def runs(
     """
     for low in range(0, len(positions), SLICE_ROWS):
         where, length = positions[low : low + SLICE_ROWS], sizes[low : low + SLICE_ROWS]
-        batch = record.decode(view, where - base_offset, length, columns=columns)
-        kind = batch.column("sys_flag").to_numpy() & _TRANSACTION_MASK
-        keep = ~np.isin(kind, _NO_QUEUE)
+        batch = decode(view, where - base_offset, length, columns=columns)
+        kind = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
+        keep = ~np.isin(kind, fmt.SYS_UNQUEUED)
         if not keep.all():
             batch = batch.filter(pa.array(keep))
             where, length = where[keep], length[keep]

@@ -1,1 +1,1 @@
-"""What the store does with stored messages by itself: transactions, retries."""
+"""Services of a running store: transactions, retries, upkeep."""

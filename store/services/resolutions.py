@@ -1,7 +1,7 @@
 """Which half messages are resolved, and how: two bits an offset, in blocks, kept in the shard's progress.
 
-A pure view of a progress table (`ShardState.progress`): `resolve` returns what to store, the table changes when that
-stands in the log.
+A pure view of a progress table (`ShardState.progress`): `resolve` returns the changes to store, and the table changes
+once these are in the log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MIN = "min"
 
 
 class Resolution(Enum):
-    """What became of a half message."""
+    """The outcome of a half message."""
 
     OPEN = 0
     COMMIT = 1
@@ -39,7 +39,7 @@ class Resolutions:
         return int(self._table.get(_MIN, 0))
 
     def of(self, offset: int) -> Resolution | None:
-        """What became of the half message at an offset; None: resolved too long ago to say how."""
+        """The outcome of the half message at an offset; None: resolved too long ago to say how."""
         block, bit = divmod(offset, BLOCK)
         value = self._table.get(str(block))
         if value is None:
@@ -53,7 +53,7 @@ class Resolutions:
                 yield offset
 
     def resolve(self, found: Mapping[int, Resolution]) -> dict[str, Any]:
-        """What to store for half messages that are being resolved: new blocks, and those that go."""
+        """The changes to store for half messages that are being resolved: new blocks, and blocks that go."""
         blocks: dict[int, int] = {}
         for offset, resolution in found.items():
             block, bit = divmod(offset, BLOCK)

@@ -1,6 +1,6 @@
-"""Consumer send-back: a message that could not be handled comes again later, at last in the dead letter queue.
+"""Consumer send-back: a message that could not be handled is delivered again later, at last to the dead letter queue.
 
-Source: AbstractSendMessageProcessor#consumerSendMsgBack, RocketMQ 5.3.3 (reference 12.1). As there, a call that is
+Source: AbstractSendMessageProcessor#consumerSendMsgBack, RocketMQ 5.3.3. As there, a call that is
 repeated because its outcome was unknown may bring the message twice.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raymq.store import format as fmt
-from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
 from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
 from raymq.store.errors import Rejected
+from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.put.inner_message import InnerMessage, PreparedInner
 from raymq.store.requests import Append
 from raymq.store.state import TopicInfo
@@ -55,7 +55,7 @@ def send_back(
     is this store's: a queue of it is taken. A topic that does not exist is created, with 1 queue, here.
     Returns: the topic where it will be, and what was appended.
     Durable: nothing; the flush service syncs.
-    Raises: Rejected when there is no such message, or for a bad group name; as put_inner.
+    Raises: Rejected for a missing message or a bad group name; as put_inner.
     """
     message = read_one(store, topic, queue_id, offset)
     if message is None:

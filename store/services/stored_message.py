@@ -1,6 +1,6 @@
 """One stored message with all its fields, for the store's services: they move single messages on, with changes.
 
-Readers of many messages take columns (`Reader.fetch`, `record.decode`) instead (design D3).
+Readers of many messages take columns (`Reader.fetch`, `record.decode`) instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ READ_BYTES = 1 << 20
 
 
 class StoredMessage(NamedTuple):
-    """A message as it stands in the log. Times in ms."""
+    """A message as the log has it. Times in ms."""
 
     topic: str
     queue_id: int
@@ -65,7 +65,7 @@ def read(
     max_records: int,
     max_bytes: int = READ_BYTES,
 ) -> tuple[list[StoredMessage], int]:
-    """Messages of one queue from `offset` on, and the offset behind them; the queue's end ends it.
+    """Messages of one queue from `offset` on, up to the queue's end, and the offset after them.
 
     Raises: OffsetOutOfRange below the queue's first message; Corrupt where the first of them is damaged.
     """

@@ -1,9 +1,9 @@
 """Transactions: half messages that become visible when they are committed.
 
-Source: TransactionalMessageBridge, TransactionalMessageServiceImpl, EndTransactionProcessor, RocketMQ 5.3.3
-(reference 11). It differs where RocketMQ's may deliver twice: a commit's message, its op record and the note that it
-was made are one append, so a repeated commit, also after a crash, delivers nothing more; and a check counts in the
-shard's progress instead of writing the half message anew.
+Source: TransactionalMessageBridge, TransactionalMessageServiceImpl, EndTransactionProcessor, RocketMQ 5.3.3.
+It differs where RocketMQ's may deliver twice. A commit's message, its op record and its progress are one append, so a
+repeated commit, also after a crash, delivers nothing more. A check counts in the shard's progress instead of writing
+the half message again.
 """
 
 from __future__ import annotations
@@ -14,31 +14,28 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raymq.store.compaction.units import check_key
 from raymq.store.errors import Corrupt, Rejected, Unavailable
+from raymq.store.format import HALF_TOPIC, SYS_COMMITTED, SYS_TRANSACTION_MASK
 from raymq.store.producer_table import UNKNOWN_OFFSET
-from raymq.store.put.inner_message import InnerMessage, PreparedInner, Progress
+from raymq.store.put.inner_message import InnerMessage, PreparedInner, ServiceProgress
+from raymq.store.records.key_check import check_key
 from raymq.store.requests import Append
 from raymq.store.topics import check_target
 
 from .resolutions import Resolution, Resolutions
 from .stored_message import StoredMessage, read, read_one
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
 
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DISCARD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-#: whose offsets tell RocketMQ how far half messages and op records are done
+#: the group whose offsets show RocketMQ how far half messages and op records are done
 GROUP = "CID_RMQ_SYS_TRANS"
 SERVICE = "transaction"
 
-#: sysFlag of a committed message (MessageSysFlag.TRANSACTION_COMMIT_TYPE)
-COMMITTED = 0x8
-_TRANSACTION_BITS = 0xC
 _OP_TAG = "d"
 _OP_SEPARATOR = ","
 _CHECKS = "checks:"
@@ -51,7 +48,7 @@ Ask = Callable[[StoredMessage], Resolution]
 
 
 class Half(NamedTuple):
-    """A stored half message: what commit, rollback and check name it by."""
+    """A stored half message: its names for commit, rollback and check."""
 
     offset: int
     transaction_id: str
@@ -59,7 +56,7 @@ class Half(NamedTuple):
 
 
 class CheckRound(NamedTuple):
-    """What one round of checks did."""
+    """The result of one round of checks."""
 
     asked: int
     committed: int
@@ -88,10 +85,10 @@ class TransactionService:
         #: over look and put: two commits of one half message deliver one message
         self._lock = threading.Lock()
 
-    # --- what a producer calls ------------------------------------------------------------------------------
+    # --- calls of producers ---------------------------------------------------------------------------------
 
     def prepare(self, message: InnerMessage) -> Half:
-        """Put a message as a half message of its topic and queue; nobody reads it before `commit`.
+        """Put a message as a half message of its topic and queue; consumers see it after `commit`.
 
         Delays are ignored: the transaction wins. Durable: nothing yet, see `MessageStore.put_inner`.
         Raises: Rejected for a topic or queue that does not exist, or KEYS that its topic needs; as put_inner.
@@ -116,7 +113,7 @@ class TransactionService:
             message.body,
             properties,
             flag=message.flag,
-            sys_flag=message.sys_flag & ~_TRANSACTION_BITS,
+            sys_flag=message.sys_flag & ~SYS_TRANSACTION_MASK,
             born_time_ms=message.born_time_ms,
             born_host=message.born_host,
             reconsume_times=message.reconsume_times,
@@ -126,7 +123,7 @@ class TransactionService:
         return Half(append.first_offset, transaction_id, append)
 
     def _check_size(self, half: InnerMessage) -> None:
-        """What is prepared can also be committed: then its op record stands beside it."""
+        """Check that a prepared message can also be committed, together with its op record."""
         config = self._store.config
         size = PreparedInner(half, store_host=config.store_host).size
         limit = config.record_bytes_max - END_RESERVE_BYTES
@@ -175,7 +172,7 @@ class TransactionService:
                     field="transaction",
                 )
             raise Rejected(
-                f"there is no half message {offset}", field="transaction", limit="a half message"
+                f"half message {offset} does not exist", field="transaction", limit="a half message"
             )
         have = half.properties.get("PGROUP")
         if group is not None and have != group:
@@ -191,7 +188,7 @@ class TransactionService:
             half.properties["REAL_TOPIC"],
             int(half.properties["REAL_QID"]),
             half.properties,
-            sys_flag=half.sys_flag & ~_TRANSACTION_BITS | COMMITTED,
+            sys_flag=half.sys_flag & ~SYS_TRANSACTION_MASK | SYS_COMMITTED,
             prepared_transaction_offset=half.physical_offset,
         )
         return self._end(half, Resolution.COMMIT, [message])
@@ -199,7 +196,7 @@ class TransactionService:
     def _end(
         self, half: StoredMessage, resolution: Resolution, messages: list[InnerMessage]
     ) -> Append:
-        """Put what becomes of a half message, its op record, and the note of both, as one."""
+        """Put the outcome of a half message, its op record, and the progress of both, as one group."""
         offset = half.queue_offset
         values = self._resolutions().resolve({offset: resolution})
         if f"{_CHECKS}{offset}" in self._table():
@@ -211,7 +208,7 @@ class TransactionService:
             {"TAGS": _OP_TAG},
             born_time_ms=self._store.clock.now_ms(),
         )
-        return self._store.put_inner([*messages, op], progress=Progress(SERVICE, values))[0]
+        return self._store.put_inner([*messages, op], progress=ServiceProgress(SERVICE, values))[0]
 
     def _again(self) -> Append:
         """The answer to a repeated call: as durable as the log is now."""
@@ -224,7 +221,7 @@ class TransactionService:
     def check(self, ask: Ask) -> CheckRound:
         """Ask about every open half message that is old enough; one that was asked for too often is discarded.
 
-        `ask` is called without the service's lock; what it answers counts unless somebody resolved the half meanwhile.
+        `ask` is called without the service's lock; its answer counts unless the half message was resolved in between.
         RocketMQ runs a round every 30 s (transactionCheckInterval).
         """
         self.take_over()
@@ -268,11 +265,11 @@ class TransactionService:
         with self._lock:
             if self._resolutions().of(offset) is Resolution.OPEN:
                 self._store.put_inner(
-                    [], progress=Progress(SERVICE, {f"{_CHECKS}{offset}": checks})
+                    [], progress=ServiceProgress(SERVICE, {f"{_CHECKS}{offset}": checks})
                 )
 
     def _settle(self, half: StoredMessage, resolution: Resolution) -> bool:
-        """Resolve a half message unless it was meanwhile. Returns: whether this call did it."""
+        """Resolve a half message unless another call did. Returns: whether this call did it."""
         with self._lock:
             if self._resolutions().of(half.queue_offset) is not Resolution.OPEN:
                 return False
@@ -282,7 +279,7 @@ class TransactionService:
                     return True
             except (Rejected, KeyError, ValueError) as error:
                 # Another engine's, that says of no queue where it belongs: it must not hold up the others.
-                log.warning("half message %d cannot be committed: %s", half.queue_offset, error)
+                logger.warning("half message %d cannot be committed: %s", half.queue_offset, error)
                 return False
             if resolution is Resolution.DISCARD:
                 discarded = half.moved(DISCARD_TOPIC, 0, half.properties)
@@ -298,11 +295,12 @@ class TransactionService:
     # --- what RocketMQ did and will do ----------------------------------------------------------------------
 
     def take_over(self) -> None:
-        """Note what op records say that another engine wrote into this store. Ours say nothing new."""
+        """Import the op records that another engine wrote into this store; RayMQ's say nothing new."""
         with self._lock:
             found: dict[int, Resolution] = {}
-            # RocketMQ moves this offset over what is resolved, and over what it wrote anew to check it. What stands
-            # below the queue's first message was deleted with its commit log file: nobody can commit it any more.
+            # RocketMQ moves this offset over half messages that are resolved, or that it wrote again to check them.
+            # Those below the queue's first message were deleted with their commit log file and cannot be committed any
+            # more.
             done = self._store.state.offsets.get((GROUP, HALF_TOPIC), {}).get(0, 0)
             done = max(done, self._store.queue_range(HALF_TOPIC, 0)[0])
             low, resolutions = self._resolutions().min_open, self._resolutions()
@@ -322,7 +320,7 @@ class TransactionService:
                             found[int(text)] = Resolution.DISCARD
             if found:
                 values = resolutions.resolve(found)
-                self._store.put_inner([], progress=Progress(SERVICE, values))
+                self._store.put_inner([], progress=ServiceProgress(SERVICE, values))
         self._note_offsets()
 
     def _note_offsets(self) -> None:

@@ -1,7 +1,7 @@
-"""What a running store notes beside its log, so that a crash leaves little to do to the next start, and to RocketMQ.
+"""Keeps the files beside the log current, so that a crash leaves little work to the next start, and to RocketMQ.
 
-RocketMQ begins the recovery of a crashed store at the file that `checkpoint` tells, and knows topics and offsets from
-`config/` alone. Both are written while the store runs, by a slow thread and never on the way of a put.
+RocketMQ begins the recovery of a crashed store at the file that `checkpoint` names, and takes topics and offsets from
+`config/` alone. Both are written while the store runs, by a slow thread and never as part of a put.
 Source: DefaultMessageStore.FlushConsumeQueueService, StoreCheckpoint, BrokerController#initializeBrokerScheduledTasks,
 RocketMQ 5.3.3.
 """
@@ -9,16 +9,13 @@ RocketMQ 5.3.3.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from raymq.store import config_json
 from raymq.store.errors import Corrupt, RayMQError
 from raymq.store.files import NOT_TRIED
 
-if TYPE_CHECKING:
-    from raymq.store.message_store import MessageStore
-
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
 #: bounds of the time between two syncs of the consume queues, and between two writes of the configuration
 PAUSE_MIN_MS, PAUSE_MAX_MS = 5_000, 60_000
@@ -28,27 +25,34 @@ SHARE = 100
 TIMES_MAX = 256
 
 
+class MaintainedStore(config_json.ConfiguredStore, Protocol):
+    """The store that is kept up (`MessageStore`)."""
+
+    def sync_queues(self) -> None:
+        """fdatasync every consume queue and the index."""
+
+
 class Upkeep:
     """Callers: one thread calls `run_once` about every second."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MaintainedStore) -> None:
         self._store = store
         self._clock = store.clock
         now_ms = self._clock.monotonic_ms()
         self._next_sync_ms = self._next_config_ms = now_ms + PAUSE_MIN_MS
         #: (end of the log, store time): all records below were stored then or before; ascending
         self._times: list[tuple[int, int]] = []
-        #: what the configuration is to say, as soon as the log is synced up to there
+        #: tables to write as soon as the log is synced up to that end
         self._waiting: tuple[int, config_json.Tables] | None = None
-        #: what the files hold
+        #: the content of the files
         self._files: dict[str, tuple[config_json.Table, int]] = {}
-        #: what was known at the last look
+        #: the tables of the last look
         self._seen: config_json.Tables | None = None
         #: why something failed in the last call, for status
         self.failed: str | None = None
 
     def run_once(self) -> None:
-        """Do what is due. What fails is tried again, but for an fsync.
+        """Do what is due. Failures are tried again, but for a failed fsync.
 
         Raises: OSError, Unavailable where a sync of a consume queue failed: only another start writes them again.
         """
@@ -59,7 +63,7 @@ class Upkeep:
             try:
                 self._store.sync_queues()
             except Corrupt as error:
-                # That queue is built anew at the next start.
+                # That queue is rebuilt at the next start.
                 self._fail(error)
             except OSError as error:
                 if error.errno not in NOT_TRIED:
@@ -73,11 +77,13 @@ class Upkeep:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        log.warning("what a crash should leave could not be written: %s", error)
+        logger.warning(
+            "checkpoint, consume queues or configuration could not be written: %s", error
+        )
         self.failed = str(error)
 
     def _after(self, began_ms: int) -> int:
-        """When to do again what began then and is done now."""
+        """The time of the next run of a job that began then and ends now."""
         now = self._clock.monotonic_ms()
         return now + min(max(SHARE * (now - began_ms), PAUSE_MIN_MS), PAUSE_MAX_MS)
 
@@ -97,26 +103,26 @@ class Upkeep:
         return max((time_ms for end, time_ms in self._times if end <= offset), default=0)
 
     def _write_checkpoint(self) -> None:
-        """Never ahead of what is synced: RocketMQ takes all that was stored earlier for complete."""
-        log_ = self._store.log
-        checkpoint, queued = log_.checkpoint, log_.marks.dispatched_end
-        physic_ms = max(checkpoint.physic_ms, self._time_below(log_.synced))
+        """Write times that are synced: RocketMQ takes all messages stored earlier for complete."""
+        log = self._store.log
+        checkpoint, queued = log.checkpoint, log.marks.dispatched_end
+        physic_ms = max(checkpoint.physic_ms, self._time_below(log.synced))
         logics_ms = max(checkpoint.logics_ms, self._time_below(queued))
         if (physic_ms, logics_ms) != (checkpoint.physic_ms, checkpoint.logics_ms):
             checkpoint.physic_ms, checkpoint.logics_ms = physic_ms, logics_ms
             checkpoint.write()
-        known = [at for at, (end, _) in enumerate(self._times) if end <= min(log_.synced, queued)]
+        known = [at for at, (end, _) in enumerate(self._times) if end <= min(log.synced, queued)]
         del self._times[: known[-1] if known else 0]
 
     # --- configuration --------------------------------------------------------------------------------------
 
     def _write_config(self) -> None:
-        """When something changed: what is said there is in the log, durably."""
+        """Write the configuration after a change, once the log has that change on disk."""
         store, began = self._store, self._clock.monotonic_ms()
         if self._waiting is None and began >= self._next_config_ms:
             tables = config_json.tables_of(store)
             if tables != self._seen:
-                # The end after the tables: what they say stands below it.
+                # The end is read after the tables: their records are below it.
                 self._waiting = store.log.end, tables
                 self._seen = tables
             self._next_config_ms = self._after(began)

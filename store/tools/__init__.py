@@ -1,1 +1,1 @@
-"""What looks at, mends and exports a store that nobody has open. Nothing here serves messages."""
+"""Tools that check, mend and export a store that is not open. Nothing here serves messages."""

@@ -1,4 +1,4 @@
-"""Every message of a store as a dict, in the words of RocketMQ's fields."""
+"""Every message of a store as a dict, with RocketMQ's names for the fields."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
 from raymq.store.state import INTERNAL_TOPIC
 
-from .faults import Progress
+from .faults import ReportProgress
 from .read_only import ReadOnlyStore
 from .slices import Stretch, queued
 
@@ -74,11 +74,11 @@ class Choice:
     queue_id: int | None = None
     start: int | None = None
     stop: int | None = None
-    #: also what is readable behind damage
+    #: also records that are readable after damage
     behind_damage: bool = False
 
     def rows(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Which rows of a decoded slice are chosen. Rows that stand in no queue never are."""
+        """Which rows of a decoded slice are chosen. Rows of no consume queue never are."""
         keep = queued(batch)
         topics = batch.column("topic")
         if self.topic is None:
@@ -97,7 +97,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The numbers of an export."""
 
     messages: int
     files: list[str]
@@ -113,11 +113,11 @@ def export(
     *,
     file_bytes: int = FILE_BYTES,
     files: Files | None = None,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
 ) -> Exported:
     """Write the chosen messages of a store into the new directory `target`, as part-00000.parquet and so on.
 
-    Raises: Rejected when `target` exists, or `root` is no store or has none of the topic; Corrupt for a damaged log
+    Raises: Rejected when `target` exists, or `root` is not a store or has none of the topic; Corrupt for a damaged log
     unless the choice says `behind_damage`: then its readable rest is exported too. Durable: at return.
     """
     files = files or Files()
@@ -149,7 +149,7 @@ def _check_topic(store: ReadOnlyStore, choice: Choice) -> None:
     queues = {number for topic, number, _ in store.queue_directories() if topic == choice.topic}
     if choice.queue_id in queues or (choice.queue_id is None and queues):
         return
-    # Consume queues may be lost, then the records tell.
+    # Consume queues may be lost: then the records decide.
     wanted = replace(choice, start=None, stop=None)
     if not any(wanted.rows(part.decode()).any() for part in store.slices(behind=True)):
         known = sorted({topic for topic, _, _ in store.queue_directories()})
@@ -305,14 +305,14 @@ class _PartWriter:
 
 
 class _Sink:
-    """What pyarrow needs of a file to write, on `Files`."""
+    """A file to write as pyarrow needs it, on `Files`."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._files = files
         self._fd = files.open_file(path, create=True)
         self._at = 0
         self.closed = False
-        #: after a failure: what comes is dropped
+        #: after a failure further bytes are dropped
         self.discarding = False
 
     def write(self, data: Any) -> int:
@@ -348,7 +348,7 @@ class _Sink:
         return self._at
 
     def close(self) -> None:
-        """Close; called by nobody but this module: pyarrow leaves what it was given open."""
+        """Close. Only this module calls it: pyarrow leaves a given file open."""
         if not self.closed:
             self.closed = True
             self._files.close(self._fd)

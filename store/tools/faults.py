@@ -1,4 +1,4 @@
-"""What `verify` says of a store: faults, each with its place and rule, and what a start would do."""
+"""The results of `verify`: faults, each with its place and rule, and the decision of the next start."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from raymq.store.errors import RayMQError
 #: faults of one kind that are named in one file; the last one says how many more there are
 NAMED_MAX = 20
 
-#: told how far a long walk is: (what, bytes done, bytes in all)
-Progress = Callable[[str, int, int], None]
+#: called with the progress of a long walk: (what, bytes done, bytes in all)
+ReportProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a start would do where the log ends: a row of the decision table of docs/recovery.md."""
+class LogVerdict:
+    """The decision of a start about the log's end: a row of the decision table of docs/recovery.md."""
 
     end: int
     #: keep | truncate | corrupt
     decision: str
     row: str
-    #: what the walk found there
+    #: the finding of the walk there
     found: str
-    #: what physically can have happened
+    #: the physical event that can have caused it
     cause: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Faults:
 
     root: Path
     found: list[Fault] = field(default_factory=list)
-    #: what a crash left of a cache, and the next start makes anew from the log: no fault
+    #: parts of caches that a crash left and the next start rebuilds from the log; these are not faults
     anew: list[str] = field(default_factory=list)
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class Faults:
             self._counts[key] = self._counts.get(key, 0) + count
 
     def error(self, error: RayMQError) -> None:
-        """What reading a file raised."""
+        """Add the error that reading a file raised."""
         self.found.append(from_error(self.root, error))
 
     def all(self) -> list[Fault]:
@@ -96,7 +96,7 @@ class Faults:
 
 
 def from_error(root: Path, error: RayMQError) -> Fault:
-    """What an error of a reader says, as a fault."""
+    """An error of a reader as a fault."""
     path = str(error.fields.get("path", root))
     name = path.removeprefix(str(root)).lstrip("/") or "."
     return Fault(
@@ -109,10 +109,10 @@ def from_error(root: Path, error: RayMQError) -> Fault:
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found."""
+    """The result of `check`."""
 
     faults: list[Fault]
     #: None when the log could not be walked or has no file
-    verdict: Verdict | None
-    #: files of caches that the next start makes anew, in part or whole
+    verdict: LogVerdict | None
+    #: files of caches that the next start rebuilds, in part or whole
     anew: list[str] = field(default_factory=list)

@@ -12,7 +12,7 @@ from raymq.store.files import Files
 from raymq.store.tools.verify_compaction import check_compaction
 
 from .dump import dump
-from .faults import Fault, Faults, Progress, Report, from_error
+from .faults import Fault, Faults, Report, ReportProgress, from_error
 from .read_only import ReadOnlyStore
 from .verify_chain import check_chain
 from .verify_files import check_checkpoint, check_config, check_marks, check_timer
@@ -22,10 +22,10 @@ from .verify_queues import QueueCheck
 __all__ = ["Fault", "Faults", "Report", "check", "check_derived", "dump", "verify"]
 
 
-def check(root: Path, files: Files | None = None, progress: Progress | None = None) -> Report:
-    """Every fault of a store, and what a start would do where its log ends.
+def check(root: Path, files: Files | None = None, progress: ReportProgress | None = None) -> Report:
+    """Every fault of a store, and the decision of a start about its log's end.
 
-    Raises: Rejected when `root` is no store. Changes nothing.
+    Raises: Rejected when `root` is not a store. Changes nothing.
     """
     try:
         store = ReadOnlyStore(root, files, progress)
@@ -61,6 +61,6 @@ def check_derived(store: ReadOnlyStore) -> int:
 def verify(root: Path, files: Files | None = None) -> list[Fault]:
     """Every fault of a store: file, offset, rule. Empty when there is none; a torn tail that a start cuts is none.
 
-    Raises: Rejected when `root` is no store. Changes nothing.
+    Raises: Rejected when `root` is not a store. Changes nothing.
     """
     return check(root, files).faults

@@ -1,4 +1,4 @@
-"""Copies of what a repair is about to change, made and synced before it changes anything."""
+"""Copies of the files that a repair changes, made and synced before the first change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class KeepAside:
         self._kept: set[Path] = set()
 
     def keep(self, path: Path) -> None:
-        """Copy a file, or a directory and all in it. Durable: at return. A missing one is no error."""
+        """Copy a file, or a directory and all in it. Durable: at return. A missing one is ignored."""
         if not self._files.exists(path):
             return
         if self._files.is_dir(path):

@@ -33,7 +33,7 @@ from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records.rows import tag_column
 from raymq.store.state import INTERNAL_TOPIC, PROGRESS
 
-from .faults import Faults, Progress, Verdict
+from .faults import Faults, LogVerdict, ReportProgress
 from .slices import Stretch
 
 _BLANK = record.WalkStop.BLANK
@@ -42,17 +42,17 @@ LOG_FILES = "files of the commit log are there"
 
 
 class ReadOnlyStore:
-    """The files of a store. `scan` first; what it finds wrong is in `faults`."""
+    """The files of a store. Call `scan` first; its findings are in `faults`."""
 
     def __init__(
-        self, root: Path, files: Files | None = None, progress: Progress | None = None
+        self, root: Path, files: Files | None = None, progress: ReportProgress | None = None
     ) -> None:
         self.root = root
         self.files = files or Files()
-        self.progress: Progress = progress or (lambda what, done, total: None)
+        self.progress: ReportProgress = progress or (lambda what, done, total: None)
         if not self.files.exists(root / "commitlog"):
             raise Rejected(
-                f"{root} is no store: it has no commitlog directory",
+                f"{root} is not a store: it has no commitlog directory",
                 field="DIR",
                 limit="a store directory",
             )
@@ -70,22 +70,22 @@ class ReadOnlyStore:
             )
             self.log.load()
         self.meta = read_meta(root / "raymq" / "meta", files=self.files)
-        #: before the scan: what is appended meanwhile stands above them
+        #: read before the scan: later appends are above them
         self.marks = read_marks(root / "raymq" / "marks", files=self.files)
         self.own = self.meta.get("store_id") is not None
-        #: the last stop was no orderly one, or the store is open
+        #: the last stop was not an orderly one, or the store is open
         self.crashed = self.files.exists(root / "abort")
-        self.verdict: Verdict | None = None
+        self.verdict: LogVerdict | None = None
         self.start = self.log.min_offset if self.log is not None else 0
         self.end = self.start
         #: the records below `end`
         self.records: list[Stretch] = []
-        #: what is readable behind damage, and the damaged ranges [start, stop) before and between
+        #: records after damage, and the damaged ranges [start, stop) before and between them
         self.behind: list[Stretch] = []
         self.damaged: list[tuple[int, int]] = []
 
     def usual_size(self, directories: list[Path]) -> int:
-        """What most files have, so that one of a wrong length is the one that is named; 0 when all are empty."""
+        """The size that most files have, so that a fault names the file of another size; 0 when all are empty."""
         sizes = Counter(
             self.size(directory / name)
             for directory in directories
@@ -102,17 +102,17 @@ class ReadOnlyStore:
     @property
     def same_boot(self) -> bool:
         """Whether the page cache of the last writer is there."""
-        # What only the pool has is not looked at: without it the log ends as after a power loss.
+        # Bytes that only the pool has are not read: without them the log ends as after a power loss.
         in_pool = self.meta.get("pool") is not None
         return bool(self.meta.get("boot_id") == self.files.boot_id()) and not in_pool
 
     # --- the log --------------------------------------------------------------------------------------------
 
     def scan(self, *, trust_chain: bool = True) -> None:
-        """Walk the whole log in memory as recovery does; what recovery would report becomes a fault.
+        """Walk the whole log in memory as recovery does; damage that recovery would report becomes a fault.
 
-        Where that is damage, what is readable behind it is looked for too. Without `trust_chain` the records alone
-        say where the log ends.
+        Where that is damage, readable records after it are searched too. Without `trust_chain` the records alone
+        decide where the log ends.
         """
         poisoned = self.meta.get("poisoned")
         if poisoned:
@@ -132,7 +132,9 @@ class ReadOnlyStore:
         try:
             found = self._scan(self.log, chain)
             self.end, row = found.end, found.row
-            self.verdict = Verdict(found.end, row.decision.value, row.name, found.fault, row.cause)
+            self.verdict = LogVerdict(
+                found.end, row.decision.value, row.name, found.fault, row.cause
+            )
             if row.decision is Decision.CORRUPT:
                 self._fault_at(found.end, f"recovery row {row.name}", f"{found.fault}: {row.cause}")
                 self._look_behind(self.log, chain)
@@ -143,17 +145,17 @@ class ReadOnlyStore:
                 chain.close()
 
     def forget(self) -> None:
-        """As before the scan."""
+        """Forget the scan and its faults."""
         self.faults = Faults(self.root)
         self.verdict, self.end = None, self.start
         self.records, self.behind, self.damaged = [], [], []
 
     def _leave_out_half_group(self) -> None:
-        """What a start cuts off as a whole: a crash left the first messages of a group only."""
+        """Leave out a group of which a crash left the first messages only: a start cuts it off as a whole."""
         if not self.records:
             return
         last = self.records[-1]
-        # A group is one append unit, so its first record is no further away than that.
+        # A group is one append unit, so its first record is within that distance.
         reach = StoreConfig(segment_size_bytes=self.segment_size_bytes).group_bytes_max
         first = int(np.searchsorted(last.positions, self.end - reach))
         tail = last._replace(positions=last.positions[first:], sizes=last.sizes[first:])
@@ -209,7 +211,7 @@ class ReadOnlyStore:
                 end = max(end, queue.max_physical_offset)
                 queue.close()
         except Corrupt:
-            # `check_derived` names it. Until it is mended the queues tell nothing.
+            # `check_derived` names it. Until it is mended the queues prove nothing.
             return sys.maxsize
         return end
 
@@ -230,7 +232,7 @@ class ReadOnlyStore:
     def _look_behind(self, log: MappedFileQueue, chain: Chain | None) -> None:
         """From damage on: every further unit that differs, every record that is whole.
 
-        A record counts here only with a right position, which a leftover of an earlier life seldom has.
+        A record counts here only with a right position, which a leftover of an earlier file seldom has.
         """
         units = [] if chain is None else chain.units(self.end, log.files[-1].start + log.file_size)
         bad = self._differing(log, units)
@@ -281,14 +283,14 @@ class ReadOnlyStore:
         return found
 
     def slices(self, *, behind: bool = False) -> Iterator[Stretch]:
-        """The records below `end`, in slices; `behind`: also those behind damage."""
+        """The records below `end`, in slices; `behind`: also those after damage."""
         for stretch in [*self.records, *self.behind] if behind else self.records:
             yield from stretch.slices()
 
     # --- consume queues -------------------------------------------------------------------------------------
 
     def queues(self) -> Iterator[tuple[str, int, ConsumeQueue]]:
-        """Every consume queue on disk, by topic and queue id. Callers close what they get."""
+        """Every consume queue on disk, by topic and queue id. Callers close each queue."""
         found = self.queue_directories()
         size = self.usual_size([directory for _, _, directory in found])
         opened = OpenFiles(self.files)
@@ -312,7 +314,7 @@ class ReadOnlyStore:
 
     @property
     def queues_end(self) -> int:
-        """Consume queues are believed up to here; a start cuts what they say of records behind it."""
+        """Consume queues are believed up to here; a start cuts their units of later records."""
         if not self.own or self.same_boot or not self.crashed:
             return self.end
         return min(self.end, self.marks.dispatched_end)

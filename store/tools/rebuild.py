@@ -55,7 +55,7 @@ def begin(target: Path, *, files: Files) -> Path:
 def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> None:
     """Consume queues of the records that end at or below `upto`.
 
-    Args: names of directories as `consumequeue/<topic>/<queue id>`; `consumequeue` stands for all of the log.
+    Args: names of directories as `consumequeue/<topic>/<queue id>`; `consumequeue` means all queues of the log.
     """
     files = store.files
     size = store.usual_size([directory for _, _, directory in store.queue_directories()])
@@ -72,20 +72,7 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
             begin(directory, files=files), size, files=files, opened=opened
         )
     try:
-        for part in store.slices():
-            kept = part.positions + part.sizes <= upto
-            part = part._replace(positions=part.positions[kept], sizes=part.sizes[kept])
-            if not len(part.positions):
-                break
-            for group in by_queue(part.decode(), part.positions, part.sizes):
-                queue = new.get((group.topic, group.queue_id))
-                if queue is None:
-                    continue
-                for run in group.runs():
-                    queue.append(int(run.offsets[0]), run.positions, run.sizes, run.tags_codes)
-            store.progress(
-                "consume queues", int(part.positions[-1]) - store.start, max(1, upto - store.start)
-            )
+        _append_records(store, new, upto)
         for queue in new.values():
             queue.sync()
         opened.sync_names()
@@ -94,6 +81,23 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
             queue.close()
     for topic, queue_id in new:
         swap(queue_directory(store.root, topic, queue_id), files=files)
+
+
+def _append_records(store: ReadOnlyStore, queues: dict[Queue, ConsumeQueue], upto: int) -> None:
+    """Write the units of all records that end at or below `upto`."""
+    for part in store.slices():
+        kept = part.positions + part.sizes <= upto
+        part = part._replace(positions=part.positions[kept], sizes=part.sizes[kept])
+        if not len(part.positions):
+            break
+        for group in by_queue(part.decode(), part.positions, part.sizes):
+            queue = queues.get((group.topic, group.queue_id))
+            if queue is None:
+                continue
+            for run in group.runs():
+                queue.append(int(run.offsets[0]), run.positions, run.sizes, run.tags_codes)
+        done = int(part.positions[-1]) - store.start
+        store.progress("consume queues", done, max(1, upto - store.start))
 
 
 def _queues_of_log(store: ReadOnlyStore) -> set[Queue]:
@@ -134,7 +138,7 @@ def write_checkpoint(store: ReadOnlyStore) -> None:
 
 
 def write_marks(store: ReadOnlyStore) -> None:
-    """Marks that vouch for what was just read and synced; C is found again by whoever leads."""
+    """Marks that vouch for the bytes just read and synced. The next leader finds the confirmed end again."""
     if store.log is not None:
         store.log.sync_range(store.start, store.end)
     data = struct.pack("=4q", store.end, store.end, 0, 0).ljust(PAGE_BYTES, b"\0")
@@ -142,7 +146,7 @@ def write_marks(store: ReadOnlyStore) -> None:
 
 
 def config(store: ReadOnlyStore, name: str) -> str:
-    """A config file: its readable backup, else what the log says. Returns: where it came from."""
+    """Rebuild a config file from its backup, else from the log. Returns: the source."""
     files, path = store.files, store.root / "config" / name
     backup = path.with_name(f"{name}.bak")
     if readable(files, backup):
@@ -164,7 +168,7 @@ def config(store: ReadOnlyStore, name: str) -> str:
 
 
 def _state(store: ReadOnlyStore) -> ShardState:
-    """Topics and offsets, as the records of the log tell them."""
+    """Topics and offsets, as the records of the log have them."""
     state = ShardState()
     for part in store.slices():
         batch = part.decode()

@@ -1,6 +1,6 @@
 """Makes the index files of a store again from its log, in the order in which IndexService would have.
 
-Source: IndexFile#putKey, IndexService#buildIndex, RocketMQ 5.3.3 (reference 6.7).
+Source: IndexFile#putKey, IndexService#buildIndex, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def rebuild_index(store: ReadOnlyStore) -> None:
         if writer is not None:
             writer.close()
     files.sync_dir(directory)
-    # What it says of the old files counts no more; without it a complete index is taken as it is.
+    # The mark is of the old files; without a mark a complete index is taken as it is.
     files.unlink(store.root / "raymq" / "index")
     swap(target, files=files)
 

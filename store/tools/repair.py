@@ -1,8 +1,8 @@
-"""Mends a store that is not open: first the plan, then, when asked, what it says.
+"""Mends a store that is not open: first it shows the plan, then, when asked, it runs it.
 
 Derived files are made again from the log. The log itself is never mended, only cut, at an offset that the operator
-names. Whatever is changed is copied aside before. Source: none in RocketMQ, which cuts a log at the first bad record
-without asking.
+names. Files are copied aside before they are changed.
+RocketMQ has no such tool: it cuts a log at the first bad record without asking.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from raymq.store.log.recovery import Decision
 from raymq.store.log.segment_paths import other_directories
 
 from . import rebuild
-from .faults import Fault, Progress, Verdict
+from .faults import Fault, LogVerdict, ReportProgress
 from .inspect import check, check_derived
 from .keep_aside import KeepAside
 from .read_only import ReadOnlyStore
@@ -37,7 +37,7 @@ from .rebuild_index import rebuild_index
 from .slices import by_queue
 from .verify_chain import crc_is_wrong
 
-#: what can be made again from the log
+#: parts that can be rebuilt from the log
 PARTS = ("consumequeue", "chain", "index", "checkpoint", "marks", "config")
 
 
@@ -49,7 +49,7 @@ _WORDS = {
     "marks": "write the marks again",
     "config": "write config files from their backups, or from the log",
 }
-#: what a part is, where that is not a file or directory of its name
+#: parts that are not a file or directory of their name
 _FILES = {
     "chain": {"raymq/chain"},
     "marks": {"raymq/marks"},
@@ -65,7 +65,7 @@ class Step:
     #: `log`, or one of PARTS
     part: str
     what: str
-    #: what is changed or removed, relative to the store; each is copied aside before
+    #: files that are changed or removed, relative to the store; each is copied aside before
     files: tuple[str, ...]
 
 
@@ -105,11 +105,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a repair would do."""
+    """The steps of a repair that was not run."""
 
     steps: tuple[Step, ...]
     faults: tuple[Fault, ...]
-    #: the log is damaged and no cut was asked for: this is what one would take
+    #: the records that a cut would take, where the log is damaged and no cut was asked for
     needs_cut: Cut | None = None
     #: the cut that was asked for
     cut: Cut | None = None
@@ -121,7 +121,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair did."""
+    """The result of a repair."""
 
     steps: tuple[Step, ...]
     #: the log is damaged and no cut was asked for, so nothing was done
@@ -144,7 +144,7 @@ class Repair:
         keep: Path | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
-        progress: Progress | None = None,
+        progress: ReportProgress | None = None,
     ) -> None:
         unknown = set(rebuild) - set(PARTS)
         if unknown:
@@ -164,7 +164,7 @@ class Repair:
         self._queues_known = -1
 
     def plan(self) -> Plan:
-        """What `run` would do. Changes nothing.
+        """The steps that `run` would take. Changes nothing.
 
         Raises: Rejected for a cut that is not needed or not at a record; Corrupt where files are missing or have
         other sizes, which nothing here mends.
@@ -201,7 +201,7 @@ class Repair:
             self._do_cut(plan.cut.offset, aside)
         store = ReadOnlyStore(self._root, self._files, self._progress)
         try:
-            # What was cut changes what the other files must say.
+            # A cut changes the contents that the other files must have.
             again = self._plan(store, cut=False)
             self._rebuild_derived(store, again, aside)
         finally:
@@ -252,7 +252,7 @@ class Repair:
         )
 
     def _cut(self, store: ReadOnlyStore, offset: int) -> Cut:
-        """What a cut at `offset` takes. Raises: Rejected where no record starts."""
+        """The records that a cut at `offset` takes. Raises: Rejected where no record starts."""
         starts = np.concatenate([[store.end], *(part.positions for part in store.records)])
         if offset not in starts:
             raise Rejected(
@@ -344,17 +344,17 @@ class Repair:
         fail_point("repair.done")
 
     def _units_upto(self, store: ReadOnlyStore) -> int:
-        """Units exist below C only, and a start dispatches what stands above all of them."""
+        """Units exist below the confirmed end only, and a start dispatches the records above all of them."""
         confirmed = store.marks.confirmed_end if store.own else store.end
         return min(store.end, max(confirmed, self._queues_known))
 
 
-def _is_corrupt(verdict: Verdict | None) -> bool:
+def _is_corrupt(verdict: LogVerdict | None) -> bool:
     return verdict is not None and verdict.decision == Decision.CORRUPT.value
 
 
 def _steps(faults: tuple[Fault, ...], wanted: set[str]) -> list[Step]:
-    """What makes the damaged or named parts again."""
+    """The steps that rebuild the damaged or named parts."""
     damaged: dict[str, set[str]] = {part: set() for part in PARTS}
     for fault in faults:
         names = fault.file.split("/")

@@ -1,4 +1,4 @@
-"""Walked records in slices of bounded memory, and the rows of a slice by queue (design D3)."""
+"""Walked records in slices of bounded memory, and the rows of a slice by queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
+from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.log.log_reads import Records, read_records
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 from raymq.store.records import rows
@@ -20,7 +20,6 @@ Int64s = npt.NDArray[np.int64]
 
 #: bytes of records decoded at a time; a single larger record goes alone
 SLICE_BYTES = 32 << 20
-_NO_QUEUE = (0x4, 0xC)  # PREPARED, ROLLBACK: in no consume queue
 
 
 class Stretch(NamedTuple):
@@ -51,7 +50,7 @@ class Stretch(NamedTuple):
         return read_records(self.log, self.positions, self.sizes, end, check_position=False)
 
     def decode(self) -> pa.RecordBatch:
-        """Every record as a row of RECORD_SCHEMA. As `read`."""
+        """Every record as a row of RECORD_SCHEMA. Raises: as `read`."""
         return record.decode(*self.read())
 
 
@@ -76,9 +75,9 @@ class QueueRows(NamedTuple):
 
 
 def queued(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Which rows stand in a consume queue: those of no transaction, and committed ones."""
+    """Which rows have a unit in a consume queue: those of no transaction, and committed ones."""
     kind = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
-    return np.asarray(~np.isin(kind, _NO_QUEUE), dtype=np.bool_)
+    return np.asarray(~np.isin(kind, fmt.SYS_UNQUEUED), dtype=np.bool_)
 
 
 def by_queue(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[QueueRows]:

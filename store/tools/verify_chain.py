@@ -1,4 +1,4 @@
-"""The chain's own files: whole units, one behind the other, up to the end of what we appended.
+"""The chain's own files: whole units, one after the other, up to the end of what RayMQ appended.
 
 That the log's bytes are those of their units is the business of `log_scan`; here it is whether the units can be
 believed. After a crash the chain may be old, torn or gone: the next start mends it, so only an orderly end is judged.
@@ -49,7 +49,7 @@ def crc_is_wrong(store: ReadOnlyStore, offset: int) -> bool:
 
 
 def check_chain(store: ReadOnlyStore) -> None:
-    """Every fault of `raymq/chain`; nothing for a store without one that nobody of ours ended."""
+    """Every fault of `raymq/chain`; none for a store without a chain that RayMQ has not stopped."""
     directory = store.root / "raymq" / "chain"
     if not store.own or store.crashed or not store.segment_size_bytes:
         return
@@ -65,7 +65,7 @@ def check_chain(store: ReadOnlyStore) -> None:
         if not good:
             return
     end = store.start if last is None else last.end
-    # What RocketMQ appended to our store has no unit before our next start.
+    # Records that RocketMQ appended have no unit before RayMQ's next start.
     ours = min(store.end, store.marks.appended_end)
     if end < ours:
         store.faults.add(directory, end, COVERS, f"its units end at {end}, our log at {ours}")

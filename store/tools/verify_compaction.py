@@ -1,6 +1,6 @@
 """Compacted queues: each pair of files agrees, record by record, and queue offsets ascend.
 
-After a crash a start cuts them to what was synced and copies the rest again, so only an orderly end is judged.
+After a crash a start cuts them to the synced end and copies the rest again, so only an orderly end is judged.
 Source: CompactionLog, SparseConsumeQueue, RocketMQ 5.3.3.
 """
 

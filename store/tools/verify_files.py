@@ -1,6 +1,6 @@
 """The small files of a store: checkpoint, marks, config JSON, timer wheel and timer log.
 
-Source: StoreCheckpoint, ConfigManager, TimerWheel, TimerLog of RocketMQ 5.3.3 (reference 5.1, 5.4, 10.2).
+Source: StoreCheckpoint, ConfigManager, TimerWheel, TimerLog of RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMER_UNIT = "timer log units are whole and follow each other"
 TIMER_RECORD = "a timer log unit points at a record"
 TIMER_SLOT = "a timer wheel slot points into the timer log"
 
-#: size, previous, magic, write time, delay, position, size, hash, reserved: see reference 10.2
+#: size, previous, magic, write time, delay, position, size, hash, reserved
 TIMER_UNIT_DTYPE = np.dtype(
     [
         ("size", ">i4"),
@@ -116,7 +116,7 @@ def check_config(store: ReadOnlyStore) -> None:
 
 
 def why_no_object(data: bytes) -> tuple[int, str] | None:
-    """Where and why bytes are no JSON object in fastjson's dialect; None when they are one."""
+    """Where and why bytes are not a JSON object in fastjson's dialect; None when they are one."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

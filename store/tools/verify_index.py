@@ -1,8 +1,8 @@
 """Index files against the log: headers, hash chains, and an entry for each key of each record they span.
 
 A file: 40 bytes header, `slots` int32 (number of the newest entry of a slot, 0 none), 4 times as many entries of 20
-bytes, of which number 0 is never used. Source: IndexFile, IndexHeader, IndexService#buildIndex, RocketMQ 5.3.3
-(reference 6.7).
+bytes, of which number 0 is never used. Source: IndexFile, IndexHeader, IndexService#buildIndex,
+RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ ENTRY_DTYPE = np.dtype(
 ENTRIES_PER_SLOT = 4
 PER_SLOT_BYTES = 4 + ENTRIES_PER_SLOT * ENTRY_DTYPE.itemsize
 _MAX_INT = 0x7FFFFFFF
-_ROLLBACK = 0xC
 
 
 class _Kept(NamedTuple):
-    """What a start keeps of the index of a crashed store: what its mark vouches for. See `IndexService.load`."""
+    """The part of a crashed store's index that a start keeps: what its mark vouches for. See `IndexService.load`."""
 
     #: the last file; empty: none
     name: str
@@ -65,11 +64,11 @@ class _File(NamedTuple):
     begin_offset: int
     end_offset: int
     used_slots: int
-    #: a start makes header and slots anew as far as they tell of other entries
+    #: a start rebuilds header and slots where they refer to other entries
     cut: bool = False
 
 
-class Keys(NamedTuple):
+class StoredKeys(NamedTuple):
     """The keys of the log's records: `codes` = number of the record << 31 | hash of the key, ascending."""
 
     codes: Int64s
@@ -108,7 +107,7 @@ def key_hashes(batch: pa.RecordBatch) -> tuple[Int64s, Int64s]:
     """The row and the index hash of each key of a decoded slice, by row: UNIQ_KEY, then the words of KEYS."""
     found_rows: list[Int64s] = []
     hashes: list[Int64s] = []
-    kept = (batch.column("sys_flag").to_numpy() & _ROLLBACK) != _ROLLBACK
+    kept = (batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK) != fmt.SYS_ROLLBACK
     for name, split in (("UNIQ_KEY", False), ("KEYS", True)):
         values = _property(batch.column("properties"), name)
         rows = np.flatnonzero(kept & values.is_valid().to_numpy(zero_copy_only=False))
@@ -140,7 +139,7 @@ def _property(properties: pa.Array, name: str) -> pa.Array:
     return pc.struct_field(pc.extract_regex(properties, pattern), 0)
 
 
-def keys_of(store: ReadOnlyStore) -> Keys:
+def keys_of(store: ReadOnlyStore) -> StoredKeys:
     """Every key of every record below the log's end."""
     starts, _ = joined(store.records)
     codes: list[Int64s] = [np.empty(0, dtype=np.int64)]
@@ -155,7 +154,7 @@ def keys_of(store: ReadOnlyStore) -> Keys:
         store.progress(
             "index", int(part.positions[-1]) - store.start, max(1, store.end - store.start)
         )
-    return Keys(np.sort(np.concatenate(codes)), starts, np.concatenate(times))
+    return StoredKeys(np.sort(np.concatenate(codes)), starts, np.concatenate(times))
 
 
 def slots_of(view: memoryview) -> int | None:
@@ -197,14 +196,14 @@ class IndexCheck:
         self._store = store
 
     def run(self) -> None:
-        """Find every fault of `index/`. What a start makes anew after a crash is none: the index is a cache."""
+        """Find every fault of `index/`. Parts that a start rebuilds after a crash do not count."""
         store = self._store
         directory = store.root / "index"
         names = store.files.list(directory)
         if not names:
             return
         kept, kept_until = self._kept(names), self._kept_until()
-        keys: Keys | None = None
+        keys: StoredKeys | None = None
         held: list[tuple[int, memoryview]] = []
         found: list[tuple[_File, Int64s]] = []
         try:
@@ -233,7 +232,7 @@ class IndexCheck:
                 store.files.close(fd)
 
     def _kept(self, names: list[str]) -> _Kept | None:
-        """None: no crash, or no mark that tells."""
+        """The part that a start keeps; None without a crash, or without a mark."""
         store = self._store
         if not store.crashed or not store.own:
             return None
@@ -245,7 +244,7 @@ class IndexCheck:
             return None
         below = min(mark["indexed"], store.marks.dispatched_end, store.end)
         name = mark.get("file") or ""
-        # Without the file that it names all of the index is made anew.
+        # Without the file that the mark names all of the index is rebuilt.
         return _Kept(name if name in names else "", mark.get("count", 1), below)
 
     def _anew(self, name: str) -> None:
@@ -282,7 +281,7 @@ class IndexCheck:
         begin_ms, end_ms, begin, end, used, entry_count = HEADER_STRUCT.unpack_from(view)
         count = slots_of(view)
         if count is None and entry_count <= 1 and _only_zeros(view[HEADER_STRUCT.size :]):
-            # A new file: without an entry nothing tells how many slots it has, nor needs to.
+            # A new file: without an entry its number of slots is unknown, and not needed.
             return None
         if count is None:
             self._add(path, size, LENGTH, f"{size} bytes")
@@ -347,8 +346,8 @@ class IndexCheck:
     def _entry_at(self, file: _File, row: int) -> int:
         return HEADER_STRUCT.size + 4 * len(file.slots) + (row + 1) * ENTRY_DTYPE.itemsize
 
-    def _check_entries(self, file: _File, keys: Keys) -> Int64s:
-        """Every entry against its record. Returns: the codes that the file's entries stand for."""
+    def _check_entries(self, file: _File, keys: StoredKeys) -> Int64s:
+        """Every entry against its record. Returns: the codes of the file's entries."""
         store, entries = self._store, file.entries
         positions = entries["position"].astype(np.int64)
         inside = (positions >= store.start) & (positions < store.end)
@@ -369,7 +368,7 @@ class IndexCheck:
             self._add(file.path, self._entry_at(file, row), OF_RECORD, detail)
         times = keys.store_times_ms[number] if len(rows) else np.empty(0, dtype=np.int64)
         wanted = np.clip((times - file.begin_ms) // 1000, 0, _MAX_INT) * (file.begin_ms > 0)
-        # The first entry's time counts from what its file began with, the end of the file before.
+        # The first entry's time counts from the file's first begin time, the end time of the file before.
         wrong = of_key & (entries["seconds"][rows] != wanted) & (rows > 0)
         for index in np.flatnonzero(wrong).tolist():
             row = int(rows[index])
@@ -378,7 +377,7 @@ class IndexCheck:
         return codes
 
     def _check_complete(
-        self, found: list[tuple[_File, Int64s]], keys: Keys, *, goes_on: bool
+        self, found: list[tuple[_File, Int64s]], keys: StoredKeys, *, goes_on: bool
     ) -> None:
         """In the range of a file each key has an entry: in it, or at its ends in a neighbour.
 

@@ -1,6 +1,6 @@
 """Consume queues against the log: each record has exactly one unit, and no unit has no record.
 
-Source: ConsumeQueue, DefaultMessageStore.CommitLogDispatcherBuildConsumeQueue, RocketMQ 5.3.3 (reference 6.1, 6.2).
+Source: ConsumeQueue, DefaultMessageStore.CommitLogDispatcherBuildConsumeQueue, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.store import format as fmt
-from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
 from raymq.store.errors import Corrupt
+from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.queue_files import OpenFiles
 
@@ -56,9 +56,9 @@ class _Queue:
 
 
 class QueueCheck:
-    """Compares every record below the end with its unit, then every unit with what was met.
+    """Compares every record below the end with its unit, then every unit with the records.
 
-    Units that a start would cut and make anew are left out: those of records behind the log's end, and after a
+    Units that a start would cut and rebuild are left out: those of records after the log's end, and after a
     power loss those above the dispatched mark. A start dispatches records above the last one that any queue knows.
     """
 
@@ -79,7 +79,7 @@ class QueueCheck:
             size = store.usual_size([directory for _, _, directory in directories])
             for topic, queue_id, directory in directories:
                 self._open(topic, queue_id, directory, size)
-            #: a start dispatches what stands above
+            #: a start dispatches the records above
             self._believed = min(store.queues_end, self.known)
             for part in store.slices():
                 for rows in by_queue(part.decode(), part.positions, part.sizes):
@@ -145,7 +145,7 @@ class QueueCheck:
         queue.seen[where[wrong]] = True
         codes = rows.tags_codes[inside]
         if rows.topic == SCHEDULE_TOPIC:
-            # Levels are configurable: whatever the delay, nothing is due before it was stored.
+            # Levels are configurable, but with any delay no message is due before it was stored.
             differs = units["tags_code"] < 0
         else:
             differs = (units["tags_code"] != codes) & (units["tags_code"] > EXT_ADDRESS_MAX)
@@ -188,7 +188,7 @@ class QueueCheck:
         units = queue.units
         ends = units["position"].astype(np.int64) + units["size"]
         orphans = ~queue.seen & (units["size"] != BLANK_SIZE) & (ends <= self._store.queues_end)
-        # What the log has no more (retention) may keep its units until their file goes.
+        # Records deleted by retention may keep their units until their file goes.
         orphans &= units["position"] >= self._store.start
         if topic.startswith(LMQ_PREFIX):
             return

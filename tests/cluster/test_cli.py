@@ -539,7 +539,7 @@ def test_json_tells_text_from_bytes_and_hex_prints_hex(terminal: Terminal) -> No
 def test_verify_of_nothing_is_a_wrong_command(terminal: Terminal, tmp_path: Path) -> None:
     assert terminal.run("store", "verify", str(tmp_path / "none")) == 2
     assert terminal.run("store", "dump", str(tmp_path)) == 2
-    assert "no store" in terminal.err
+    assert "is not a store" in terminal.err
 
 
 def test_doctor_prints_verdicts_as_json(terminal: Terminal) -> None:

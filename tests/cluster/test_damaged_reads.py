@@ -22,7 +22,7 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError
-from raymq.store.records.raw_records import decode_records
+from raymq.store.queues.raw_records import decode_records
 from tests.support.batches import request
 from tests.support.damaged_store import FIRST_LOG, flip
 

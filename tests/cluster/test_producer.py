@@ -18,8 +18,8 @@ from raymq.cluster.produce.open_batch import OpenBatch
 from raymq.cluster.produce.producer import Producer
 from raymq.store import record
 from raymq.store.clock import Clock
-from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Rejected, StorageFull, Unavailable
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.records.properties import decode
 from tests.support.fake_backend import FakeBackend, FakeCluster, decode_all
 from tests.support.waiting import until

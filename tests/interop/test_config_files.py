@@ -7,7 +7,7 @@ from pathlib import Path
 from raymq.store import fastjson
 from raymq.store.config import StoreConfig
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import Progress
+from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.state import TopicInfo
 from tests.support import message_kinds as kinds
 from tests.support.confirming import confirm_with_index
@@ -68,7 +68,7 @@ def test_rocketmq_finds_our_topics_groups_and_offsets(
     store = MessageStore.open(root, config=config)
     put_all(store, kinds.ordinary())
     store.commit_offsets("g", kinds.TOPIC, {0: 3, 2: 1})
-    store.put_inner([], progress=Progress("delay", {"2": 9}))
+    store.put_inner([], progress=ServiceProgress("delay", {"2": 9}))
     confirm_with_index(store)
     store.close()
     (found,) = rocketmq.config(root)
@@ -110,7 +110,7 @@ def test_topics_and_offsets_outlive_the_files_that_rocketmq_deletes(
     store = MessageStore.open(root, config=config)
     put_all(store, kinds.ordinary())
     store.commit_offsets("g", kinds.TOPIC, {0: 3, 2: 1})
-    store.put_inner([], progress=Progress("delay", {"2": 9}))
+    store.put_inner([], progress=ServiceProgress("delay", {"2": 9}))
     confirm_with_index(store)
     topics, known = dict(store.state.topics), dict(store.state.next_offsets)
     store.close()

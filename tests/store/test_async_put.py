@@ -47,7 +47,7 @@ def bodies(store: EmbeddedStore, queue_id: int) -> list[bytes]:
     return found
 
 
-def test_every_message_is_stored_in_order_and_told_its_offset(
+def test_every_message_is_stored_in_order_and_gets_its_offset(
     store: EmbeddedStore, puts: AsyncPut
 ) -> None:
     sent = [puts.put("t", number % 2, b"%d" % number, tag="x") for number in range(3000)]
@@ -93,7 +93,7 @@ def test_one_that_is_refused_takes_no_other_with_it(store: EmbeddedStore, puts: 
     assert [len(body) for body in bodies(store, 0)] == [10, 20]
 
 
-def test_what_was_handed_over_is_stored_at_close_and_then_no_more_is_taken(
+def test_queued_messages_are_stored_at_close_and_later_ones_refused(
     store: EmbeddedStore,
 ) -> None:
     made = store.async_put()
@@ -104,7 +104,7 @@ def test_what_was_handed_over_is_stored_at_close_and_then_no_more_is_taken(
         made.put("t", 0, b"x")
 
 
-def test_an_unknown_topic_is_told_to_each(store: EmbeddedStore, puts: AsyncPut) -> None:
+def test_each_put_to_an_unknown_topic_is_refused(store: EmbeddedStore, puts: AsyncPut) -> None:
     for each in [puts.put("nope", 0, b"x") for _ in range(3)]:
         with pytest.raises(Rejected, match="nope"):
             each.result(20)

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from raymq.store.errors import Rejected
-from raymq.store.index.index_keys import keyed_column
 from raymq.store.record import PUT_SCHEMA, check_put
 from raymq.store.records import binary_columns
 from raymq.store.records.binary_columns import binary_array, one_value
+from raymq.store.records.keys import keyed_column
 
 
 @pytest.mark.parametrize(

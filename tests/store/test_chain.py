@@ -56,7 +56,7 @@ def test_the_value_is_the_crc32c_continued_from_the_value_before():
     assert two.value == castagnoli(one.pack()[:28] + two.pack()[:28])
 
 
-def test_what_was_appended_is_there_after_a_reload_in_a_file_a_segment(directory):
+def test_appended_units_survive_a_reload_in_one_file_per_segment(directory):
     chain = grow(opened(directory), [1000, 3096, 4096, 500])
     assert [path.name for path in sorted(directory.iterdir())] == [
         f"{start:020d}" for start in (0, 4096, 8192)
@@ -111,7 +111,7 @@ def test_a_torn_tail_is_dropped_and_the_chain_goes_on_from_there(directory, cut)
     assert [u.end for u in opened(directory).units(0, 1 << 40)][-1] == whole * 100 + 50
 
 
-def test_units_behind_a_break_are_gone_from_later_files_too(directory):
+def test_units_after_a_break_are_gone_from_later_files_too(directory):
     grow(opened(directory), [4096] * 4).close()
     (directory / f"{4096:020d}").write_bytes(b"")
     again = opened(directory)

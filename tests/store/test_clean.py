@@ -18,9 +18,9 @@ from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull, Unavaila
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.log.clean import MANUAL_PASSES
+from raymq.store.log.snapshot_head import read_head
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put.segment_head import read_head
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -146,7 +146,7 @@ def test_files_go_when_their_last_message_is_older_than_the_limit(shop: Shop) ->
     ("properties", "wait_ms"),
     [({"TIMER_DELAY_SEC": "200000"}, 200_000_000), ({"DELAY": "18"}, 7_200_000)],
 )
-def test_nothing_goes_that_waits_to_be_delivered(
+def test_messages_that_wait_for_delivery_are_not_deleted(
     shop: Shop, properties: dict[str, str], wait_ms: int
 ) -> None:
     config = replace(CONFIG, file_reserved_hours=1)
@@ -175,7 +175,7 @@ def test_nothing_goes_that_waits_to_be_delivered(
 
 
 @pytest.mark.parametrize("properties", [{"TIMER_DELAY_SEC": "100"}, {"DELAY": "5"}])
-def test_what_waited_is_deleted_only_after_its_delivery_is_synced(
+def test_a_waiting_message_is_deleted_only_after_its_delivery_is_synced(
     shop: Shop, properties: dict[str, str]
 ) -> None:
     delays = DelayService(shop.store)
@@ -223,7 +223,7 @@ def test_one_pass_deletes_at_most_a_batch_with_pauses_between(shop: Shop) -> Non
 
 
 @pytest.mark.parametrize("what", ["confirmed", "synced", "dispatched"])
-def test_nothing_goes_that_is_not_confirmed_synced_and_dispatched(shop: Shop, what: str) -> None:
+def test_only_confirmed_synced_and_dispatched_records_are_deleted(shop: Shop, what: str) -> None:
     shop.fill(2)
     shop.settle()
     shop.fill(3)
@@ -240,7 +240,7 @@ def test_nothing_goes_that_is_not_confirmed_synced_and_dispatched(shop: Shop, wh
     shop.check()
 
 
-def test_nothing_goes_behind_the_newest_file_that_begins_with_a_snapshot(shop: Shop) -> None:
+def test_files_from_the_newest_snapshot_on_are_not_deleted(shop: Shop) -> None:
     shop.fill(1)
     # Half a snapshot: the next part of the state does not fit what a snapshot may have.
     shop.store.state.progress["s"] = {"k": "x" * shop.config.snapshot_bytes_max}

@@ -11,7 +11,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put.put_message import MessagePut
+from raymq.store.put_message import MessagePut
 from raymq.store.services.retry import send_back
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -205,7 +205,7 @@ def test_retention_goes_on_after_one_put_while_the_clock_was_far_ahead(shop: Sho
     assert 3 <= newest - last <= 5
 
 
-def test_nothing_goes_early_while_the_clock_is_ahead_for_some_hours(shop: Shop) -> None:
+def test_no_message_is_delivered_early_while_the_clock_is_ahead_for_some_hours(shop: Shop) -> None:
     shop.fill(3)
     assert shop.clean() == 0
     shop.clock.jump_wall(30 * DAY_MS)

@@ -80,7 +80,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path)
 
 
-def test_what_is_committed_is_in_the_files_and_told_once(bench: Bench):
+def test_committed_bytes_are_in_the_files_and_reported_once(bench: Bench):
     bench.append(1000, b"a")
     assert bench.commit.commit(bench.appended) == 1000
     bench.append(500, b"b")
@@ -163,7 +163,7 @@ def test_the_next_look_is_an_interval_after_the_last(bench: Bench):
     assert bench.commit.wait_ms() == 0
 
 
-def test_a_failed_write_is_not_told_and_the_next_life_writes_it_again(bench: Bench):
+def test_a_failed_write_is_not_reported_and_the_next_process_writes_it_again(bench: Bench):
     bench.append(1000, b"a")
     bench.disk.refused = True
     with pytest.raises(OSError, match="does not answer"):
@@ -175,7 +175,7 @@ def test_a_failed_write_is_not_told_and_the_next_life_writes_it_again(bench: Ben
 
 
 @pytest.mark.parametrize("point", ["commit.before_write", "commit.after_write_before_report"])
-def test_whoever_comes_after_a_death_commits_the_same_bytes(bench: Bench, point: str):
+def test_the_successor_of_a_dead_process_commits_the_same_bytes(bench: Bench, point: str):
     bench.append(1000, b"a")
     bench.commit.commit(bench.appended)
     bench.append(2000, b"b")

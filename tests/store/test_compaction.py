@@ -18,13 +18,13 @@ from raymq.store.compaction import compaction_store
 from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.compaction.units import file_sizes
 from raymq.store.config import StoreConfig
-from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put.put_message import MessagePut
+from raymq.store.put_message import MessagePut
 from raymq.store.queues.get_message import GetMessageStatus
 from raymq.store.queues.message_filter import TagFilter
 from raymq.store.queues.sql_filter import SqlFilter
@@ -121,7 +121,9 @@ def test_every_message_needs_a_key(store: MessageStore) -> None:
         put(store, (None, b"alone"))
 
 
-def test_nothing_without_a_key_gets_there_by_another_way_either(store: MessageStore) -> None:
+def test_a_message_without_a_key_cannot_reach_a_compacted_topic_by_a_detour(
+    store: MessageStore,
+) -> None:
     store.create_topic("t", 1, [0])
     doors = MessagePut(store, lambda append: append)
     end = store.log.end
@@ -306,7 +308,7 @@ def test_get_message_reads_what_is_left_with_its_filters_and_statuses(store: Mes
         assert (found.status, found.next_begin_offset) == (status, goes_on), offset
 
 
-def test_get_message_skips_nothing_behind_a_slice_without_keys(
+def test_get_message_skips_nothing_after_a_slice_without_keys(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction_store, "_COPIED_MAX", 4)
@@ -507,7 +509,7 @@ def test_a_compaction_that_dies_is_done_as_a_whole_or_not_at_all(
     assert verify(tmp_path) == []
 
 
-def test_every_crash_behind_a_compaction_finds_all_that_came_later(tmp_path: Path) -> None:
+def test_a_crash_after_a_compaction_loses_no_later_message(tmp_path: Path) -> None:
     """The next file gets a lower place than the last one had: what was noted of that must not reach over it."""
     store = opened(tmp_path)
     store.create_topic("c", 1, [0], COMPACTED)
@@ -588,7 +590,7 @@ def test_the_service_copies_at_once_and_compacts_at_its_interval(tmp_path: Path)
     store.close()
 
 
-def test_an_error_that_nobody_foresaw_ends_a_step_of_the_service_and_not_its_thread(
+def test_an_unexpected_error_ends_a_step_of_the_service_and_not_its_thread(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = CompactionService(store.compaction, interval_ms=1000, now_ms=0)

@@ -13,7 +13,7 @@ from raymq.store.config_json import import_changed, write_back
 from raymq.store.errors import Corrupt
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import Progress
+from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.state import TopicInfo
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -126,7 +126,7 @@ def test_the_files_say_at_the_end_what_the_state_says_and_keep_what_is_not_ours(
     store.put(request([b"x"], topic="new", queue=2))
     store.commit_offsets("g", "T", {1: 8})
     store.commit_offsets("h", "new", {2: 1})
-    store.put_inner([], progress=Progress("delay", {"3": 4, "18": 1}))
+    store.put_inner([], progress=ServiceProgress("delay", {"3": 4, "18": 1}))
     close(store)
     topics = load(tmp_path, "topics.json")
     assert topics["dataVersion"]["counter"] == 8
@@ -206,7 +206,7 @@ def test_the_backup_speaks_for_a_damaged_file(tmp_path, damaged):
         ("delayOffset.json", '{"offsetTable":5}'),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, name, text):
+def test_a_file_that_is_not_a_configuration_is_refused_by_name(tmp_path, name, text):
     (tmp_path / "config").mkdir(parents=True)
     (tmp_path / "config" / name).write_text(text, encoding="utf-8")
     with pytest.raises(Corrupt, match=f"config/{name}"):

@@ -188,7 +188,7 @@ def test_a_queue_truncated_to_nothing_keeps_its_next_offset(opened):
         assert (again.min_offset, again.max_offset, again.max_physical_offset) == (13, 13, -1)
 
 
-def test_after_a_crash_units_behind_a_hole_are_erased(opened):
+def test_after_a_crash_units_after_a_hole_are_erased(opened):
     queue = opened()
     put(queue, 0, 35)
     poke(queue, 12, bytes(20))
@@ -291,7 +291,7 @@ def test_a_queue_is_a_list_of_units_whatever_is_done(tmp_path_factory, steps):
 )
 def test_no_record_names_a_directory_elsewhere(tmp_path: Path, topic: str, queue_id: int) -> None:
     queues = ConsumeQueues(tmp_path, StoreConfig(), files=Files())
-    with pytest.raises(Corrupt, match="no directory of a store"):
+    with pytest.raises(Corrupt, match="not a directory of a store"):
         queues.get(topic, queue_id)
     assert queues.keys() == []
 

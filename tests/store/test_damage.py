@@ -16,15 +16,15 @@ import pytest
 
 from raymq.store import record
 from raymq.store.config import StoreConfig
-from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt
 from raymq.store.files import READABLE, Files
+from raymq.store.format import HALF_TOPIC, SCHEDULE_TOPIC
+from raymq.store.log.snapshot_head import snapshot_starts
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.resolutions import Resolution
 from raymq.store.services.retry import send_back
-from raymq.store.services.transaction import HALF_TOPIC
 from raymq.store.tools.export import export
 from raymq.store.tools.inspect import verify
 from tests.support.bad_sectors import SECTOR, BadSectors
@@ -165,25 +165,25 @@ def _get(store: EmbeddedStore, offset: int) -> Any:
     return type("Found", (), {"records": found.records, "next_offset": found.next_begin_offset})
 
 
-def test_queries_by_key_by_keys_by_place_and_by_id_are_told(root: Path) -> None:
+def test_queries_by_key_by_keys_by_place_and_by_id_raise_damage(root: Path) -> None:
     place, _ = places(root)[ROTTEN]
     store = opened(root)
     message_id = f"7F000001{10911:08X}{place:016X}"
-    sound = store.store.look_message_by_id(message_id)
+    sound = store.store.query.by_id(message_id)
     assert sound.column("body").to_pylist() == [BODIES[ROTTEN]]
     flip(root / FIRST_LOG, place + 100)
     asked: list[Callable[[], object]] = [
-        lambda: store.store.query_message("t", f"k{ROTTEN}"),
-        lambda: store.store.query_messages("t", [f"k{ROTTEN}"]),
-        lambda: store.store.query_messages("t", [f"k{number}" for number in range(COUNT)]),
-        lambda: store.store.look_message_by_offset(place),
-        lambda: store.store.look_message_by_id(message_id),
+        lambda: store.store.query.by_key("t", f"k{ROTTEN}"),
+        lambda: store.store.query.by_keys("t", [f"k{ROTTEN}"]),
+        lambda: store.store.query.by_keys("t", [f"k{number}" for number in range(COUNT)]),
+        lambda: store.store.query.by_offset(place),
+        lambda: store.store.query.by_id(message_id),
     ]
     for ask in asked:
         with pytest.raises(Corrupt) as caught:
             ask()
         assert caught.value.offset == place
-    hits = store.store.query_messages("t", ["k1", "k2"])
+    hits = store.store.query.by_keys("t", ["k1", "k2"])
     assert len(hits.records) == 2
     store.close()
 
@@ -261,7 +261,7 @@ def long_root(tmp_path: Path) -> Path:
     store = opened(root)
     store.put(request([b"u1"], topic="u"))
     filler = [b"y" * 10_000] * 5
-    while store.store._scan_start(store.store.log.end) < places_end(store):
+    while next(snapshot_starts(store.store.log, store.store.log.end)) < places_end(store):
         store.put(request(filler))
     store.await_index()
     store.close()
@@ -284,14 +284,14 @@ def test_a_damaged_header_under_a_lost_index_ends_no_wait(long_root: Path, at: i
     found = [
         number
         for number in range(COUNT)
-        if len(store.store.query_messages("t", [f"k{number}"]).records)
+        if len(store.store.query.by_keys("t", [f"k{number}"]).records)
     ]
     assert found == [number for number in range(COUNT) if number != ROTTEN]
     assert [error.offset for error in store.store.damage] == [place]
     store.close()
 
 
-def test_consume_queues_are_built_anew_around_damage_which_their_readers_are_told(
+def test_consume_queues_are_rebuilt_around_damage_which_their_readers_get_as_an_error(
     long_root: Path,
 ) -> None:
     store = opened(long_root)
@@ -340,7 +340,7 @@ def test_a_bad_sector_is_corrupt_at_its_offset_and_the_rest_is_read(root: Path) 
     assert caught.value.path == str(root / FIRST_LOG)
     assert sector <= caught.value.offset < sector + SECTOR
     with pytest.raises(Corrupt, match="cannot be read"):
-        store.store.query_message("t", f"k{ROTTEN}")
+        store.store.query.by_key("t", f"k{ROTTEN}")
     store.put(request([b"goes on"]))
     assert store.store.damage
     store.close()
@@ -371,7 +371,7 @@ def test_a_bad_sector_of_a_cache_is_an_error_and_no_signal(root: Path, what: str
     (path,) = (root / what).iterdir()
     files.lose(path, 0)
     asked: dict[str, Callable[[], object]] = {
-        "index": lambda: store.store.query_message("t", "k1"),
+        "index": lambda: store.store.query.by_key("t", "k1"),
         "consumequeue/t/0": lambda: store.fetch("t", 0, 0),
     }
     with pytest.raises(Corrupt) as caught:
@@ -393,13 +393,13 @@ READER = """
     options = json.loads(sys.argv[2])
     store = EmbeddedStore(root, config=StoreConfig(**options))
     store.fetch("t", 0, 0)
-    store.store.query_message("t", "k1")
+    store.store.query.by_key("t", "k1")
     log = root / "commitlog" / ("0" * 20)
     os.truncate(log, 4096)
     told = []
     for ask in (
         lambda: store.fetch("t", 0, 39),
-        lambda: store.store.query_message("t", "k39"),
+        lambda: store.store.query.by_key("t", "k39"),
         lambda: store.store.get_message("t", 0, 39, 1),
     ):
         try:

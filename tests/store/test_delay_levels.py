@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.delay.delay_levels import SCHEDULE_TOPIC
 from raymq.store.delay.delay_schedule import level_offsets
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.format import SCHEDULE_TOPIC
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from tests.support.delays import LEVELS_MS, START_MS, DelayWorld
 
 
@@ -17,7 +17,7 @@ def world(tmp_path: Path) -> DelayWorld:
     return DelayWorld(tmp_path)
 
 
-def test_each_level_is_delivered_at_its_time_and_the_next_time_is_told(world):
+def test_each_level_is_delivered_at_its_time_and_the_next_time_is_returned(world):
     for level in range(1, len(LEVELS_MS) + 1):
         world.send(b"%d" % level, level=level, queue=level % 2)
     world.confirm()
@@ -110,7 +110,7 @@ def test_many_are_delivered_in_groups_in_their_order(world):
 
 def test_progress_beyond_the_queue_is_taken_back_to_its_end(world):
     world.send(b"a", level=1)
-    world.store.put_inner([], progress=Progress("delay", {"1": 40}))
+    world.store.put_inner([], progress=ServiceProgress("delay", {"1": 40}))
     world.confirm()
     world.clock.advance(2_000)
     world.run()

@@ -189,7 +189,7 @@ def test_a_row_that_becomes_a_duplicate_after_its_check_is_answered_too(store):
     assert (again.first_offset, again.last_offset, again.duplicates) == (offsets[3], offsets[5], 3)
 
 
-def test_nobody_waits_for_the_put_lock_while_a_row_is_searched(store, monkeypatch):
+def test_no_put_waits_for_the_lock_while_a_row_is_searched(store, monkeypatch):
     offsets = interleave(store, 60)
     settle(store)
     looks = []

@@ -50,7 +50,7 @@ def test_the_dialect_is_read(text, value):
     "text",
     ["", "{", "}", "{1}", '{"a"', '{"a":}', "[1", '"abc', "nul", "{} {}", "{[]:1}", "[" * 100],
 )
-def test_what_is_no_json_is_refused_with_the_place(text):
+def test_invalid_json_is_refused_with_the_place(text):
     with pytest.raises(ValueError, match="expected .* at character"):
         loads(text)
 

@@ -99,7 +99,7 @@ def test_a_wrong_mark_only_costs_time(root: Path, mark: int) -> None:
     check(again)
 
 
-def test_after_a_cut_the_snapshots_that_were_cut_are_no_more(root: Path) -> None:
+def test_a_cut_removes_the_snapshots_above_it(root: Path) -> None:
     store = open_store(root)
     store.log.marks.lower(100)
     assert max(store.log.marks.snapshots) <= 100
@@ -154,7 +154,7 @@ def test_a_torn_tail_is_cut_though_the_walk_began_in_the_middle(root: Path) -> N
     check(again)
 
 
-def test_holes_of_a_file_are_told_from_what_was_written(tmp_path: Path) -> None:
+def test_holes_of_a_file_are_distinguished_from_written_bytes(tmp_path: Path) -> None:
     files = Files()
     fd = files.open_file(tmp_path / "x", create=True)
     files.allocate(fd, 1 << 20)

@@ -85,7 +85,7 @@ def test_every_file_of_the_range_is_synced_oldest_first(disk, syncer, start, sto
     assert syncer.syncs == len(want)
 
 
-def test_files_that_are_behind_are_closed(disk, syncer):
+def test_older_files_are_closed(disk, syncer):
     syncer.sync(0, 3 * SEGMENT)
     assert sorted(disk.paths.values()) == [0, SEGMENT, 2 * SEGMENT]
     syncer.sync(2 * SEGMENT, 2 * SEGMENT + 1)
@@ -94,7 +94,7 @@ def test_files_that_are_behind_are_closed(disk, syncer):
     assert disk.paths == {}
 
 
-def test_a_failed_sync_is_told_with_its_place_and_never_tried_again(disk, syncer):
+def test_a_failed_sync_is_raised_with_its_place_and_never_tried_again(disk, syncer):
     disk.fail("sync_data", at=2, error=errno.EIO)
     with pytest.raises(FlushFailed) as caught:
         syncer.sync(0, 3 * SEGMENT)
@@ -114,7 +114,7 @@ def test_a_missing_file_is_a_failed_sync(syncer):
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_a_file_that_cannot_be_opened_for_a_while_is_no_failed_sync(
+def test_a_file_that_cannot_be_opened_for_a_while_is_not_a_failed_sync(
     disk, syncer, monkeypatch, code
 ):
     with monkeypatch.context() as patch:
@@ -165,7 +165,7 @@ def test_a_roll_needs_both_files(disk, commit):
     assert disk.synced == [0, 1]
 
 
-def test_the_start_is_published_before_the_sync_and_the_end_behind_it(disk, commit, events):
+def test_the_start_is_published_before_the_sync_and_the_end_after_it(disk, commit, events):
     commit.commit(100)
     commit.commit(100)
     commit.commit(150)

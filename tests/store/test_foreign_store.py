@@ -74,7 +74,7 @@ LEFTOVERS: dict[str, Callable[[bytes, int, int], tuple[int, bytes]]] = {
         *((leftover, "by a crash") for leftover in list(LEFTOVERS)[:-1]),
     ],
 )
-def test_old_bytes_behind_the_end_of_a_foreign_log_are_made_zero(tmp_path, leftover, ended):
+def test_old_bytes_after_the_end_of_a_foreign_log_are_made_zero(tmp_path, leftover, ended):
     root = unpack(tmp_path)
     if ended == "by a crash":
         (root / "abort").touch()

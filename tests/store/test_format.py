@@ -35,7 +35,7 @@ def test_a_header_has_88_bytes_and_12_more_for_each_ipv6_host():
         ("body_length", 84),
     ],
 )
-def test_header_fields_stand_where_rocketmq_reads_them(field, offset):
+def test_header_fields_are_where_rocketmq_reads_them(field, offset):
     assert fmt.HEADER_DTYPE.fields[field][1] == offset
 
 
@@ -93,7 +93,7 @@ def test_hosts_are_written_as_java_prints_them():
 
 
 @pytest.mark.parametrize(("ip", "port"), [("localhost", 1), ("1.2.3", 1), ("1.2.3.4", 1 << 31)])
-def test_what_is_no_address_is_rejected(ip, port):
+def test_a_text_that_is_not_an_address_is_rejected(ip, port):
     with pytest.raises(Rejected) as caught:
         fmt.pack_host(ip, port)
     assert caught.value.field == "host"

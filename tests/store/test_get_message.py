@@ -81,7 +81,7 @@ def summary(result) -> tuple[str, int, list[int]]:
 # --- the statuses -----------------------------------------------------------------------------------------
 
 
-def test_messages_are_found_and_the_next_offset_is_behind_them(store):
+def test_messages_are_found_and_the_next_offset_is_after_them(store):
     put(store, 5)
     result = store.get_message("t", 0, 1, 3)
     assert summary(result) == ("FOUND", 4, [1, 2, 3])
@@ -90,7 +90,7 @@ def test_messages_are_found_and_the_next_offset_is_behind_them(store):
     assert bodies == [b"x" * 10] * 3
 
 
-def test_a_queue_that_does_not_exist_is_no_matched_logic_queue(store):
+def test_a_missing_queue_answers_no_matched_logic_queue(store):
     for topic, queue in (("none", 0), ("t", 2), ("t", -1)):
         result = store.get_message(topic, queue, 7, 1)
         assert summary(result) == ("NO_MATCHED_LOGIC_QUEUE", 0, [])
@@ -112,7 +112,7 @@ def test_the_next_offset_to_come_overflows_by_one(store):
     assert summary(store.get_message("t", 0, 5, 1)) == ("OFFSET_OVERFLOW_ONE", 5, [])
 
 
-def test_an_offset_behind_it_overflows_badly(store):
+def test_an_offset_after_it_overflows_badly(store):
     put(store, 5)
     assert summary(store.get_message("t", 0, 6, 1)) == ("OFFSET_OVERFLOW_BADLY", 5, [])
 
@@ -234,7 +234,7 @@ def test_an_answer_over_two_log_files_is_in_order(tmp_path):
 # --- filters ----------------------------------------------------------------------------------------------
 
 
-def test_tags_of_the_same_hash_are_told_apart(store):
+def test_tags_of_the_same_hash_are_distinguished(store):
     assert fmt.tags_code("Aa") == fmt.tags_code("BB")
     put_with(store, {"TAGS": "Aa"}, {"TAGS": "BB"}, {}, {"TAGS": "C"}, {"TAGS": "Aa"})
     result = store.get_message("t", 0, 0, 10, wanted=expression_filter("TAG", "Aa || C"))
@@ -259,7 +259,7 @@ def test_properties_are_filtered_by_sql(store):
 @pytest.mark.parametrize(
     ("kind", "expression"), [("TAG", " || "), ("XPATH", "a"), ("SQL92", "upper(a) = 'X'")]
 )
-def test_what_is_no_filter_is_refused(kind, expression):
+def test_an_invalid_filter_is_refused(kind, expression):
     with pytest.raises(Rejected) as caught:
         expression_filter(kind, expression)
     assert caught.value.field == "filter"

@@ -25,13 +25,14 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.failpoints import failpoint
 from raymq.store.files import Files
-from raymq.store.index import index_builder, index_keys
+from raymq.store.index import index_builder
 from raymq.store.index.index_file import HEADER, ITEM_GAP_BYTES, SLOT_BYTES, IndexFile
-from raymq.store.index.index_keys import Keyed, hash_keys, key_hash, keys_of, topic_hash
+from raymq.store.index.index_keys import hash_keys, key_hash, topic_hash
 from raymq.store.index.index_service import IndexService
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records import properties
+from raymq.store.records.keys import Keyed, keyed_row, keys_of
 from raymq.store.requests import PutRequest
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, confirm_with_index
@@ -60,7 +61,7 @@ def test_a_hash_without_an_absolute_value_is_0():
     key = "mhenejuycG"
     assert fmt.java_hash("t#" + key) == -(1 << 31)
     assert key_hash("t", key) == 0
-    keyed = index_keys.keyed_row(properties.encode({"KEYS": key}))
+    keyed = keyed_row(properties.encode({"KEYS": key}))
     assert keyed is not None
     assert hash_keys(topic_hash("t"), keyed).values.tolist() == [0]
 
@@ -137,7 +138,7 @@ def test_every_key_finds_in_rocketmqs_index_what_rocketmq_finds(tmp_path):
         # The delayed message was indexed under the topic in which it waits.
         for key in [props.get("UNIQ_KEY"), *props.get("KEYS", "").split(" ")]:
             if key:
-                result = store.query_message(line["topic"], key, exact=True)
+                result = store.query.by_key(line["topic"], key, exact=True)
                 assert line["phy"] in result.records.column("physical_offset").to_pylist()
                 found += 1
     assert found >= next(line["keys"] for line in lines if line["kind"] == "end")
@@ -329,7 +330,7 @@ def test_many_hashes_find_what_each_finds_alone_near_and_far_apart(tmp_path, str
     "point", ["index.file_created", "index.entries_written", "index.slots_written"]
 )
 @pytest.mark.parametrize("count", [2, 60])
-def test_who_looks_up_while_it_is_built_finds_all_that_was_there(tmp_path, point, count):
+def test_lookups_while_it_is_built_find_all_that_was_there(tmp_path, point, count):
     index = service(tmp_path)
     index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
     put(index, list(range(39)))
@@ -409,7 +410,7 @@ def keyed_request(
 
 
 def bodies(store: MessageStore, key: str, **options: object) -> list[bytes]:
-    return store.query_message("t", key, exact=True, **options).records.column("body").to_pylist()
+    return store.query.by_key("t", key, exact=True, **options).records.column("body").to_pylist()
 
 
 def opened(root: Path, **options: object) -> MessageStore:
@@ -465,7 +466,7 @@ def test_prepared_messages_are_indexed_and_rolled_back_ones_are_not(tmp_path):
     for number, kind in enumerate((0x4, 0x8, 0xC)):
         store.put_inner(
             [InnerMessage("t", 0, b"%d" % number, {"KEYS": "k"}, sys_flag=kind)],
-            progress=Progress("test", {}),
+            progress=ServiceProgress("test", {}),
         )
     confirm_with_index(store)
     assert bodies(store, "k") == [b"0", b"1"]
@@ -516,7 +517,7 @@ def test_an_index_that_was_lost_or_damaged_is_built_again(tmp_path, lost):
     store.close()
 
 
-def test_slots_and_entries_behind_the_mark_are_cut_after_a_crash(tmp_path):
+def test_slots_and_entries_after_the_mark_are_cut_after_a_crash(tmp_path):
     store = opened(tmp_path)
     store.put(keyed_request(KEYS[:15]))
     confirm_with_index(store)
@@ -561,7 +562,7 @@ def test_nothing_points_above_the_end_of_a_log_that_was_cut(tmp_path):
     index.close()
 
 
-def test_a_full_disk_lets_only_the_index_fall_behind():
+def test_a_full_disk_makes_only_the_index_lag():
     disk = SimulatedDisk(record=False)
     clock = ManualClock()
     store = opened(Path("/s"), files=disk, clock=clock)
@@ -588,7 +589,7 @@ def test_a_full_disk_lets_only_the_index_fall_behind():
     store.close()
 
 
-def test_an_index_that_is_behind_catches_up_while_no_dispatch_is_idle(tmp_path):
+def test_a_lagging_index_catches_up_while_no_dispatch_is_idle(tmp_path):
     store = opened(tmp_path)
     store.put(keyed_request(KEYS[:20]))
     confirm(store)

@@ -12,7 +12,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.files import Data, Files
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import dump, verify
 from tests.support.batches import request
@@ -27,7 +27,7 @@ GROUP = [
         "a", 1, b"third", {"TAGS": "y"}, flag=9, prepared_transaction_offset=77, sys_flag=0x8
     ),
 ]
-PROGRESS = Progress("service", {"3": 17, "4": [1, "two"]})
+PROGRESS = ServiceProgress("service", {"3": 17, "4": [1, "two"]})
 
 
 class Killed(BaseException):
@@ -87,7 +87,7 @@ def test_every_field_of_a_group_is_stored_and_each_queue_counts_its_own(tmp_path
 def test_progress_survives_restarts_snapshots_and_crashes(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.put_inner(GROUP, progress=PROGRESS)
-    store.put_inner([], progress=Progress("service", {"4": None, "5": 1}))
+    store.put_inner([], progress=ServiceProgress("service", {"4": None, "5": 1}))
     want = {"service": {"3": 17, "5": 1}}
     assert store.state.progress == want
     confirm(store)
@@ -134,7 +134,7 @@ def test_a_group_whose_write_was_broken_off_is_gone_whole(tmp_path: Path, whole:
     # Whole records of the second group, and three bytes of the next.
     files.keep = head + sum(boundaries()[:whole]) + (3 if whole < 3 else -1)
     with pytest.raises(Killed):
-        store.put_inner(GROUP, progress=Progress("service", {"3": 18, "4": [1, "two"]}))
+        store.put_inner(GROUP, progress=ServiceProgress("service", {"3": 18, "4": [1, "two"]}))
     files.keep = None
     store.abandon()
     again = open_store(tmp_path)

@@ -151,7 +151,7 @@ def test_many_queues_share_a_bounded_number_of_descriptors(
     assert files.open_queue_files == 0
 
 
-def test_a_start_after_a_kill_opens_no_consume_queue_before_somebody_asks_for_it(
+def test_a_start_after_a_kill_opens_no_consume_queue_before_its_first_use(
     many: tuple[MessageStore, Watched],
 ) -> None:
     store, _ = many
@@ -232,7 +232,7 @@ def test_a_kill_between_messages_of_one_batch_costs_no_rebuild(disk: SimulatedDi
     again.abandon()
 
 
-def test_a_queue_that_does_not_end_where_it_was_dispatched_to_is_built_anew_by_the_next_start(
+def test_a_queue_that_does_not_end_where_it_was_dispatched_to_is_rebuilt_by_the_next_start(
     disk: SimulatedDisk,
 ) -> None:
     store = small_store(disk)
@@ -254,7 +254,7 @@ def test_a_queue_that_does_not_end_where_it_was_dispatched_to_is_built_anew_by_t
     third.close()
 
 
-def test_retention_deletes_the_files_of_queues_that_nobody_has_opened(disk: SimulatedDisk) -> None:
+def test_retention_deletes_the_files_of_queues_that_are_not_open(disk: SimulatedDisk) -> None:
     clock = ManualClock()
     store = small_store(disk, clock)
     store.put(request([b"only"], topic="little"))
@@ -365,7 +365,7 @@ def test_a_sector_that_cannot_be_read_is_corrupt_at_its_place(tmp_path: Path) ->
     queue.close()
 
 
-def test_a_file_that_somebody_cut_is_corrupt_and_never_read_as_zeros(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_is_corrupt_and_never_read_as_zeros(tmp_path: Path) -> None:
     queue = queue_on(Files(), tmp_path)
     append(queue, 0, 20)
     os.truncate(queue.directory / fmt.file_name(0), 100)

@@ -133,7 +133,7 @@ def test_a_name_between_the_multiples_is_damage(queue):
 
 
 @pytest.mark.parametrize("offset", [0, 1, 100, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE, 3 * SIZE])
-def test_behind_a_cut_there_are_only_zeros_and_no_files(queue, offset):
+def test_after_a_cut_there_are_only_zeros_and_no_files(queue, offset):
     fill(queue, 3)
     before = b"".join(bytes(file.read_view()) for file in queue.files)
     queue.truncate_to(offset)

@@ -99,7 +99,7 @@ def wait_a_little() -> None:
     threading.Event().wait(0.01)
 
 
-def test_the_key_of_the_last_message_is_found_although_nobody_puts_another(store):
+def test_the_key_of_the_last_message_is_found_without_another_put(store):
     row = pa.record_batch(
         [
             pa.array([b"last"], pa.binary()),
@@ -110,7 +110,7 @@ def test_the_key_of_the_last_message_is_found_although_nobody_puts_another(store
         schema=PUT_SCHEMA,
     )
     store.put(PutRequest("t", 0, row, None, 0, 0, "quorum"))
-    until(lambda: len(store.store.query_messages("t", ["k"], max_num=1).records), wait_a_little)
+    until(lambda: len(store.store.query.by_keys("t", ["k"], max_num=1).records), wait_a_little)
 
 
 def test_an_embedded_store_has_warm_files_where_they_are_asked_for(tmp_path):
@@ -297,9 +297,9 @@ def test_a_file_of_the_wrong_length_is_named(tmp_path):
         EmbeddedStore(tmp_path, config=SMALL)
 
 
-def test_a_directory_that_is_no_store_is_refused(tmp_path):
+def test_a_directory_that_is_not_a_store_is_refused(tmp_path):
     (tmp_path / "holiday.jpg").write_bytes(b"x")
-    with pytest.raises(Rejected, match="no store"):
+    with pytest.raises(Rejected, match="not a store"):
         EmbeddedStore(tmp_path, config=SMALL)
 
 

@@ -158,7 +158,7 @@ def test_after_a_failure_puts_are_refused_at_once_until_the_worker_succeeds(
     store.close()
 
 
-def test_a_worker_that_ends_leaves_nobody_waiting(tmp_path: Path) -> None:
+def test_a_worker_that_ends_leaves_no_append_waiting(tmp_path: Path) -> None:
     files = Stalling()
     store = open_store(tmp_path, files)
     fill(store)

@@ -15,9 +15,9 @@ from raymq.store import producer_table
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Fenced, Rejected
+from raymq.store.log.snapshot_head import read_head
 from raymq.store.message_store import MessageStore
 from raymq.store.producer_table import ENTRY, EPOCH, ProducerTable
-from raymq.store.put.segment_head import read_head
 from raymq.store.state import SNAPSHOT, ShardState
 from tests.support.batches import request
 from tests.support.clock import ManualClock

@@ -33,7 +33,7 @@ def test_a_value_may_hold_the_name_separator_when_read():
     assert decode(b"a\x01b\x01c\x02") == {"a": "b\x01c"}
 
 
-def test_bytes_that_are_no_text_are_replaced():
+def test_bytes_that_are_not_text_are_replaced():
     assert decode(b"a\x01\xff\x02") == {"a": "�"}
 
 

@@ -30,8 +30,8 @@ from raymq.store.promise import PROMISES, Ends
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.put_errors import ERRORS, error_of, status_of
 from raymq.store.put.put_hooks import PutHook
-from raymq.store.put.put_lock import BUSY_MAX_MS
-from raymq.store.put.put_message import MessagePut, PutResult
+from raymq.store.put_lock import BUSY_MAX_MS
+from raymq.store.put_message import MessagePut, PutResult
 from raymq.store.records.properties import decode
 from raymq.store.status import PutStatus
 from tests.support.batches import batch, request
@@ -84,7 +84,7 @@ class Refusing(PutHook):
 # --- every status --------------------------------------------------------------------------------
 
 
-def test_put_ok_says_where_the_message_stands(door: LocalClient) -> None:
+def test_put_ok_says_where_the_message_is(door: LocalClient) -> None:
     door.clock.advance(1000)
     first, second = door.put(), door.put()
     assert first.status is second.status is PutStatus.PUT_OK
@@ -360,7 +360,7 @@ def test_hooks_run_in_order_each_on_what_the_one_before_made(door: LocalClient) 
     assert first.told == second.told == [(b"hello12", PutStatus.PUT_OK)]
 
 
-def test_a_hook_that_refuses_stops_the_ones_behind_it_and_all_are_told(door: LocalClient) -> None:
+def test_a_hook_that_refuses_stops_the_later_ones_and_all_are_notified(door: LocalClient) -> None:
     behind = Seen("2")
     door.store.hooks += [Refusing(PutStatus.MESSAGE_ILLEGAL), behind]
     assert door.put().status is PutStatus.MESSAGE_ILLEGAL
@@ -375,7 +375,7 @@ def test_what_a_hook_makes_too_large_is_refused(door: LocalClient) -> None:
 # --- batches -------------------------------------------------------------------------------------
 
 
-def test_a_batch_stands_together_in_one_file_with_offsets_in_a_row(door: LocalClient) -> None:
+def test_a_batch_is_in_one_file_with_consecutive_offsets(door: LocalClient) -> None:
     size = CONFIG.segment_size_bytes
     messages = [replace(HELLO, body=b"%d" % i + b"x" * 600) for i in range(10)]
     seen = set()
@@ -486,7 +486,7 @@ def test_a_columnar_batch_skips_the_wait_when_every_row_says_so(
 # --- an I/O seam ---------------------------------------------------------------------------------
 
 
-def test_the_door_stores_what_recovery_finds(tmp_path: Path) -> None:
+def test_message_puts_store_what_recovery_finds(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path, config=CONFIG)
     assert store.put_message(replace(HELLO, reconsume_times=3)).status is PutStatus.PUT_OK
     assert store.put_messages([HELLO] * 4).status is PutStatus.PUT_OK

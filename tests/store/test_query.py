@@ -50,7 +50,7 @@ def put(store: MessageStore, body: bytes, keys: str = "k", *, topic: str = "t", 
 
 
 def bodies(store: MessageStore, key: str = "k", **options):
-    return store.query_message("t", key, **options).records.column("body").to_pylist()
+    return store.query.by_key("t", key, **options).records.column("body").to_pylist()
 
 
 # --- by key -----------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_a_message_with_a_key_twice_is_found_once(store):
     assert bodies(store) == [b"a"]
 
 
-def test_keys_of_the_same_hash_are_told_apart_only_on_request(store):
+def test_keys_of_the_same_hash_are_distinguished_only_on_request(store):
     # "Aa" and "BB" have the same hash, and so has any text around them.
     assert key_hash("t", "xAa") == key_hash("t", "xBB")
     for number in range(100):
@@ -93,23 +93,23 @@ def test_keys_of_the_same_hash_are_told_apart_only_on_request(store):
     assert found == [b"A%d" % number for number in range(36, 100)]
 
 
-def test_topics_of_the_same_hash_are_told_apart_on_request(tmp_path, clock):
+def test_topics_of_the_same_hash_are_distinguished_on_request(tmp_path, clock):
     store = MessageStore.open(tmp_path, config=SMALL, clock=clock)
     put(store, b"1", "k", topic="Aa")
     put(store, b"2", "k", topic="BB")
-    assert store.query_message("Aa", "k").records.num_rows == 2
-    found = store.query_message("Aa", "k", exact=True).records
+    assert store.query.by_key("Aa", "k").records.num_rows == 2
+    found = store.query.by_key("Aa", "k", exact=True).records
     assert found.column("body").to_pylist() == [b"1"]
     store.close()
 
 
 def test_a_result_says_how_far_the_index_is(store, clock):
-    assert store.query_message("t", "k")[1:] == (0, 0)
+    assert store.query.by_key("t", "k")[1:] == (0, 0)
     clock.advance(5)
     put(store, b"a")
     appended = put(store, b"b")
     put(store, b"c", "")
-    assert store.query_message("t", "k")[1:] == (NOW + 5, appended.physical_offset)
+    assert store.query.by_key("t", "k")[1:] == (NOW + 5, appended.physical_offset)
 
 
 def test_messages_of_deleted_files_are_left_out(store):
@@ -118,11 +118,11 @@ def test_messages_of_deleted_files_are_left_out(store):
         put(store, b"x" * 100)
     gone = store.log.queue.files[0]
     store.log.queue.files = store.log.queue.files[1:]
-    found = store.query_message("t", "k", max_num=64).records
+    found = store.query.by_key("t", "k", max_num=64).records
     assert 0 < found.num_rows < 64 or found.column("physical_offset")[0].as_py() >= store.log.start
     assert min(found.column("physical_offset").to_pylist()) >= store.log.start
     with pytest.raises(OffsetOutOfRange) as caught:
-        store.look_message_by_offset(first.physical_offset)
+        store.query.by_offset(first.physical_offset)
     assert caught.value.min == store.log.start
     store.log.queue.files = [gone, *store.log.queue.files]
 
@@ -147,7 +147,7 @@ def test_entries_that_point_at_no_record_are_passed_over(store):
 def test_a_query_that_asks_for_nothing_is_refused(store, arguments, field):
     topic, key, number = arguments
     with pytest.raises(Rejected) as caught:
-        store.query_message(topic, key, max_num=number)
+        store.query.by_key(topic, key, max_num=number)
     assert caught.value.field == field
 
 
@@ -157,8 +157,8 @@ def test_a_query_that_asks_for_nothing_is_refused(store, arguments, field):
 def test_a_message_is_found_by_its_id(store):
     appended = put(store, b"hello")
     message_id = fmt.offset_message_id("127.0.0.1", 10911, appended.physical_offset)
-    assert store.look_message_by_id(message_id).column("body").to_pylist() == [b"hello"]
-    assert store.look_message_by_id(message_id.lower()).num_rows == 1
+    assert store.query.by_id(message_id).column("body").to_pylist() == [b"hello"]
+    assert store.query.by_id(message_id.lower()).num_rows == 1
 
 
 def test_a_message_is_found_by_an_id_with_an_ipv6_host(tmp_path):
@@ -169,7 +169,7 @@ def test_a_message_is_found_by_an_id_with_an_ipv6_host(tmp_path):
     appended = put(store, b"six", topic="t")
     message_id = fmt.offset_message_id("2001:db8::2", 10911, appended.physical_offset)
     assert len(message_id) == 56
-    assert store.look_message_by_id(message_id).column("body").to_pylist() == [b"six"]
+    assert store.query.by_id(message_id).column("body").to_pylist() == [b"six"]
     store.close()
 
 
@@ -177,21 +177,21 @@ def test_an_id_of_another_store_is_refused(store):
     appended = put(store, b"hello")
     message_id = fmt.offset_message_id("10.0.0.9", 10911, appended.physical_offset)
     with pytest.raises(Rejected, match=r"given by 10\.0\.0\.9:10911") as caught:
-        store.look_message_by_id(message_id)
+        store.query.by_id(message_id)
     assert caught.value.limit == "127.0.0.1:10911"
 
 
 @pytest.mark.parametrize("text", ["", "12", "zz" * 16, "0" * 33, "0" * 54, "00 0" * 8])
-def test_what_is_no_message_id_is_refused(store, text):
+def test_an_invalid_message_id_is_refused(store, text):
     with pytest.raises(Rejected) as caught:
-        store.look_message_by_id(text)
+        store.query.by_id(text)
     assert caught.value.field == "message_id"
 
 
 def test_an_offset_where_no_record_begins_is_refused(store):
     appended = put(store, b"hello")
     with pytest.raises(Rejected) as caught:
-        store.look_message_by_offset(appended.physical_offset + 1)
+        store.query.by_offset(appended.physical_offset + 1)
     assert caught.value.field == "offset"
 
 
@@ -201,22 +201,22 @@ def test_a_record_inside_a_body_is_none(store):
     body = encode_record(topic="t", body=b"evil", physical_offset=outer, queue_offset=0)
     put(store, body)
     with pytest.raises(Rejected):
-        store.look_message_by_offset(outer)
+        store.query.by_offset(outer)
 
 
-def test_nothing_above_c_is_found(store):
+def test_nothing_above_the_confirmed_end_is_found(store):
     appended = store.put(request([b"a"]))
     with pytest.raises(OffsetOutOfRange) as caught:
-        store.look_message_by_offset(appended.physical_offset)
+        store.query.by_offset(appended.physical_offset)
     assert caught.value.max == store.log.confirmed
 
 
-def test_a_damaged_body_is_told_as_damage(store):
+def test_a_damaged_body_is_raised_as_damage(store):
     appended = put(store, b"hello")
     file = store.log.queue.find(appended.physical_offset)
     file.pwrite(b"J", appended.physical_offset - file.start + fmt.HEADER_BYTES)
     with pytest.raises(Corrupt) as caught:
-        store.look_message_by_offset(appended.physical_offset)
+        store.query.by_offset(appended.physical_offset)
     assert caught.value.rule == "body CRC"
     file.pwrite(b"h", appended.physical_offset - file.start + fmt.HEADER_BYTES)
 
@@ -232,7 +232,7 @@ def expected(times: list[int], low: int, time_ms: int, boundary: Boundary) -> in
 
 
 @pytest.mark.parametrize("boundary", list(Boundary))
-def test_a_time_stands_for_the_same_offset_as_by_looking_at_all(store, clock, boundary):
+def test_a_time_gives_the_same_offset_as_looking_at_all(store, clock, boundary):
     times = []
     chance = np.random.default_rng(3)
     # Several consume queue files and log files; many messages of one millisecond.
@@ -243,23 +243,23 @@ def test_a_time_stands_for_the_same_offset_as_by_looking_at_all(store, clock, bo
         clock.advance(int(chance.integers(0, 3)) * 10)
     confirm(store)
     for time_ms in range(NOW - 10, clock.now_ms() + 20, 5):
-        found = store.offset_by_time("t", 0, time_ms, boundary)
+        found = store.query.offset_by_time("t", 0, time_ms, boundary)
         assert found == expected(times, 0, time_ms, boundary), time_ms
     # The oldest messages are deleted.
     queue = store.consume_queues.find("t", 0)
     queue.min_offset = low = 37
     for time_ms in range(NOW - 10, clock.now_ms() + 20, 5):
-        found = store.offset_by_time("t", 0, time_ms, boundary)
+        found = store.query.offset_by_time("t", 0, time_ms, boundary)
         assert found == expected(times[low:], low, time_ms, boundary), time_ms
-    assert store.earliest_store_time("t", 0) == times[low]
+    assert store.query.earliest_store_time("t", 0) == times[low]
     queue.min_offset = 0
 
 
 def test_times_of_a_queue_without_messages(store):
     for boundary in Boundary:
-        assert store.offset_by_time("empty", 0, NOW, boundary) == 0
-        assert store.offset_by_time("none", 0, NOW, boundary) == 0
-    assert store.earliest_store_time("empty", 0) is None
+        assert store.query.offset_by_time("empty", 0, NOW, boundary) == 0
+        assert store.query.offset_by_time("none", 0, NOW, boundary) == 0
+    assert store.query.earliest_store_time("empty", 0) is None
     assert store.query.earliest_store_time_of_all() is None
 
 
@@ -269,7 +269,7 @@ def test_the_earliest_times_are_those_of_the_oldest_messages(store, clock):
     put(store, b"a")
     clock.advance(50)
     put(store, b"b")
-    assert store.earliest_store_time("t", 0) == NOW + 50
+    assert store.query.earliest_store_time("t", 0) == NOW + 50
     assert store.query.earliest_store_time_of_all() == began
 
 
@@ -277,7 +277,7 @@ def test_records_with_an_ipv6_born_host_have_their_time_elsewhere(store, clock):
     clock.advance(7)
     store.put_inner([InnerMessage("t", 0, b"six", born_host=("2001:db8::1", 1))])
     confirm(store)
-    assert store.earliest_store_time("t", 0) == NOW + 7
+    assert store.query.earliest_store_time("t", 0) == NOW + 7
 
 
 def test_batches_of_rows_with_and_without_keys_are_found(store):

@@ -72,9 +72,9 @@ def test_each_key_has_the_messages_that_it_has_alone(
     begin, end = (start + span[0], start + span[1]) if span[0] else span
     keys = [*WORDS, "u0", "u3", "u399", "nothing"]
     options = {"max_num": max_num, "begin_ms": begin, "end_ms": end, "exact": exact}
-    hits = engine.store.query_messages("t", keys, **options)
+    hits = engine.store.query.by_keys("t", keys, **options)
     for number, key in enumerate(keys):
-        alone = engine.store.query_message("t", key, **options).records.column("body").to_pylist()
+        alone = engine.store.query.by_key("t", key, **options).records.column("body").to_pylist()
         assert bodies(hits, number) == alone
 
 
@@ -97,7 +97,7 @@ def test_what_only_looks_like_a_hit_counts_for_nothing(
         (["d", "k"], {"max_num": 2}, [[b"1", b"6"], [b"0", b"1"]]),
         (["Aa", "d", "BB"], {"max_num": 1, "exact": True}, [[b"2"], [b"6"], [b"5"]]),
     ):
-        hits = made.store.query_messages("t", keys, **options)
+        hits = made.store.query.by_keys("t", keys, **options)
         assert [bodies(hits, key) for key in range(len(keys))] == want
         raws = hits.records.to_pylist()
         assert len(set(raws)) == len(raws), "each record once"
@@ -107,15 +107,15 @@ def test_what_only_looks_like_a_hit_counts_for_nothing(
 def test_chains_of_thousands_are_looked_through_as_a_whole(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    want = engine.store.query_messages("t", WORDS, max_num=64, exact=True)
+    want = engine.store.query.by_keys("t", WORDS, max_num=64, exact=True)
     monkeypatch.setattr(index_file, "CHAIN_STEPS", 3)
-    have = engine.store.query_messages("t", WORDS, max_num=64, exact=True)
+    have = engine.store.query.by_keys("t", WORDS, max_num=64, exact=True)
     assert [bodies(have, key) for key in range(9)] == [bodies(want, key) for key in range(9)]
 
 
 def test_no_key_and_no_hit_are_empty(engine: Engine) -> None:
     for keys in ([], ["nothing"]):
-        hits = engine.store.query_messages("t", keys, max_num=5)
+        hits = engine.store.query.by_keys("t", keys, max_num=5)
         assert (len(hits.keys), len(hits.rows), len(hits.records)) == (0, 0, 0)
 
 
@@ -132,7 +132,7 @@ def test_a_query_that_is_none_is_refused(
     engine: Engine, topic: str, keys: list[str], max_num: int, field: str
 ) -> None:
     with pytest.raises(Rejected) as refused:
-        engine.store.query_messages(topic, keys, max_num=max_num)
+        engine.store.query.by_keys(topic, keys, max_num=max_num)
     assert refused.value.field == field
 
 
@@ -143,7 +143,7 @@ def found(engine: Engine, few: int, keys: list[str], options: dict[str, Any]) ->
     """Hits as pairs of a key's row and a physical offset."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(query_keys, "FEW_KEYS", few)
-        hits = engine.store.query_messages("t", keys, **options)
+        hits = engine.store.query.by_keys("t", keys, **options)
     hits.records.validate(full=True)
     places = [int.from_bytes(raw[28:36], "big") for raw in hits.records.to_pylist()]
     assert places == sorted(set(places))

@@ -10,7 +10,7 @@ import pytest
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.queues import dispatch
 from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock
@@ -61,7 +61,7 @@ def check(store: MessageStore) -> None:
     assert verify(store.log.root) == []
 
 
-def test_a_power_loss_behind_a_rebuild_leaves_no_gap(root: Path) -> None:
+def test_a_power_loss_after_a_rebuild_leaves_no_gap(root: Path) -> None:
     shutil.rmtree(root / "consumequeue")
     store = open_store(root)
     assert store.log.marks.dispatched_end <= store.dispatched == store.log.start
@@ -116,7 +116,7 @@ def test_half_a_group_that_memory_mode_had_confirmed_is_cut_after_a_power_loss(
     confirm(store)
     start = store.log.end
     group = [InnerMessage("t", 0, b"x" * 5000)] * 3
-    appends = store.put_inner(group, progress=Progress("service", {"k": 1}))
+    appends = store.put_inner(group, progress=ServiceProgress("service", {"k": 1}))
     store.log.note_confirmed(store.log.end)
     last, end = appends[-1].physical_offset, store.log.end
     store.abandon()

@@ -311,7 +311,7 @@ def test_neighbours_are_selected_without_a_copy():
     assert column.buffers()[2].address == pa.py_buffer(log).address
 
 
-def test_a_topic_that_is_no_text_is_replaced_as_java_does():
+def test_a_topic_that_is_not_text_is_replaced_as_java_does():
     log = log_of([{"topic": "tt", "body": b""}]).replace(b"\x02tt", b"\x02t\xff")
     assert record.decode(log, [0], [len(log)]).column("topic").to_pylist() == ["t�"]
 
@@ -394,7 +394,7 @@ def test_the_crc_of_an_empty_body_is_not_compared():
 
 
 @pytest.mark.parametrize("stop", range(0, 307, 6))
-def test_a_walk_never_goes_behind_its_stop(stop):
+def test_a_walk_never_goes_past_its_stop(stop):
     log = damaged(0, 0, b"", records=3)
     walk = record.walk(log, 0, stop=stop)
     assert walk.positions.tolist() == record.walk(log[:stop], 0).positions.tolist()
@@ -432,7 +432,7 @@ def test_any_bytes_can_be_walked(data, stop):
 
 
 @given(st.lists(RECORD, min_size=1, max_size=6), st.data())
-def test_a_walk_over_one_changed_byte_keeps_what_stands_before_it(records, data):
+def test_a_walk_over_one_changed_byte_keeps_the_records_before_it(records, data):
     log = bytearray(log_of(records))
     ends = np.cumsum(record.walk(log, 0).sizes)
     at = data.draw(st.integers(0, len(log) - 1))

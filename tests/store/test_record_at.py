@@ -81,7 +81,7 @@ def test_a_record_is_whole_when_its_parts_add_up(magic, flags):
 
 
 @pytest.mark.parametrize("magic", [0, fmt.MAGIC_BLANK, fmt.MAGIC_V1 + 1])
-def test_what_has_another_magic_is_no_record(magic):
+def test_bytes_with_another_magic_are_not_a_record(magic):
     assert seen(written(magic, 0, Lengths(1, 1, 0))[0]) is None
 
 

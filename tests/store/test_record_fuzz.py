@@ -123,7 +123,7 @@ def test_damaged_records_are_walked_and_decoded_as_the_reference_does(log):
 
 
 @given(st.binary(max_size=400), st.integers(0, 400), st.integers(0, 1 << 62))
-def test_no_bytes_make_a_walk_fail_or_look_behind_its_stop(data, stop, base):
+def test_no_bytes_make_a_walk_fail_or_look_past_its_stop(data, stop, base):
     """Behind the stop stand records that would be valid."""
     cut = data[:stop]
     behind = record.encode_record(topic="t", body=b"x", physical_offset=base + len(cut))

@@ -35,7 +35,7 @@ def test_records_of_a_foreign_store_that_may_be_acknowledged_are_never_cut():
             assert decide(facts).decision is Decision.CORRUPT
 
 
-def test_leftover_bytes_are_never_kept_behind_the_end_of_a_log():
+def test_leftover_bytes_are_never_kept_after_the_end_of_a_log():
     for facts in ALL:
         if facts.dirty:
             assert decide(facts).decision is not Decision.KEEP

@@ -13,7 +13,7 @@ def apply(table, values):
             table[key] = value
 
 
-def test_offsets_resolved_in_any_order_are_told_apart_and_the_first_open_one_is_known():
+def test_offsets_resolved_in_any_order_are_distinguished_and_the_first_open_one_is_known():
     chance, table = random.Random(1), {}
     kinds = (Resolution.COMMIT, Resolution.ROLLBACK, Resolution.DISCARD)
     want = {offset: chance.choice(kinds) for offset in range(3 * BLOCK)}

@@ -53,7 +53,7 @@ def test_each_bit_stops_what_rocketmqs_stops(
     assert made.names() == ([NAMES[bit]] if bit else [])
 
 
-def test_setting_and_clearing_tell_whether_that_changed_anything() -> None:
+def test_setting_and_clearing_return_whether_that_changed_anything() -> None:
     made = RunningFlags()
     assert made.set(flags.FENCED)
     assert not made.set(flags.FENCED)

@@ -60,7 +60,9 @@ def test_what_is_not_synced_is_not_read(own: Path, tmp_path: Path) -> None:
     assert scrub_of(root, clock, limit=0, memory="other").one_pass() == []
 
 
-def test_each_rotten_unit_is_told_once_with_file_offset_and_rule(own: Path, tmp_path: Path) -> None:
+def test_each_rotten_unit_is_reported_once_with_file_offset_and_rule(
+    own: Path, tmp_path: Path
+) -> None:
     root, clock = copy(own, tmp_path / "s"), ManualClock()
     rotten = [units_of(root)[3], units_of(root)[30]]
     for unit in rotten:
@@ -111,7 +113,7 @@ def test_a_position_between_units_goes_back_to_its_file(own: Path, tmp_path: Pat
     assert scrub.counters.bytes == units_of(root)[-1].end - SEGMENT
 
 
-def test_files_that_go_meanwhile_are_passed_over_and_a_file_without_units_is_told(
+def test_deleted_files_are_passed_over_and_a_file_without_units_is_reported(
     own: Path, tmp_path: Path
 ) -> None:
     root, clock = copy(own, tmp_path / "s"), ManualClock()
@@ -124,7 +126,7 @@ def test_files_that_go_meanwhile_are_passed_over_and_a_file_without_units_is_tol
     assert [f.fields["offset"] for f in faults] == [SEGMENT]
 
 
-def test_a_unit_that_was_replaced_between_two_reads_is_no_rot(own: Path, tmp_path: Path) -> None:
+def test_a_unit_that_was_replaced_between_two_reads_is_not_rot(own: Path, tmp_path: Path) -> None:
     """A cut, then other bytes and another unit at the same place."""
     root, clock = copy(own, tmp_path / "s"), ManualClock()
     unit = units_of(root)[5]
@@ -179,7 +181,7 @@ def test_a_run_waits_seldom_for_small_units_and_keeps_its_pace_all_the_same(
     assert clock.slept == [5_000.0] * (PAUSE_MS // 5_000)
 
 
-def test_a_hole_in_the_chain_is_told_once_and_the_pass_goes_on_behind_it(
+def test_a_hole_in_the_chain_is_reported_once_and_the_pass_goes_on_after_it(
     own: Path, tmp_path: Path
 ) -> None:
     root, clock = copy(own, tmp_path / "s"), ManualClock()
@@ -195,7 +197,7 @@ def test_a_hole_in_the_chain_is_told_once_and_the_pass_goes_on_behind_it(
 
 
 @pytest.mark.parametrize("how", ["recycled", "unlinked"])
-def test_a_file_that_is_deleted_while_it_is_read_is_no_damage(
+def test_a_file_that_is_deleted_while_it_is_read_is_not_damage(
     own: Path, tmp_path: Path, how: str
 ) -> None:
     root, clock = copy(own, tmp_path / "s"), ManualClock()
@@ -273,14 +275,14 @@ def test_by_default_all_is_read_twice_within_the_retention(
         assert scrub.pace() == 8 << 20
 
 
-def test_a_log_that_is_too_large_for_a_pass_is_told_of(tmp_path: Path) -> None:
+def test_a_log_that_is_too_large_for_a_pass_is_reported(tmp_path: Path) -> None:
     scrub = scrub_of_size(tmp_path, ManualClock(), 20_000 * GIB)
     assert scrub.pace() == 64 << 20
     told = scrub.status()["too_slow"]
     assert "takes 88 h at scrub_bytes_per_s (67108864); it should take 24 h" in told
 
 
-def test_a_bad_sector_is_a_fault_and_the_pass_goes_on_behind_it(own: Path, tmp_path: Path) -> None:
+def test_a_bad_sector_is_a_fault_and_the_pass_goes_on_after_it(own: Path, tmp_path: Path) -> None:
     root, clock, files = copy(own, tmp_path / "s"), ManualClock(), BadSectors()
     sector = files.lose(root / FIRST_LOG, units_of(root)[9].start)
     hit = [u for u in units_of(root) if u.start < sector + SECTOR and u.end > sector]
@@ -295,7 +297,7 @@ def test_a_bad_sector_is_a_fault_and_the_pass_goes_on_behind_it(own: Path, tmp_p
     assert scrub.one_pass() == []
 
 
-def test_a_run_ends_when_it_is_told_to(own: Path, tmp_path: Path) -> None:
+def test_a_run_ends_when_it_is_stopped(own: Path, tmp_path: Path) -> None:
     root, clock = copy(own, tmp_path / "s"), ManualClock()
     scrub = scrub_of(root, clock, bytes_per_s=0)
     scrub.run(lambda: scrub.counters.units >= 7)
@@ -326,7 +328,7 @@ def run_one_pass(scrub: Scrub, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("code", NOT_TRIED)
 @pytest.mark.parametrize("at_unit", [0, 7])
-def test_a_lack_of_descriptors_or_memory_is_no_damage_and_the_pass_goes_on(
+def test_a_lack_of_descriptors_or_memory_is_not_damage_and_the_pass_goes_on(
     own: Path, tmp_path: Path, code: int, at_unit: int
 ) -> None:
     root, clock, files = copy(own, tmp_path / "s"), ManualClock(), Lacking()

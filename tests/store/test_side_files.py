@@ -158,7 +158,7 @@ def test_meta_that_does_not_fit_a_slot_is_refused_and_the_old_one_stays(files, t
     meta.close()
 
 
-def test_a_failed_sync_of_meta_is_no_promise(disk):
+def test_a_failed_sync_of_meta_promises_nothing(disk):
     meta = Meta.open(Path("/s/meta"), files=disk)
     disk.fail("sync_data")
     with pytest.raises(OSError):

@@ -12,8 +12,8 @@ import pytest
 from raymq.store import record
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown, StorageFull
+from raymq.store.log.snapshot_head import read_head
 from raymq.store.message_store import MessageStore
-from raymq.store.put.segment_head import read_head
 from raymq.store.state import SNAPSHOT, TOPIC, ShardState
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request

@@ -91,7 +91,7 @@ def test_a_deleted_file_becomes_the_next_one_once_its_reader_is_gone() -> None:
     again.close()
 
 
-def test_nothing_of_its_former_life_is_in_a_recycled_file() -> None:
+def test_a_recycled_file_has_no_bytes_of_its_former_use() -> None:
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
     fill(store, 1)
@@ -230,7 +230,7 @@ def test_warm_files_are_written_ahead_whole_and_locked_until_they_are_full(tmp_p
     store.close()
 
 
-def test_where_locking_is_not_permitted_that_is_told_and_puts_go_on(
+def test_where_locking_is_not_permitted_a_warning_is_logged_and_puts_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store(Locking(OSError(errno.ENOMEM, "Cannot allocate memory")), WARM, tmp_path)

@@ -127,38 +127,38 @@ def test_an_expression_wants(expression, rows):
         ("a = ", ""),
         ("a = 1 b", ""),
         ("a = 1; DROP TABLE t", ""),
-        ("5", "5 is no condition"),
-        ("'x'", "'x' is no condition"),
+        ("5", "5 is not a condition"),
+        ("'x'", "'x' is not a condition"),
         ("upper(a) = 'X'", "UPPER(a)"),
         ("a LIKE 'x%'", "LIKE"),
         ("a RLIKE 'x'", ""),
         ("a CONTAINS 5", "something else than a text"),
         ("'x' CONTAINS a", "something else than a text"),
-        ("(a = 5) CONTAINS 'x'", "is no property"),
+        ("(a = 5) CONTAINS 'x'", "is not a property"),
         ("a + 1 = 2", "a + 1"),
         ("-a = 2", "-a"),
         ("a IN (SELECT 1)", "SELECT"),
-        ("a IN (1, 2)", "is no list of texts"),
+        ("a IN (1, 2)", "is not a list of texts"),
         ("a IN ()", ""),
         ("EXISTS (SELECT 1)", "EXISTS"),
         ("CASE WHEN a = 1 THEN TRUE END", "CASE"),
         ("a IS TRUE", "IS TRUE"),
         ("a = NULL", "IS NULL"),
-        ("a > 'x'", "no number"),
-        ("a < TRUE", "no number"),
-        ("a BETWEEN 'a' AND 'b'", "no number"),
+        ("a > 'x'", "not a number"),
+        ("a < TRUE", "not a number"),
+        ("a BETWEEN 'a' AND 'b'", "not a number"),
         ("a BETWEEN 5 AND 3", "larger bound first"),
         ("'a' = 1", "cannot be compared"),
         ("TRUE > FALSE", "cannot be compared"),
-        ("t.a = 1", "t.a is no name"),
-        ('"a" = 1', "is no name"),
+        ("t.a = 1", "t.a is not the name"),
+        ('"a" = 1', "is not the name"),
         ("a = (b = 1)", "b = 1"),
         ("a = 99999999999999999999", "too large"),
-        ("1 IS NULL", "is no name"),
+        ("1 IS NULL", "is not the name"),
         ("a::int = 1", "CAST"),
     ],
 )
-def test_what_is_no_filter_is_refused_by_its_name(expression, named):
+def test_an_invalid_filter_is_refused_by_its_name(expression, named):
     with pytest.raises(Rejected) as caught:
         SqlFilter(expression)
     assert caught.value.field == "filter"
@@ -198,7 +198,7 @@ def test_names_that_only_contain_the_name_are_other_properties():
     assert SqlFilter("a = 1").records(column).tolist() == [False, True, False, True]
 
 
-def test_bytes_that_are_no_utf8_are_only_no_number():
+def test_bytes_that_are_not_utf8_are_only_not_a_number():
     column = pa.array([b"a\x01\xff5\x02", b"a\x015\x02"], pa.binary())
     assert SqlFilter("a = 5").records(column).tolist() == [False, True]
     assert SqlFilter("a <> 'x'").records(column).tolist() == [True, True]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from raymq.store.config import StoreConfig
-from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import Rejected, Unavailable
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.record import Row
 from raymq.store.records.properties import encode
 from raymq.store.requests import PutRequest
@@ -99,7 +99,7 @@ def test_a_batch_that_could_not_be_delivered_is_refused_whole(world, change, fie
     assert world.store.log.end == end
 
 
-def test_a_property_that_stands_there_twice_is_refused(world):
+def test_a_property_that_occurs_twice_is_refused(world):
     text = encode(GOOD) + encode({"REAL_TOPIC": "rmq_sys_raymq"})
     with pytest.raises(Rejected):
         world.store.put(

@@ -10,7 +10,6 @@ import pytest
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.delay.timer_check import TimerCheck, read_check, write_check
 from raymq.store.delay.timer_log import UNIT_BYTES, UNIT_DTYPE
@@ -19,6 +18,7 @@ from raymq.store.delay.timer_wheel import FILE_BYTES, SLOT
 from raymq.store.errors import StorageFull
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from tests.support.delays import CONFIG, START_MS, DelayWorld
@@ -388,7 +388,7 @@ def test_files_that_are_gone_or_wrong_are_made_again_from_the_timer_topic(world,
     assert log.read_bytes() == before
 
 
-def test_what_rocketmq_did_between_two_lives_of_ours_is_taken_over(world, tmp_path):
+def test_deliveries_of_rocketmq_between_two_starts_are_taken_over(world, tmp_path):
     due = world.send(b"due", delay_ms=20_000)
     world.send(b"early", delay_ms=4_000)
     world.send(b"mine", delay_ms=1_000)

@@ -8,11 +8,11 @@ import pytest
 
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Rejected, Unavailable
+from raymq.store.format import SYS_COMMITTED
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.resolutions import Resolution
 from raymq.store.services.stored_message import StoredMessage, read
 from raymq.store.services.transaction import (
-    COMMITTED,
     DISCARD_TOPIC,
     GROUP,
     HALF_TOPIC,
@@ -31,7 +31,7 @@ def engine(tmp_path: Path):
     assert verify(tmp_path) == []
 
 
-def test_a_half_message_is_read_by_nobody_until_it_is_committed(engine: Engine) -> None:
+def test_a_half_message_is_invisible_until_it_is_committed(engine: Engine) -> None:
     offset = engine.prepare(b"x", TAGS="tag", PGROUP="g")
     assert engine.bodies() == []
     (half,) = engine.read(HALF_TOPIC, 0)
@@ -39,7 +39,7 @@ def test_a_half_message_is_read_by_nobody_until_it_is_committed(engine: Engine) 
     assert half.properties["__transactionId__"] == half.properties["UNIQ_KEY"]
     engine.service.commit(offset, group="g")
     (message,) = engine.read()
-    assert (message.body, message.flag, message.sys_flag) == (b"x", 3, 0x1 | COMMITTED)
+    assert (message.body, message.flag, message.sys_flag) == (b"x", 3, 0x1 | SYS_COMMITTED)
     assert message.prepared_transaction_offset == half.physical_offset
     assert (message.properties["TAGS"], message.properties["TRAN_MSG"]) == ("tag", "true")
     assert message.born_time_ms == half.born_time_ms
@@ -69,7 +69,7 @@ def test_a_commit_that_is_repeated_delivers_nothing_more(engine: Engine) -> None
 
 
 def test_wrong_calls_are_refused(engine: Engine) -> None:
-    with pytest.raises(Rejected, match="no half message 0"):
+    with pytest.raises(Rejected, match="half message 0 does not exist"):
         engine.service.commit(0)
     with pytest.raises(Rejected, match="does not exist"):
         engine.service.prepare(InnerMessage("nope", 0, b""))
@@ -114,7 +114,7 @@ def test_a_half_message_waits_for_the_timeout_before_it_is_asked_for(tmp_path: P
     engine.store.close()
 
 
-def test_who_is_asked_for_too_often_is_discarded_for_good(tmp_path: Path) -> None:
+def test_a_half_message_checked_too_often_is_discarded_for_good(tmp_path: Path) -> None:
     engine = Engine(tmp_path, timeout_ms=0, check_max=3)
     offset = engine.prepare(b"x")
     for _ in range(3):
@@ -129,7 +129,7 @@ def test_who_is_asked_for_too_often_is_discarded_for_good(tmp_path: Path) -> Non
     engine.store.close()
 
 
-def test_who_is_resolved_while_he_is_asked_for_is_resolved_once(engine: Engine) -> None:
+def test_a_half_message_resolved_during_its_check_is_resolved_once(engine: Engine) -> None:
     offset = engine.prepare(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="0")
 
     def ask(half: StoredMessage) -> Resolution:

@@ -286,7 +286,7 @@ def test_a_record_larger_than_the_pool_is_refused(tmp_path: Path):
     store.close()
 
 
-def test_an_embedded_store_has_nobody_to_commit(tmp_path: Path):
+def test_an_embedded_store_has_no_commit_service(tmp_path: Path):
     with pytest.raises(Rejected):
         EmbeddedStore(tmp_path / "s", config=POOLED)
 
@@ -301,7 +301,7 @@ def test_a_full_pool_waits_and_then_refuses_with_nothing_stored(tmp_path: Path):
     for _ in range(sent := 10):
         store.put(request([b"x" * 3000]))
     assert asked == []
-    with pytest.raises(Unavailable, match="CommitRealTime stands at") as refusal:
+    with pytest.raises(Unavailable, match="CommitRealTime is at") as refusal:
         store.put(request([b"x" * 3000]))
     assert refusal.value.retriable
     assert sum(clock.slept) >= POOLED.sync_flush_timeout_ms
@@ -389,7 +389,7 @@ def test_a_cut_takes_the_pool_back_too(tmp_path: Path):
     assert verify(tmp_path / "s") == []
 
 
-def test_the_original_of_a_duplicate_is_told_when_it_is_committed(tmp_path: Path):
+def test_the_original_of_a_duplicate_is_found_once_it_is_committed(tmp_path: Path):
     store = open_store(tmp_path / "s")
     confirm(store)
     first = request([b"a", b"b"], producer=7, sequence=0)

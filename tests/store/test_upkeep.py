@@ -11,7 +11,7 @@ import pytest
 from raymq.store import fastjson
 from raymq.store.config import StoreConfig
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.services.upkeep import PAUSE_MIN_MS
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -123,7 +123,7 @@ def test_a_rebuild_of_the_consume_queues_takes_their_time_back(shop: Shop) -> No
 def test_the_configuration_is_written_while_the_store_runs(shop: Shop) -> None:
     store = shop.store
     store.commit_offsets("g", "t", {0: 3, 1: 4})
-    store.put_inner([], progress=Progress("delay", {"2": 9}))
+    store.put_inner([], progress=ServiceProgress("delay", {"2": 9}))
     # A queue of a topic that nobody created.
     store.put_inner([InnerMessage("%RETRY%g", 0, b"x")])
     confirm(store)
@@ -174,7 +174,7 @@ def test_what_did_not_change_is_not_written_again_and_not_more_often_than_every_
     assert shop.config("consumerOffset.json")["offsetTable"] == {"t@g": {0: 0}}
 
 
-def test_a_full_disk_is_told_and_the_files_are_written_when_there_is_room(shop: Shop) -> None:
+def test_a_full_disk_is_reported_and_the_files_are_written_when_there_is_room(shop: Shop) -> None:
     confirm(shop.store)
     shop.disk.fail("truncate", error=errno.ENOSPC, forever=True)
     shop.upkeep()

@@ -131,7 +131,7 @@ def test_a_changed_unit_is_named_with_its_place(
     assert "queue offset 33" in fault.detail
 
 
-def test_a_lost_unit_and_all_behind_it_are_missing(own: Path, tmp_path: Path) -> None:
+def test_a_lost_unit_and_all_after_it_are_missing(own: Path, tmp_path: Path) -> None:
     root = copy(own, tmp_path / "s")
     patch(root / QUEUE, 33 * 20, bytes(20))
     faults = verify(root)
@@ -303,7 +303,7 @@ def test_an_index_file_of_another_length_and_one_of_a_crashed_store(
 
 
 @pytest.mark.parametrize(("slots", "entries"), [(100, 400), (20, 61), (7, 15), (50, 51)])
-def test_a_new_index_file_without_an_entry_is_no_fault(
+def test_a_new_index_file_without_an_entry_is_not_a_fault(
     tmp_path: Path, slots: int, entries: int
 ) -> None:
     sizes = {"max_hash_slot_num": slots, "max_index_num": entries}
@@ -369,7 +369,7 @@ def test_config_files_are_read_in_fastjsons_dialect(
         assert (fault.file, fault.offset) == ("config/consumerOffset.json", offset)
 
 
-def test_a_digit_in_a_string_is_no_key() -> None:
+def test_a_digit_in_a_string_is_not_a_key() -> None:
     assert why_no_object(json.dumps({"k": '{1:"', "m": "\\"}).encode()) is None
 
 

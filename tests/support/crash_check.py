@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from raymq.store import record
+from raymq.store.log.snapshot_head import read_head
 from raymq.store.message_store import MessageStore
-from raymq.store.put.segment_head import read_head
 from raymq.store.records import rows
 from raymq.store.state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import check as inspect_store

@@ -17,7 +17,7 @@ from unittest import mock
 
 from raymq.store.config import StoreConfig
 from raymq.store.message_store import MessageStore
-from raymq.store.put.inner_message import InnerMessage, Progress
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
@@ -189,7 +189,9 @@ class Trace:
             ends[queue] += 1
             messages.append(InnerMessage("t", queue, body, {"TAGS": "x"}))
         self.groups.append(sum(ends.values()))
-        self.store.put_inner(messages, progress=Progress("groups", {"rows": self.groups[-1]}))
+        self.store.put_inner(
+            messages, progress=ServiceProgress("groups", {"rows": self.groups[-1]})
+        )
         self.ends = ends
         self.note()
 

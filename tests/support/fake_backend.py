@@ -16,9 +16,9 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.delay.timer_put import check_timer_put
 from raymq.store.errors import DeliveryUnknown, OffsetOutOfRange, RayMQError, Rejected, Unavailable
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 from raymq.store.state import ShardState, TopicInfo

@@ -162,7 +162,7 @@ class MemoryLog:
 
     def truncate(self, offset: int) -> None:
         if offset < self.confirmed_end:
-            raise Corrupt("below C", offset=offset, rule="never below C")
+            raise Corrupt("below C", offset=offset, rule="never below the confirmed end")
         self.truncate_unchecked(offset)
 
     def advance_confirmed(self, confirmed: int) -> None:

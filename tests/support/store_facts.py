@@ -167,10 +167,10 @@ def asked(store: MessageStore, questions: Iterable[tuple[Any, ...]]) -> Iterable
     for kind, *about in questions:
         line = {"kind": kind, **dict(zip(NAMES[kind], about, strict=True))}
         if kind == "time":
-            line["lower"] = store.offset_by_time(*about, Boundary.LOWER)
-            line["upper"] = store.offset_by_time(*about, Boundary.UPPER)
+            line["lower"] = store.query.offset_by_time(*about, Boundary.LOWER)
+            line["upper"] = store.query.offset_by_time(*about, Boundary.UPPER)
         else:
-            found = store.query_message(*about).records
+            found = store.query.by_key(*about).records
             line["found"] = found.column("physical_offset").to_pylist()
         yield line
 

@@ -1,4 +1,4 @@
-"""Delay levels: what the level string says, and the topics where messages wait.
+"""Delay levels: the delays that the level string names.
 
 Source: ScheduleMessageService#parseDelayLevel, MessageStoreConfig.messageDelayLevel, RocketMQ 5.3.3.
 """
@@ -8,13 +8,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from raymq.store.errors import Rejected
+from .errors import Rejected
 
-#: topic of messages that wait for a level's time; level n waits in queue n - 1
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-#: topic of messages that wait for a time of their own, in queue 0
-TIMER_TOPIC = "rmq_sys_wheel_timer"
-#: whose progress (`ShardState.progress`) the deliveries from each of the two are
+#: names under which the two kinds of delivery keep their progress (`ShardState.progress`)
 LEVELS_SERVICE, TIMERS_SERVICE = "delay", "timer"
 DEFAULT_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
@@ -24,7 +20,7 @@ _LEVEL = re.compile(r"(\d{1,9})([smhd])")
 
 @lru_cache(maxsize=16)
 def parse_levels(text: str) -> tuple[int, ...]:
-    """The delays of levels 1, 2, ... in ms. Raises: Rejected for a string that is no list of delays."""
+    """The delays of levels 1, 2, ... in ms. Raises: Rejected for a string that is not a list of delays."""
     found = [_LEVEL.fullmatch(part) for part in text.split()]
     levels = tuple(int(part[1]) * _UNIT_MS[part[2]] for part in found if part)
     if not levels or len(levels) < len(found):

@@ -1,7 +1,7 @@
-"""The door in RocketMQ's shape beside the columnar one: messages with any fields, answered by a PutStatus.
+"""Puts in RocketMQ's form: messages with any fields, answered by a PutStatus.
 
-Checks in RocketMQ's order, hooks, one append, the promise. For what comes a message at a time: the gateway, the store's
-services, tools. Bulk goes through `MessageStore.put`.
+Each put makes RocketMQ's checks in its order, calls the hooks, appends once and awaits the promise. For callers with
+one message at a time, such as a gateway or tools. Columns go through `MessageStore.put`.
 Source: DefaultMessageStore#asyncPutMessage and #asyncPutMessages, HookUtils, RocketMQ 5.3.3.
 """
 
@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from raymq.store import format as fmt
-from raymq.store.compaction.units import check_key
-from raymq.store.delay.delayed_record import REAL_TOPIC
-from raymq.store.errors import RayMQError, Rejected
-from raymq.store.message_store import MessageStore
-from raymq.store.records.properties import DELAY, INNER_NUM, WAIT, decode
-from raymq.store.requests import Append
-from raymq.store.status import PutStatus
-from raymq.store.topics import is_system_topic
 
-from .inner_message import InnerMessage
-from .put_errors import error_of, status_of
-from .put_hooks import PutHook
+from .delay.delayed_record import REAL_TOPIC
+from .errors import RayMQError, Rejected
+from .message_store import MessageStore
+from .put.inner_message import InnerMessage
+from .put.put_errors import error_of, status_of
+from .put.put_hooks import PutHook
+from .records.key_check import check_key
+from .records.properties import DELAY, INNER_NUM, WAIT, decode
+from .requests import Append
+from .status import PutStatus
+from .topics import is_system_topic
 
-log = logging.getLogger("raymq.store")
+logger = logging.getLogger("raymq.store")
 
 RETRY_PREFIX = "%RETRY%"
 #: a record may have so much more than its body (MessageExtEncoder)
@@ -34,7 +34,7 @@ RECORD_EXTRA_BYTES_MAX = 64 * 1024
 INNER_BATCH_FLAG = 0x80
 
 
-#: fields of a record that are numbers, and what fits into them
+#: fields of a record that are numbers, and their least and largest values
 _INT32, _INT64 = (-(1 << 31), (1 << 31) - 1), (-(1 << 63), (1 << 63) - 1)
 _NUMBERS = {
     "queue_id": (0, _INT32[1]),
@@ -47,7 +47,7 @@ _NUMBERS = {
 
 
 class AppendResult(NamedTuple):
-    """Where a message stands, or the first of a batch. Source: AppendMessageResult."""
+    """The place of a message, or of the first one of a batch. Source: AppendMessageResult."""
 
     #: physical offset of the record, and bytes of all records
     wrote_offset: int
@@ -80,7 +80,7 @@ class MessagePut:
         self._config = store.config
 
     def put_message(self, message: InnerMessage) -> PutResult:
-        """Store one message. Returns: how that went; nothing is raised."""
+        """Store one message. Returns: the result, refusals included; nothing is raised."""
         hooks = self._store.hooks
         try:
             self._store.put_path.check_serving()
@@ -97,9 +97,9 @@ class MessagePut:
         return result
 
     def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
-        """Store messages of one queue as records that follow each other in one file. Returns: how that went.
+        """Store messages of one queue as records that follow each other in one file. Returns: the result.
 
-        A crash may leave the first ones only, as in RocketMQ; what was acknowledged stays whole.
+        A crash may leave the first ones only, as in RocketMQ; acknowledged batches stay whole.
         """
         hooks = self._store.hooks
         batch = tuple(messages)
@@ -125,7 +125,7 @@ class MessagePut:
         return PutResult(status_of(error), None, error)
 
     def _check_key(self, message: InnerMessage) -> None:
-        """Refuse what a compaction topic could never show a reader, also where it comes there later only."""
+        """Refuse a message without KEYS for a compacted topic, also if it gets there after a delay."""
         topics = self._store.state.topics
         text, topic = message.properties_text, message.topic
         properties = message.properties if text is None else decode(text)
@@ -179,7 +179,7 @@ def waits(properties: Mapping[str, str]) -> bool:
 
 
 def check_message(message: InnerMessage) -> None:
-    """What RocketMQ refuses before any hook runs. Raises: Rejected with MESSAGE_ILLEGAL.
+    """Refuse what RocketMQ refuses before any hook runs. Raises: Rejected with MESSAGE_ILLEGAL.
 
     Source: HookUtils#checkBeforePutMessage, #checkInnerBatch.
     """
@@ -193,7 +193,7 @@ def check_message(message: InnerMessage) -> None:
     try:
         fmt.check_topic_name(message.topic)
     except Rejected as error:
-        # There the client and the broker look at it; here its name becomes a directory's.
+        # In RocketMQ client and broker check it. Here the name becomes a directory's.
         raise _illegal(error.message, "topic", error.limit) from error
     if INNER_NUM in message.properties or message.sys_flag & INNER_BATCH_FLAG:
         raise _illegal(
@@ -205,7 +205,7 @@ def check_message(message: InnerMessage) -> None:
 
 
 def _check_kinds(message: InnerMessage) -> None:
-    """What a record has no place for, before anything is made of it."""
+    """Refuse values that a record has no place for."""
     if not isinstance(message.topic, str):
         raise _illegal(f"the topic is {message.topic!r}; give its name", "topic", "text")
     if not isinstance(message.body, bytes):
@@ -222,7 +222,7 @@ def _check_kinds(message: InnerMessage) -> None:
         case host:
             raise _illegal(f"born_host is {host!r}; give (IP address, port)", "born_host", "a pair")
     if not isinstance(message.properties_text, bytes | None):
-        raise _illegal("properties_text is no bytes", "properties_text", "bytes")
+        raise _illegal("properties_text is not bytes", "properties_text", "bytes")
     if not isinstance(message.properties, Mapping):
         raise _illegal(
             f"properties are {message.properties!r}; give a mapping", "properties", "text"
@@ -246,7 +246,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def check_batch(messages: tuple[InnerMessage, ...]) -> None:
-    """What may not be in a batch. Raises: Rejected with MESSAGE_ILLEGAL.
+    """Refuse batches that RocketMQ refuses. Raises: Rejected with MESSAGE_ILLEGAL.
 
     Source: CommitLog#asyncPutMessages, SendMessageProcessor#sendBatchMessage, MessageBatch#generateFromList.
     """
@@ -286,5 +286,5 @@ def _run_after(hooks: Sequence[PutHook], message: InnerMessage, result: PutResul
         try:
             hook.after_put(message, result.status)
         except Exception:
-            # Advisory: what is stored stays stored.
-            log.exception("put hook %s", hook.name)
+            # The message stays stored.
+            logger.exception("put hook %s", hook.name)

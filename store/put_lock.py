@@ -1,4 +1,4 @@
-"""The put lock, which says for how long it is held: a store whose disk stalls refuses puts instead of queueing them.
+"""The put lock. It knows how long it is held, so that a store whose disk stalls refuses puts instead of queueing them.
 
 Source: CommitLog#putMessageLock and beginTimeInLock, RocketMQ 5.3.3.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-from raymq.store.clock import Clock
+from .clock import Clock
 
-#: a longer hold is a clock that jumped, not a busy disk
+#: a longer hold comes from a clock that jumped, not from a busy disk
 BUSY_MAX_MS = 10_000_000
 
 
@@ -18,10 +18,11 @@ class PutLock:
     """Orders puts. Not re-entrant."""
 
     def __init__(self, clock: Clock) -> None:
-        #: the hot path takes it itself and sets `begin_ms`: two calls of ours cost more than all else here
+        #: hot paths acquire it and set `begin_ms` themselves: calls of __enter__ and __exit__ cost more than all else
+        #: here
         self.mutex = threading.Lock()
         self._now_ms = clock.monotonic_ms
-        #: when the holder got it, monotonic; 0: nobody holds it
+        #: when the holder got it, monotonic; 0: it is free
         self.begin_ms = 0
 
     def __enter__(self) -> None:
@@ -38,13 +39,13 @@ class PutLock:
         self.mutex.release()
 
     def held_ms(self) -> int:
-        """For how long the holder has it, as of now; 0 when nobody does. Callers: any thread."""
+        """How long it has been held; 0 when it is free. Callers: any thread."""
         begin = self.begin_ms
         return self._now_ms() - begin if begin else 0
 
     def busy(self, limit_ms: int) -> bool:
         """Whether the holder has it for longer than `limit_ms`.
 
-        Reads no clock while nobody holds it. Source: DefaultMessageStore#isOSPageCacheBusy.
+        Reads no clock while it is free. Source: DefaultMessageStore#isOSPageCacheBusy.
         """
         return bool(self.begin_ms) and limit_ms < self.held_ms() < BUSY_MAX_MS

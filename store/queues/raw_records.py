@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from raymq.store import format as fmt
+from raymq.store.records.binary_columns import value_offsets
+from raymq.store.records.record_decode import decode
+from raymq.store.records.record_walk import RecordFault, first_fault
 from raymq.store.requests import FetchSlice
 
-from .binary_columns import value_offsets
-from .record_decode import decode
-from .record_walk import Fault, first_fault
-
-_QUEUE_OFFSET = slice(20, 28)
+_LONG = struct.Struct(">q")
 
 
-def fault_of(part: FetchSlice) -> Fault | None:
-    """The first record of an answer that is not what was stored there; None when all are, or there is none."""
+def fault_of(part: FetchSlice) -> RecordFault | None:
+    """The first damaged record of an answer; None without one."""
     records: Any = part.records
     if records is None or not len(records):
         return None
@@ -34,7 +35,7 @@ def before(part: FetchSlice, row: int) -> FetchSlice:
     following = part.first_offset + row
     if part.next_offset - part.first_offset != len(records):
         # Of a compacted topic there are gaps.
-        following = int.from_bytes(whole[row - 1].as_py()[_QUEUE_OFFSET], "big") + 1
+        following = _LONG.unpack_from(whole[row - 1].as_py(), fmt.QUEUE_OFFSET_AT)[0] + 1
     return part._replace(records=whole, next_offset=following)
 
 

@@ -1,0 +1,67 @@
+"""Snapshots of the state in the log. Each segment begins with one, and recovery begins at the newest.
+
+State = the newest snapshot + the records after it. So no segment is deleted before a newer one begins with a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from raymq.store.records import properties
+from raymq.store.records.record_walk import layout
+from raymq.store.state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts, reading_internal
+
+from .commit_log import CommitLog
+from .log_reads import Int64s, walk_with
+from .mapped_file import MappedFile
+
+#: bytes read at a time; a larger record is read whole
+HEAD_BYTES = 64 << 10
+
+
+def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, int]:
+    """Read the snapshot that a segment begins with.
+
+    Args: `start`, another physical offset of the segment where a snapshot may begin.
+    Returns: the end of the complete snapshot (None: it was broken off, or there is none), and the end of the last
+    SNAPSHOT record.
+    """
+    at = file.start if start is None else start
+
+    def read(low: int, high: int) -> bytes:
+        return file.read(low - file.start, high - file.start)
+
+    parts = SnapshotParts()
+    while True:
+        view, base, walk = walk_with(read, at, file.start + file.size, limit=1, nbytes=HEAD_BYTES)
+        if not len(walk.positions):
+            return None, at
+        body = _snapshot_body(view, walk.positions - base, walk.sizes)
+        if body is None:
+            return None, at
+        with reading_internal(SNAPSHOT, at):
+            complete = parts.add(body) is not None
+        at = walk.end
+        if complete:
+            return at, at
+
+
+def _snapshot_body(view: memoryview, starts: Int64s, sizes: Int64s) -> bytes | None:
+    """The body of one record; None when it is not a SNAPSHOT record."""
+    places, _ = layout(view, starts, sizes)
+    body_start, body_end, topic_start, topic_end, low, high = (int(place[0]) for place in places)
+    tag = properties.decode(bytes(view[low:high])).get(properties.TAGS)
+    if view[topic_start:topic_end] != INTERNAL_TOPIC.encode() or tag != SNAPSHOT:
+        return None
+    return bytes(view[body_start:body_end])
+
+
+def snapshot_starts(log: CommitLog, limit: int) -> Iterator[int]:
+    """Where snapshots begin that are complete at or below `limit`, newest first."""
+    heads = [file.start for file in log.queue.files]
+    for start in sorted({*heads, *log.marks.snapshots}, reverse=True):
+        file = log.queue.find(start)
+        if file is not None and start < limit:
+            complete_at, _ = read_head(file, start)
+            if complete_at is not None and complete_at <= limit:
+                yield start

@@ -1,0 +1,47 @@
+"""Refuses messages without KEYS for compacted topics.
+
+RocketMQ stores them, and they never reach a reader: reads of such a topic come from the compacted log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store.errors import Rejected
+
+from .keys import KEYS, key_column
+from .record_row import Row
+
+
+def check_keys(
+    topic: str, batch: pa.RecordBatch | Row, rows: pa.BooleanArray | None = None
+) -> None:
+    """Refuse messages without KEYS for a compaction topic. Raises: Rejected (MESSAGE_ILLEGAL); nothing was stored.
+
+    Args: `rows`, the rows that go to that topic; None: all.
+    """
+    if isinstance(batch, Row):
+        batch = batch.to_batch()
+    bare = key_column(batch.column("properties")).is_null()
+    row = pc.index(bare if rows is None else pc.and_(bare, rows), True).as_py()
+    if row >= 0:
+        raise _without_key(topic, f"row {row}", row=row)
+
+
+def check_key(topic: str, properties: Mapping[str, str]) -> None:
+    """As `check_keys`, for one message."""
+    if not properties.get(KEYS, "").strip():
+        raise _without_key(topic, "the message")
+
+
+def _without_key(topic: str, what: str, **fields: int) -> Rejected:
+    return Rejected(
+        f"{what} has no KEYS; topic {topic} keeps the latest message of each key: set index_keys",
+        field="KEYS",
+        limit="a key",
+        status="MESSAGE_ILLEGAL",
+        **fields,
+    )

@@ -1,0 +1,104 @@
+"""The keys of records: the property UNIQ_KEY, and the words of KEYS, which are separated by single blanks.
+
+The index finds a record under each of its keys. A compacted topic has one key per record: the whole value of KEYS.
+Source: IndexService#buildIndex, CompactionLog#shouldRetainMsg, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .binary_columns import one_value, value_offsets
+from .properties import NAME_VALUE_SEPARATOR, decode
+
+Int64s = npt.NDArray[np.int64]
+
+KEYS, UNIQ_KEY = "KEYS", "UNIQ_KEY"
+KEY_SEPARATOR = " "
+UNIQ_KEY_NAME = UNIQ_KEY.encode() + NAME_VALUE_SEPARATOR
+#: how the properties that hold keys begin
+KEY_NAMES = (KEYS.encode() + NAME_VALUE_SEPARATOR, UNIQ_KEY_NAME)
+
+_WHOLE_KEYS = r"(?s)^(?:.*\x02)?KEYS\x01(?P<v>[^\x02]+)"
+_ONLY_BLANKS = r"^\s*$"
+
+
+class Keyed(NamedTuple):
+    """The properties of consecutive records, some of which have keys."""
+
+    #: the properties strings, one after the other
+    data: bytes
+    #: where each begins, and the end of the last
+    offsets: Int64s
+
+    def rows(self, start: int, stop: int) -> Keyed:
+        """Those of rows [start, stop)."""
+        offsets = self.offsets[start : stop + 1]
+        low = int(offsets[0])
+        return Keyed(self.data[low : int(offsets[-1])], offsets - low)
+
+
+class KeyedUnit(NamedTuple):
+    """Neighbours in the log, of one topic, that may have keys."""
+
+    topic: str
+    positions: Int64s
+    store_time_ms: int
+    keyed: Keyed
+
+
+def keyed_column(properties: pa.Array) -> Keyed | None:
+    """The encoded properties of a batch; None, at next to no cost, when no row has a key."""
+    if properties.null_count == len(properties) or not len(properties):
+        return None
+    same = one_value(properties)
+    if same is not None and not has_keys(same):
+        return None
+    offsets = value_offsets(properties)
+    low = int(offsets[0])
+    data = properties.buffers()[2].slice(low, int(offsets[-1]) - low).to_pybytes()
+    # A copy: a slice would keep the bodies in memory until it is indexed.
+    return Keyed(data, offsets.astype(np.int64) - low) if has_keys(data) else None
+
+
+def has_keys(data: bytes) -> bool:
+    """Whether properties may have a key."""
+    return any(name in data for name in KEY_NAMES)
+
+
+def keyed_row(properties: bytes | None) -> Keyed | None:
+    """The same as `keyed_column` of one row."""
+    if not properties or not has_keys(properties):
+        return None
+    return Keyed(properties, np.array([0, len(properties)], dtype=np.int64))
+
+
+def keyed_rows(properties: Sequence[bytes]) -> Keyed | None:
+    """The same of several rows."""
+    if not any(has_keys(each) for each in properties):
+        return None
+    ends = np.cumsum([0, *map(len, properties)], dtype=np.int64)
+    return Keyed(b"".join(properties), ends)
+
+
+def keys_of(properties: bytes) -> list[str]:
+    """The keys of one record, in the order in which they are indexed."""
+    values = decode(properties)
+    found = [values[UNIQ_KEY]] if UNIQ_KEY in values else []
+    return found + [word for word in values.get(KEYS, "").split(KEY_SEPARATOR) if word]
+
+
+def key_column(properties: pa.Array) -> pa.Array:
+    """KEYS of each properties string, the whole value; null without one, or with only blanks.
+
+    Source: CompactionLog#shouldRetainMsg takes KEYS as one key, however many words it has.
+    """
+    found = pc.struct_field(pc.extract_regex(properties, _WHOLE_KEYS), 0)
+    blank = pc.match_substring_regex(found, _ONLY_BLANKS)
+    return pc.if_else(pc.fill_null(blank, True), pa.scalar(None, found.type), found)

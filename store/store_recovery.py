@@ -1,0 +1,285 @@
+"""Recovery of a store before the first put: state, consume queues and log are brought to agree.
+
+Queues    Rest unopened where the marks say enough about them, are opened and recovered where they do not.
+Log       Is walked from the newest snapshot that nothing can take away; each record is applied to the state.
+Repair    Queues are cut to the log. Those with lost units are dispatched again from the log's start.
+
+Source: DefaultMessageStore#recover, #recoverTopicQueueTable, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from . import record
+from .log.commit_log import QUEUES_DOUBTFUL, CommitLog
+from .log.snapshot_head import read_head, snapshot_starts
+from .put.put_path import PutPath
+from .queues.consume_queues import ConsumeQueues, Key
+from .records import properties, rows
+from .state import INTERNAL_TOPIC, PROGRESS, ShardState, reading_internal
+
+#: where a process that was killed may have begun the next record: size and magic
+_PREFIX_BYTES = 8
+
+
+class RecoveredStore(NamedTuple):
+    """The result of recovery, as far as the running store needs it."""
+
+    #: everything below this is in the consume queues
+    dispatched: int
+    #: the log alone says where each consume queue ends; in stores of others it may not
+    queues_exact: bool
+    #: a snapshot was read, so that the log holds all of the state
+    met_snapshot: bool
+    #: the log's end up to which lost queues are dispatched again, and the offset that each had reached
+    rebuilding: tuple[int, dict[Key, int]] | None
+
+
+class StoreRecovery:
+    """For one use, before the first put."""
+
+    def __init__(
+        self, log: CommitLog, state: ShardState, queues: ConsumeQueues, put_path: PutPath
+    ) -> None:
+        self._log = log
+        self._state = state
+        self._queues = queues
+        self._put_path = put_path
+        #: after a reboot, or a failed sync, consume queues are trusted only as far as the marks vouch for them
+        self._doubt = False
+        #: the consume queues were not opened: the marks say where they end
+        self._resting = False
+        #: the consume queues are complete up to this physical offset; -1: nothing in them counts
+        self._complete = -1
+        #: the next offset of every queue at `_complete`
+        self._at_complete: dict[Key, int] | None = None
+        #: the walk met a record that begins or ends at `_complete`
+        self._met_complete = False
+        self._met_snapshot = False
+
+    def run(self) -> RecoveredStore:
+        """Recover. Raises: Corrupt where the store is damaged and must not be cut."""
+        log = self._log
+        log.restore_pool()
+        known_end = self._judge_queues()
+        scan_start = self._recover_log(known_end)
+        self._drop_half_group(scan_start)
+        if log.recovered is not None and log.recovered.row == "K" and not log.own:
+            log.note_synced(log.end)
+        lost = self._find_lost_queues()
+        exact = not lost and self._complete >= 0 and self._queues_end_as_expected()
+        self._count_on_from_queues()
+        rebuilding = None
+        if lost or self._complete < 0:
+            rebuilding = log.end, lost
+            exact = self._begin_queues_again()
+        dispatched = min(max(self._complete, log.start), log.end)
+        if exact:
+            log.marks.queued_end = dispatched
+        self._note_snapshots()
+        return RecoveredStore(dispatched, exact, self._met_snapshot, rebuilding)
+
+    # --- consume queues before the walk ---------------------------------------------------------------------
+
+    def _judge_queues(self) -> int:
+        """Open the consume queues unless they may rest. Returns: the end of the last record that one of them knows."""
+        log = self._log
+        # Consume queues are synced rarely; after a reboot they are trusted only as far as the marks vouch for them.
+        # After a failed sync too: their pages count as clean, and only a second write brings those to disk.
+        self._doubt = bool(log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)))
+        self._resting = not self._doubt and self._may_rest()
+        if self._resting:
+            self._complete = log.marks.queued_end
+            return self._complete
+        known_end = self._load_queues()
+        self._complete = min(known_end, log.marks.dispatched_end) if self._doubt else known_end
+        return known_end
+
+    def _may_rest(self) -> bool:
+        """Whether the marks say all about the consume queues: no other program has written here since."""
+        log = self._log
+        complete, appended = log.marks.queued_end, log.marks.appended_end
+        if not log.own or not log.start < complete <= min(appended, log.end_max):
+            return False
+        if log.start and next(snapshot_starts(log, self._uncuttable(complete)), None) is None:
+            # RocketMQ deleted the files that said where queues end.
+            return False
+        file = log.queue.find(appended)
+        if file is None:
+            return True
+        at = appended - file.start
+        return not any(file.read(at, min(at + _PREFIX_BYTES, file.size)))
+
+    def _load_queues(self) -> int:
+        """Open every consume queue. Returns: the end of the last record that any of them has."""
+        log = self._log
+        log.marks.queued_end = 0
+        # With the page cache intact only the last units can be half written.
+        sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
+        self._queues.load(after_crash=log.crashed, sound_below=sound_below)
+        return self._queues.max_physical_offset
+
+    # --- the walk -------------------------------------------------------------------------------------------
+
+    def _recover_log(self, known_end: int) -> int:
+        """Walk the log, cut it where it ends, and settle the queues. Returns: where the walk began."""
+        low = self._uncuttable(self._complete)
+        scan_start = next(snapshot_starts(self._log, low), self._log.start)
+        self._log.recover(scan_start, self._visit, self._settle_queues, queues_end=known_end)
+        return scan_start
+
+    def _uncuttable(self, complete: int) -> int:
+        """No torn tail reaches below this, so a snapshot there stays. Args: `complete`, the end of the queues."""
+        log = self._log
+        return complete if log.same_boot or not log.own else min(complete, log.synced)
+
+    def _visit(self, view: memoryview, base: int, walk: record.Walk) -> None:
+        """Apply a piece of the log to the state."""
+        if base <= self._complete <= walk.end:
+            ends = walk.positions + walk.sizes
+            self._met_complete |= self._complete == base or bool((ends == self._complete).any())
+        self._apply_walk(view, base, walk)
+
+    def _settle_queues(self, end: int) -> None:
+        """Cut the consume queues to a log that ends at `end`, before this boot is noted."""
+        log = self._log
+        damaged = log.start < self._complete < end and not self._met_complete
+        if self._resting and not damaged and self._complete <= end:
+            # Not synced: the writes of a process that was killed.
+            self._queues.rest(self._expected_ends(), self._complete, unsynced=log.crashed)
+            return
+        if self._resting:
+            self._load_queues()
+        if damaged:
+            # They end inside a record: all of them are built again.
+            self._complete = -1
+        # Above the trusted end a unit may be torn: it is dispatched again. Units of deleted log files were synced
+        # before the deletion.
+        trusted = max(self._complete, log.start) if self._doubt or damaged else end
+        self._queues.truncate(min(end, trusted))
+
+    def _drop_half_group(self, scan_start: int) -> None:
+        """Cut off a group of messages of which a crash left the first ones only: it was never acknowledged."""
+        log = self._log
+        start, end = self._put_path.group
+        if end <= log.end:
+            return
+        # In memory mode the confirmed end may have followed the page cache into the group, which a power loss took.
+        log.marks.lower(start)
+        log.truncate(start)
+        self._put_path.group = (0, 0)
+        self._state.clear()
+        for file in log.queue.files:
+            if scan_start - file.size < file.start < log.end:
+                self._apply_again(file.start, min(log.end, file.start + file.size))
+        self._queues.truncate(log.end)
+
+    def _apply_again(self, at: int, stop: int) -> None:
+        """Apply the records of one file once more."""
+        while at < stop:
+            view, base, walk = self._log.walk(at, stop, check_crc=False)
+            self._apply_walk(view, base, walk)
+            if walk.reason is not record.WalkStop.STOPPED:
+                return
+            at = walk.end
+
+    def _apply_walk(self, view: memoryview, base: int, walk: record.Walk) -> None:
+        columns = (*rows.RUN_COLUMNS, "body")
+        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=columns):
+            self._note_complete(run)
+            if run.topic == INTERNAL_TOPIC:
+                self._apply_internal(run)
+            self._state.apply_rows(
+                run.topic,
+                run.queue_id,
+                run.first_offset,
+                len(run.positions),
+                int(run.positions[-1] + run.sizes[-1]),
+                run.store_time_ms,
+                producer=run.producer,
+                epoch=run.epoch,
+                first_sequence=run.first_sequence,
+            )
+
+    def _note_complete(self, run: rows.RowRun) -> None:
+        """Where the walk passes the end of the consume queues, remember the queues' next offsets there."""
+        if self._at_complete is not None or run.positions[-1] < self._complete:
+            return
+        self._at_complete = dict(self._state.next_offsets)
+        before = int(run.positions.searchsorted(self._complete))
+        if before:
+            self._at_complete[run.topic, run.queue_id] = run.first_offset + before
+
+    def _apply_internal(self, run: rows.RowRun) -> None:
+        texts = run.batch.column("properties").to_pylist()
+        bodies = run.batch.column("body").to_pylist()
+        for text, body, at in zip(texts, bodies, run.positions.tolist(), strict=True):
+            kind = properties.decode(text).get(properties.TAGS, "")
+            with reading_internal(kind, at):
+                if kind == PROGRESS:
+                    self._put_path.group = (at, int(json.loads(body)["end"]))
+                self._met_snapshot |= self._state.apply_internal(kind, body)
+
+    # --- consume queues after the walk ----------------------------------------------------------------------
+
+    def _expected_ends(self) -> dict[Key, int]:
+        """Where each consume queue ends, if all of them are complete up to `_complete`."""
+        return self._state.next_offsets if self._at_complete is None else self._at_complete
+
+    def _find_lost_queues(self) -> dict[Key, int]:
+        """Consume queues with fewer units than were dispatched, and the offset that each had reached.
+
+        Where there are any, all queues are open afterwards.
+        """
+        log = self._log
+        self._queues.correct_min_offsets(log.start)
+        expected = self._expected_ends()
+        lost = {key: expected[key] for key in self._queues.missing()}
+        for (topic, queue_id), offset in expected.items():
+            if self._queues.rests(topic, queue_id):
+                continue
+            queue = self._queues.find(topic, queue_id)
+            if offset and (queue is None or queue.max_offset < offset):
+                lost[topic, queue_id] = offset
+        if lost and self._resting:
+            self._load_queues()
+            self._queues.correct_min_offsets(log.start)
+        return lost
+
+    def _queues_end_as_expected(self) -> bool:
+        ends = self._expected_ends()
+        return all(ends.get(key, 0) == queue.max_offset for key, queue in self._queues.items())
+
+    def _count_on_from_queues(self) -> None:
+        """Where RocketMQ deleted all messages of a queue, only the consume queue knows how far they were numbered."""
+        offsets = self._state.next_offsets
+        for key, queue in self._queues.items():
+            offsets[key] = max(offsets.get(key, 0), queue.max_offset)
+
+    def _begin_queues_again(self) -> bool:
+        """Empty the consume queues; dispatch builds them again. Returns: whether the log alone says where they end."""
+        log = self._log
+        # Durably, before anything is built: after another crash the old mark would vouch for the gaps.
+        log.marks.forget_dispatched(log.start)
+        log.checkpoint.logics_ms = 0
+        log.checkpoint.sync()
+        self._queues.truncate(log.start)
+        self._complete = log.start
+        # From an empty start on the queues grow with what the log says.
+        return not log.start and not any(queue.max_offset for queue in self._queues.all())
+
+    # --- snapshots ------------------------------------------------------------------------------------------
+
+    def _note_snapshots(self) -> None:
+        """Let the put path know which snapshots there are, so that it writes the next one when it is due."""
+        log = self._log
+        tail = log.queue.find(log.end)
+        if tail is not None:
+            complete_at, parts_end = read_head(tail)
+            if complete_at is not None or parts_end < log.end:
+                self._put_path.headed = tail.start
+        newest = next(snapshot_starts(log, log.end), None)
+        if newest is not None:
+            self._put_path.note_snapshot(newest)

@@ -1,0 +1,51 @@
+"""Scrubs a store from outside: one that another process has open, or one at rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raymq.store.errors import Rejected
+from raymq.store.files import Files
+from raymq.store.log.marks import read_marks
+from raymq.store.log.scrub import Scrub
+from raymq.store.log.segment_paths import list_segments, other_directories
+
+from .read_only import ReadOnlyStore
+
+
+def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scrub:
+    """A scrub of a store that is open in another process or at rest. It reads from the disk, past the page cache.
+
+    Raises: Rejected when `root` is not a store, or has no chain yet.
+    """
+    files = files or Files()
+    store = ReadOnlyStore(root, files)
+    size = store.segment_size_bytes
+    store.close()
+    if not store.own or not size or not files.exists(root / "raymq" / "chain"):
+        raise Rejected(
+            f"{root} has no chain to compare with: a store of RocketMQ gets it at its first start here; "
+            "`raymq store verify` checks its body CRCs",
+            field="DIR",
+            limit="a store that RayMQ has opened",
+        )
+
+    def start() -> int:
+        directories = [root / "commitlog", *other_directories(root, files=files)]
+        names = [path.name for path in list_segments(directories, files=files)]
+        return int(names[0]) if names else 0
+
+    def limit() -> int:
+        return read_marks(root / "raymq" / "marks", files=files).synced_end
+
+    return Scrub(
+        root,
+        size,
+        start=start,
+        limit=limit,
+        files=files,
+        bytes_per_s=bytes_per_s,
+        pause_ms=0,
+        memory="scrub-command",
+        from_disk=True,
+    )
