@@ -23,8 +23,8 @@ from raymq.cluster.messages.timer_message import waiting_properties
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.clock import Clock
-from raymq.store.delay.delay_levels import TIMER_TOPIC
 from raymq.store.errors import RayMQError, Rejected
+from raymq.store.format import TIMER_TOPIC
 from raymq.store.promise import Acks
 
 from .batch_future import BatchFuture

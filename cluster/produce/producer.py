@@ -10,7 +10,6 @@ import pyarrow as pa
 from raymq.cluster.messages.message import Message
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
-from raymq.store.format import TIMER_TOPIC
 from raymq.store.promise import Acks
 
 from .batch_future import BatchFuture
