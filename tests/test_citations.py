@@ -7,6 +7,7 @@ decision or rule (`D4`, `R9`), of an ADR, of a document with or without a sectio
 from __future__ import annotations
 
 import io
+import os
 import re
 import tokenize
 import unicodedata
@@ -30,6 +31,12 @@ UNRESOLVABLE = re.compile(
     r"\bdesign section \d|\bdesign D\d|\(reference[s ]|\breference (?:section )?\d+\.\d"
 )
 
+#: places whose citations are still to be replaced: passed over until then
+LEFT = ("cluster/bench/",)
+#: pages that are made from the code or from files beside docs/
+GENERATED = re.compile(
+    r"docs/(reference/(cli|configuration)|changelog|contributing|examples/.*)\.md"
+)
 #: modules of others that tests name
 FOREIGN_MODULES = {"pandas.py", "scripts.py"}
 #: f-strings are tokens of their own from Python 3.12 on
@@ -39,6 +46,7 @@ STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)
 def python_files() -> list[Path]:
     found = [path for part in PARTS for path in (ROOT / part).rglob("*.py")]
     found += [ROOT / "run.py", ROOT / "noxfile.py", *(ROOT / "raymq").glob("*.py")]
+    found += [*(ROOT / ".ci").glob("*.py"), *(ROOT / "docs").rglob("*.py")]
     return sorted(path for path in found if "__pycache__" not in path.parts)
 
 
@@ -70,7 +78,8 @@ def prose_of(path: Path) -> str:
 
 def everything() -> list[Path]:
     """All files that may cite. This one is left out: it names citations that do not exist."""
-    return [path for path in [*python_files(), *documents()] if path != Path(__file__).resolve()]
+    found = [path for path in [*python_files(), *documents()] if path != Path(__file__).resolve()]
+    return [path for path in found if not name(path).startswith(LEFT)]
 
 
 def name(path: Path) -> str:
@@ -105,12 +114,18 @@ def anchors(path: Path) -> frozenset[str]:
 
 
 def find_document(cited: str, at: Path) -> Path | None:
-    """The document that a file means: beside itself, in the root, or in docs/."""
-    for start in (at.parent, ROOT, ROOT / "docs"):
-        found = (start / cited).resolve()
-        if found.is_file() and found.is_relative_to(ROOT):
-            return found
+    """The document that a file means: beside itself, in the root or docs/; in code also any of that name in docs/."""
+    within = [*(ROOT / "docs").rglob(cited)] if at.suffix == ".py" and "/" not in cited else []
+    for found in [*(start / cited for start in (at.parent, ROOT, ROOT / "docs")), *within]:
+        if found.is_file() and found.resolve().is_relative_to(ROOT):
+            return found.resolve()
     return None
+
+
+def is_generated(cited: str, at: Path) -> bool:
+    """Whether the build of the documentation site makes this page."""
+    paths = [os.path.normpath(start / cited) for start in (at.parent, ROOT / "docs")]
+    return any(GENERATED.fullmatch(os.path.relpath(path, ROOT)) for path in paths)
 
 
 def test_every_decision_and_rule_that_is_cited_is_in_the_design() -> None:
@@ -151,6 +166,8 @@ def test_every_document_that_is_cited_exists_and_has_the_section() -> None:
     for path in everything():
         for cited, anchor, section in DOCUMENT.findall(prose_of(path)):
             found = find_document(cited, path)
+            if is_generated(cited, path):
+                continue
             if (
                 found is None
                 or (anchor and anchor not in anchors(found))
@@ -171,9 +188,7 @@ def test_links_within_a_document_lead_to_a_heading() -> None:
 
 
 def test_every_module_that_a_text_names_exists() -> None:
-    known = {name(path) for path in python_files()} | {
-        path.relative_to(ROOT).as_posix() for path in (ROOT / ".ci").glob("*.py")
-    }
+    known = {name(path) for path in python_files()}
     ends = {
         "/".join(parts[at:]) for parts in (k.split("/") for k in known) for at in range(len(parts))
     }
@@ -195,6 +210,12 @@ def test_nothing_is_cited_in_a_way_that_cannot_be_resolved() -> None:
     assert not found, f"say what is meant, or cite {DESIGN}"
 
 
+@pytest.mark.parametrize("place", LEFT)
+def test_a_place_that_is_passed_over_still_cites_what_is_not_there(place: str) -> None:
+    texts = [prose_of(path) for path in python_files() if name(path).startswith(place)]
+    assert any(UNRESOLVABLE.search(text) for text in texts), "remove it from LEFT"
+
+
 @pytest.mark.parametrize(
     ("text", "pattern", "found"),
     [
@@ -212,7 +233,9 @@ def test_nothing_is_cited_in_a_way_that_cannot_be_resolved() -> None:
         ("docs/design.md#r9", DOCUMENT, [("docs/design.md", "r9", "")]),
     ],
 )
-def test_the_search_for_citations_sees_what_it_is_for(text, pattern, found) -> None:
+def test_the_search_for_citations_sees_what_it_is_for(
+    text: str, pattern: re.Pattern[str], found: list[object]
+) -> None:
     assert pattern.findall(text) == found
 
 

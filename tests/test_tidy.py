@@ -25,7 +25,7 @@ PYTHON_PLACES = (
 TEXT_PLACES = (*PYTHON_PLACES, "tests", "docs", ".ci")
 TEXT_ENDINGS = {".py", ".md", ".toml", ".txt", ""}
 
-#: the two modules of store/ that may touch files and the clock (design D8)
+#: the two modules of store/ that may touch files and the clock
 SEAM = {"store/files.py", "store/clock.py"}
 #: calls of `os` that touch a file; os.kill and os.environ (failpoints) are none of them
 FILE_CALL = re.compile(
@@ -35,10 +35,10 @@ FILE_CALL = re.compile(
 )
 #: methods that read or write a file, whatever path object they are called on
 FILE_METHODS = {"read_bytes", "read_text", "write_bytes", "write_text", "iterdir", "rglob"}
-#: what a decision may not know: time, disk, network, threads (design section 2)
+#: what a decision may not know: time, disk, network, threads
 IMPURE = {"io", "mmap", "multiprocessing", "os", "pathlib", "shutil", "socket", "threading", "time"}
 
-#: the modules that a flush satellite imports (design D4: small, quick to start)
+#: the modules that a flush satellite imports: small, quick to start
 SATELLITE_MODULES = (
     "raymq",
     "raymq.errors",

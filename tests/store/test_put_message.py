@@ -282,8 +282,8 @@ def test_what_a_record_or_a_directory_has_no_place_for_is_illegal(
     assert door.store.log.end == end
 
 
-#: answered by nothing here: no remote escape (design section 5), no LMQ (off in RocketMQ too), no replica set that
-#: grows and shrinks before elections exist; SLAVE_NOT_AVAILABLE is not answered by RocketMQ 5.x either
+#: no call answers these. No put is sent on to another shard. There are no light queues (off in RocketMQ too). A mirror
+#: has two replicas, whether they answer or not. RocketMQ 5.x does not answer SLAVE_NOT_AVAILABLE either.
 NEVER = {
     PutStatus.SLAVE_NOT_AVAILABLE,
     PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH,
