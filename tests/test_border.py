@@ -37,8 +37,10 @@ NAMES = {
 #: classes and functions whose docstring has an example and explains every option
 EXPLAINED = (
     "raymq.AsyncConsumer",
+    "raymq.AsyncProducer",
     "raymq.Cluster.create_topic",
     "raymq.Consumer",
+    "raymq.Producer",
     "raymq.Queue",
     "raymq.connect",
     "raymq.spark.read",
@@ -75,7 +77,8 @@ def programs() -> Iterator[tuple[str, str]]:
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
         for number, block in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
-            yield f"{path.relative_to(ROOT)}:{number}", block
+            # A block of a tab is indented.
+            yield f"{path.relative_to(ROOT)}:{number}", textwrap.dedent(block)
     yield from examples()
 
 

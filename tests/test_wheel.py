@@ -82,6 +82,7 @@ def test_spark_java_and_plots_are_extras(wheel, names):
         "bench",
         "client",
         "sql",
+        "docs",
         "dev",
     }
     assert headers["Requires-Python"] == ">=3.10"

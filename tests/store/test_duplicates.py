@@ -182,10 +182,10 @@ def test_an_offset_is_unknown_only_when_the_log_has_the_row_no_more(store):
 
 
 def test_a_row_that_becomes_a_duplicate_after_its_check_is_answered_too(store):
-    late = store.store.check(request([b"x" * 40] * 3, producer=OURS, sequence=3))
+    late = store.store.put_path.check(request([b"x" * 40] * 3, producer=OURS, sequence=3))
     offsets = interleave(store, 60)
     settle(store)
-    again = store.store.append(late)
+    again = store.store.put_path.append(late)
     assert (again.first_offset, again.last_offset, again.duplicates) == (offsets[3], offsets[5], 3)
 
 
