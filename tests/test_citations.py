@@ -76,8 +76,7 @@ def prose_of(path: Path) -> str:
 
 def everything() -> list[Path]:
     """All files that may cite. This one is left out: it names citations that do not exist."""
-    found = [path for path in [*python_files(), *documents()] if path != Path(__file__).resolve()]
-    return found
+    return [path for path in [*python_files(), *documents()] if path != Path(__file__).resolve()]
 
 
 def name(path: Path) -> str:
