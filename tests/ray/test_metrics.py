@@ -69,7 +69,6 @@ connection.close()
 os.kill(follower, signal.SIGSTOP)
 with cluster.producer() as producer:
     late = producer.send("t", b"20")
-    producer.ship_open_soon()
     until(lambda: shown()["metrics"]["unknown_total"])
     lag = shown()["metrics"]["replication_lag_bytes"]
     with contextlib.suppress(ProcessLookupError):

@@ -216,6 +216,14 @@ def test_a_mode_keeps_its_promise_while_its_processes_die(
     runs[mode].result()
 
 
+SERVICES = {
+    "group_commit": "GroupCommit",
+    "flush_real_time": "FlushRealTime",
+    "commit_real_time": "CommitRealTime",
+    "replication": "Replication",
+}
+
+
 def keep_promises(home: Home, mode: Mode) -> None:
     """Kill and stop the processes of a mode under load, and look for what was promised."""
     paths = ClusterPaths(home.place / mode.name)
@@ -234,9 +242,9 @@ def keep_promises(home: Home, mode: Mode) -> None:
         until(lambda: len(history.acked()) == PRODUCERS * QUEUES, load.pause)
         for role in mode.roles:
             shard.await_role(load, role)
-        said = home.command("status", paths.data_dir)
-        for role in ("group_commit", "flush_real_time", "commit_real_time", "replication"):
-            assert (f"{role}: at " in said) == (role in mode.roles), said
+        said = home.command("status", paths.data_dir, "--verbose")
+        for role, name in SERVICES.items():
+            assert (f"{name}: at " in said) == (role in mode.roles), said
         for _ in range(ROUNDS):
             # What test_kill.py does to a mirror, and to what a mode without the pool has, is left to the long run.
             if mode.pool or LONG:

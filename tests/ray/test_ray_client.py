@@ -29,7 +29,7 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError
+from raymq.store.errors import RayMQError, from_wire
 from raymq.store.files import Files
 from tests.support.batches import batch
 from tests.support.history import History, Load, Read, faults
@@ -45,7 +45,7 @@ import json, os, signal, sys
 import ray, raymq
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
-from raymq.store.errors import RayMQError
+from raymq.store.errors import RayMQError, from_wire
 from tests.support.batches import batch
 
 url = sys.argv[1]
@@ -307,7 +307,7 @@ def send_gap(cluster: raymq.Cluster) -> None:
         acks: list[dict[str, Any]] = []
         while len(acks) < 2:
             acks += stream.receive()
-    raise raymq.errors.from_wire(acks[1]["error"])
+    raise from_wire(acks[1]["error"])
 
 
 def read_beyond(cluster: raymq.Cluster) -> None:

@@ -83,7 +83,7 @@ def test_a_start_replaces_a_ray_whose_server_was_lost(
     assert done.returncode == 0, done.stdout
     # Of a server that was killed Ray itself may have heard already.
     lost = f"{name} is stopped" if number == signal.SIGSTOP else "has ended"
-    assert f"it is replaced: its {'' if number == signal.SIGKILL else lost}" in done.stdout
+    assert f"is lost and is replaced: its {'' if number == signal.SIGKILL else lost}" in done.stdout
     assert owned_of(data_dir).mark != before.mark
     assert process_tree.members(before.family, Files()) == []
     assert not Path(before.temp_dir).exists()
