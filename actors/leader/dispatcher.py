@@ -155,6 +155,12 @@ class Dispatcher:
         began_ms = self._clock.monotonic_ms()
         confirmed = self._store.log.confirmed
         found = self._read(request)
+        if self._store.dispatched < confirmed and any(
+            isinstance(each.error, OffsetOutOfRange) for each in found
+        ):
+            # The range in the error must end after every acknowledged message.
+            self.await_confirmed()
+            found = self._read(request)
         if found or (request.wait_ms <= 0 and not self._awaits_dispatch(request, confirmed)):
             return found
         return self._hold(request, began_ms, confirmed)

@@ -20,7 +20,7 @@ from raymq.actors.shared.failures import ActiveFailures
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Unavailable
+from raymq.store.errors import OffsetOutOfRange, Unavailable
 from raymq.store.files import Files, PathLike
 from raymq.store.message_store import MessageStore
 from raymq.store.queues.consume_queue import BLANK_SIZE
@@ -198,6 +198,21 @@ def test_readers_of_other_queues_let_units_gather(shard: Shard) -> None:
     assert shard.dispatcher._reader_waits_for_confirmed()
     shard.start()
     assert idle.result(10)[0].next_offset == 1
+
+
+def test_the_range_in_an_error_has_every_acknowledged_message(shard: Shard) -> None:
+    shard.put("t", 2)
+    # Not dispatched yet, and in range all the same.
+    assert shard.fetch("t", 2, 0) == []
+    beyond = shard.begin_fetch("t", 9, 0)
+    until(
+        lambda: shard.dispatcher._awaiting == 1,
+        lambda: shard.thread.ident or threading.Event().wait(0.001),
+    )
+    shard.start()
+    (part,) = beyond.result(30)
+    assert isinstance(part.error, OffsetOutOfRange)
+    assert (part.error.fields["min"], part.error.fields["max"]) == (0, 2)
 
 
 def test_the_confirmed_end_is_awaited_however_long_the_dispatch_takes(
