@@ -1,6 +1,6 @@
 """Recovery of a store before the first put: state, consume queues and log are brought to agree.
 
-Queues    Rest unopened where the marks say enough about them, are opened and recovered where they do not.
+Queues    A queue stays closed where the marks say where it ends. All others are opened and checked.
 Log       Is walked from the newest snapshot that nothing can take away; each record is applied to the state.
 Repair    Queues are cut to the log. Those with lost units are dispatched again from the log's start.
 

@@ -64,7 +64,7 @@ class QueueSequence:
     queue_id: int
     producer_id: int
     epoch: int
-    #: the sender chose the id, so it may choose another one
+    #: the producer made up its id, so it may take a new one; False: the caller gave the id
     own_id: bool
     #: sequence of the next row
     next_sequence: int = 0

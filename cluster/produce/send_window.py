@@ -375,7 +375,7 @@ class SendWindow:
     def _restore_order(self, now_ms: int, effects: Effects) -> None:
         """Let all batches wait again in their order, except those that fail now.
 
-        Sequence numbers close up over what was certainly not stored.
+        Batches that were certainly not stored give their sequence numbers to the batches after them.
         """
         batches = self._take_all()
         self.draining = self._moved = False
@@ -409,7 +409,8 @@ class SendWindow:
             if not batch.uncertain:
                 gaps.add(queue)
                 if queue.fenced is None and not (queue.own_id or queue.resends):
-                    # Rows that moved down would differ from those of a restart with the same producer id.
+                    # The caller chose this id and may restart with it. If later rows took the lost rows' numbers,
+                    # the restart would send other rows under those numbers.
                     queue.fenced = error
             if queue.unknown is None:
                 queue.unstored.append((batch.sequence, batch.data.num_rows))

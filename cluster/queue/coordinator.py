@@ -49,7 +49,7 @@ class WaitingGet:
     """A request that waits for items."""
 
     count: int
-    #: the request wants all items at once, or None
+    #: `get_nowait`: answered now, with None if fewer items are there
     now: bool
     done: asyncio.Future[Assignment | None]
     #: part of a record that is being written: it cannot be withdrawn

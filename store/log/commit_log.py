@@ -70,8 +70,8 @@ DAMAGE_MAX = 100
 class CommitLog:
     """One replica's log.
 
-    Invariant: confirmed <= synced <= committed <= end (memory-mode confirmed may pass synced); bytes below confirmed
-    never change. One appender at a time: callers hold their put lock. With the transient pool, bytes above committed
+    Invariant: confirmed <= synced <= committed <= end; with flush=async, confirmed may pass synced. Bytes below
+    confirmed never change. One appender at a time: callers hold their put lock. With the transient pool, bytes above committed
     are in the pool only; without it committed is the end.
     """
 
@@ -388,7 +388,8 @@ class CommitLog:
     def _store(self, data: pa.Buffer | bytes | memoryview) -> None:
         """pwrite at the end of the log. Bytes that a failed write left are made zero again.
 
-        Else a later, shorter append may end where a record of the refused batch begins, which then becomes readable.
+        Without the zeros a shorter append could end where a record of the refused batch begins, and readers would see
+        that record.
         In the pool it stays: nothing above the end is ever committed.
         """
         file = self._current()
@@ -633,8 +634,8 @@ class CommitLog:
         """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
         `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
-        this boot is noted: what a power loss may have torn must be cut by then, for a start after a mere kill
-        trusts all that it finds. `queues_end`: the end of the last record that a consume queue knows; a log
+        this boot is noted. It cuts what a power loss may have torn: once the boot is noted, a restart trusts
+        everything it finds. `queues_end`: the end of the last record that a consume queue knows; a log
         that RocketMQ wrote and closed in order ends there.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
