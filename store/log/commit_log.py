@@ -71,8 +71,8 @@ class CommitLog:
     """One replica's log.
 
     Invariant: confirmed <= synced <= committed <= end; with flush=async, confirmed may pass synced. Bytes below
-    confirmed never change. One appender at a time: callers hold their put lock. With the transient pool, bytes above committed
-    are in the pool only; without it committed is the end.
+    confirmed never change. One appender at a time: callers hold their put lock. With the transient pool, bytes
+    above committed are in the pool only; without it committed is the end.
     """
 
     def __init__(
