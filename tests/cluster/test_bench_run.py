@@ -90,7 +90,10 @@ def command(cluster: Cluster, *words: str) -> tuple[int, str, str]:
     return code, out.getvalue().decode(), err.getvalue()
 
 
-SHORT = ("--duration-s", "0.6", "--warmup-s", "0.2", "--batch", "50", "--size", "uniform:60-300")
+LOAD = ("--warmup-s", "0.2", "--batch", "50", "--size", "uniform:60-300")
+SHORT = ("--duration-s", "0.6", *LOAD)
+#: for what needs several batches however busy the machine is
+LONGER = ("--duration-s", "2.5", *LOAD)
 
 
 def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
@@ -132,7 +135,7 @@ def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
 def test_a_closed_loop_of_single_messages_is_sound(cluster: Cluster) -> None:
     # On a busy machine the first answer may take a second.
     words = ("--warmup-s", "1.4", "--api", "messages", "--json")
-    code, out, err = command(cluster, "produce", *SHORT, *words)
+    code, out, err = command(cluster, "produce", *LONGER, *words)
     assert code == 0, err
     report = json.loads(out)
     # Names from outside are text on the page.
@@ -160,7 +163,7 @@ def test_acknowledged_rows_that_are_not_there_end_with_1_and_are_named(
     backend = served.backends[0]
     assert isinstance(backend, BenchBackend)
     backend.lie_about = 1
-    code, out, _ = command(cluster, "produce", *SHORT, "--workers", "1", "--queues", "1")
+    code, out, _ = command(cluster, "produce", *LONGER, "--workers", "1", "--queues", "1")
     assert code == 1
     assert "50 lost" in out
     assert "worker 0, bench queue 0: sequence 0 was acknowledged and is not there" in out
