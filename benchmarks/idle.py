@@ -23,6 +23,9 @@ from benchmarks import floors
 from benchmarks.floors import Line, at_most
 from benchmarks.put import memory_mb
 
+#: how long the satellites of a replica may take to start
+START_TIMEOUT_S = 60
+
 
 def cpu_s(pid: int) -> float:
     """User and system time of a process, seconds."""
@@ -47,7 +50,12 @@ def processes(cluster: raymq.Cluster, replicas: int) -> dict[str, int]:
         for member in actor_set.find(ray, cluster.name, names):
             status = ray.get(member.handle.status.remote())
             # A satellite may still be starting.
+            give_up = time.monotonic() + START_TIMEOUT_S
             while not all(facts["granted"] for facts in status["roles"]["roles"].values()):
+                if time.monotonic() > give_up:
+                    raise SystemExit(
+                        f"a satellite of {member.name} did not start: {status['roles']}"
+                    )
                 time.sleep(0.1)
                 status = ray.get(member.handle.status.remote())
             found[f"{member.name}"] = int(status["pid"])

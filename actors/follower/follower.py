@@ -101,16 +101,6 @@ class FollowerSession:
             stream.ended.set()
             acknowledger.join()
 
-    def status(self) -> dict[str, Any]:
-        """For status displays."""
-        machine = self._machine
-        return {
-            "matched_end": machine.matched_end,
-            "promised": machine.promised,
-            "halted": machine.halted or None,
-            "dropped_frames": machine.dropped,
-        }
-
     def _serve(self, frame: bytes, body: Any, stream: _Stream) -> bool:
         header, message = decode(frame)
         data = None if body is None else memoryview(body).cast("B")

@@ -146,14 +146,14 @@ def _lag(metrics: list[Facts]) -> str:
         for topic, lags in shard["consumer_lag_messages"].items():
             for group, count in lags.items():
                 groups[topic, group] = groups.get((topic, group), 0) + count
-    behind = [
+    lags = [
         f"topic {topic}, group {group}: {count:,} messages"
         for (topic, group), count in sorted(groups.items())
         if count
     ]
     replication = [shard.get("replication_lag_bytes") or 0 for shard in metrics]
     if any(replication):
-        behind.append(f"replication: {size_text(max(replication))}")
+        lags.append(f"replication: {size_text(max(replication))}")
     if not metrics:
         return "unknown"
-    return "; ".join(behind) or "none"
+    return "; ".join(lags) or "none"
