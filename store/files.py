@@ -14,9 +14,9 @@ import mmap
 import os
 import shutil
 import struct
+import threading
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,6 +33,9 @@ _ZEROS = bytes(ZERO_CHUNK_BYTES)
 #: target of reads that only bring bytes into memory
 _READ_BYTES = 1 << 20
 _UNREAD = memoryview(bytearray(64 << 10))
+#: most bytes, and most places, of one `gather`; a system call takes no more places
+GATHER_BYTES = 128 << 10
+_GATHER_PLACES = 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 #: errors of a disk or its file system for stored bytes that cannot be read any more
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO)
@@ -60,6 +63,7 @@ class Files:
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
+        self._gathered: _GatherFile | None = None
 
     # --- descriptors --------------------------------------------------------------------------
 
@@ -113,25 +117,46 @@ class Files:
     def read_each(
         self,
         fd: int,
+        view: memoryview,
         starts: Sequence[int],
         nbytes: int,
         *,
-        size: int,
         path: PathLike,
         base: int = 0,
     ) -> list[bytes]:
-        """`read_range` at each of `starts`: so many bytes, or those up to the end of the file, which has `size`."""
-        try:
-            found = list(map(self.pread, repeat(fd), repeat(nbytes), starts))
-        except OSError:
-            found = []
-        if sum(map(len, found)) == nbytes * len(starts):
+        """`read_range` at each of `starts`: so many bytes, or those up to the end of the file.
+
+        Args: `view`: the whole file, of `map_read`.
+        """
+        found = self.gather(view, starts, nbytes)
+        if found is not None:
             return found
         # One of them is at the file's end, or the disk does not give back one.
         return [
-            self.read_range(fd, start, min(start + nbytes, size), path=path, base=base)
+            self.read_range(fd, start, min(start + nbytes, len(view)), path=path, base=base)
             for start in starts
         ]
+
+    def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> list[bytes] | None:
+        """So many bytes of a view at each place, by one system call, which takes half the time of as many reads.
+
+        The kernel copies them from the map to a memory file. Where this process would die of SIGBUS at a bad sector,
+        the kernel returns an error. Returns: None when one of the places cannot be read so.
+        """
+        total = nbytes * len(starts)
+        if total > GATHER_BYTES or len(starts) > _GATHER_PLACES:
+            return None
+        try:
+            if self._gathered is None:
+                self._gathered = _GatherFile()
+            with self._gathered as (fd, mapped):
+                done = os.pwritev(fd, [view[start : start + nbytes] for start in starts], 0)
+                if done == total:
+                    return [mapped[at : at + nbytes] for at in range(0, total, nbytes)]
+        except OSError:
+            # A bad sector, or no descriptor for the memory file.
+            pass
+        return None
 
     def read_into(
         self, fd: int, target: memoryview, start: int, *, path: PathLike, base: int = 0
@@ -257,13 +282,16 @@ class Files:
 
     # --- maps ---------------------------------------------------------------------------------
 
-    def map_read(self, fd: int, size: int) -> memoryview:
+    def map_read(self, fd: int, size: int, *, gathered: bool = False) -> memoryview:
         """A read-only view of the first `size` bytes.
 
+        Args: `gathered`: only `gather` reads it, and never the pages around a place.
         Raises: Corrupt when the file is shorter: touching its missing end would be SIGBUS.
         """
         self._check_length(fd, size)
         mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        if gathered:
+            mapped.madvise(mmap.MADV_RANDOM)
         view = memoryview(mapped)
         self._maps[id(view)] = mapped
         return view
@@ -476,6 +504,24 @@ class Files:
                 path=BOOT_ID_PATH,
             )
         return found
+
+
+class _GatherFile:
+    """A memory file that one thread at a time gathers bytes in: a context manager of its descriptor and its map."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("raymq-gather")
+        os.ftruncate(self._fd, GATHER_BYTES)
+        self._map = mmap.mmap(self._fd, GATHER_BYTES)
+        self._free = threading.Lock()
+        weakref.finalize(self, os.close, self._fd)
+
+    def __enter__(self) -> tuple[int, mmap.mmap]:
+        self._free.acquire()
+        return self._fd, self._map
+
+    def __exit__(self, *raised: object) -> None:
+        self._free.release()
 
 
 class _PyBuffer(ctypes.Structure):

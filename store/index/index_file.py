@@ -41,6 +41,10 @@ require(ENTRY_BYTES == 20, "an index entry has 20 bytes", found=ENTRY_BYTES)
 CHAIN_STEPS = 2048
 #: of these, so many at a time while the file cannot be closed
 LOCKED_STEPS = 64
+#: entries that are read together when a chain is followed, and the blocks of them that a file keeps in memory, 2 MB:
+#: the chains of keys that are asked for together lie in the same blocks
+BLOCK_ENTRIES = 200
+BLOCKS_KEPT = 512
 #: entries that are written one by one
 FEW_ENTRIES = 4
 #: entries looked through in one go
@@ -95,6 +99,8 @@ class IndexFile:
         self._torn = False
         #: held while descriptor and map are used or closed
         self._living = threading.Lock()
+        #: by number, blocks of entries that do not change any more unless the file is cut. Guarded by `_living`
+        self._blocks: dict[int, bytes] = {}
         #: something was written since the last sync
         self.dirty = False
         self.header = self._read_header()
@@ -315,6 +321,8 @@ class IndexFile:
             )
         )
         self.dirty, self._torn = True, False
+        with self._living:
+            self._blocks.clear()
 
     def sync(self) -> None:
         """fdatasync. Raises: OSError."""
@@ -373,23 +381,17 @@ class IndexFile:
         end_ms: int,
     ) -> tuple[list[int], int]:
         """Follow a chain for so many steps. Returns: offsets of hits, and the next number; 0: the chain ends."""
-        begin, count = header.begin_time_ms, header.count
-        start, most, unpack = self._entries_at, self._entry_count, _ENTRY.unpack
+        begin, count, most = header.begin_time_ms, header.count, self._entry_count
+        blocks, unpack_from = self._blocks, _ENTRY.unpack_from
         offsets: list[int] = []
         with self._living:
-            fd, read = self._open_fd(), self._files.pread
+            self._open_fd()
             for _ in range(steps):
                 if not 0 < number < most:
                     break
-                at = start + number * ENTRY_BYTES
-                try:
-                    data = read(fd, ENTRY_BYTES, at)
-                except OSError:
-                    data = b""
-                if len(data) != ENTRY_BYTES:
-                    # `read_range` names the fault.
-                    data = self._files.read_range(fd, at, at + ENTRY_BYTES, path=self.path)
-                found, offset, seconds, previous = unpack(data)
+                block, row = divmod(number, BLOCK_ENTRIES)
+                entries = blocks.get(block) or self._read_block(block)
+                found, offset, seconds, previous = unpack_from(entries, row * ENTRY_BYTES)
                 # Entries written since the header was read are passed over.
                 if number < count:
                     time_ms = begin + 1000 * seconds if number > 1 else begin
@@ -401,6 +403,21 @@ class IndexFile:
                     return offsets, 0
                 number = previous
         return offsets, number
+
+    def _read_block(self, block: int) -> bytes:
+        """Read a block of entries; keep it when all of them count. Needs `_living`. Raises: as `_read`."""
+        low = block * BLOCK_ENTRIES
+        high = min(low + BLOCK_ENTRIES, self._entry_count)
+        start = self._entries_at
+        found = self._files.read_range(
+            self._open_fd(), start + low * ENTRY_BYTES, start + high * ENTRY_BYTES, path=self.path
+        )
+        if high <= self.header.count:
+            if len(self._blocks) >= BLOCKS_KEPT:
+                # Rare, and cheaper than to note the last use of each at every step.
+                self._blocks.clear()
+            self._blocks[block] = found
+        return found
 
     def number_from(self, physical_offset: int) -> int:
         """Number of the first entry of a record at or above `physical_offset`."""

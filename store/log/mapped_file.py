@@ -128,7 +128,7 @@ class MappedFile:
         fd = self._begin_reading()
         try:
             return self._files.read_each(
-                fd, positions, nbytes, size=self.size, path=self.path, base=self.start
+                fd, self.read_view(), positions, nbytes, path=self.path, base=self.start
             )
         finally:
             self._end_reading()
@@ -177,7 +177,7 @@ class MappedFile:
     def read_view(self) -> memoryview:
         """The whole file, read-only; made at first use and kept. A bad sector under it kills the process.
 
-        Callers: to keep the tail's pages in memory. Reads go by `read`.
+        Callers: to keep the tail's pages in memory, and to gather records. Other reads go by `read`.
 
         Raises: Unavailable when it was deleted.
         """
@@ -188,7 +188,8 @@ class MappedFile:
                     raise self._gone()
                 view = self._view
                 if view is None:
-                    view = self._view = self._files.map_read(self._fd, self.size)
+                    view = self._files.map_read(self._fd, self.size, gathered=True)
+                    self._view = view
         return view
 
     def sync(self) -> None:
@@ -253,7 +254,8 @@ class MappedFile:
             if self._fd < 0:
                 return
             if self._view is not None:
-                self._files.unmap(self._view)
+                # Not released: a thread that gathers may be about to slice it.
+                self._files.forget(self._view)
                 self._view = None
             self._let_go()
 

@@ -17,7 +17,7 @@ from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.failpoints import FailPointReached, activate, fail_point, failpoint
-from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
+from raymq.store.files import GATHER_BYTES, ZERO_CHUNK_BYTES, Files, only_zeros
 from raymq.store.message_store import MessageStore
 from raymq.store.status import PutStatus
 from tests.support.simulated_disk import SimulatedDisk
@@ -125,6 +125,40 @@ def test_a_slice_of_a_map_outlives_the_map(files, tmp_path):
     files.close(fd)
     files.unlink(tmp_path / "f")
     assert piece == b"cd"
+
+
+def test_places_gathered_by_one_call_have_the_bytes_of_the_file(files, tmp_path):
+    fd = files.open_file(tmp_path / "f", create=True)
+    content = bytes(range(256)) * 64
+    files.pwrite(fd, content, 0)
+    view = files.map_read(fd, len(content), gathered=True)
+    for starts in ([], [0], [9000, 3, 9001, len(content) - 100]):
+        want = [content[start : start + 100] for start in starts]
+        assert files.gather(view, starts, 100) == want
+        assert files.read_each(fd, view, starts, 100, path=tmp_path / "f") == want
+    assert files.gather(view, [len(content) - 10, 5], 100) is None
+    # The end of the file, more than one call can gather, and more than its buffer holds.
+    for starts, nbytes in (([len(content) - 10, 5], 100), ([7] * 1025, 1), ([0, 1], GATHER_BYTES)):
+        want = [content[start : start + nbytes] for start in starts]
+        assert files.read_each(fd, view, starts, nbytes, path=tmp_path / "f") == want
+    files.unmap(view)
+    files.close(fd)
+
+
+def test_a_place_that_cannot_be_read_through_its_map_is_an_error_and_no_signal(real, tmp_path):
+    # Pages after the end of a shortened file are to a map what a bad sector is: SIGBUS at a touch.
+    fd = real.open_file(tmp_path / "f", create=True)
+    real.truncate(fd, 65_536)
+    view = real.map_read(fd, 65_536, gathered=True)
+    real.truncate(fd, 8192)
+    assert real.gather(view, [0, 100], 2048) == [bytes(2048)] * 2
+    assert real.gather(view, [40_000, 0], 2048) is None
+    assert real.gather(view, [0, 40_000], 2048) is None
+    with pytest.raises(Corrupt) as caught:
+        real.read_each(fd, view, [0, 40_000], 2048, path=tmp_path / "f", base=1 << 20)
+    assert caught.value.offset == (1 << 20) + 40_000
+    real.unmap(view)
+    real.close(fd)
 
 
 def test_words_stored_through_a_shared_map_are_in_the_file(files, tmp_path):

@@ -287,6 +287,28 @@ def test_a_search_reads_no_further_than_its_caller(tmp_path):
     index.close()
 
 
+def test_entries_kept_in_memory_are_forgotten_when_the_file_is_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr("raymq.store.index.index_file.BLOCK_ENTRIES", 4)
+    monkeypatch.setattr("raymq.store.index.index_file.BLOCKS_KEPT", 3)
+    file = IndexFile.create(tmp_path / "i", 7, 40, None, files=Files())
+
+    def add(first: int, count: int) -> None:
+        offsets = np.arange(first, first + count)
+        file.append(np.full(count, 5, np.int32), offsets, offsets + NOW)
+
+    def all_found() -> list[int]:
+        return [place for some in file.find(5, 0, 1 << 60) for place in some]
+
+    add(0, 30)
+    for _ in range(2):
+        assert all_found() == list(range(29, -1, -1))
+    file.cut(12)
+    assert all_found() == list(range(10, -1, -1))
+    add(100, 5)
+    assert all_found() == [104, 103, 102, 101, 100, *range(10, -1, -1)]
+    file.close()
+
+
 def test_expired_files_go_but_never_the_newest(tmp_path):
     index = service(tmp_path)
     index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)

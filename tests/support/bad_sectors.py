@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from raymq.store.files import Files, PathLike
@@ -19,6 +20,7 @@ class BadSectors(Files):
         #: path -> start of each bad sector
         self.bad: dict[str, list[int]] = {}
         self._paths: dict[int, str] = {}
+        self._paths_of_maps: dict[int, str] = {}
 
     def lose(self, path: Path, offset: int) -> int:
         """The sector of a file that holds `offset` is gone. Returns: where it begins."""
@@ -47,10 +49,20 @@ class BadSectors(Files):
         target[: len(found)] = found
         return len(found)
 
-    def map_read(self, fd: int, size: int) -> memoryview:
-        """As the real one, but no file with a bad sector."""
-        self._refuse(fd)
-        return super().map_read(fd, size)
+    def map_read(self, fd: int, size: int, *, gathered: bool = False) -> memoryview:
+        """As the real one, but a file with a bad sector only to gather from it."""
+        if not gathered:
+            self._refuse(fd)
+        view = super().map_read(fd, size, gathered=gathered)
+        self._paths_of_maps[id(view)] = self._paths[fd]
+        return view
+
+    def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> list[bytes] | None:
+        """As the real one; None where a place has a byte of a bad sector, as of a map of a failing disk."""
+        for sector in self.bad.get(self._paths_of_maps[id(view)], ()):
+            if any(start < sector + SECTOR and sector < start + nbytes for start in starts):
+                return None
+        return super().gather(view, starts, nbytes)
 
     def map_words(self, fd: int, size: int) -> memoryview:
         """As the real one, but no file with a bad sector."""

@@ -21,7 +21,7 @@ import posixpath
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -352,6 +352,12 @@ class SimulatedDisk(Files):
         target[: len(found)] = found
         return len(found)
 
+    def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> list[bytes] | None:
+        with self._mutex:
+            self._enter("pread")
+            found = [bytes(view[start : start + nbytes]) for start in starts]
+            return found if all(len(piece) == nbytes for piece in found) else None
+
     def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
         return [(start, stop)] if start < stop else []
 
@@ -437,7 +443,7 @@ class SimulatedDisk(Files):
 
     # --- Files: maps ----------------------------------------------------------------------------
 
-    def map_read(self, fd: int, size: int) -> memoryview:
+    def map_read(self, fd: int, size: int, *, gathered: bool = False) -> memoryview:
         with self._mutex:
             return self._map(fd, size)
 
