@@ -123,8 +123,8 @@ class Files:
         *,
         path: PathLike,
         base: int = 0,
-    ) -> list[bytes]:
-        """`read_range` at each of `starts`: so many bytes, or those up to the end of the file.
+    ) -> bytes:
+        """`read_range` of so many bytes at each of `starts`, in one piece; zeros follow the end of the file.
 
         Args: `view`: the whole file, of `map_read`.
         """
@@ -132,16 +132,18 @@ class Files:
         if found is not None:
             return found
         # One of them is at the file's end, or the disk does not give back one.
-        return [
-            self.read_range(fd, start, min(start + nbytes, len(view)), path=path, base=base)
-            for start in starts
-        ]
+        stops = [min(start + nbytes, len(view)) for start in starts]
+        return b"".join(
+            self.read_range(fd, start, stop, path=path, base=base).ljust(nbytes, b"\0")
+            for start, stop in zip(starts, stops, strict=True)
+        )
 
-    def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> list[bytes] | None:
-        """So many bytes of a view at each place, by one system call, which takes half the time of as many reads.
+    def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> bytes | None:
+        """So many bytes of a view at each place, in one piece.
 
-        The kernel copies them from the map to a memory file. Where this process would die of SIGBUS at a bad sector,
-        the kernel returns an error. Returns: None when one of the places cannot be read so.
+        One system call takes half the time of as many reads. The kernel copies the bytes from the map to a memory
+        file. Where this process would die of SIGBUS at a bad sector, the kernel returns an error.
+        Returns: None when one of the places cannot be read so.
         """
         total = nbytes * len(starts)
         if total > GATHER_BYTES or len(starts) > _GATHER_PLACES:
@@ -152,7 +154,7 @@ class Files:
             with self._gathered as (fd, mapped):
                 done = os.pwritev(fd, [view[start : start + nbytes] for start in starts], 0)
                 if done == total:
-                    return [mapped[at : at + nbytes] for at in range(0, total, nbytes)]
+                    return mapped[:total]
         except OSError:
             # A bad sector, or no descriptor for the memory file.
             pass

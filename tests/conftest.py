@@ -18,6 +18,7 @@ from hypothesis import settings
 from tests.support import background
 from tests.support.leftovers import claim, sweep
 from tests.support.network_namespaces import can_make_namespaces
+from tests.support.workers import end_with_parent
 
 PARTS = {"store", "actors", "replication", "cluster", "spark"}
 TESTS = Path(__file__).parent
@@ -110,8 +111,11 @@ def is_worker(config: pytest.Config) -> bool:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """A run that was stopped leaves up to 12 GB: the next one removes that."""
+    if is_worker(session.config):
+        end_with_parent()
+        return
     factory = session.config._tmp_path_factory  # type: ignore[attr-defined]
-    if not session.config.option.collectonly and not is_worker(session.config):
+    if not session.config.option.collectonly:
         own = factory.getbasetemp()
         sweep([own.parent, Path.home()])
         claim(own)

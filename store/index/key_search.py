@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, count
 
 import pyarrow as pa
 
@@ -49,37 +49,40 @@ def newest(
     low, high = log.start, log.confirmed
     for places in index.find(topic, key, begin_ms, end_ms, limit):
         stored = [place for place in places if low <= place < high]
-        for place, head in zip(stored, log.read_each(stored, LOOK_BYTES), strict=True):
-            parts = record_at(head, 0, place)
-            if parts is None:
-                head = _read_whole(log, place, head)
-                parts = record_at(head, 0, place)
+        heads = log.read_each(stored, LOOK_BYTES)
+        for at, place in zip(count(0, LOOK_BYTES), stored, strict=False):
+            data = heads
+            parts = record_at(data, at, place - at)
+            if parts is None or parts[0] > at + LOOK_BYTES:
+                data = _read_whole(log, place, heads[at : at + 4])
+                parts = record_at(data, 0, place)
                 if parts is None:
                     continue
+                at = 0
             end, time_ms, topic_at, topic_end, body_at, body_end, crc = parts
             if not begin_ms <= time_ms <= end_ms:
                 continue
             if exact and not (
-                str(head[topic_at:topic_end], "utf-8", "replace") == topic
-                and key in keys_of(head[topic_end + 2 : end])
+                str(data[topic_at:topic_end], "utf-8", "replace") == topic
+                and key in keys_of(data[topic_end + 2 : end])
             ):
                 continue
             # A slice of bytes is a copy, which for small bodies costs less than a view.
-            body = (head if end <= LOOK_BYTES else memoryview(head))[body_at:body_end]
+            body = (data if data is heads else memoryview(data))[body_at:body_end]
             if body and body_crc(body) != crc:
                 raise log.damage(place, BAD_CRC)
             # A key that stands twice in one message gives the same offset twice.
-            found[place] = head[:end]
+            found[place] = data[at:end]
             if len(found) == limit:
                 return found
     return found
 
 
-def _read_whole(log: CommitLog, place: int, head: bytes) -> bytes:
-    """All bytes of a record that is larger than `head`; b"" where no record of a possible size begins."""
-    size = int.from_bytes(head[:4], "big")
+def _read_whole(log: CommitLog, place: int, size_field: bytes) -> bytes:
+    """All bytes of a record that is larger than LOOK_BYTES; b"" where no record of a possible size begins."""
+    size = int.from_bytes(size_field, "big")
     left_in_file = log.config.segment_size_bytes - place % log.config.segment_size_bytes
-    if not len(head) < size <= min(left_in_file, log.config.record_bytes_max):
+    if not LOOK_BYTES < size <= min(left_in_file, log.config.record_bytes_max):
         return b""
     try:
         return log.read(place, place + size)

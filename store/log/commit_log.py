@@ -233,8 +233,8 @@ class CommitLog:
         """
         return read_of(self.queue, start, stop, self.end)
 
-    def read_each(self, places: Sequence[int], nbytes: int) -> list[bytes]:
-        """The first `nbytes` at each place: `log_files.read_each`."""
+    def read_each(self, places: Sequence[int], nbytes: int) -> bytes:
+        """The first `nbytes` at each place, in one piece: `log_files.read_each`."""
         return read_each(self.queue, places, nbytes, self.end)
 
     def records(

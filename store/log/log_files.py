@@ -95,31 +95,34 @@ def read_into(queue: MappedFileQueue, target: memoryview, start: int, end: int) 
     raise _missing(queue, start, end)
 
 
-def read_each(queue: MappedFileQueue, places: Sequence[int], nbytes: int, end: int) -> list[bytes]:
-    """`read_of` at each place: so many bytes, or those up to the end of its file; none where they were deleted.
+def read_each(queue: MappedFileQueue, places: Sequence[int], nbytes: int, end: int) -> bytes:
+    """`read_of` of so many bytes at each place, in one piece; zeros after the end of a file, and where it was deleted.
 
     Quickest where places of one file follow each other.
     """
     found: list[bytes] = []
-    while len(found) < len(places):
-        first = len(found)
-        file = queue.find(places[first])
+    done = 0
+    while done < len(places):
+        file = queue.find(places[done])
+        same: Sequence[int] = places[done : done + 1]
         try:
             if file is None:
-                raise _missing(queue, places[first], end)
+                raise _missing(queue, places[done], end)
             low, high = file.start, file.start + file.size
-            same = places[first:]
+            same = places[done:]
             if min(same) < low or max(same) >= high:
                 apart = (row for row, place in enumerate(same) if not low <= place < high)
                 same = same[: next(apart)]
-            found += file.read_each([place - low for place in same], nbytes)
+            found.append(file.read_each([place - low for place in same], nbytes))
         except Unavailable:
-            if places[first] >= queue.min_offset:
+            if places[done] >= queue.min_offset:
                 raise
-            found.append(b"")
+            same = places[done : done + 1]
+            found.append(bytes(nbytes))
         except OffsetOutOfRange:
-            found.append(b"")
-    return found
+            found.append(bytes(nbytes))
+        done += len(same)
+    return found[0] if len(found) == 1 else b"".join(found)
 
 
 def _missing(queue: MappedFileQueue, start: int, end: int) -> OffsetOutOfRange | Corrupt:

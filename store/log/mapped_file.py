@@ -123,8 +123,8 @@ class MappedFile:
             if left >= 0:
                 self._close_left()
 
-    def read_each(self, positions: Sequence[int], nbytes: int) -> list[bytes]:
-        """`read` at each position: so many bytes, or those up to the end of the file."""
+    def read_each(self, positions: Sequence[int], nbytes: int) -> bytes:
+        """`read` of so many bytes at each position, in one piece; zeros follow the end of the file."""
         fd = self._begin_reading()
         try:
             return self._files.read_each(

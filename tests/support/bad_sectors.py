@@ -57,7 +57,7 @@ class BadSectors(Files):
         self._paths_of_maps[id(view)] = self._paths[fd]
         return view
 
-    def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> list[bytes] | None:
+    def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> bytes | None:
         """As the real one; None where a place has a byte of a bad sector, as of a map of a failing disk."""
         for sector in self.bad.get(self._paths_of_maps[id(view)], ()):
             if any(start < sector + SECTOR and sector < start + nbytes for start in starts):

@@ -352,11 +352,11 @@ class SimulatedDisk(Files):
         target[: len(found)] = found
         return len(found)
 
-    def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> list[bytes] | None:
+    def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> bytes | None:
         with self._mutex:
             self._enter("pread")
-            found = [bytes(view[start : start + nbytes]) for start in starts]
-            return found if all(len(piece) == nbytes for piece in found) else None
+            found = b"".join(view[start : start + nbytes] for start in starts)
+            return found if len(found) == nbytes * len(starts) else None
 
     def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
         return [(start, stop)] if start < stop else []
