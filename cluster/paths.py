@@ -173,7 +173,7 @@ def check_data_dir(
             path=str(place),
         )
     if not files.exists(place):
-        fault = _why_not_writable(_nearest_existing(place, files))
+        fault = _why_not_writable(nearest_existing(place, files))
         if fault is not None:
             raise _not_made(place, fault)
         return paths
@@ -207,7 +207,8 @@ def check_data_dir(
     return paths
 
 
-def _nearest_existing(place: Path, files: Files) -> Path:
+def nearest_existing(place: Path, files: Files) -> Path:
+    """The path itself, or the nearest directory above it that exists."""
     while not files.exists(place) and place != place.parent:
         place = place.parent
     return place

@@ -26,6 +26,7 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
 from raymq.store.files import Files
 
+from . import java
 from .process_tree import MARK, end_family, leader_alive, running, start_time
 from .ray_host import (
     HOST_LABEL,
@@ -267,23 +268,12 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
     environment.setdefault("MALLOC_ARENA_MAX", "1")
     if environment["RAY_AUTH_MODE"] == "token":
         _ensure_ray_token(environment, files)
-    java = find_java(environment)
-    if java is not None and shutil.which("java", path=environment.get("PATH")) is None:
+    found = java.find(environment)
+    if found is not None and shutil.which("java", path=environment.get("PATH")) is None:
         # RayDP and Ray look for a bare `java` on the PATH that Ray had at its start.
-        environment["PATH"] = f"{os.path.dirname(java)}{os.pathsep}{environment.get('PATH', '')}"
+        environment["PATH"] = f"{os.path.dirname(found)}{os.pathsep}{environment.get('PATH', '')}"
     # The workers must find the same raymq.
     return importable(environment)
-
-
-def find_java(environment: dict[str, str]) -> str | None:
-    """The `java` that Spark on this Ray would use: PATH first (as RayDP), else JAVA_HOME's."""
-    on_path = shutil.which("java", path=environment.get("PATH"))
-    if on_path is not None:
-        return on_path
-    home = environment.get("JAVA_HOME")
-    if home:
-        return shutil.which("java", path=os.path.join(home, "bin"))
-    return None
 
 
 def host_label() -> str:
