@@ -66,8 +66,7 @@ def check_name(name: str) -> str:
     """The cluster's name, checked. Raises: Rejected (it becomes part of actor and file names)."""
     if not _NAME.fullmatch(name):
         raise Rejected(
-            f"cluster name {name!r}: use 1 to 63 letters, digits, '.', '_' or '-', "
-            "beginning with a letter or digit",
+            f"cluster name {name!r}: use 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit",
             field="name",
             limit=63,
         )
@@ -166,9 +165,8 @@ def check_data_dir(
     reason = volatile_reason(place, files)
     if reason is not None and not ephemeral:
         raise Rejected(
-            f"{reason}. Choose a directory on a disk (for example ~/raymq-data), "
-            "or, if losing every "
-            "message at a reboot is fine, say so: ephemeral=True (command line: --ephemeral)",
+            f"{reason}. Choose a directory on a disk (for example ~/raymq-data), or, if losing every message at a "
+            "reboot is fine, say so: ephemeral=True (command line: --ephemeral)",
             field="data_dir",
             path=str(place),
         )
@@ -192,8 +190,7 @@ def check_data_dir(
         foreign = [entry for entry in foreign if not _SHARD.fullmatch(entry)]
     if not files.exists(paths.cluster) and foreign:
         raise Rejected(
-            f"{place} is not empty and not a RayMQ data directory (no cluster.json): "
-            "choose an empty or new directory",
+            f"{place} is not empty and not a RayMQ data directory (no cluster.json): choose an empty or new directory",
             field="data_dir",
             path=str(place),
         )
@@ -230,8 +227,7 @@ def _why_not_writable(place: Path) -> str | None:
 
 def _not_made(place: Path, why: str) -> Rejected:
     return Rejected(
-        f"cannot create the data directory {place}: {why}. "
-        "Choose a directory that this user may write",
+        f"cannot create the data directory {place}: {why}. Choose a directory that this user may write",
         field="data_dir",
         path=str(place),
     )
@@ -264,8 +260,7 @@ def load_token(paths: ClusterPaths, files: Files) -> str:
         token = files.read_file(paths.token).decode("ascii", "replace").strip()
     except FileNotFoundError as error:
         raise Rejected(
-            f"{paths.token} is missing: {paths.data_dir} is not the data directory "
-            "of a started cluster",
+            f"{paths.token} is missing: {paths.data_dir} is not the data directory of a started cluster",
             field="token",
             path=str(paths.token),
         ) from error
@@ -284,9 +279,8 @@ def load_token(paths: ClusterPaths, files: Files) -> str:
         )
     if not re.fullmatch(r"[0-9a-f]{64}", token):
         raise Rejected(
-            f"{paths.token} does not hold 64 hexadecimal digits; stop the cluster, "
-            "delete the file and "
-            "start again: a new token is made",
+            f"{paths.token} does not hold 64 hexadecimal digits; stop the cluster, delete the file and start again: "
+            "a new token is made",
             field="token",
             path=str(paths.token),
         )
@@ -311,8 +305,7 @@ class DirectoryLock:
         except Unavailable as error:
             self._files.close(self._fd)
             raise Unavailable(
-                f"another `raymq start` or `raymq stop` is working on {self._paths.data_dir}: "
-                "wait for it to end",
+                f"another `raymq start` or `raymq stop` is working on {self._paths.data_dir}: wait for it to end",
                 path=self._paths.data_dir,
             ) from error
         return self

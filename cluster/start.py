@@ -409,8 +409,7 @@ def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterP
         raise Rejected(
             "no cluster is known here: name its data directory"
             if target is None
-            else f"{os.fspath(target)!r} is neither a data directory nor a cluster "
-            "started here; known: "
+            else f"{os.fspath(target)!r} is neither a data directory nor a cluster started here; known: "
             f"{', '.join(sorted(known_clusters(files))) or 'none'}",
             field="target",
         )
@@ -452,8 +451,7 @@ def _connect_data_dir(paths: ClusterPaths, files: Files, ca: bytes | None) -> Cl
     record = load_record(paths, files)
     if record is None:
         raise Rejected(
-            f"{paths.data_dir} is not the data directory of a cluster: start it with "
-            f"raymq start {paths.data_dir}",
+            f"{paths.data_dir} is not the data directory of a cluster: start it with raymq start {paths.data_dir}",
             field="target",
         )
     running = ray_host.running_target(paths, files)
@@ -484,9 +482,8 @@ def _connect_through_ray(name: str, ca: bytes | None) -> Cluster:
     if not address:
         known = ", ".join(sorted(known_clusters(Files()))) or "none"
         raise Rejected(
-            f"no cluster {name!r} was started on this machine (known: {known}), and "
-            "this process is not "
-            "connected to a Ray. Give its data directory, raymq://host:port, or set RAY_ADDRESS",
+            f"no cluster {name!r} was started on this machine (known: {known}), and this process is not connected to "
+            "a Ray. Give its data directory, raymq://host:port, or set RAY_ADDRESS",
             field="target",
         )
     if address.startswith(ray_client.SCHEME):

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 #: columns that a DataFrame may have, with Kafka's names
 COLUMNS = ("key", "value", "topic", "partition", "headers", "tag")
-RECEIPT_SCHEMA = (
-    "partition int, queue_id int, shard int, rows bigint, duplicates bigint, "
-    "first_offset bigint, last_offset bigint"
-)
+RECEIPT_SCHEMA = "partition int, queue_id int, shard int, rows bigint, duplicates bigint, first_offset bigint, last_offset bigint"
 _RECEIPT = pa.schema(
     [
         ("partition", pa.int32()),
@@ -228,12 +225,7 @@ def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
 
 
 def _task(
-    cluster: Cluster,
-    topic: str,
-    write_id: str,
-    run: int,
-    facts: dict[str, Any],
-    acks: Acks,
+    cluster: Cluster, topic: str, write_id: str, run: int, facts: dict[str, Any], acks: Acks
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     queues, shards = int(facts["queues"]), list(facts["shards"])
 

@@ -156,15 +156,13 @@ class BenchPlan:
         _between("linger_ms", self.linger_ms, 0, SECONDS_MAX * 1000)
         if self.rate is not None and self.mode == "consume":
             raise Rejected(
-                "rate with consume, which reads a backlog as fast as it can: leave --rate out, "
-                "or use e2e",
+                "rate with consume, which reads a backlog as fast as it can: leave --rate out, or use e2e",
                 field="rate",
                 limit="produce, e2e",
             )
         if self.shards is not None and self.keys is not None:
             raise Rejected(
-                "shards together with keys: a key chooses its queue, and so its shard; leave one "
-                "of them out",
+                "shards together with keys: a key chooses its queue, and so its shard; leave one of them out",
                 field="shards",
                 limit="no keys",
             )
@@ -237,9 +235,7 @@ def parse_shards(text: str) -> tuple[int, ...]:
             raise ValueError
     except ValueError as error:
         raise Rejected(
-            f"shards is {text!r}: use numbers from 0 on, as in 0,2",
-            field="shards",
-            limit="0,1,...",
+            f"shards is {text!r}: use numbers from 0 on, as in 0,2", field="shards", limit="0,1,..."
         ) from error
     return numbers
 

@@ -324,8 +324,7 @@ class Bench:
                     verdict.unread += missing
                     topic, queue = found.plan.topic_and_queue(queue_index)
                     verdict.note(
-                        f"worker {ledger.worker}, {topic} queue {queue}: {missing} acknowledged "
-                        "rows did not come"
+                        f"worker {ledger.worker}, {topic} queue {queue}: {missing} acknowledged rows did not come"
                     )
 
     # --- offsets and verification ---------------------------------------------------------------

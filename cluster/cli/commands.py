@@ -116,8 +116,7 @@ def topic_describe(options: argparse.Namespace, console: Console) -> int:
     console.line(f"{facts['topic']}: {facts['messages']} messages")
     for queue in facts["queues"]:
         console.line(
-            f"  queue {queue['queue_id']} on shard {queue['shard']}: "
-            f"[{queue['min_offset']}, {queue['max_offset']})"
+            f"  queue {queue['queue_id']} on shard {queue['shard']}: [{queue['min_offset']}, {queue['max_offset']})"
         )
     return EXIT_OK
 

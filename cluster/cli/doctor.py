@@ -252,8 +252,7 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
         return _fail(
             "tls",
             f"{certificate} is refused by clients that trust {environment[tls.CA_CERT]}: {error}",
-            f"have this authority sign a certificate for this node's address, and name it "
-            f"in {tls.SERVER_CERT}",
+            f"have this authority sign a certificate for this node's address, and name it in {tls.SERVER_CERT}",
         )
     days = int((valid.end_s - now_s) // 86_400)
     found = f"{certificate} for {', '.join(valid.names) or 'no address'}, {days} days left"

@@ -185,8 +185,7 @@ def _start(words: Any) -> None:
     )
     start.option(
         "--transient-pool",
-        "append through shared memory, 128 MiB of /dev/shm per shard "
-        "(default: as at the last start, at first off)",
+        "append through shared memory, 128 MiB of /dev/shm per shard (default: as at the last start, at first off)",
         action=argparse.BooleanOptionalAction,
     )
     start.option(

@@ -86,8 +86,7 @@ def _of_message(given: dict[str, Any]) -> PutBack:
     unknown = set(given) - bodies - set(_FIELDS)
     if unknown or len(bodies) != 1:
         raise ValueError(
-            f"it has the fields {sorted(given)}; body or body_base64 is needed, "
-            f"{', '.join(_FIELDS)} are optional"
+            f"it has the fields {sorted(given)}; body or body_base64 is needed, {', '.join(_FIELDS)} are optional"
         )
     fields = {name: given.get(name) for name in _SENT}
     fields["body"] = _body(given)
@@ -148,8 +147,4 @@ class Sender:
 
     def facts(self) -> dict[str, Any]:
         """The same, as JSON."""
-        return {
-            "sent": sum(self.sent.values()),
-            "topics": self.sent,
-            "left_out": self.left_out,
-        }
+        return {"sent": sum(self.sent.values()), "topics": self.sent, "left_out": self.left_out}

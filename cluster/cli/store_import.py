@@ -51,8 +51,7 @@ def _files(source: Path) -> list[Path]:
         missing = [name for name in _COLUMNS if name not in names]
         if missing:
             raise Rejected(
-                f"{path} is not a file of `raymq store export`: it has no column "
-                f"{', '.join(missing)}",
+                f"{path} is not a file of `raymq store export`: it has no column {', '.join(missing)}",
                 field="SOURCE",
                 path=str(path),
             )
@@ -71,8 +70,7 @@ def _check_topics(files: list[Path], cluster: Any, topic: str | None) -> None:
     if topic is not None:
         if topic not in wanted:
             raise Rejected(
-                f"the export has no message of topic {topic!r}; it has "
-                f"{', '.join(sorted(wanted)) or 'no topics'}",
+                f"the export has no message of topic {topic!r}; it has {', '.join(sorted(wanted)) or 'no topics'}",
                 field="topic",
             )
         wanted = {topic}

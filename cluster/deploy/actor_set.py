@@ -187,16 +187,14 @@ def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
         return True
     if status.get("cluster_id") != record.cluster_id:
         raise Rejected(
-            f"another cluster named {record.name!r} runs in this Ray: stop it, or "
-            "start this one in "
-            "another Ray (a new data directory can also take another name)",
+            f"another cluster named {record.name!r} runs in this Ray: stop it, or start this one in another Ray (a "
+            "new data directory can also take another name)",
             field="name",
             limit=record.name,
         )
     if status.get("flush", record.flush) != record.flush:
         raise Rejected(
-            f"the cluster runs with flush={status['flush']!r}; to change it, stop "
-            "it and start it with "
+            f"the cluster runs with flush={status['flush']!r}; to change it, stop it and start it with "
             f"flush={record.flush!r}",
             field="flush",
             limit=status["flush"],

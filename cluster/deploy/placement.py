@@ -116,9 +116,8 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
     missing = [node for node in wanted if node not in found]
     if first and missing:
         raise Rejected(
-            f"no node of this Ray has the label {NODE_LABEL}={missing[0]}: start Ray there with "
-            f"`ray start ... --labels {NODE_LABEL}={missing[0]}`. There are: "
-            f"{', '.join(sorted(found)) or 'none with such a label'}",
+            f"no node of this Ray has the label {NODE_LABEL}={missing[0]}: start Ray there with `ray start ... "
+            f"--labels {NODE_LABEL}={missing[0]}`. There are: {', '.join(sorted(found)) or 'none with such a label'}",
             field="nodes",
             limit=", ".join(sorted(found)),
         )
@@ -127,10 +126,7 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
 
 def describe_away(node: str) -> str:
     """Instructions for an absent node."""
-    return (
-        f"node {node} is away: start Ray on the machine that has its disk with "
-        f"--labels {NODE_LABEL}={node}"
-    )
+    return f"node {node} is away: start Ray on the machine that has its disk with --labels {NODE_LABEL}={node}"
 
 
 def away(ray_address: str, nodes: Iterable[str]) -> list[str]:

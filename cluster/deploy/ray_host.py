@@ -121,9 +121,8 @@ def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarge
             return recorded
         if recorded.owned is not None:
             raise Rejected(
-                f"{paths.data_dir} already runs in its own Ray at {recorded.address}, "
-                f"not in {wanted}. "
-                f"Stop it first: raymq stop {paths.data_dir}",
+                f"{paths.data_dir} already runs in its own Ray at {recorded.address}, not in {wanted}. Stop it "
+                f"first: raymq stop {paths.data_dir}",
                 field="address",
                 limit=recorded.address,
             )
@@ -132,9 +131,8 @@ def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarge
         return None
     if wanted.startswith("ray://"):
         raise Rejected(
-            f"{wanted} is a Ray Client address: the data directory must be on a "
-            "machine of the cluster. "
-            "Run start there, with the cluster's own address (host:6379 or auto)",
+            f"{wanted} is a Ray Client address: the data directory must be on a machine of the cluster. Run start "
+            "there, with the cluster's own address (host:6379 or auto)",
             field="address",
         )
     return RayTarget(address=wanted)
@@ -189,8 +187,7 @@ def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
     if current is not None:
         if not _same_address(target.address, current):
             raise Rejected(
-                f"this process is connected to the Ray at {current}, the cluster runs "
-                "in the one at "
+                f"this process is connected to the Ray at {current}, the cluster runs in the one at "
                 f"{target.address}: call ray.shutdown() first or work from another process",
                 field="address",
                 limit=target.address,
