@@ -62,15 +62,14 @@ class ClusterPaths:
         return self.replica(shard, replica) / "raymq" / "endpoint"
 
 
-def check_name(name: str) -> str:
-    """The cluster's name, checked. Raises: Rejected (it becomes part of actor and file names)."""
+def check_name(name: str) -> None:
+    """Raises: Rejected for a cluster's name that cannot be part of the names of actors and files."""
     if not _NAME.fullmatch(name):
         raise Rejected(
             f"cluster name {name!r}: use 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit",
             field="name",
             limit=63,
         )
-    return name
 
 
 def actor_name(cluster: str, shard: int, replica: int, role: str) -> str:
