@@ -143,7 +143,7 @@ def prepare_data_dir(
         try:
             files.make_dirs(place, 0o700)
         except (OSError, Unavailable) as error:
-            raise _not_made(place, str(error)) from error
+            raise _data_dir_refused(paths, _not_made(place, str(error))) from error
     elif stat.S_IMODE(os.stat(place).st_mode) != 0o700:
         # The token and every message are below: other users may not even list it.
         os.chmod(place, 0o700)
@@ -160,47 +160,44 @@ def check_data_dir(
     holds other files, is a file, belongs to another user, or cannot be made or written.
     """
     paths = ClusterPaths(data_dir)
+    fault = _data_dir_fault(paths, ephemeral=ephemeral, files=files, member=member)
+    if fault is not None:
+        raise _data_dir_refused(paths, fault)
+    return paths
+
+
+def _data_dir_refused(paths: ClusterPaths, fault: str) -> Rejected:
+    return Rejected(fault, field="data_dir", path=paths.data_dir)
+
+
+def _data_dir_fault(
+    paths: ClusterPaths, *, ephemeral: bool, files: Files, member: bool
+) -> str | None:
     place = paths.root
     reason = volatile_reason(place, files)
     if reason is not None and not ephemeral:
-        raise Rejected(
+        return (
             f"{reason}. Choose a directory on a disk (for example ~/raymq-data), or, if losing every message at a "
-            "reboot is fine, say so: ephemeral=True (command line: --ephemeral)",
-            field="data_dir",
-            path=str(place),
+            "reboot is fine, say so: ephemeral=True (command line: --ephemeral)"
         )
     if not files.exists(place):
         fault = _why_not_writable(nearest_existing(place, files))
-        if fault is not None:
-            raise _not_made(place, fault)
-        return paths
+        return None if fault is None else _not_made(place, fault)
     facts = os.stat(place)
     if not stat.S_ISDIR(facts.st_mode):
-        raise Rejected(f"{place} is not a directory", field="data_dir", path=str(place))
+        return f"{place} is not a directory"
     if facts.st_uid != os.geteuid() and os.geteuid() != 0:
-        raise Rejected(
+        return (
             f"{place} belongs to user {facts.st_uid}, this process is user {os.geteuid()}: "
-            "run as the owner or choose another directory",
-            field="data_dir",
-            path=str(place),
+            "run as the owner or choose another directory"
         )
     foreign = _foreign_entries(place, files)
     if member:
         foreign = [entry for entry in foreign if not _SHARD.fullmatch(entry)]
     if not files.exists(paths.cluster) and foreign:
-        raise Rejected(
-            f"{place} is not empty and not a RayMQ data directory (no cluster.json): choose an empty or new directory",
-            field="data_dir",
-            path=str(place),
-        )
+        return f"{place} is not empty and not a RayMQ data directory (no cluster.json): choose an empty or new directory"
     fault = _why_not_writable(place)
-    if fault is not None:
-        raise Rejected(
-            f"{fault}. Make it writable, or choose another directory",
-            field="data_dir",
-            path=str(place),
-        )
-    return paths
+    return None if fault is None else f"{fault}. Make it writable, or choose another directory"
 
 
 def nearest_existing(place: Path, files: Files) -> Path:
@@ -224,12 +221,8 @@ def _why_not_writable(place: Path) -> str | None:
     return None
 
 
-def _not_made(place: Path, why: str) -> Rejected:
-    return Rejected(
-        f"cannot create the data directory {place}: {why}. Choose a directory that this user may write",
-        field="data_dir",
-        path=str(place),
-    )
+def _not_made(place: Path, why: str) -> str:
+    return f"cannot create the data directory {place}: {why}. Choose a directory that this user may write"
 
 
 def _foreign_entries(place: Path, files: Files) -> list[str]:
@@ -255,35 +248,28 @@ def load_token(paths: ClusterPaths, files: Files) -> str:
     Raises: Rejected when it is missing, damaged or readable by others.
     """
     try:
-        facts = os.stat(paths.token)
+        mode = stat.S_IMODE(os.stat(paths.token).st_mode)
         token = files.read_file(paths.token).decode("ascii", "replace").strip()
     except FileNotFoundError as error:
-        raise Rejected(
-            f"{paths.token} is missing: {paths.data_dir} is not the data directory of a started cluster",
-            field="token",
-            path=str(paths.token),
-        ) from error
+        fault = f"is missing: {paths.data_dir} is not the data directory of a started cluster"
+        raise _token_refused(paths, fault) from error
     except PermissionError as error:
-        raise Rejected(
-            f"{paths.token} cannot be read by this user: run as the owner of the data directory",
-            field="token",
-            path=str(paths.token),
-        ) from error
-    if stat.S_IMODE(facts.st_mode) & 0o077:
-        raise Rejected(
-            f"{paths.token} has mode {stat.S_IMODE(facts.st_mode):04o}: others can read the token. "
-            f"Run: chmod 600 {paths.token}",
-            field="token",
-            path=str(paths.token),
-        )
+        fault = "cannot be read by this user: run as the owner of the data directory"
+        raise _token_refused(paths, fault) from error
+    if mode & 0o077:
+        fault = f"has mode {mode:04o}: others can read the token. Run: chmod 600 {paths.token}"
+        raise _token_refused(paths, fault)
     if not re.fullmatch(r"[0-9a-f]{64}", token):
-        raise Rejected(
-            f"{paths.token} does not hold 64 hexadecimal digits; stop the cluster, delete the file and start again: "
+        raise _token_refused(
+            paths,
+            "does not hold 64 hexadecimal digits; stop the cluster, delete the file and start again: "
             "a new token is made",
-            field="token",
-            path=str(paths.token),
         )
     return token
+
+
+def _token_refused(paths: ClusterPaths, fault: str) -> Rejected:
+    return Rejected(f"{paths.token} {fault}", field="token", path=str(paths.token))
 
 
 class DirectoryLock:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,18 +30,13 @@ if TYPE_CHECKING:
 
 #: columns that a DataFrame may have, with Kafka's names
 COLUMNS = ("key", "value", "topic", "partition", "headers", "tag")
-RECEIPT_SCHEMA = "partition int, queue_id int, shard int, rows bigint, duplicates bigint, first_offset bigint, last_offset bigint"
-_RECEIPT = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("queue_id", pa.int32()),
-        ("shard", pa.int32()),
-        ("rows", pa.int64()),
-        ("duplicates", pa.int64()),
-        ("first_offset", pa.int64()),
-        ("last_offset", pa.int64()),
-    ]
-)
+#: column that is accepted -> its types in Spark
+_TYPES = {
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "tag": ("string",),
+    "partition": ("int",),
+}
 _ATTEMPTS_MAX = 255
 
 
@@ -57,6 +52,12 @@ class QueueReceipt:
     duplicates: int
     first_offset: int
     last_offset: int
+
+
+#: the rows that a task returns, for Spark and for Arrow
+_RECEIPT_FIELDS = [field.name for field in fields(QueueReceipt)]
+RECEIPT_SCHEMA = ", ".join(f"{name} bigint" for name in _RECEIPT_FIELDS)
+_RECEIPT = pa.schema([(name, pa.int64()) for name in _RECEIPT_FIELDS])
 
 
 @dataclass(frozen=True)
@@ -151,41 +152,15 @@ def identity(write_id: str, part: object) -> int:
 def _checked(df: Any) -> Any:
     from pyspark.sql import functions as f
 
-    names = df.columns
-    if "value" not in names:
+    types = dict(df.dtypes)
+    if "value" not in types:
         raise Rejected(
-            f"the DataFrame has columns {names}; `value` (binary or string) is needed",
+            f"the DataFrame has columns {list(types)}; `value` (binary or string) is needed",
             field="value",
             limit=", ".join(COLUMNS),
         )
-    for name in names:
-        if name not in COLUMNS:
-            raise Rejected(
-                f"unknown column {name!r}; a topic takes {', '.join(COLUMNS)}",
-                field=name,
-                limit=", ".join(COLUMNS),
-            )
-    types = dict(df.dtypes)
-    wanted = {
-        "key": ("binary", "string"),
-        "value": ("binary", "string"),
-        "tag": ("string",),
-        "partition": ("int",),
-    }
-    for name, kinds in wanted.items():
-        if name in types and types[name] not in kinds:
-            raise Rejected(
-                f"column {name} has type {types[name]}, expected {' or '.join(kinds)}; cast it",
-                field=name,
-                limit="|".join(kinds),
-            )
-    for name in ("topic", "headers"):
-        if name in types:
-            raise Rejected(
-                f"column {name!r} is not accepted: write one topic at a time, without headers",
-                field=name,
-                limit="absent",
-            )
+    for name, kind in types.items():
+        _check_column(name, kind)
 
     def column(name: str, kind: str) -> Any:
         have = f.col(name) if name in types else f.lit(None)
@@ -197,6 +172,28 @@ def _checked(df: Any) -> Any:
         column("tag", "string"),
         column("partition", "int"),
     )
+
+
+def _check_column(name: str, kind: str) -> None:
+    """Raises: Rejected for a column that a topic does not take, or of another type."""
+    if name not in COLUMNS:
+        raise Rejected(
+            f"unknown column {name!r}; a topic takes {', '.join(COLUMNS)}",
+            field=name,
+            limit=", ".join(COLUMNS),
+        )
+    if name not in _TYPES:
+        raise Rejected(
+            f"column {name!r} is not accepted: write one topic at a time, without headers",
+            field=name,
+            limit="absent",
+        )
+    if kind not in _TYPES[name]:
+        raise Rejected(
+            f"column {name} has type {kind}, expected {' or '.join(_TYPES[name])}; cast it",
+            field=name,
+            limit="|".join(_TYPES[name]),
+        )
 
 
 def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
@@ -260,23 +257,22 @@ def _send_all(
     for turn, batch in enumerate(batches):
         for queue_id, part in split(batch, queues, turn):
             futures.append((queue_id, sender.send(topic, queue_id, part)))
-    rows: dict[int, list[int]] = {}
+    written: dict[int, QueueReceipt] = {}
     for queue_id, future in futures:
-        receipt = future.result()
-        have = rows.setdefault(queue_id, [0, 0, receipt.first_offset, -1])
-        have[0] += receipt.count
-        have[1] += receipt.duplicates
-        have[3] = receipt.last_offset
-    if rows:
-        yield pa.record_batch(
-            [
-                pa.array([partition] * len(rows), pa.int32()),
-                pa.array(list(rows), pa.int32()),
-                pa.array([shards[q % len(shards)] for q in rows], pa.int32()),
-                *(pa.array([r[i] for r in rows.values()], pa.int64()) for i in range(4)),
-            ],
-            schema=_RECEIPT,
+        stored = future.result()
+        shard = shards[queue_id % len(shards)]
+        have = written.get(queue_id) or QueueReceipt(
+            partition, queue_id, shard, 0, 0, stored.first_offset, -1
         )
+        written[queue_id] = replace(
+            have,
+            rows=have.rows + stored.count,
+            duplicates=have.duplicates + stored.duplicates,
+            last_offset=stored.last_offset,
+        )
+    if written:
+        rows = [asdict(receipt) for receipt in written.values()]
+        yield pa.RecordBatch.from_pylist(rows, schema=_RECEIPT)
 
 
 def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
