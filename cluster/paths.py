@@ -173,6 +173,7 @@ def _data_dir_refused(paths: ClusterPaths, fault: str) -> Rejected:
 def _data_dir_fault(
     paths: ClusterPaths, *, ephemeral: bool, files: Files, member: bool
 ) -> str | None:
+    """Why the directory cannot be a data directory; None when it can."""
     place = paths.root
     reason = volatile_reason(place, files)
     if reason is not None and not ephemeral:
@@ -195,7 +196,10 @@ def _data_dir_fault(
     if member:
         foreign = [entry for entry in foreign if not _SHARD.fullmatch(entry)]
     if not files.exists(paths.cluster) and foreign:
-        return f"{place} is not empty and not a RayMQ data directory (no cluster.json): choose an empty or new directory"
+        return (
+            f"{place} is not empty and not a RayMQ data directory (no cluster.json): "
+            "choose an empty or new directory"
+        )
     fault = _why_not_writable(place)
     return None if fault is None else f"{fault}. Make it writable, or choose another directory"
 
