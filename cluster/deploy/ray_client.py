@@ -78,16 +78,26 @@ def find(name: str | None) -> Cluster:
                 limit=", ".join(names),
             )
         name = names[0] if len(names) == 1 else "default"
+    cluster = handle_of(ray, name)
+    cluster.transport = "ray"
+    return cluster
+
+
+def handle_of(ray: Any, name: str) -> Cluster:
+    """A cluster in the Ray that this process is connected to, as its shards describe it.
+
+    Raises: Rejected (no such cluster), Unavailable (its first shard does not answer).
+    """
     facts = actor_set.credentials(ray, name)
+    shards = int(facts["shards"])
     return Cluster(
         name=name,
         cluster_id=facts["cluster_id"],
-        shards=int(facts["shards"]),
+        shards=shards,
         token=facts["token"],
-        endpoints=actor_set.endpoints(ray, name, int(facts["shards"])),
+        endpoints=actor_set.endpoints(ray, name, shards),
         ca=facts["ca"].encode() if facts.get("ca") else None,
         placement=facts.get("placement"),
-        transport="ray",
     )
 
 
