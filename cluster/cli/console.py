@@ -67,6 +67,14 @@ class Console:
         """One JSON value of result, on one line."""
         self.line(json.dumps(value, default=str))
 
+    def result(self, options: argparse.Namespace, value: Any, *lines: str) -> None:
+        """The result of a command: `value` with --json, else `lines`."""
+        if options.json:
+            self.json(value)
+            return
+        for line in lines:
+            self.line(line)
+
     def note(self, text: str) -> None:
         """Progress: never part of the result."""
         print(text, file=self.stderr, flush=True)
