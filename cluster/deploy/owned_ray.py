@@ -17,7 +17,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 from raymq.actors.shared.processes import boot_id_hash
@@ -149,24 +149,7 @@ def _start_once(
         # Otherwise `ray start` replaces 127.0.0.1 by the machine's own address, so that other machines could join.
         environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ports = free_ports(len(_PORT_OPTIONS))
-    arguments = [
-        "start",
-        "--head",
-        "--block",
-        "--disable-usage-stats",
-        "--include-dashboard=false",
-        f"--temp-dir={temp_dir}",
-        f"--labels={HOST_LABEL}={host_label()}",
-        # 0: each worker takes a free port; every Ray of the machine has the same default range.
-        "--min-worker-port=0",
-        "--max-worker-port=0",
-        *(f"{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)),
-        # All of Ray's servers listen on 127.0.0.1 alone only when it is the node's own address.
-        *(["--node-ip-address=127.0.0.1"] if loopback else []),
-    ]
-    if importlib.util.find_spec("grpc") is not None:
-        # With grpcio Ray serves Ray Client too, by default on port 10001, which another Ray may use.
-        arguments.append(f"--ray-client-server-port={free_ports(1)[0]}")
+    arguments = _arguments(temp_dir, ports, loopback)
     if files.exists(paths.ray_log):
         files.unlink(paths.ray_log)
     log = files.open_file(paths.ray_log, create=True)
@@ -174,11 +157,10 @@ def _start_once(
         pid = _spawn(arguments, environment, log)
     finally:
         files.close(log)
-    started = start_time(pid, files)
     owned = OwnedRay(
         address="",
         pid=pid,
-        start_time=started or 0,
+        start_time=start_time(pid, files) or 0,
         boot_id=boot_id_hash(files=files),
         mark=mark,
         temp_dir=str(temp_dir),
@@ -193,9 +175,33 @@ def _start_once(
         stop_owned(paths, files=files, clock=clock)
         raise
     address = f"[{LOOPBACK}]:{ports[0]}" if loopback else f"{node}:{ports[0]}"
-    owned = OwnedRay(**{**asdict(owned), "address": address})
+    owned = replace(owned, address=address)
     save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     return owned
+
+
+def _arguments(temp_dir: Path, ports: list[int], loopback: bool) -> list[str]:
+    """The command line of `ray`."""
+    arguments = [
+        "start",
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+        "--include-dashboard=false",
+        f"--temp-dir={temp_dir}",
+        f"--labels={HOST_LABEL}={host_label()}",
+        # 0: each worker takes a free port; every Ray of the machine has the same default range.
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+    ]
+    arguments += [f"{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)]
+    if loopback:
+        # All of Ray's servers listen on 127.0.0.1 alone only when it is the node's own address.
+        arguments.append("--node-ip-address=127.0.0.1")
+    if importlib.util.find_spec("grpc") is not None:
+        # With grpcio Ray serves Ray Client too, by default on port 10001, which another Ray may use.
+        arguments.append(f"--ray-client-server-port={free_ports(1)[0]}")
+    return arguments
 
 
 def _spawn(arguments: list[str], environment: dict[str, str], log: int) -> int:

@@ -9,7 +9,7 @@ import warnings
 from typing import Any
 
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.paths import NAMESPACE, actor_name
+from raymq.cluster.paths import actor_name
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 
@@ -104,13 +104,11 @@ def handle_of(ray: Any, name: str) -> Cluster:
 def _names(ray: Any) -> list[str]:
     """The clusters whose first shard is in this Ray, sorted."""
     prefix, suffix = actor_name("\n", 0, 0, "commit_log").split("\n")
-    return sorted(
-        actor["name"].removeprefix(prefix).removesuffix(suffix)
-        for actor in ray.util.list_named_actors(all_namespaces=True)
-        if actor["namespace"] == NAMESPACE
-        and actor["name"].startswith(prefix)
-        and actor["name"].endswith(suffix)
-    )
+    return [
+        name.removeprefix(prefix).removesuffix(suffix)
+        for name in actor_set.actor_names(ray)
+        if name.startswith(prefix) and name.endswith(suffix)
+    ]
 
 
 def _connected_place() -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import logging
 import os
@@ -35,6 +34,8 @@ HOST_LABEL = "raymq-host"
 #: 127.0.0.1 in a form that Ray does not change: `ray.init` would replace 127.0.0.1 by the machine's own address
 LOOPBACK = "::ffff:127.0.0.1"
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", LOOPBACK)
+#: what `ray.init` raises when it cannot connect
+CONNECT_ERRORS = (ConnectionError, RuntimeError, TimeoutError, ValueError, OSError)
 #: variable -> value that this process adopted from the Ray of a cluster
 _adopted: dict[str, str] = {}
 
@@ -219,20 +220,27 @@ def attach(target: RayTarget, timeout_s: float | None = None) -> Any:
         fault = wait_for_answer(target, timeout_s=timeout_s, clock=Clock())
         if fault is not None:
             raise _no_answer(target.address, fault)
+    _read_authentication_anew()
+    try:
+        return connect_driver(target.address)
+    except CONNECT_ERRORS as error:
+        raise _no_answer(target.address, str(error)) from error
+
+
+def connect_driver(address: str) -> Any:
+    """Connect this process as a driver, without Ray's own logging. Returns: the `ray` module.
+
+    Raises: one of CONNECT_ERRORS.
+    """
     import ray
 
-    _read_authentication_anew()
-
-    try:
-        ray.init(
-            address=target.address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-        )
-    except (ConnectionError, RuntimeError, TimeoutError, ValueError, OSError) as error:
-        raise _no_answer(target.address, str(error)) from error
+    ray.init(
+        address=address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+    )
     return ray
 
 
