@@ -127,14 +127,6 @@ class Histogram:
         self.max, self.sum = state["max"], state["sum"]
 
 
-def merged(histograms: list[Histogram]) -> Histogram:
-    """One histogram of all values."""
-    whole = Histogram()
-    for each in histograms:
-        whole.merge(each)
-    return whole
-
-
 def _slots(values: Int64s) -> Int64s:
     """The slot of each value: its leading 11 bits, and how far they were shifted."""
     exponents = np.frexp(values.astype(np.float64))[1].astype(np.int64)

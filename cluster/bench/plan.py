@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,17 +30,6 @@ SECONDS_MAX = 604_800
 TICKS_MAX = 600
 
 
-class Sizes(Protocol):
-    """A distribution of body sizes."""
-
-    @property
-    def mean(self) -> float:
-        """The mean size in bytes, or a little more."""
-
-    def draw(self, rng: Rng, count: int) -> Int64s:
-        """`count` sizes in bytes."""
-
-
 @dataclass(frozen=True)
 class FixedSize:
     """Every body has the same size."""
@@ -49,7 +38,7 @@ class FixedSize:
 
     @property
     def mean(self) -> float:
-        """The size."""
+        """The mean size in bytes, as of the other distributions."""
         return float(self.size)
 
     def draw(self, rng: Rng, count: int) -> Int64s:
@@ -90,6 +79,10 @@ class LognormalSize:
         """Sizes in bytes, cut to what a body may have."""
         drawn = rng.lognormal(math.log(self.median), self.sigma, count)
         return np.clip(drawn, BODY_BYTES_MIN, BODY_BYTES_MAX).astype(np.int64)
+
+
+#: a distribution of body sizes
+Sizes = FixedSize | UniformSize | LognormalSize
 
 
 @dataclass(frozen=True)

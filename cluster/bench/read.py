@@ -9,21 +9,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.consume.consumer import Consumer
 from raymq.store.errors import Unavailable
 
 from .check import QueueChecks, Verdict
 from .job import READY, BenchClock, Control, Job, Meter, Received, Snapshot
 from .messages import body_bytes
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from raymq.cluster.cluster import Cluster
 
 #: seconds without a message, although there are more, after which the worker gives up
 SILENCE_S = 60.0

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.keys import keys_of
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.producer import Producer
@@ -26,9 +27,6 @@ from .histogram import Histogram
 from .job import BenchClock, Job, Meter, Sent, Snapshot
 from .messages import RowMaker, body_bytes
 from .plan import BenchPlan
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 Int64s = npt.NDArray[np.int64]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from raymq.cluster.cluster import Cluster
 from raymq.store.errors import Bug, RayMQError
 
 from .check import verify
@@ -17,9 +18,6 @@ from .job import READY, BenchClock, Control, Job
 from .messages import payload_block
 from .read import Reading
 from .send import BatchTransport, MessageTransport, Sending, Transport
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 
 def work(
