@@ -19,11 +19,8 @@ def check_number(
     kind: Any = Integral if whole else Real
     if not isinstance(value, kind) or isinstance(value, bool) or not minimum <= value <= maximum:
         limit = f"{minimum:g} or more" if maximum == _NO_LIMIT else f"{minimum:g} to {maximum:g}"
-        raise Rejected(
-            f"{name} is {value!r}; use a {'whole ' if whole else ''}number, {limit}",
-            field=name,
-            limit=limit,
-        )
+        message = f"{name} is {value!r}; use a {'whole ' if whole else ''}number, {limit}"
+        raise Rejected(message, field=name, limit=limit)
 
 
 def check_text(name: str, value: Any) -> None:
@@ -37,11 +34,8 @@ def check_text(name: str, value: Any) -> None:
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raises: Rejected unless `value` is one of the choices."""
     if value not in choices:
-        raise Rejected(
-            f"{name} is {value!r}; use {' or '.join(map(repr, choices))}",
-            field=name,
-            limit=", ".join(choices),
-        )
+        message = f"{name} is {value!r}; use {' or '.join(map(repr, choices))}"
+        raise Rejected(message, field=name, limit=", ".join(choices))
 
 
 def check_offsets(offsets: Mapping[int, int]) -> None:

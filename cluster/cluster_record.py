@@ -174,11 +174,8 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
             body["placement"] = tuple(tuple(row) for row in body["placement"])
         return ClusterRecord(**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(
-            f"{paths.cluster} is damaged ({error}); the messages are in shard-*/ and are not touched",
-            path=str(paths.cluster),
-            rule="cluster.json",
-        ) from error
+        message = f"{paths.cluster} is damaged ({error}); the messages are in shard-*/ and are not touched"
+        raise Corrupt(message, path=str(paths.cluster), rule="cluster.json") from error
 
 
 def remember(record: ClusterRecord, paths: ClusterPaths, files: Files) -> None:

@@ -293,10 +293,8 @@ class DirectoryLock:
             self._files.lock(self._fd)
         except Unavailable as error:
             self._files.close(self._fd)
-            raise Unavailable(
-                f"another `raymq start` or `raymq stop` is working on {self._paths.data_dir}: wait for it to end",
-                path=self._paths.data_dir,
-            ) from error
+            message = f"another `raymq start` or `raymq stop` is working on {self._paths.data_dir}: wait for it to end"
+            raise Unavailable(message, path=self._paths.data_dir) from error
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -312,11 +310,8 @@ def run_dir(files: Files) -> Path:
     files.make_dirs(place, 0o700)
     facts = os.lstat(place)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-        raise Rejected(
-            f"{place} belongs to another user, or is not a directory: remove it",
-            field="run_dir",
-            path=str(place),
-        )
+        message = f"{place} belongs to another user, or is not a directory: remove it"
+        raise Rejected(message, field="run_dir", path=str(place))
     if stat.S_IMODE(facts.st_mode) != 0o700:
         os.chmod(place, 0o700)
     return place

@@ -438,10 +438,8 @@ def stop(
     paths = local_paths(target, files)
     record = load_record(paths, files)
     if record is None:
-        raise Rejected(
-            f"{paths.data_dir} is not the data directory of a cluster (no cluster.json)",
-            field="target",
-        )
+        message = f"{paths.data_dir} is not the data directory of a cluster (no cluster.json)"
+        raise Rejected(message, field="target")
     report(f"stopping cluster {record.name!r} of {paths.data_dir}")
     with DirectoryLock(paths, files):
         return _stop_locked(paths, record, files, clock, timeout_s, report)
@@ -513,10 +511,8 @@ def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterP
         return ClusterPaths(data_dir)
     if text is None:
         raise Rejected("no cluster is known here: name its data directory", field="target")
-    raise Rejected(
-        f"{text!r} is neither a data directory nor a cluster started here; known: {_known_names(files)}",
-        field="target",
-    )
+    message = f"{text!r} is neither a data directory nor a cluster started here; known: {_known_names(files)}"
+    raise Rejected(message, field="target")
 
 
 def _check_only_one(files: Files) -> None:
@@ -529,11 +525,10 @@ def _check_only_one(files: Files) -> None:
         + ("" if ray_host.running_target(ClusterPaths(place), files) else " (does not run)")
         for name, place in sorted(known.items())
     ]
-    raise Rejected(
-        f"several clusters are known here: {'; '.join(each)}. Nothing was stopped: name one of them",
-        field="target",
-        limit=", ".join(sorted(known)),
+    message = (
+        f"several clusters are known here: {'; '.join(each)}. Nothing was stopped: name one of them"
     )
+    raise Rejected(message, field="target", limit=", ".join(sorted(known)))
 
 
 def _is_path(target: str | None, files: Files) -> bool:
@@ -552,10 +547,8 @@ def _find_data_dir(target: str | None, files: Files) -> str | None:
     if target is not None:
         return known.get(target)
     if len(known) > 1 and "default" not in known:
-        raise Rejected(
-            f"several clusters are known here ({', '.join(sorted(known))}): say which one",
-            field="target",
-        )
+        message = f"several clusters are known here ({', '.join(sorted(known))}): say which one"
+        raise Rejected(message, field="target")
     return known.get("default") or next(iter(known.values()), None)
 
 

@@ -129,11 +129,8 @@ def write(
     _refuse_unstable(df, sorted_here=bool(sort_by))
     facts = cluster.topics().get(topic)
     if facts is None:
-        raise Rejected(
-            f"topic {topic!r} does not exist; create it: raymq topic create {topic}",
-            field="topic",
-            limit="an existing topic",
-        )
+        message = f"topic {topic!r} does not exist; create it: raymq topic create {topic}"
+        raise Rejected(message, field="topic", limit="an existing topic")
     number = identity(write_id, "run")
     coordinator = number % cluster.shards
     run = int(cluster.call(coordinator, "init_producer", {"producer_id": number})["epoch"])
@@ -152,11 +149,8 @@ def _checked(df: Any) -> Any:
 
     types = dict(df.dtypes)
     if "value" not in types:
-        raise Rejected(
-            f"the DataFrame has columns {list(types)}; `value` (binary or string) is needed",
-            field="value",
-            limit=", ".join(COLUMNS),
-        )
+        message = f"the DataFrame has columns {list(types)}; `value` (binary or string) is needed"
+        raise Rejected(message, field="value", limit=", ".join(COLUMNS))
     for name, kind in types.items():
         _check_column(name, kind)
 
@@ -175,23 +169,14 @@ def _checked(df: Any) -> Any:
 def _check_column(name: str, kind: str) -> None:
     """Raises: Rejected for a column that a topic does not take, or of another type."""
     if name not in COLUMNS:
-        raise Rejected(
-            f"unknown column {name!r}; a topic takes {', '.join(COLUMNS)}",
-            field=name,
-            limit=", ".join(COLUMNS),
-        )
+        message = f"unknown column {name!r}; a topic takes {', '.join(COLUMNS)}"
+        raise Rejected(message, field=name, limit=", ".join(COLUMNS))
     if name not in _TYPES:
-        raise Rejected(
-            f"column {name!r} is not accepted: write one topic at a time, without headers",
-            field=name,
-            limit="absent",
-        )
+        message = f"column {name!r} is not accepted: write one topic at a time, without headers"
+        raise Rejected(message, field=name, limit="absent")
     if kind not in _TYPES[name]:
-        raise Rejected(
-            f"column {name} has type {kind}, expected {' or '.join(_TYPES[name])}; cast it",
-            field=name,
-            limit="|".join(_TYPES[name]),
-        )
+        message = f"column {name} has type {kind}, expected {' or '.join(_TYPES[name])}; cast it"
+        raise Rejected(message, field=name, limit="|".join(_TYPES[name]))
 
 
 def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
@@ -296,12 +281,8 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
         bad = given & ((wanted < 0) | (wanted >= queues))
         if bad.any():
             row = int(np.argmax(bad))
-            raise Rejected(
-                f"row {row}: partition {int(wanted[row])} is outside 0 to {queues - 1}",
-                field="partition",
-                limit=queues - 1,
-                row=row,
-            )
+            message = f"row {row}: partition {int(wanted[row])} is outside 0 to {queues - 1}"
+            raise Rejected(message, field="partition", limit=queues - 1, row=row)
         where = np.where(given, wanted, where)
     table = pa.record_batch(
         [values, tags, key_properties(keys), pa.array(np.zeros(count, dtype=np.int64))],

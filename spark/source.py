@@ -102,11 +102,8 @@ def _offsets(option: str, value: str | dict[int, int]) -> str | dict[int, int]:
     if isinstance(value, dict):
         return {int(queue_id): int(offset) for queue_id, offset in value.items()}
     if value not in ("earliest", "latest"):
-        raise Rejected(
-            f"{option}={value!r}: use 'earliest', 'latest' or {{queue_id: offset}}",
-            field=option,
-            limit="earliest|latest|{queue_id: offset}",
-        )
+        message = f"{option}={value!r}: use 'earliest', 'latest' or {{queue_id: offset}}"
+        raise Rejected(message, field=option, limit="earliest|latest|{queue_id: offset}")
     return value
 
 
@@ -118,13 +115,8 @@ def _resolve(option: str, value: str | dict[int, int], queue_id: int, low: int, 
     default = low if option == "startingOffsets" else high
     offset = value.get(queue_id, default) if isinstance(value, dict) else default
     if not low <= offset <= high:
-        raise OffsetOutOfRange(
-            f"{option}: queue {queue_id} holds offsets {low} to {high}, not {offset}",
-            min=low,
-            max=high,
-            offset=offset,
-            queue_id=queue_id,
-        )
+        message = f"{option}: queue {queue_id} holds offsets {low} to {high}, not {offset}"
+        raise OffsetOutOfRange(message, min=low, max=high, offset=offset, queue_id=queue_id)
     return offset
 
 

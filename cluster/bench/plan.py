@@ -148,17 +148,11 @@ class BenchPlan:
         _between("warmup_s", self.warmup_s, 0, SECONDS_MAX)
         _between("linger_ms", self.linger_ms, 0, SECONDS_MAX * 1000)
         if self.rate is not None and self.mode == "consume":
-            raise Rejected(
-                "rate with consume, which reads a backlog as fast as it can: leave --rate out, or use e2e",
-                field="rate",
-                limit="produce, e2e",
-            )
+            message = "rate with consume, which reads a backlog as fast as it can: leave --rate out, or use e2e"
+            raise Rejected(message, field="rate", limit="produce, e2e")
         if self.shards is not None and self.keys is not None:
-            raise Rejected(
-                "shards together with keys: a key chooses its queue, and so its shard; leave one of them out",
-                field="shards",
-                limit="no keys",
-            )
+            message = "shards together with keys: a key chooses its queue, and so its shard; leave one of them out"
+            raise Rejected(message, field="shards", limit="no keys")
         rows = int(BATCH_BYTES_MAX / self.size.mean)
         if self.batch > rows:
             raise Rejected(
@@ -284,11 +278,8 @@ def parse_keys(text: str) -> Keys | None:
         if not 1 <= keys.count <= KEYS_MAX or not 0 <= keys.skew <= 10:
             raise ValueError
     except ValueError as error:
-        raise Rejected(
-            f"keys is {text!r}: use none, uniform:K or zipf:K[:SKEW] with K up to {KEYS_MAX}",
-            field="keys",
-            limit=f"1 to {KEYS_MAX}",
-        ) from error
+        message = f"keys is {text!r}: use none, uniform:K or zipf:K[:SKEW] with K up to {KEYS_MAX}"
+        raise Rejected(message, field="keys", limit=f"1 to {KEYS_MAX}") from error
     return keys
 
 

@@ -166,11 +166,8 @@ class Bench:
         if find_max_ms is not None:
             check_limit_ms(find_max_ms)
         if find_max_ms is not None and (self._plan.rate or self._plan.mode == "consume"):
-            raise Rejected(
-                "the search finds the rate itself, of produce or e2e: leave --rate out",
-                field="find_max",
-                limit="no rate",
-            )
+            message = "the search finds the rate itself, of produce or e2e: leave --rate out"
+            raise Rejected(message, field="find_max", limit="no rate")
         with contextlib.ExitStack() as stack:
             stack.callback(self._watcher.done)
             stack.enter_context(self._session())
@@ -202,11 +199,8 @@ class Bench:
             return
         for shard in shards:
             if shard >= self._cluster.shards:
-                raise Rejected(
-                    f"shards names {shard}: the cluster has 0 to {self._cluster.shards - 1}",
-                    field="shards",
-                    limit=self._cluster.shards - 1,
-                )
+                message = f"shards names {shard}: the cluster has 0 to {self._cluster.shards - 1}"
+                raise Rejected(message, field="shards", limit=self._cluster.shards - 1)
             if all(shard != place for place, _ in self._begin.values()):
                 raise Rejected(
                     f"shards names {shard}, which has none of the {self._plan.queues} queues of a "

@@ -161,11 +161,8 @@ def bench(options: argparse.Namespace, console: Console) -> int:
 def _check_writable(option: str, path: Path) -> None:
     """Raises: Rejected now, not after the run."""
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise Rejected(
-            f"{option} {path}: name a file in a directory that is there and can be written",
-            field=option,
-            path=str(path),
-        )
+        message = f"{option} {path}: name a file in a directory that is there and can be written"
+        raise Rejected(message, field=option, path=str(path))
 
 
 def _write(path: str, text: str, option: str) -> None:

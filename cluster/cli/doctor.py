@@ -172,11 +172,8 @@ def check_java(path: str | None, major: int) -> Check:
             "before `raymq start`",
         )
     if major != java.MAJOR:
-        return _warn(
-            "java",
-            f"{path}: version {major or 'unknown'}",
-            f"Spark 3.5 works with Java {java.MAJOR}: put that one first on PATH before `raymq start`",
-        )
+        advice = f"Spark 3.5 works with Java {java.MAJOR}: put that one first on PATH before `raymq start`"
+        return _warn("java", f"{path}: version {major or 'unknown'}", advice)
     return _ok("java", f"{path}: version {major}")
 
 
@@ -276,11 +273,10 @@ def check_disk(place: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> 
             "some, or choose another disk",
         )
     if free < _DISK_WARN_BYTES:
-        return _warn(
-            "disk space",
-            found,
-            "messages are deleted after 72 hours (--file-reserved-hours), not earlier: watch it",
+        advice = (
+            "messages are deleted after 72 hours (--file-reserved-hours), not earlier: watch it"
         )
+        return _warn("disk space", found, advice)
     return _ok("disk space", found)
 
 
@@ -313,17 +309,11 @@ def _check_place(place: Path, files: Files) -> Check:
         return _warn("data dir", f"{reason}; accepted as ephemeral", advice)
     kind = file_system_of(place, files)
     if kind in _NETWORK_FILE_SYSTEMS:
-        return _warn(
-            "data dir",
-            f"{place} is on {kind}",
-            "locks and syncs over a network are as good as its server: use a local disk",
-        )
+        advice = "locks and syncs over a network are as good as its server: use a local disk"
+        return _warn("data dir", f"{place} is on {kind}", advice)
     if kind == "overlay":
-        return _warn(
-            "data dir",
-            f"{place} is in a container's own layer",
-            "it is deleted with the container: mount a volume",
-        )
+        advice = "it is deleted with the container: mount a volume"
+        return _warn("data dir", f"{place} is in a container's own layer", advice)
     if not files.exists(place):
         return _ok("data dir", f"{place} on {kind}; `raymq start` makes it")
     mode = os.stat(place).st_mode & 0o777
@@ -391,11 +381,8 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
         if not lease["granted"]
     ]
     if idle:
-        return _warn(
-            name,
-            f"RUNNING without {', '.join(idle)}",
-            "Ray restarts it; if that takes longer than seconds, see Ray's log of the actor",
-        )
+        advice = "Ray restarts it; if that takes longer than seconds, see Ray's log of the actor"
+        return _warn(name, f"RUNNING without {', '.join(idle)}", advice)
     last = facts.get("last_end")
     if last and now_ms - last["time_ms"] < _LAST_END_MS:
         minutes = (now_ms - last["time_ms"]) // 60_000

@@ -59,10 +59,8 @@ def install(directory: str | None, target: RayTarget | None, *, files: Files) ->
         with session(target) as ray:
             folder = dashboards_folder(_session_dir(ray), files)
     else:
-        raise Rejected(
-            "no running Ray was found: name Grafana's dashboards folder with --directory",
-            field="directory",
-        )
+        message = "no running Ray was found: name Grafana's dashboards folder with --directory"
+        raise Rejected(message, field="directory")
     place = folder / FILE_NAME
     files.write_file_atomic(place, dashboard())
     # Grafana often runs as another user.

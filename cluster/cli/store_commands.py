@@ -64,11 +64,8 @@ def repair(options: argparse.Namespace, console: Console) -> int:
 
     roots = stores(options.directory)
     if len(roots) > 1 and (options.cut_at is not None or options.keep is not None):
-        raise Rejected(
-            "--cut-at and --keep are for one store; name its directory",
-            field="DIR",
-            limit="one store",
-        )
+        message = "--cut-at and --keep are for one store; name its directory"
+        raise Rejected(message, field="DIR", limit="one store")
     clean = True
     for root in roots:
         with StoreProgress(console.stderr) as progress:
@@ -165,18 +162,12 @@ def export(options: argparse.Namespace, console: Console) -> int:
     if options.topic is None and (
         options.queue_id is not None or options.start is not None or options.stop is not None
     ):
-        raise Rejected(
-            "--queue-id, --from and --to choose messages of one topic; name it with --topic",
-            field="topic",
-            limit="a topic",
-        )
+        message = "--queue-id, --from and --to choose messages of one topic; name it with --topic"
+        raise Rejected(message, field="topic", limit="a topic")
     if options.start is not None and options.stop is not None and options.start >= options.stop:
-        raise Rejected(
-            f"--from {options.start} --to {options.stop} choose nothing: --to is not included and "
-            "must be above --from",
-            field="to",
-            limit=options.start + 1,
-        )
+        chosen = f"--from {options.start} --to {options.stop}"
+        message = f"{chosen} choose nothing: --to is not included and must be above --from"
+        raise Rejected(message, field="to", limit=options.start + 1)
     choice = Choice(
         topic=options.topic,
         queue_id=options.queue_id,

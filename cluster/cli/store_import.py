@@ -36,11 +36,8 @@ def send_export(source: Path, cluster: Any, *, topic: str | None) -> Sender:
 def _files(source: Path) -> list[Path]:
     found = sorted(source.glob("*.parquet"))
     if not found:
-        raise Rejected(
-            f"{source} is not a directory of `raymq store export`: it has no *.parquet",
-            field="SOURCE",
-            path=str(source),
-        )
+        message = f"{source} is not a directory of `raymq store export`: it has no *.parquet"
+        raise Rejected(message, field="SOURCE", path=str(source))
     for path in found:
         try:
             names = pq.read_schema(path).names
@@ -50,11 +47,8 @@ def _files(source: Path) -> list[Path]:
             )
         missing = [name for name in _COLUMNS if name not in names]
         if missing:
-            raise Rejected(
-                f"{path} is not a file of `raymq store export`: it has no column {', '.join(missing)}",
-                field="SOURCE",
-                path=str(path),
-            )
+            message = f"{path} is not a file of `raymq store export`: it has no column {', '.join(missing)}"
+            raise Rejected(message, field="SOURCE", path=str(path))
     return found
 
 

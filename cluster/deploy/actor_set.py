@@ -290,10 +290,10 @@ def _check_damaged(members: list[Member], states: dict[str, dict[str, Any]]) -> 
     """Raises: Corrupt when a shard found its store damaged, which waiting does not repair."""
     damaged = [m for m in members if str(states[m.name].get("error")).startswith("Corrupt: ")]
     if damaged:
-        raise Corrupt(
-            f"{_lines(damaged, states)}. The cluster is left as it is: end it with `raymq stop`",
-            shards={member.name: states[member.name] for member in damaged},
+        message = (
+            f"{_lines(damaged, states)}. The cluster is left as it is: end it with `raymq stop`"
         )
+        raise Corrupt(message, shards={member.name: states[member.name] for member in damaged})
 
 
 def _lines(members: list[Member], states: dict[str, dict[str, Any]]) -> str:

@@ -175,13 +175,11 @@ def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> No
         for name in ("cluster_id", "shard", "replica"):
             found = meta.get(name)
             if found is not None and found != spec[name]:
-                raise Rejected(
-                    f"{spec['data_dir']} of node {spec['node']} is the store of {name} {found!r}, "
-                    f"not {spec[name]!r}: is it the disk of another node or cluster?",
-                    field=name,
-                    limit=spec[name],
-                    path=spec["data_dir"],
+                message = (
+                    f"{spec['data_dir']} of node {spec['node']} is the store of {name} {found!r}, not {spec[name]!r}: "
+                    "is it the disk of another node or cluster?"
                 )
+                raise Rejected(message, field=name, limit=spec[name], path=spec["data_dir"])
     finally:
         meta.close()
 

@@ -38,11 +38,10 @@ def connect_url(url: str) -> Cluster:
     """
     place, _, name = url.removeprefix(SCHEME).partition("/")
     if importlib.util.find_spec("grpc") is None:
-        raise Rejected(
-            f"{url} needs grpcio: pip install 'ray[client]', the same version as the cluster's Ray",
-            field="target",
-            limit="ray[client]",
+        message = (
+            f"{url} needs grpcio: pip install 'ray[client]', the same version as the cluster's Ray"
         )
+        raise Rejected(message, field="target", limit="ray[client]")
     import ray
 
     if not is_connected():
@@ -54,11 +53,8 @@ def connect_url(url: str) -> Cluster:
             )
         _init(ray, SCHEME + place)
     elif _connected_place() != place:
-        raise Rejected(
-            f"this process is connected to ray://{_connected_place()}, not to {url}: call ray.shutdown() first",
-            field="target",
-            limit=f"ray://{_connected_place()}",
-        )
+        message = f"this process is connected to ray://{_connected_place()}, not to {url}: call ray.shutdown() first"
+        raise Rejected(message, field="target", limit=f"ray://{_connected_place()}")
     return find(name or None)
 
 
@@ -72,11 +68,8 @@ def find(name: str | None) -> Cluster:
     if name is None:
         names = _names(ray)
         if len(names) > 1 and "default" not in names:
-            raise Rejected(
-                f"several clusters run in this Ray ({', '.join(names)}): say which one",
-                field="target",
-                limit=", ".join(names),
-            )
+            message = f"several clusters run in this Ray ({', '.join(names)}): say which one"
+            raise Rejected(message, field="target", limit=", ".join(names))
         name = names[0] if len(names) == 1 else "default"
     cluster = handle_of(ray, name)
     cluster.transport = "ray"
