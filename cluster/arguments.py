@@ -26,9 +26,8 @@ def check_number(
 def check_text(name: str, value: Any) -> None:
     """Raises: Rejected unless `value` is text."""
     if not isinstance(value, str):
-        raise Rejected(
-            f"{name} is {value!r}, a {type(value).__name__}; give text", field=name, limit="str"
-        )
+        message = f"{name} is {value!r}, a {type(value).__name__}; give text"
+        raise Rejected(message, field=name, limit="str")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

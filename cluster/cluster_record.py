@@ -124,12 +124,11 @@ def resume_record(stored: ClusterRecord, wanted: Wanted) -> ClusterRecord:
         kept = getattr(stored, option)
         value = changes.pop(option, kept)
         if value != kept:
-            raise Rejected(
-                f"{option}={value!r}, but this data directory was made with {option}={kept!r}, which "
-                "cannot be changed: leave the option out, or use another data directory",
-                field=option,
-                limit=kept,
+            message = (
+                f"{option}={value!r}, but this data directory was made with {option}={kept!r}, which cannot be "
+                "changed: leave the option out, or use another data directory"
             )
+            raise Rejected(message, field=option, limit=kept)
     changes["insecure"] |= stored.insecure
     record = replace(stored, **changes)
     _check_options(record)

@@ -65,11 +65,11 @@ class ClusterPaths:
 def check_name(name: str) -> None:
     """Raises: Rejected for a cluster's name that cannot be part of the names of actors and files."""
     if not _NAME.fullmatch(name):
-        raise Rejected(
-            f"cluster name {name!r}: use 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit",
-            field="name",
-            limit=63,
+        message = (
+            f"cluster name {name!r}: use 1 to 63 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit"
         )
+        raise Rejected(message, field="name", limit=63)
 
 
 def actor_name(cluster: str, shard: int, replica: int, role: str) -> str:

@@ -501,11 +501,11 @@ def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterP
     """
     text = None if target is None else os.fspath(target)
     if text is not None and "://" in text:
-        raise Rejected(
-            f"{text} is an address: do this on the machine that has its data directory, and name that, or the cluster",
-            field="target",
-            limit="a data directory or name",
+        message = (
+            f"{text} is an address: do this on the machine that has its data directory, and name that, "
+            "or the cluster"
         )
+        raise Rejected(message, field="target", limit="a data directory or name")
     data_dir = _find_data_dir(text, files)
     if data_dir is not None:
         return ClusterPaths(data_dir)

@@ -183,12 +183,11 @@ def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
     """Refuse a plan whose retried tasks could see other rows, or another order. Raises: Rejected."""
     execution = df._jdf.queryExecution()
     if not execution.analyzed().deterministic():
-        raise Rejected(
+        message = (
             "the DataFrame's plan is not deterministic (rand(), uuid(), monotonically_increasing_id()...): a retried "
-            "task would write other rows. Store it first (Parquet, a topic) and write from there.",
-            field="plan",
-            limit="deterministic",
+            "task would write other rows. Store it first (Parquet, a topic) and write from there."
         )
+        raise Rejected(message, field="plan", limit="deterministic")
     plan = execution.executedPlan().toString()
     lines = [line.strip(" +-:*()0123456789") for line in plan.splitlines()]
     operators = [line.split(" ")[0].split("(")[0] for line in lines if line]
@@ -196,12 +195,11 @@ def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
         if operator == "Sort":
             return
         if operator.endswith("Exchange") and not sorted_here:
-            raise Rejected(
+            message = (
                 "a shuffle orders the rows, differently in each attempt: give sort_by=[columns that order the rows "
-                "without ties]",
-                field="plan",
-                limit="a fixed row order",
+                "without ties]"
             )
+            raise Rejected(message, field="plan", limit="a fixed row order")
 
 
 def _task(

@@ -155,12 +155,11 @@ class BenchPlan:
             raise Rejected(message, field="shards", limit="no keys")
         rows = int(BATCH_BYTES_MAX / self.size.mean)
         if self.batch > rows:
-            raise Rejected(
+            message = (
                 f"batch is {self.batch} rows of {self.size.mean:,.0f} bytes: a batch has up to "
-                f"{BATCH_BYTES_MAX >> 20} MiB, which is {rows} of these",
-                field="batch",
-                limit=rows,
+                f"{BATCH_BYTES_MAX >> 20} MiB, which is {rows} of these"
             )
+            raise Rejected(message, field="batch", limit=rows)
 
     @property
     def tick_s(self) -> float:
@@ -221,9 +220,8 @@ def parse_shards(text: str) -> tuple[int, ...]:
         if numbers[0] < 0:
             raise ValueError
     except ValueError as error:
-        raise Rejected(
-            f"shards is {text!r}: use numbers from 0 on, as in 0,2", field="shards", limit="0,1,..."
-        ) from error
+        message = f"shards is {text!r}: use numbers from 0 on, as in 0,2"
+        raise Rejected(message, field="shards", limit="0,1,...") from error
     return numbers
 
 

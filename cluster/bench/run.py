@@ -148,12 +148,11 @@ class Bench:
     def _choose(self, runner: Runner) -> str:
         reachable = self._cluster.ray_address is not None
         if runner == "ray" and not reachable:
-            raise Rejected(
-                "the cluster's Ray is not known from here: use --runner processes, or name the "
-                "cluster by its data directory or name instead of raymq://",
-                field="runner",
-                limit="processes",
+            message = (
+                "the cluster's Ray is not known from here: use --runner processes, or name the cluster by its data "
+                "directory or name instead of raymq://"
             )
+            raise Rejected(message, field="runner", limit="processes")
         if runner == "auto":
             return "ray" if reachable else "processes"
         return runner
@@ -202,12 +201,11 @@ class Bench:
                 message = f"shards names {shard}: the cluster has 0 to {self._cluster.shards - 1}"
                 raise Rejected(message, field="shards", limit=self._cluster.shards - 1)
             if all(shard != place for place, _ in self._begin.values()):
-                raise Rejected(
-                    f"shards names {shard}, which has none of the {self._plan.queues} queues of a "
-                    f"topic: use at least --queues {self._cluster.shards}, or another --topic",
-                    field="shards",
-                    limit=self._plan.queues,
+                message = (
+                    f"shards names {shard}, which has none of the {self._plan.queues} queues of a topic: use at least "
+                    f"--queues {self._cluster.shards}, or another --topic"
                 )
+                raise Rejected(message, field="shards", limit=self._plan.queues)
         used = tuple(
             queue_index for queue_index, (place, _) in self._begin.items() if place in shards
         )
@@ -403,13 +401,12 @@ class Bench:
                 break
         if best is None:
             last = tried[-1]
-            raise Rejected(
+            message = (
                 f"not even {last['rate']:,.0f} messages/s are kept up with p99 up to {limit_ms:g} ms: "
-                f"{last['achieved']:,.0f} messages/s, p99 {last['p99_ms']:g} ms. Allow more, measure "
-                "longer (--duration-s), or find what slows the cluster down",
-                field="find_max",
-                limit=limit_ms,
+                f"{last['achieved']:,.0f} messages/s, p99 {last['p99_ms']:g} ms. Allow more, measure longer "
+                "(--duration-s), or find what slows the cluster down"
             )
+            raise Rejected(message, field="find_max", limit=limit_ms)
         return best
 
 

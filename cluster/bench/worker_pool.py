@@ -52,9 +52,10 @@ class LocalWorkers:
                 item = pipe.recv()
             except EOFError:
                 self._processes[number].join(_JOIN_S)
-                raise Bug(
+                message = (
                     f"bench worker {number} died, exit code {self._processes[number].exitcode}"
-                ) from None
+                )
+                raise Bug(message) from None
             if isinstance(item, RayMQError):
                 raise item
             if item is None:

@@ -165,12 +165,11 @@ def check_crc(crc32c: bool, isal: bool) -> Check:
 def check_java(path: str | None, major: int) -> Check:
     """Only Spark needs it. Args: `major` is its version, 0 when that is not known."""
     if path is None:
-        return _warn(
-            "java",
-            "not on PATH",
+        advice = (
             "only Spark needs it: install Java 17 (pip install 'raymq[spark]' brings one) and put its bin on PATH "
-            "before `raymq start`",
+            "before `raymq start`"
         )
+        return _warn("java", "not on PATH", advice)
     if major != java.MAJOR:
         advice = f"Spark 3.5 works with Java {java.MAJOR}: put that one first on PATH before `raymq start`"
         return _warn("java", f"{path}: version {major or 'unknown'}", advice)
@@ -199,12 +198,11 @@ def check_shared_memory(size: int | None, free: int | None) -> Check:
         return _fail("/dev/shm", "missing", "mount a tmpfs there: Ray needs it")
     found = f"{_amount(free)} free of {_amount(size)}"
     if free < _SHM_FAIL_BYTES:
-        return _fail(
-            "/dev/shm",
-            found,
-            "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete what "
-            "dead processes left there, or make it larger (a container: --shm-size)",
+        advice = (
+            "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete what dead processes left "
+            "there, or make it larger (a container: --shm-size)"
         )
+        return _fail("/dev/shm", found, advice)
     if size < _SHM_WARN_BYTES:
         return _warn("/dev/shm", found, "Ray falls back to disk; in a container: --shm-size=2g")
     return _ok("/dev/shm", found)
@@ -266,12 +264,11 @@ def check_disk(place: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> 
         return _fail("disk space", f"{place} cannot be examined", "name an existing disk")
     found = f"{_amount(free)} free at {place}"
     if free < needed:
-        return _fail(
-            "disk space",
-            found,
-            f"up to {_amount(needed)} are allocated at the start (less with --segment-size-bytes): free "
-            "some, or choose another disk",
+        advice = (
+            f"up to {_amount(needed)} are allocated at the start (less with --segment-size-bytes): free some, or "
+            "choose another disk"
         )
+        return _fail("disk space", found, advice)
     if free < _DISK_WARN_BYTES:
         advice = (
             "messages are deleted after 72 hours (--file-reserved-hours), not earlier: watch it"

@@ -42,9 +42,8 @@ def _message(line: bytes, number: int, options: argparse.Namespace) -> dict[str,
         return {"body": line}
     key, found, body = line.partition(options.key_separator.encode())
     if not found:
-        raise Rejected(
-            f"line {number} has no separator {options.key_separator!r}", field="key", row=number
-        )
+        message = f"line {number} has no separator {options.key_separator!r}"
+        raise Rejected(message, field="key", row=number)
     return {"key": key, "body": body}
 
 

@@ -60,9 +60,8 @@ def of_line(line: bytes, number: int) -> PutBack | None:
             return _of_dump(given) if given["kind"] == "msg" else None
         return _of_message(given)
     except (ValueError, TypeError, KeyError) as error:
-        raise Rejected(
-            f"line {number} is not a message: {error}", field="line", row=number
-        ) from error
+        message = f"line {number} is not a message: {error}"
+        raise Rejected(message, field="line", row=number) from error
 
 
 def of_record(topic: str, queue_id: int, body: bytes, properties: Mapping[str, str]) -> PutBack:

@@ -156,9 +156,8 @@ def export(options: argparse.Namespace, console: Console) -> int:
 
     (root, *others) = stores(options.directory)
     if others:
-        raise Rejected(
-            f"{options.directory} holds {1 + len(others)} stores; name one", field="DIR", limit=1
-        )
+        message = f"{options.directory} holds {1 + len(others)} stores; name one"
+        raise Rejected(message, field="DIR", limit=1)
     if options.topic is None and (
         options.queue_id is not None or options.start is not None or options.stop is not None
     ):

@@ -42,9 +42,8 @@ def _files(source: Path) -> list[Path]:
         try:
             names = pq.read_schema(path).names
         except (pa.ArrowInvalid, OSError) as error:
-            raise Rejected(f"{path} cannot be read: {error}", field="SOURCE", path=str(path)) from (
-                error
-            )
+            message = f"{path} cannot be read: {error}"
+            raise Rejected(message, field="SOURCE", path=str(path)) from error
         missing = [name for name in _COLUMNS if name not in names]
         if missing:
             message = f"{path} is not a file of `raymq store export`: it has no column {', '.join(missing)}"
@@ -74,12 +73,11 @@ def _check_topics(files: list[Path], cluster: Any, topic: str | None) -> None:
         commands = "; ".join(
             f"raymq topic create '{name}' --queues {queues[name]}" for name in missing
         )
-        raise Rejected(
-            f"the cluster has no topic {', '.join(missing)}; nothing was sent. With at least as many "
-            f"queues as the export shows, messages keep their queue: {commands}",
-            field="topic",
-            limit=", ".join(known),
+        message = (
+            f"the cluster has no topic {', '.join(missing)}; nothing was sent. With at least as many queues as the "
+            f"export shows, messages keep their queue: {commands}"
         )
+        raise Rejected(message, field="topic", limit=", ".join(known))
 
 
 def _messages(files: list[Path], topic: str | None) -> Iterator[PutBack]:

@@ -180,26 +180,23 @@ def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
     except ray.exceptions.RayError:
         return True
     if status.get("cluster_id") != record.cluster_id:
-        raise Rejected(
+        message = (
             f"another cluster named {record.name!r} runs in this Ray: stop it, or start this one in another Ray (a "
-            "new data directory can also take another name)",
-            field="name",
-            limit=record.name,
+            "new data directory can also take another name)"
         )
+        raise Rejected(message, field="name", limit=record.name)
     if status.get("flush", record.flush) != record.flush:
-        raise Rejected(
+        message = (
             f"the cluster runs with flush={status['flush']!r}; to change it, stop it and start it with "
-            f"flush={record.flush!r}",
-            field="flush",
-            limit=status["flush"],
+            f"flush={record.flush!r}"
         )
+        raise Rejected(message, field="flush", limit=status["flush"])
     if status.get("transient_pool", record.transient_pool) != record.transient_pool:
-        raise Rejected(
-            f"the cluster runs {'without' if record.transient_pool else 'with'} the transient pool; "
-            f"to change that, stop it and start it with transient_pool={record.transient_pool}",
-            field="transient_pool",
-            limit=status["transient_pool"],
+        message = (
+            f"the cluster runs {'without' if record.transient_pool else 'with'} the transient pool; to change that, "
+            f"stop it and start it with transient_pool={record.transient_pool}"
         )
+        raise Rejected(message, field="transient_pool", limit=status["transient_pool"])
     endpoint = status.get("endpoint")
     if endpoint and endpoint.startswith(TLS_PREFIX) != record.tls:
         raise Rejected(
@@ -461,12 +458,11 @@ def credentials(ray: Any, cluster: str) -> dict[str, Any]:
     """
     members = find(ray, cluster, [(0, 0, "commit_log")])
     if not members:
-        raise Rejected(
-            f"no cluster {cluster!r} runs in the Ray to which this process is connected: start it "
-            "with `raymq start DIR`, or name its data directory",
-            field="target",
-            limit=cluster,
+        message = (
+            f"no cluster {cluster!r} runs in the Ray to which this process is connected: start it with `raymq start "
+            "DIR`, or name its data directory"
         )
+        raise Rejected(message, field="target", limit=cluster)
     call = members[0].handle.credentials.remote()
     try:
         facts: dict[str, Any] = ray.get(call, timeout=_CALL_TIMEOUT_S)

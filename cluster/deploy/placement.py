@@ -47,22 +47,20 @@ def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
     """
     for node in nodes:
         if not _VALUE.fullmatch(node):
-            raise Rejected(
-                f"node {node!r}: use the value of a label as Ray takes it, 1 to 63 letters, "
-                "digits, '.', '_' or '-', beginning and ending with a letter or digit",
-                field="nodes",
-                limit=63,
+            message = (
+                f"node {node!r}: use the value of a label as Ray takes it, 1 to 63 letters, digits, '.', '_' or '-', "
+                "beginning and ending with a letter or digit"
             )
+            raise Rejected(message, field="nodes", limit=63)
     if len(set(nodes)) != len(nodes):
         raise Rejected(f"nodes={list(nodes)} names a node twice", field="nodes")
     count = len(nodes)
     if count < replicas:
-        raise Rejected(
-            f"nodes={list(nodes)}: a mirror needs at least two nodes, because a follower on its "
-            "leader's node is lost with it",
-            field="nodes",
-            limit=replicas,
+        message = (
+            f"nodes={list(nodes)}: a mirror needs at least two nodes, because a follower on its leader's node is lost "
+            "with it"
         )
+        raise Rejected(message, field="nodes", limit=replicas)
     rows = []
     for shard in range(shards):
         row = [nodes[shard % count]]
@@ -75,12 +73,11 @@ def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
 def check_host(host: str) -> None:
     """Raises: Rejected for a `host` that cannot be that of shards on several nodes."""
     if host != NODE_HOST and host not in _WILDCARDS:
-        raise Rejected(
-            f"host={host!r} together with nodes: each shard listens on its own node's address; "
-            "leave host out, or say 0.0.0.0 for all its addresses",
-            field="host",
-            limit="0.0.0.0",
+        message = (
+            f"host={host!r} together with nodes: each shard listens on its own node's address; leave host out, or say "
+            "0.0.0.0 for all its addresses"
         )
+        raise Rejected(message, field="host", limit="0.0.0.0")
 
 
 def selector(node: str) -> dict[str, str]:
@@ -107,20 +104,18 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
     found = present(ray)
     twice = [node for node in wanted if len(found.get(node, [])) > 1]
     if twice:
-        raise Rejected(
-            f"several nodes have the label {NODE_LABEL}={twice[0]}: an actor could move away from "
-            "its disk; give each node a value of its own",
-            field="nodes",
-            limit=twice[0],
+        message = (
+            f"several nodes have the label {NODE_LABEL}={twice[0]}: an actor could move away from its disk; give each "
+            "node a value of its own"
         )
+        raise Rejected(message, field="nodes", limit=twice[0])
     missing = [node for node in wanted if node not in found]
     if first and missing:
-        raise Rejected(
+        message = (
             f"no node of this Ray has the label {NODE_LABEL}={missing[0]}: start Ray there with `ray start ... "
-            f"--labels {NODE_LABEL}={missing[0]}`. There are: {', '.join(sorted(found)) or 'none with such a label'}",
-            field="nodes",
-            limit=", ".join(sorted(found)),
+            f"--labels {NODE_LABEL}={missing[0]}`. There are: {', '.join(sorted(found)) or 'none with such a label'}"
         )
+        raise Rejected(message, field="nodes", limit=", ".join(sorted(found)))
     return [address for node in wanted for address in found.get(node, [])]
 
 
@@ -162,13 +157,12 @@ def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> No
     path = Path(spec["data_dir"]) / "raymq" / "meta"
     if not files.exists(path):
         if made_before and spec["mode"] == "leader":
-            raise Unavailable(
-                f"node {spec['node']} has no store in {spec['data_dir']}, where this replica's was "
-                "made: mount its disk there, or start Ray with this label on the machine that has "
-                "it. If nothing was stored yet, `raymq stop` and `raymq start` make it",
-                path=spec["data_dir"],
-                node=spec["node"],
+            message = (
+                f"node {spec['node']} has no store in {spec['data_dir']}, where this replica's was made: mount its "
+                "disk there, or start Ray with this label on the machine that has it. If nothing was stored yet, "
+                "`raymq stop` and `raymq start` make it"
             )
+            raise Unavailable(message, path=spec["data_dir"], node=spec["node"])
         return
     meta = Meta.open(path, files=files)
     try:

@@ -121,12 +121,11 @@ def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarge
         if wanted is None or _same_address(wanted, recorded.address):
             return recorded
         if recorded.owned is not None:
-            raise Rejected(
-                f"{paths.data_dir} already runs in its own Ray at {recorded.address}, not in {wanted}. Stop it "
-                f"first: raymq stop {paths.data_dir}",
-                field="address",
-                limit=recorded.address,
+            message = (
+                f"{paths.data_dir} already runs in its own Ray at {recorded.address}, not in {wanted}. Stop it first: "
+                f"raymq stop {paths.data_dir}"
             )
+            raise Rejected(message, field="address", limit=recorded.address)
     wanted = wanted or os.environ.get("RAY_ADDRESS") or None
     if wanted is None:
         return None
@@ -187,12 +186,11 @@ def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
     current = connected_address()
     if current is not None:
         if not _same_address(target.address, current):
-            raise Rejected(
-                f"this process is connected to the Ray at {current}, the cluster runs in the one at "
-                f"{target.address}: call ray.shutdown() first or work from another process",
-                field="address",
-                limit=target.address,
+            message = (
+                f"this process is connected to the Ray at {current}, the cluster runs in the one at {target.address}: "
+                "call ray.shutdown() first or work from another process"
             )
+            raise Rejected(message, field="address", limit=target.address)
         yield sys.modules["ray"]
         return
     ray = attach(target, timeout_s)
@@ -273,12 +271,11 @@ def wait_for_answer(
                 if fault is not None:
                     return fault
                 if clock.monotonic_ms() > deadline:
-                    raise Unavailable(
-                        f"Ray at {target.address} does not answer within {round(timeout_s, 1):g} s, although its "
-                        "port is open: its GCS or the raylet of this machine hangs or starts. End that Ray, or "
-                        "try again",
-                        address=target.address,
+                    message = (
+                        f"Ray at {target.address} does not answer within {round(timeout_s, 1):g} s, although its port "
+                        "is open: its GCS or the raylet of this machine hangs or starts. End that Ray, or try again"
                     )
+                    raise Unavailable(message, address=target.address)
                 clock.sleep_ms(50)
         finally:
             probe.kill()
@@ -344,12 +341,11 @@ def _adopt_authentication(owned: OwnedRay) -> None:
     """
     mode = _chosen("RAY_AUTH_MODE")
     if mode is not None and mode.lower() != owned.auth_mode:
-        raise Rejected(
+        message = (
             f"the cluster's Ray was started with RAY_AUTH_MODE={owned.auth_mode}, this process has "
-            f"RAY_AUTH_MODE={mode}: unset it or set it to {owned.auth_mode}",
-            field="RAY_AUTH_MODE",
-            limit=owned.auth_mode,
+            f"RAY_AUTH_MODE={mode}: unset it or set it to {owned.auth_mode}"
         )
+        raise Rejected(message, field="RAY_AUTH_MODE", limit=owned.auth_mode)
     if not (_chosen("RAY_AUTH_TOKEN") or _chosen("RAY_AUTH_TOKEN_PATH")):
         _adopt("RAY_AUTH_TOKEN_PATH", owned.auth_token_path)
     _adopt("RAY_AUTH_MODE", owned.auth_mode)

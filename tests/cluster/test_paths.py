@@ -17,7 +17,7 @@ from raymq.cluster.cluster_record import (
     new_record,
     resume_record,
 )
-from raymq.cluster.start import _store_options
+from raymq.cluster.start import plan_start
 from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.files import Files
 
@@ -288,14 +288,22 @@ def test_known_clusters_are_those_whose_directory_still_exists(
     assert cluster_record.known_clusters(files) == {"kept": str(tmp_path / "kept")}
 
 
-def test_how_long_messages_are_kept_may_change_at_each_start_and_reaches_the_store() -> None:
+def test_how_long_messages_are_kept_may_change_at_each_start_and_reaches_the_store(
+    tmp_path: Path, files: Files
+) -> None:
+    place = paths.ClusterPaths(tmp_path)
+
+    def store_options(**changes: object) -> dict[str, Any]:
+        wanted = Wanted(**changes)  # type: ignore[arg-type]
+        return plan_start(place, wanted, ephemeral=False, files=files)[2]
+
     made = record()
     assert made.file_reserved_hours == 72
     week = resume(made, file_reserved_hours=168)
     assert week.file_reserved_hours == 168
     assert resume(week).file_reserved_hours == 168
     assert record(file_reserved_hours=1).file_reserved_hours == 1
-    assert _store_options(week)["file_reserved_hours"] == 168
+    assert store_options(file_reserved_hours=168)["file_reserved_hours"] == 168
     with pytest.raises(Rejected) as caught:
-        _store_options(record(file_reserved_hours=-1))
+        store_options(file_reserved_hours=-1)
     assert caught.value.field == "file_reserved_hours"
