@@ -20,18 +20,10 @@ from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.transient_pool import check_room
 
+from . import cluster_record
 from .arguments import check_choice
 from .cluster import Cluster
-from .cluster_record import (
-    ClusterRecord,
-    Wanted,
-    known_clusters,
-    load_record,
-    new_record,
-    remember,
-    resume_record,
-    save_record,
-)
+from .cluster_record import ClusterRecord, Wanted
 from .deploy import actor_set, owned_ray, placement, ray_client, ray_host, run_sweep
 from .deploy.placement import NODE_HOST
 from .deploy.ray_host import Progress, RayTarget
@@ -155,7 +147,7 @@ def start(
         tls.check_exposed(str(host), tls=bool(wanted.tls), insecure=insecure)
     files, paths = Files(), ClusterPaths(data_dir)
     # A directory that was declared ephemeral once stays ephemeral.
-    earlier = load_record(paths, files)
+    earlier = cluster_record.load_record(paths, files)
     ephemeral = ephemeral or (earlier is not None and earlier.ephemeral)
     prepare_data_dir(paths.data_dir, ephemeral=ephemeral, files=files)
     with DirectoryLock(paths, files):
@@ -219,7 +211,7 @@ class _Start:
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
             self._save(replace(record, formed=True))
-        remember(record, paths, files)
+        cluster_record.remember(record, paths, files)
         self._report(
             f"cluster {record.name!r} runs: {record.shards} shard(s), data in {paths.data_dir}"
         )
@@ -229,7 +221,7 @@ class _Start:
         return max(0.0, (self._deadline - self._clock.monotonic_ms()) / 1000)
 
     def _save(self, record: ClusterRecord) -> None:
-        save_record(self._paths, record, self._files)
+        cluster_record.save_record(self._paths, record, self._files)
 
     def _ray(self, address: str | None) -> tuple[RayTarget, float | None]:
         """Find or start the Ray. Returns: it, and how long it may take to answer (None: it has answered)."""
@@ -334,12 +326,14 @@ def plan_start(
     Returns: the record of an earlier start, the record of this one, the options of its stores.
     Raises: Rejected for an option, Corrupt for a damaged record, StorageFull for the transient pools.
     """
-    stored = load_record(paths, files)
+    stored = cluster_record.load_record(paths, files)
     if stored is not None:
-        record = resume_record(stored, wanted)
+        record = cluster_record.resume_record(stored, wanted)
     else:
         volatile = volatile_reason(paths.data_dir, files) is not None
-        record = new_record(wanted, ephemeral=volatile or (wanted.nodes is not None and ephemeral))
+        record = cluster_record.new_record(
+            wanted, ephemeral=volatile or (wanted.nodes is not None and ephemeral)
+        )
     config = StoreConfig(
         segment_size_bytes=record.segment_size_bytes,
         flush="async" if record.flush == "async" else "sync",
@@ -436,7 +430,7 @@ def stop(
     if target is None:
         _check_only_one(files)
     paths = local_paths(target, files)
-    record = load_record(paths, files)
+    record = cluster_record.load_record(paths, files)
     if record is None:
         message = f"{paths.data_dir} is not the data directory of a cluster (no cluster.json)"
         raise Rejected(message, field="target")
@@ -517,7 +511,7 @@ def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterP
 
 def _check_only_one(files: Files) -> None:
     """Raises: Rejected when several clusters are known: what is stopped must then be named."""
-    known = known_clusters(files)
+    known = cluster_record.known_clusters(files)
     if len(known) < 2:
         return
     each = [
@@ -543,7 +537,7 @@ def _find_data_dir(target: str | None, files: Files) -> str | None:
     """
     if _is_path(target, files):
         return target
-    known = known_clusters(files)
+    known = cluster_record.known_clusters(files)
     if target is not None:
         return known.get(target)
     if len(known) > 1 and "default" not in known:
@@ -553,11 +547,11 @@ def _find_data_dir(target: str | None, files: Files) -> str | None:
 
 
 def _known_names(files: Files) -> str:
-    return ", ".join(sorted(known_clusters(files))) or "none"
+    return ", ".join(sorted(cluster_record.known_clusters(files))) or "none"
 
 
 def _connect_data_dir(paths: ClusterPaths, files: Files, ca: bytes | None) -> Cluster:
-    record = load_record(paths, files)
+    record = cluster_record.load_record(paths, files)
     if record is None:
         raise Rejected(
             f"{paths.data_dir} is not the data directory of a cluster: start it with raymq start {paths.data_dir}",

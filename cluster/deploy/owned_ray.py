@@ -26,18 +26,9 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
 from raymq.store.files import Files
 
-from . import java
+from . import java, ray_host
 from .process_tree import MARK, end_family, leader_alive, running, start_time
-from .ray_host import (
-    HOST_LABEL,
-    LOOPBACK,
-    OwnedRay,
-    Progress,
-    RayTarget,
-    importable,
-    load_owned,
-    save_target,
-)
+from .ray_host import OwnedRay, Progress, RayTarget
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 #: the servers without which an owned Ray does not work, as the kernel names them
@@ -73,7 +64,7 @@ def start_owned(
     Raises: Unavailable with the end of its log when it does not come up within `timeout_s`.
     """
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
-    lost = load_owned(paths, files)
+    lost = ray_host.load_owned(paths, files)
     if lost is not None:
         # It was not ended by `stop`: it crashed, the machine was rebooted, or it is dying.
         progress(f"Ray at {lost.address} is lost and is replaced: {ailment(lost, files)}")
@@ -117,7 +108,7 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
 
     Returns: the pids that had to be killed. Raises: Unavailable when a process cannot be ended.
     """
-    owned = load_owned(paths, files)
+    owned = ray_host.load_owned(paths, files)
     if owned is None:
         return []
     grace_ms = _STOP_GRACE_MS if ailment(owned, files) is None else _DYING_GRACE_MS
@@ -168,15 +159,15 @@ def _start_once(
         auth_token_path=environment.get("RAY_AUTH_TOKEN_PATH"),
     )
     # Recorded before it is up, so that `stop` finds it if this start is interrupted now.
-    save_target(paths, RayTarget(address=owned.address, owned=owned), files)
+    ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     try:
         node = _wait_started(paths, owned, deadline, files=files, clock=clock)
     except BaseException:
         stop_owned(paths, files=files, clock=clock)
         raise
-    address = f"[{LOOPBACK}]:{ports[0]}" if loopback else f"{node}:{ports[0]}"
+    address = f"[{ray_host.LOOPBACK}]:{ports[0]}" if loopback else f"{node}:{ports[0]}"
     owned = replace(owned, address=address)
-    save_target(paths, RayTarget(address=owned.address, owned=owned), files)
+    ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     return owned
 
 
@@ -189,7 +180,7 @@ def _arguments(temp_dir: Path, ports: list[int], loopback: bool) -> list[str]:
         "--disable-usage-stats",
         "--include-dashboard=false",
         f"--temp-dir={temp_dir}",
-        f"--labels={HOST_LABEL}={host_label()}",
+        f"--labels={ray_host.HOST_LABEL}={host_label()}",
         # 0: each worker takes a free port; every Ray of the machine has the same default range.
         "--min-worker-port=0",
         "--max-worker-port=0",
@@ -279,7 +270,7 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
         # RayDP and Ray look for a bare `java` on the PATH that Ray had at its start.
         environment["PATH"] = f"{os.path.dirname(found)}{os.pathsep}{environment.get('PATH', '')}"
     # The workers must find the same raymq.
-    return importable(environment)
+    return ray_host.importable(environment)
 
 
 def host_label() -> str:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -289,9 +290,9 @@ def test_known_clusters_are_those_whose_directory_still_exists(
 
 
 def test_how_long_messages_are_kept_may_change_at_each_start_and_reaches_the_store(
-    tmp_path: Path, files: Files
+    tmp_path: Path,
 ) -> None:
-    place = paths.ClusterPaths(tmp_path)
+    place, files = paths.ClusterPaths(tmp_path), Files()
 
     def store_options(**changes: object) -> dict[str, Any]:
         wanted = Wanted(**changes)  # type: ignore[arg-type]
