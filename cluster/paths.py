@@ -15,10 +15,12 @@ directory is not limited by it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -276,29 +278,19 @@ def _token_refused(paths: ClusterPaths, fault: str) -> Rejected:
     return Rejected(f"{paths.token} {fault}", field="token", path=str(paths.token))
 
 
-class DirectoryLock:
-    """A context manager that admits one start or stop at a time to a data directory.
-
-    Raises on entry: Unavailable when another process holds it.
-    """
-
-    def __init__(self, paths: ClusterPaths, files: Files) -> None:
-        self._paths = paths
-        self._files = files
-        self._fd = -1
-
-    def __enter__(self) -> DirectoryLock:
-        self._fd = self._files.open_file(self._paths.start_lock, create=True)
+@contextlib.contextmanager
+def directory_lock(paths: ClusterPaths, files: Files) -> Iterator[None]:
+    """Admit one start or stop at a time to a data directory. Raises: Unavailable when another process is admitted."""
+    fd = files.open_file(paths.start_lock, create=True)
+    try:
         try:
-            self._files.lock(self._fd)
+            files.lock(fd)
         except Unavailable as error:
-            self._files.close(self._fd)
-            message = f"another `raymq start` or `raymq stop` is working on {self._paths.data_dir}: wait for it to end"
-            raise Unavailable(message, path=self._paths.data_dir) from error
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._files.close(self._fd)
+            message = f"another `raymq start` or `raymq stop` is working on {paths.data_dir}: wait for it to end"
+            raise Unavailable(message, path=paths.data_dir) from error
+        yield
+    finally:
+        files.close(fd)
 
 
 def run_dir(files: Files) -> Path:

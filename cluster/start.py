@@ -30,7 +30,7 @@ from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
 from .paths import (
     ClusterPaths,
-    DirectoryLock,
+    directory_lock,
     load_or_make_token,
     load_token,
     prepare_data_dir,
@@ -150,7 +150,7 @@ def start(
     earlier = cluster_record.load_record(paths, files)
     ephemeral = ephemeral or (earlier is not None and earlier.ephemeral)
     prepare_data_dir(paths.data_dir, ephemeral=ephemeral, files=files)
-    with DirectoryLock(paths, files):
+    with directory_lock(paths, files):
         return _Start(paths, wanted, ephemeral, files, timeout_s, progress).run(address)
 
 
@@ -435,7 +435,7 @@ def stop(
         message = f"{paths.data_dir} is not the data directory of a cluster (no cluster.json)"
         raise Rejected(message, field="target")
     report(f"stopping cluster {record.name!r} of {paths.data_dir}")
-    with DirectoryLock(paths, files):
+    with directory_lock(paths, files):
         return _stop_locked(paths, record, files, clock, timeout_s, report)
 
 
@@ -447,45 +447,53 @@ def _stop_locked(
     timeout_s: float,
     report: Progress,
 ) -> StopReport:
-    outcomes: dict[str, str] = {}
     recorded = ray_host.load_target(paths, files)
     running = ray_host.running_target(paths, files)
-    runs = running is not None
+    outcomes: dict[str, str] | None = None
     if running is not None:
-        try:
-            if running.owned is not None:
-                ailment = owned_ray.ailment(running.owned, files)
-                if ailment is not None:
-                    raise Unavailable(ailment, address=running.address)
-            with ray_host.session(running, timeout_s) as ray:
-                if actor_set.is_another(ray, record, clock=clock):
-                    # Its Ray is gone, and the Ray at this address runs another cluster.
-                    report(
-                        f"another cluster named {record.name!r} runs in Ray at {running.address}"
-                    )
-                    runs = False
-                else:
-                    report(f"closing {record.shards} shard(s) of {record.name!r}")
-                    outcomes = actor_set.close(ray, record, clock=clock, timeout_s=timeout_s)
-        except Unavailable as error:
-            # A Ray that `start` started is ended below anyway; any other Ray is the caller's to repair.
-            if running.owned is None:
-                raise
-            outcomes = {"ray": f"does not answer: {error}"}
-    ray_outcome = "left running" if runs else "not running"
+        outcomes = _close_actors(running, record, files, clock, timeout_s, report)
+    ray_outcome = "not running" if outcomes is None else "left running"
     if recorded is not None and recorded.owned is not None:
         report("stopping Ray")
         ray_host.leave(recorded.owned)
         owned_ray.stop_owned(paths, files=files, clock=clock)
-        ray_outcome = "stopped" if runs else "not running"
+        ray_outcome = "not running" if outcomes is None else "stopped"
     elif recorded is not None:
         files.unlink(paths.ray)
     replicas = [
         paths.replica(shard, r) for shard in range(record.shards) for r in range(record.replicas)
     ]
     run_sweep.sweep(files, clock, replicas)
-    clean = all(outcome in ("closed", "not running") for outcome in outcomes.values())
-    return StopReport(clean=clean, actors=outcomes, ray=ray_outcome)
+    actors = outcomes or {}
+    clean = all(outcome in ("closed", "not running") for outcome in actors.values())
+    return StopReport(clean=clean, actors=actors, ray=ray_outcome)
+
+
+def _close_actors(
+    running: RayTarget,
+    record: ClusterRecord,
+    files: Files,
+    clock: Clock,
+    timeout_s: float,
+    report: Progress,
+) -> dict[str, str] | None:
+    """Close the actors of a cluster. Returns: what became of them; None: that Ray runs another cluster."""
+    try:
+        fault = None if running.owned is None else owned_ray.ailment(running.owned, files)
+        if fault is not None:
+            raise Unavailable(fault, address=running.address)
+        with ray_host.session(running, timeout_s) as ray:
+            if actor_set.is_another(ray, record, clock=clock):
+                # Its Ray is gone, and the Ray at this address runs another cluster.
+                report(f"another cluster named {record.name!r} runs in Ray at {running.address}")
+                return None
+            report(f"closing {record.shards} shard(s) of {record.name!r}")
+            return actor_set.close(ray, record, clock=clock, timeout_s=timeout_s)
+    except Unavailable as error:
+        # A Ray that `start` started is ended anyway; any other Ray is the caller's to repair.
+        if running.owned is None:
+            raise
+        return {"ray": f"does not answer: {error}"}
 
 
 def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterPaths:

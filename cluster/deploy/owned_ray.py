@@ -198,25 +198,25 @@ def _arguments(temp_dir: Path, ports: list[int], loopback: bool) -> list[str]:
 def _spawn(arguments: list[str], environment: dict[str, str], log: int) -> int:
     """Run ray_head.py. Returns: the pid of the detached process."""
     receive, send = os.pipe()
-    try:
-        subprocess.run(
-            [sys.executable, "-m", "raymq.cluster.deploy.ray_head", str(send), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            pass_fds=(send,),
-            check=True,
-        )
-        os.close(send)
-        send = -1
-        return int(os.read(receive, 32))
-    except (subprocess.CalledProcessError, ValueError) as error:
-        raise Unavailable(f"Ray's head process could not be started: {error}") from error
-    finally:
-        os.close(receive)
-        if send != -1:
+    with os.fdopen(receive, "rb") as printed:
+        try:
+            subprocess.run(
+                [sys.executable, "-m", "raymq.cluster.deploy.ray_head", str(send), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=(send,),
+                check=True,
+            )
+        except subprocess.CalledProcessError as error:
+            raise Unavailable(f"Ray's head process could not be started: {error}") from error
+        finally:
             os.close(send)
+        pid = printed.read()
+    if not pid:
+        raise Unavailable("Ray's head process could not be started: it ended at once")
+    return int(pid)
 
 
 def node_address(log: str) -> str | None:

@@ -111,7 +111,7 @@ def test_a_first_start_that_was_interrupted_can_be_repeated(
 ) -> None:
     made = paths.prepare_data_dir(str(tmp_path / "data"), ephemeral=False, files=on_disk)
     paths.load_or_make_token(made, on_disk)
-    with paths.DirectoryLock(made, on_disk):
+    with paths.directory_lock(made, on_disk):
         pass
     paths.prepare_data_dir(str(made.root), ephemeral=False, files=on_disk)
 
@@ -185,7 +185,7 @@ HOLDER = """
 import sys
 from raymq.cluster import paths
 from raymq.store.files import Files
-with paths.DirectoryLock(paths.ClusterPaths(sys.argv[1]), Files()):
+with paths.directory_lock(paths.ClusterPaths(sys.argv[1]), Files()):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -205,12 +205,12 @@ def test_a_second_start_on_the_directory_waits_for_nobody_and_says_why(tmp_path:
         assert other.stdout.readline() == b"held\n"
         with (
             pytest.raises(Unavailable, match="another `raymq start`"),
-            paths.DirectoryLock(place, files),
+            paths.directory_lock(place, files),
         ):
             pass
         assert other.stdin is not None
         other.stdin.close()
-    with paths.DirectoryLock(place, files):
+    with paths.directory_lock(place, files):
         pass
 
 
