@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("raymq")
 
+#: the record of an earlier start, the record of this one, the options of its stores
+Plan = tuple[ClusterRecord | None, ClusterRecord, dict[str, Any]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class StopReport:
@@ -151,20 +154,15 @@ def start(
     ephemeral = ephemeral or (earlier is not None and earlier.ephemeral)
     prepare_data_dir(paths.data_dir, ephemeral=ephemeral, files=files)
     with directory_lock(paths, files):
-        return _Start(paths, wanted, ephemeral, files, timeout_s, progress).run(address)
+        plan = plan_start(paths, wanted, ephemeral=ephemeral, files=files)
+        return _Start(paths, files, timeout_s, progress).run(plan, address)
 
 
-class _Start:
-    """One call of `start`, on a directory that it has locked."""
+class _Call:
+    """What one call of `start` or `stop` works with: a directory that it has locked, and its time."""
 
     def __init__(
-        self,
-        paths: ClusterPaths,
-        wanted: Wanted,
-        ephemeral: bool,
-        files: Files,
-        timeout_s: float,
-        progress: Progress | None,
+        self, paths: ClusterPaths, files: Files, timeout_s: float, progress: Progress | None
     ) -> None:
         self._paths = paths
         self._files = files
@@ -173,29 +171,30 @@ class _Start:
         self._deadline = self._clock.monotonic_ms() + int(timeout_s * 1000)
         self._report = progress or logger.info
         self._warn = progress or logger.warning
-        stored, self._record, self._options = plan_start(
-            paths, wanted, ephemeral=ephemeral, files=files
-        )
-        self._first = stored is None
 
-    def run(self, address: str | None) -> Cluster:
+
+class _Start(_Call):
+    """A call of `start`."""
+
+    def run(self, plan: Plan, address: str | None) -> Cluster:
         """Create or find the actors. Returns: a handle on the cluster, which serves."""
-        paths, files, record = self._paths, self._files, self._record
+        paths, files = self._paths, self._files
+        stored, record, options = plan
+        first = stored is None
         token = load_or_make_token(paths, files)
         ca = _trusted(paths, record, files)
         run_sweep.sweep(files, self._clock)
-        target, answers_s = self._ray(address)
+        target, answers_s = self._ray(record, address, first=first)
         with ray_host.session(target, answers_s) as ray:
             self._report(
                 f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}"
             )
-            for line in _check_addresses(ray, record, first=self._first):
+            for line in _check_addresses(ray, record, first=first):
                 self._warn(line)
-            if self._first:
+            if first:
                 self._save(record)
-            actors, ours = actor_set.create(
-                ray, record, paths, token, self._options, ca, timeout_s=self._left_s()
-            )
+            specs = actor_set.specs(record, paths, token, options, ca)
+            actors, ours = actor_set.create(ray, record, specs, timeout_s=self._left_s())
             self._save(record)
             # "auto" may mean another Ray in another shell.
             target = replace(target, address=ray.get_runtime_context().gcs_address)
@@ -223,15 +222,19 @@ class _Start:
     def _save(self, record: ClusterRecord) -> None:
         cluster_record.save_record(self._paths, record, self._files)
 
-    def _ray(self, address: str | None) -> tuple[RayTarget, float | None]:
+    def _ray(
+        self, record: ClusterRecord, address: str | None, *, first: bool
+    ) -> tuple[RayTarget, float | None]:
         """Find or start the Ray. Returns: it, and how long it may take to answer (None: it has answered)."""
         target = ray_host.find_ray(self._paths, address, self._files)
         if target is None:
-            return self._own_ray(), None
+            return self._own_ray(record, first=first), None
         if target.owned is None:
             self._report(f"waiting for Ray at {target.address} to answer")
             return target, self._left_s()
-        return (target if self._answers(target, target.owned) else self._own_ray()), None
+        if not self._answers(target, target.owned):
+            target = self._own_ray(record, first=first)
+        return target, None
 
     def _answers(self, target: RayTarget, owned: ray_host.OwnedRay) -> bool:
         """Whether the Ray that an earlier start started accepts drivers; if not, it is dying and is replaced.
@@ -259,20 +262,20 @@ class _Start:
             ray_host.leave(owned)
         return fault is None
 
-    def _own_ray(self) -> RayTarget:
+    def _own_ray(self, record: ClusterRecord, *, first: bool) -> RayTarget:
         """Start a Ray that lives until `stop`, which finds it even if this process ends now.
 
         A first start that fails here fixes no options, unless it leaves a Ray: the next start may choose others.
         Raises: Rejected for a cluster over several nodes; Unavailable.
         """
-        paths, files, record = self._paths, self._files, self._record
+        paths, files = self._paths, self._files
         if record.nodes is not None:
             raise Rejected(
                 "a cluster over several nodes runs in a Ray that runs on them already: start Ray on "
                 "each, and give its address (address=..., RAY_ADDRESS)",
                 field="address",
             )
-        if self._first:
+        if first:
             self._save(record)
         try:
             owned = owned_ray.start_owned(
@@ -286,7 +289,7 @@ class _Start:
             )
         except RayMQError:
             # If a Ray is left, `stop` needs the record to end it.
-            if self._first and ray_host.load_owned(paths, files) is None:
+            if first and ray_host.load_owned(paths, files) is None:
                 files.unlink(paths.cluster)
             raise
         return RayTarget(address=owned.address, owned=owned)
@@ -318,12 +321,9 @@ def _handle(
     )
 
 
-def plan_start(
-    paths: ClusterPaths, wanted: Wanted, *, ephemeral: bool, files: Files
-) -> tuple[ClusterRecord | None, ClusterRecord, dict[str, Any]]:
+def plan_start(paths: ClusterPaths, wanted: Wanted, *, ephemeral: bool, files: Files) -> Plan:
     """What a start would do with a directory; changes nothing. `raymq doctor` asks it too.
 
-    Returns: the record of an earlier start, the record of this one, the options of its stores.
     Raises: Rejected for an option, Corrupt for a damaged record, StorageFull for the transient pools.
     """
     stored = cluster_record.load_record(paths, files)
@@ -426,7 +426,7 @@ def stop(
 
     Raises: Rejected when `target` is not a cluster of this machine; Unavailable when a process cannot be ended.
     """
-    files, clock, report = Files(), Clock(), progress or logger.info
+    files = Files()
     if target is None:
         _check_only_one(files)
     paths = local_paths(target, files)
@@ -434,66 +434,54 @@ def stop(
     if record is None:
         message = f"{paths.data_dir} is not the data directory of a cluster (no cluster.json)"
         raise Rejected(message, field="target")
-    report(f"stopping cluster {record.name!r} of {paths.data_dir}")
     with directory_lock(paths, files):
-        return _stop_locked(paths, record, files, clock, timeout_s, report)
+        return _Stop(paths, files, timeout_s, progress).run(record)
 
 
-def _stop_locked(
-    paths: ClusterPaths,
-    record: ClusterRecord,
-    files: Files,
-    clock: Clock,
-    timeout_s: float,
-    report: Progress,
-) -> StopReport:
-    recorded = ray_host.load_target(paths, files)
-    running = ray_host.running_target(paths, files)
-    outcomes: dict[str, str] | None = None
-    if running is not None:
-        outcomes = _close_actors(running, record, files, clock, timeout_s, report)
-    ray_outcome = "not running" if outcomes is None else "left running"
-    if recorded is not None and recorded.owned is not None:
-        report("stopping Ray")
-        ray_host.leave(recorded.owned)
-        owned_ray.stop_owned(paths, files=files, clock=clock)
-        ray_outcome = "not running" if outcomes is None else "stopped"
-    elif recorded is not None:
-        files.unlink(paths.ray)
-    replicas = [
-        paths.replica(shard, r) for shard in range(record.shards) for r in range(record.replicas)
-    ]
-    run_sweep.sweep(files, clock, replicas)
-    actors = outcomes or {}
-    clean = all(outcome in ("closed", "not running") for outcome in actors.values())
-    return StopReport(clean=clean, actors=actors, ray=ray_outcome)
+class _Stop(_Call):
+    """A call of `stop`."""
 
+    def run(self, record: ClusterRecord) -> StopReport:
+        """Close the actors, end Ray if `start` started it, and remove what they leave in /tmp."""
+        paths, files = self._paths, self._files
+        self._report(f"stopping cluster {record.name!r} of {paths.data_dir}")
+        recorded = ray_host.load_target(paths, files)
+        running = ray_host.running_target(paths, files)
+        outcomes = None if running is None else self._close_actors(running, record)
+        ray_outcome = "not running" if outcomes is None else "left running"
+        if recorded is not None and recorded.owned is not None:
+            self._report("stopping Ray")
+            ray_host.leave(recorded.owned)
+            owned_ray.stop_owned(paths, files=files, clock=self._clock)
+            ray_outcome = "not running" if outcomes is None else "stopped"
+        elif recorded is not None:
+            files.unlink(paths.ray)
+        shards, replicas = range(record.shards), range(record.replicas)
+        closed = [paths.replica(shard, replica) for shard in shards for replica in replicas]
+        run_sweep.sweep(files, self._clock, closed)
+        actors = outcomes or {}
+        clean = all(outcome in ("closed", "not running") for outcome in actors.values())
+        return StopReport(clean=clean, actors=actors, ray=ray_outcome)
 
-def _close_actors(
-    running: RayTarget,
-    record: ClusterRecord,
-    files: Files,
-    clock: Clock,
-    timeout_s: float,
-    report: Progress,
-) -> dict[str, str] | None:
-    """Close the actors of a cluster. Returns: what became of them; None: that Ray runs another cluster."""
-    try:
-        fault = None if running.owned is None else owned_ray.ailment(running.owned, files)
-        if fault is not None:
-            raise Unavailable(fault, address=running.address)
-        with ray_host.session(running, timeout_s) as ray:
-            if actor_set.is_another(ray, record, clock=clock):
-                # Its Ray is gone, and the Ray at this address runs another cluster.
-                report(f"another cluster named {record.name!r} runs in Ray at {running.address}")
-                return None
-            report(f"closing {record.shards} shard(s) of {record.name!r}")
-            return actor_set.close(ray, record, clock=clock, timeout_s=timeout_s)
-    except Unavailable as error:
-        # A Ray that `start` started is ended anyway; any other Ray is the caller's to repair.
-        if running.owned is None:
-            raise
-        return {"ray": f"does not answer: {error}"}
+    def _close_actors(self, running: RayTarget, record: ClusterRecord) -> dict[str, str] | None:
+        """Close the actors. Returns: what became of each; None: that Ray runs another cluster."""
+        try:
+            fault = None if running.owned is None else owned_ray.ailment(running.owned, self._files)
+            if fault is not None:
+                raise Unavailable(fault, address=running.address)
+            with ray_host.session(running, self._timeout_s) as ray:
+                if actor_set.is_another(ray, record, clock=self._clock):
+                    # Its Ray is gone, and the Ray at this address runs another cluster.
+                    place = f"Ray at {running.address}"
+                    self._report(f"another cluster named {record.name!r} runs in {place}")
+                    return None
+                self._report(f"closing {record.shards} shard(s) of {record.name!r}")
+                return actor_set.close(ray, record, clock=self._clock, timeout_s=self._timeout_s)
+        except Unavailable as error:
+            # A Ray that `start` started is ended anyway; any other Ray is the caller's to repair.
+            if running.owned is None:
+                raise
+            return {"ray": f"does not answer: {error}"}
 
 
 def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterPaths:

@@ -151,17 +151,11 @@ def columns(records: pa.Array, shard: int) -> pa.RecordBatch:
     """Raw records as columns of the Kafka connector."""
     rows = message_batch(shard, records)
     times = pc.multiply(rows.column("store_time_ms"), 1000).cast(pa.timestamp("us", tz="UTC"))
-    return pa.record_batch(
-        [
-            rows.column("key"),
-            rows.column("body"),
-            rows.column("topic"),
-            rows.column("queue_id"),
-            rows.column("offset"),
-            times,
-            pa.array([_LOG_APPEND_TIME] * rows.num_rows, pa.int32()),
-            rows.column("tag"),
-            rows.column("shard"),
-        ],
-        schema=_ARROW,
-    )
+    renamed = {
+        "value": rows.column("body"),
+        "partition": rows.column("queue_id"),
+        "timestamp": times,
+        "timestampType": pa.array([_LOG_APPEND_TIME] * rows.num_rows, pa.int32()),
+    }
+    found = [renamed[name] if name in renamed else rows.column(name) for name in _COLUMNS]
+    return pa.record_batch(found, schema=_ARROW)

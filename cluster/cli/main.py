@@ -45,9 +45,15 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**{**kwargs, "allow_abbrev": False})
 
     def option(self, words: str, text: str, **more: Any) -> None:
-        """Add an option or an argument: `words` are its names and its METAVAR, `text` is its help."""
+        """Add an option or an argument: `words` are its names and its METAVAR, `text` is its help.
+
+        An argument whose METAVAR is in brackets may be left out.
+        """
         names = words.split()
-        metavar = names.pop() if names[-1].isupper() else None
+        metavar = names.pop() if names[-1].strip("[]").isupper() else None
+        if metavar is not None and metavar.startswith("["):
+            metavar = metavar.strip("[]")
+            more["nargs"] = "?"
         self.add_argument(*names, metavar=metavar, help=text, **more)
 
     def number(self, words: str, text: str, *, least: int = 1, **more: Any) -> None:
@@ -219,9 +225,8 @@ def _stop_and_status(words: Any) -> None:
         words, "stop", commands.stop, "end a cluster (and Ray, if start started it); data stays"
     )
     stop.option(
-        "target TARGET",
+        "target [TARGET]",
         "data directory or name (default: the cluster known here, if it is the only one)",
-        nargs="?",
     )
     stop.number("--timeout-s N", "seconds that the shards have to close (default: 60)", default=60)
     status = _command(
@@ -231,9 +236,8 @@ def _stop_and_status(words: Any) -> None:
         "health, shards, topics, messages, disk and lag of a cluster",
     )
     status.option(
-        "target TARGET",
+        "target [TARGET]",
         'data directory, name or URL (default: the only cluster known here, else "default")',
-        nargs="?",
     )
     _token_file(status)
     status.flag(
@@ -264,9 +268,7 @@ def _produce(words: Any) -> None:
         epilog=_PUT_BACK_EPILOG,
     )
     produce.option(
-        "topic TOPIC",
-        "topic to send to (default: with --input the topic that each line names)",
-        nargs="?",
+        "topic [TOPIC]", "topic to send to (default: with --input the topic that each line names)"
     )
     produce.option(
         "--key-separator TEXT", "a line is KEY, TEXT, BODY (default: a line is only a body)"
@@ -399,9 +401,8 @@ def _grafana(words: Any) -> None:
         "put it where the Grafana of the running Ray looks",
     )
     install.option(
-        "target TARGET",
+        "target [TARGET]",
         'data directory or name (default: the only cluster known here, else "default")',
-        nargs="?",
     )
     install.option(
         "--directory DIR", "Grafana's dashboards folder (default: the one that Ray names)"
@@ -417,9 +418,8 @@ def _doctor(words: Any) -> None:
         "check this machine and a data directory as `raymq start` would",
     )
     doctor.option(
-        "data_dir DIR",
+        "data_dir [DIR]",
         "data directory to check, made or not yet made (default: check only the machine)",
-        nargs="?",
     )
     doctor.flag(
         "--ephemeral",
@@ -500,9 +500,8 @@ def _bench_report(verb: _Parser) -> None:
         default="auto",
     )
     verb.option(
-        "--json FILE",
+        "--json [FILE]",
         "write the result as JSON to FILE, without FILE to standard output (default: as text)",
-        nargs="?",
         const="-",
     )
     verb.option(

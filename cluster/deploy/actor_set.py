@@ -105,16 +105,13 @@ def specs(
 def create(
     ray: Any,
     record: ClusterRecord,
-    paths: ClusterPaths,
-    token: str,
-    options: dict[str, Any],
-    ca: bytes | None = None,
+    specs: list[dict[str, Any]],
     *,
     timeout_s: float = _CALL_TIMEOUT_S,
 ) -> tuple[list[Member], bool]:
     """Create the actors that do not run yet; running ones are kept.
 
-    Args: `timeout_s` is how long a running first shard may take to answer.
+    Args: `specs` are those of the function `specs`; `timeout_s` is how long a running first shard may take to answer.
 
     Returns: all actors, and whether the cluster was started by this call (its first shard did not
     run).
@@ -125,7 +122,7 @@ def create(
     running = _check_running(ray, record, min(timeout_s, _CALL_TIMEOUT_S))
     here = _placement(ray)
     members = []
-    for spec in specs(record, paths, token, options, ca):
+    for spec in specs:
         role, node = spec["role"], spec["node"]
         name = actor_name(record.name, spec["shard"], spec["replica"], role)
         handle = (
