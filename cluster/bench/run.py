@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -164,12 +164,13 @@ class Bench:
         """
         if find_max_ms is not None:
             check_limit_ms(find_max_ms)
-        if find_max_ms is not None and (self._plan.rate or self._plan.mode == "consume"):
-            message = "the search finds the rate itself, of produce or e2e: leave --rate out"
-            raise Rejected(message, field="find_max", limit="no rate")
+            if self._plan.rate or self._plan.mode == "consume":
+                message = "the search finds the rate itself, of produce or e2e: leave --rate out"
+                raise Rejected(message, field="find_max", limit="no rate")
         with contextlib.ExitStack() as stack:
             stack.callback(self._watcher.done)
-            stack.enter_context(self._session())
+            if self._runner == "ray":
+                self._ray = stack.enter_context(ray_host.session(self._target()))
             for name in self._plan.topic_names:
                 self._cluster.create_topic(name, queues=self._plan.queues)
             self._begin = self._ends()
@@ -179,13 +180,12 @@ class Bench:
                 best = self._round(self._plan)
             else:
                 best = self._search(find_max_ms, search)
-            verdict = self._verify() if verify else None
             return Outcome(
                 plan=best.plan,
                 runner=self._runner,
                 cluster=self._cluster.describe(),
                 round=best,
-                verdict=verdict,
+                verdict=self._verify() if verify else None,
                 consumed=self._consumed,
                 search=search,
                 limit_ms=find_max_ms,
@@ -210,14 +210,6 @@ class Bench:
             queue_index for queue_index, (place, _) in self._begin.items() if place in shards
         )
         self._plan = replace(self._plan, used_indexes=used)
-
-    @contextlib.contextmanager
-    def _session(self) -> Iterator[None]:
-        if self._runner != "ray":
-            yield
-            return
-        with ray_host.session(self._target()) as self._ray:
-            yield
 
     def _target(self) -> RayTarget:
         """The cluster's Ray, with its authentication if the data directory is on this machine."""

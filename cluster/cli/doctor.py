@@ -7,7 +7,6 @@ gathers the facts. A data directory is judged by the code that `raymq start` run
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from raymq.actors.shared.control_block import check_architecture
+from raymq.cluster.bench.machine import version_of
 from raymq.cluster.cluster_record import ClusterRecord, Wanted, load_record
 from raymq.cluster.deploy import java
 from raymq.cluster.deploy.placement import NODE_HOST
@@ -100,7 +100,7 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
     checks = [
         check_python(sys.version_info[:3]),
         check_machine(platform.system(), platform.machine()),
-        *(check_package(name, _version(name), need) for name, need in _PACKAGES),
+        *(check_package(name, version_of(name), need) for name, need in _PACKAGES),
         check_crc(_has("google_crc32c"), _has("isal")),
         check_java(java_path, java.major_version(java_path) if java_path else 0),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
@@ -386,13 +386,6 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
         found = f"RUNNING; its process ended itself {minutes} minutes ago: {last['reason']}"
         return _warn(name, found, "Ray started it again; see to what is named")
     return _ok(name, "RUNNING")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _has(module: str) -> bool:

@@ -45,20 +45,27 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**{**kwargs, "allow_abbrev": False})
 
     def option(self, words: str, text: str, **more: Any) -> None:
-        """Add an option or an argument: `words` are its names and its METAVAR, `text` is its help.
+        """Add an option or an argument.
 
-        An argument whose METAVAR is in brackets may be left out.
+        Args: `words` are its names and what its value is: VALUE, [VALUE] if the value may be left out, or one|of|these.
+        `text` is its help.
         """
         names = words.split()
         metavar = names.pop() if names[-1].strip("[]").isupper() else None
         if metavar is not None and metavar.startswith("["):
             metavar = metavar.strip("[]")
             more["nargs"] = "?"
+        if "|" in names[-1]:
+            more["choices"] = tuple(names.pop().split("|"))
         self.add_argument(*names, metavar=metavar, help=text, **more)
 
     def number(self, words: str, text: str, *, least: int = 1, **more: Any) -> None:
         """Add an option with a whole number."""
         self.option(words, text, type=_count(least), **more)
+
+    def decimal(self, words: str, text: str) -> None:
+        """Add an option with a number that need not be whole."""
+        self.option(words, text, type=float)
 
     def flag(self, words: str, text: str) -> None:
         """Add an option without a value."""
@@ -175,19 +182,16 @@ def _start(words: Any) -> None:
         "number of shards, each with its own commit log (first start only; default: 1)",
     )
     start.option(
-        "--replication",
+        "--replication single|mirror",
         "mirror keeps each shard twice, without failover (first start only; default: single)",
-        choices=("single", "mirror"),
     )
     start.option(
-        "--flush",
+        "--flush sync|async",
         "acknowledge after the sync to disk, or before (default: as at the last start, at first sync)",
-        choices=("sync", "async"),
     )
-    start.option(
+    start.decimal(
         "--file-reserved-hours HOURS",
         "how many hours a full file of messages is kept at least (default: as at the last start, at first 72)",
-        type=float,
     )
     start.option(
         "--transient-pool",
@@ -301,10 +305,9 @@ def _consume(words: Any) -> None:
     consume.flag("--follow", "wait for new messages until interrupted")
     consume.number("--max N", "end after N messages (default: no limit)")
     consume.option(
-        "-o --output",
+        "-o --output json|raw|hex",
         "raw: body and newline; hex: body in hexadecimal; json: the whole message, which "
         "`raymq produce --input` takes (default: raw)",
-        choices=("json", "raw", "hex"),
         default="raw",
     )
 
@@ -354,10 +357,9 @@ def _store_repair(verbs: Any) -> None:
         least=0,
     )
     repair.option(
-        "--rebuild",
+        "--rebuild consumequeue|chain|index|checkpoint|marks|config",
         "rebuild this from the log even if it is sound; may be repeated (default: only what is damaged)",
         action="append",
-        choices=("consumequeue", "chain", "index", "checkpoint", "marks", "config"),
     )
 
 
@@ -462,41 +464,33 @@ def _bench_load(verb: _Parser) -> None:
     )
     verb.option("--keys DIST", "none, uniform:K or zipf:K[:SKEW] of K keys (default: none)")
     verb.option(
-        "--api",
-        "send columns, or one message per call (default: batches)",
-        choices=("batches", "messages"),
+        "--api batches|messages", "send columns, or one message per call (default: batches)"
     )
-    verb.option("--acks", "what a receipt waits for (default: quorum)", choices=ACKS)
+    verb.option(f"--acks {'|'.join(ACKS)}", "what a receipt waits for (default: quorum)")
 
 
 def _bench_time(verb: _Parser) -> None:
     """The options of a BenchPlan that sends for a time."""
-    verb.option(
-        "--rate N",
-        "open loop: messages per second of all workers together (default: closed loop)",
-        type=float,
+    verb.decimal(
+        "--rate N", "open loop: messages per second of all workers together (default: closed loop)"
     )
-    verb.option(
-        "--linger-ms MS",
-        "open loop: milliseconds to wait for a fuller batch (default: 5)",
-        type=float,
+    verb.decimal(
+        "--linger-ms MS", "open loop: milliseconds to wait for a fuller batch (default: 5)"
     )
-    verb.option("--duration-s N", "seconds that are measured (default: 10)", type=float)
-    verb.option("--warmup-s N", "seconds before them (default: 2)", type=float)
-    verb.option(
+    verb.decimal("--duration-s N", "seconds that are measured (default: 10)")
+    verb.decimal("--warmup-s N", "seconds before them (default: 2)")
+    verb.decimal(
         "--find-max MS",
         "search the highest rate with a p99 of up to MS milliseconds (default: one rate)",
-        type=float,
     )
 
 
 def _bench_report(verb: _Parser) -> None:
     verb.flag("--no-verify", "do not read every message back at the end")
     verb.option(
-        "--runner",
+        "--runner auto|ray|processes",
         "where workers run: ray, as tasks on all nodes; processes, on this machine (default: auto, which is "
         "processes for a raymq:// target, else ray)",
-        choices=("auto", "ray", "processes"),
         default="auto",
     )
     verb.option(

@@ -136,7 +136,7 @@ def create(
                 max_task_retries=0,
                 num_cpus=0,
                 max_concurrency=_MAX_CONCURRENCY.get(role, 2),
-                label_selector=here if node is None else placement.selector(node),
+                label_selector=here if node is None else {placement.NODE_LABEL: node},
             )
             .remote(spec)
         )

@@ -70,17 +70,16 @@ def start_owned(
         progress(f"Ray at {lost.address} is lost and is replaced: {ailment(lost, files)}")
         stop_owned(paths, files=files, clock=clock)
     progress("starting Ray")
-    for attempt in range(1, _ATTEMPTS + 1):
+    for attempts_left in reversed(range(_ATTEMPTS)):
         try:
             owned = _start_once(paths, loopback, deadline, files=files, clock=clock)
+            progress(f"Ray runs at {owned.address}")
+            return owned
         except Unavailable as error:
             # Another process may have taken a port before Ray bound it; on a busy machine Ray gives up early.
-            if attempt == _ATTEMPTS or clock.monotonic_ms() >= deadline:
+            if not attempts_left or clock.monotonic_ms() >= deadline:
                 raise
             progress(f"starting Ray again: {error}")
-            continue
-        progress(f"Ray runs at {owned.address}")
-        return owned
     raise Unavailable("Ray did not start")
 
 
@@ -116,16 +115,12 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
         killed = end_family(owned.family, files=files, clock=clock, grace_ms=grace_ms)
     except TimeoutError as error:
         raise Unavailable(f"Ray of {paths.data_dir} could not be ended: {error}") from error
-    _remove_session(owned, files)
-    files.unlink(paths.ray)
-    return killed
-
-
-def _remove_session(owned: OwnedRay, files: Files) -> None:
-    """Delete Ray's session directory (its logs and sockets), if `start` named it."""
     place = Path(owned.temp_dir)
+    # Ray's logs and sockets, if `start` named their directory.
     if place.parent == run_dir(files) and place.name.startswith("ray-") and files.exists(place):
         files.remove_tree(place)
+    files.unlink(paths.ray)
+    return killed
 
 
 def _start_once(

@@ -80,11 +80,6 @@ def check_host(host: str) -> None:
         raise Rejected(message, field="host", limit="0.0.0.0")
 
 
-def selector(node: str) -> dict[str, str]:
-    """The label selector of a node's actors."""
-    return {NODE_LABEL: node}
-
-
 def present(ray: Any) -> dict[str, list[str]]:
     """Label -> the addresses of the nodes that live and have it; one each, if all is well."""
     found: dict[str, list[str]] = {}
