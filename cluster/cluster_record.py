@@ -6,6 +6,7 @@ another shell. Without it, connect by the data directory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Sequence
@@ -193,17 +194,14 @@ def known_clusters(files: Files) -> dict[str, str]:
     folder = home_dir() / "clusters"
     known: dict[str, str] = {}
     try:
-        entries = files.list(folder)
+        names = [
+            entry.removesuffix(".json") for entry in files.list(folder) if entry.endswith(".json")
+        ]
     except OSError:
         return known
-    for entry in entries:
-        name = entry.removesuffix(".json")
-        if name == entry:
-            continue
-        try:
-            data_dir = json.loads(files.read_file(folder / entry))["data_dir"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if isinstance(data_dir, str) and files.exists(ClusterPaths(data_dir).cluster):
-            known[name] = data_dir
+    for name in names:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            data_dir = json.loads(files.read_file(folder / f"{name}.json"))["data_dir"]
+            if files.exists(ClusterPaths(data_dir).cluster):
+                known[name] = data_dir
     return known

@@ -138,24 +138,19 @@ class Bench:
         self._cluster = cluster
         self._plan = replace(plan, run=secrets.randbelow(2**62) + 1)
         self._watcher = watcher or Watcher()
-        self._runner = self._choose(runner)
-        self._ray: Any = None
-        #: the queues at the begin of this run
-        self._begin: Ends = {}
-        self._ledgers: list[Ledger] = []
-        self._consumed: Verdict | None = None
-
-    def _choose(self, runner: Runner) -> str:
-        reachable = self._cluster.ray_address is not None
+        reachable = cluster.ray_address is not None
         if runner == "ray" and not reachable:
             message = (
                 "the cluster's Ray is not known from here: use --runner processes, or name the cluster by its data "
                 "directory or name instead of raymq://"
             )
             raise Rejected(message, field="runner", limit="processes")
-        if runner == "auto":
-            return "ray" if reachable else "processes"
-        return runner
+        self._runner = "ray" if reachable and runner != "processes" else "processes"
+        self._ray: Any = None
+        #: the queues at the begin of this run
+        self._begin: Ends = {}
+        self._ledgers: list[Ledger] = []
+        self._consumed: Verdict | None = None
 
     def run(self, *, find_max_ms: float | None = None, verify: bool = True) -> Outcome:
         """One round, or with `find_max_ms` the search for the highest rate whose p99 stays below it.

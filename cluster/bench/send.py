@@ -7,6 +7,7 @@ from sending it, and also when it was not sent at all before the end. Does not i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -104,10 +105,8 @@ class MessageTransport:
     def close(self) -> None:
         """See Transport."""
         # Everything was answered, or timed out. Failures are in the ledger already.
-        try:
+        with contextlib.suppress(RayMQError):
             self._producer.close(timeout=1.0)
-        except RayMQError:
-            pass
 
 
 def _report(ended: Any, row: int, done: Done) -> None:

@@ -6,6 +6,7 @@ result. The same code runs in a plain process (`serve`) and as a Ray task. Does 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -45,14 +46,12 @@ def work(
 def _produce(job: Job, cluster: Cluster, control: Control, clock: BenchClock) -> Iterator[Any]:
     kind = MessageTransport if job.plan.api == "messages" else BatchTransport
     transport: Transport = kind(cluster, job.plan)
-    try:
+    with contextlib.closing(transport):
         for topic in job.plan.topic_names:
             transport.prepare(topic)
         sending = Sending(job, transport, clock)
         yield READY
         yield from sending.run(clock.to_monotonic(control.start()))
-    finally:
-        transport.close()
 
 
 class PipeControl:

@@ -6,6 +6,7 @@ The order of calls: the constructor (workers start and report READY), `go`, `eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -74,11 +75,9 @@ class LocalWorkers:
 
     def _send(self, what: Any) -> None:
         for pipe in self._pipes:
-            try:
+            # A worker that ended just now is reported by `events`.
+            with contextlib.suppress(OSError):
                 pipe.send(what)
-            except OSError:
-                # The worker ended just now; `events` reports that.
-                continue
 
     def close(self) -> None:
         """End the workers that still run."""

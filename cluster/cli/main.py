@@ -515,21 +515,20 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
         code: int = options.run(options, console)
         console.flush()
         return code
-    except RayMQError as error:
-        console.error(error, as_json=getattr(options, "json", False))
-        return exit_code(error)
     except KeyboardInterrupt:
         return 130
-    except OSError as error:
-        if not isinstance(error, BrokenPipeError):
-            where = "" if error.filename is None else f"{error.filename}: "
-            wrong = Unavailable(f"{where}{error.strerror or error}", errno=error.errno)
-            console.error(wrong, as_json=getattr(options, "json", False))
-            return exit_code(wrong)
+    except BrokenPipeError:
         # The reader (head, less) has seen enough. Python would complain again when it flushes at
         # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except RayMQError as error:
+        failure = error
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        failure = Unavailable(f"{where}{error.strerror or error}", errno=error.errno)
+    console.error(failure, as_json=getattr(options, "json", False))
+    return exit_code(failure)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ another one promises that it has the other's disk; `prepare_replica` checks that
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -159,8 +160,7 @@ def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> No
             )
             raise Unavailable(message, path=spec["data_dir"], node=spec["node"])
         return
-    meta = Meta.open(path, files=files)
-    try:
+    with contextlib.closing(Meta.open(path, files=files)) as meta:
         for name in ("cluster_id", "shard", "replica"):
             found = meta.get(name)
             if found is not None and found != spec[name]:
@@ -169,8 +169,6 @@ def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> No
                     "is it the disk of another node or cluster?"
                 )
                 raise Rejected(message, field=name, limit=spec[name], path=spec["data_dir"])
-    finally:
-        meta.close()
 
 
 def _node_address() -> str:
