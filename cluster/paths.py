@@ -93,11 +93,6 @@ class Mount(NamedTuple):
     device: str
 
 
-def file_system_of(path: str | os.PathLike[str], files: Files | None = None) -> str:
-    """The type of the file system that holds `path`, which need not exist yet: see `Mount.kind`."""
-    return mount_of(path, files).kind
-
-
 def mount_of(path: str | os.PathLike[str], files: Files | None = None) -> Mount:
     """The file system that holds `path`, which need not exist yet."""
     files = files or Files()
@@ -126,7 +121,7 @@ def volatile_reason(path: str | os.PathLike[str], files: Files | None = None) ->
     place = os.path.realpath(path)
     if place == _VOLATILE_ROOT or place.startswith(_VOLATILE_ROOT + "/"):
         return f"{place} is under {_VOLATILE_ROOT}, which systems empty at boot and by age"
-    kind = file_system_of(place, files)
+    kind = mount_of(place, files).kind
     if kind in _VOLATILE_FILE_SYSTEMS:
         return f"{place} is on {kind}, which lives in memory and is gone after a reboot"
     return None

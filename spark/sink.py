@@ -37,6 +37,8 @@ _TYPES = {
 }
 _ATTEMPTS_MAX = 255
 
+Batches = Iterator[pa.RecordBatch]
+
 
 @dataclass(frozen=True)
 class QueueReceipt:
@@ -204,10 +206,8 @@ def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
 
 def _task(
     cluster: Cluster, topic: str, write_id: str, run: int, facts: dict[str, Any], acks: Acks
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    queues, shards = int(facts["queues"]), list(facts["shards"])
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+) -> Callable[[Batches], Batches]:
+    def work(batches: Batches) -> Batches:
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -219,7 +219,7 @@ def _task(
             Routes.of(cluster), producer_id=identity(write_id, partition), epoch=epoch, acks=acks
         )
         try:
-            yield from _send_all(sender, batches, topic, partition, queues, shards)
+            yield from _send_all(sender, batches, topic, partition, facts)
         finally:
             sender.close()
 
@@ -227,13 +227,9 @@ def _task(
 
 
 def _send_all(
-    sender: BatchSender,
-    batches: Iterator[pa.RecordBatch],
-    topic: str,
-    partition: int,
-    queues: int,
-    shards: list[int],
-) -> Iterator[pa.RecordBatch]:
+    sender: BatchSender, batches: Batches, topic: str, partition: int, facts: dict[str, Any]
+) -> Batches:
+    queues, shards = int(facts["queues"]), list(facts["shards"])
     futures: list[tuple[int, Any]] = []
     for turn, batch in enumerate(batches):
         for queue_id, part in split(batch, queues, turn):

@@ -26,8 +26,8 @@ from raymq.cluster.deploy.placement import NODE_HOST
 from raymq.cluster.paths import (
     ClusterPaths,
     check_data_dir,
-    file_system_of,
     load_token,
+    mount_of,
     nearest_existing,
     volatile_reason,
 )
@@ -304,7 +304,7 @@ def _check_place(place: Path, files: Files) -> Check:
     if reason is not None:
         advice = "choose a disk, unless the messages may be lost"
         return _warn("data dir", f"{reason}; accepted as ephemeral", advice)
-    kind = file_system_of(place, files)
+    kind = mount_of(place, files).kind
     if kind in _NETWORK_FILE_SYSTEMS:
         advice = "locks and syncs over a network are as good as its server: use a local disk"
         return _warn("data dir", f"{place} is on {kind}", advice)

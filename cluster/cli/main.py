@@ -20,6 +20,9 @@ from raymq.store.promise import ACKS
 from . import commands, message_commands, store_commands
 from .console import EXIT_USAGE, Console, exit_code
 
+#: a command: it returns its exit code
+Run = Callable[[argparse.Namespace, Console], int]
+
 _EPILOG = "exit codes: 0 done, 1 a fault was found, 2 wrong command, 3 cluster not available"
 
 _PUT_BACK_EPILOG = (
@@ -136,15 +139,15 @@ def build_parser() -> argparse.ArgumentParser:
 def _command(
     words: Any,
     name: str,
-    run: Callable[[argparse.Namespace, Console], int],
+    run: Run,
     text: str,
     *,
     json: bool = True,
     cluster: bool = False,
-    epilog: str | None = None,
+    **more: str,
 ) -> _Parser:
     """Add a command. Args: `json` adds --json, `cluster` the options that name a cluster."""
-    command: _Parser = words.add_parser(name, help=text, epilog=epilog)
+    command: _Parser = words.add_parser(name, help=text, **more)
     command.set_defaults(run=run)
     if json:
         command.flag("--json", "print JSON")

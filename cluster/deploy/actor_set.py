@@ -273,11 +273,17 @@ def _ask_all(
     ray: Any, members: list[Member], clock: Clock, timeout_ms: int
 ) -> Iterator[tuple[Member, dict[str, Any]]]:
     """The state of each member. All are asked at once: several silent ones then take the time of one."""
-    calls = [(member, _ask_ready(ray, member)) for member in members]
+    present = placement.present(ray) if any(member.node for member in members) else {}
+    # Ray would hold a call to an actor whose node is away until the node is back.
+    asked = [m for m in members if m.node is None or m.node in present]
+    calls = {member.name: member.handle.ready.remote() for member in asked}
     give_up = clock.monotonic_ms() + timeout_ms
-    for member, call in calls:
-        answer_s = max(0.0, (give_up - clock.monotonic_ms()) / 1000)
-        yield member, _ready(ray, member, call, answer_s)
+    for member in members:
+        if member.name in calls:
+            left_s = max(0.0, (give_up - clock.monotonic_ms()) / 1000)
+            yield member, _ready(ray, calls[member.name], left_s)
+        else:
+            yield member, _absent("PENDING", placement.describe_away(str(member.node)))
 
 
 def _check_damaged(members: list[Member], states: dict[str, dict[str, Any]]) -> None:
@@ -294,17 +300,8 @@ def _lines(members: list[Member], states: dict[str, dict[str, Any]]) -> str:
     return "; ".join(_line(member, states[member.name]) for member in members)
 
 
-def _ask_ready(ray: Any, member: Member) -> Any:
-    """The call; None when the member's node is away, because Ray would hold the call until it is back."""
-    if member.node is not None and member.node not in placement.present(ray):
-        return None
-    return member.handle.ready.remote()
-
-
-def _ready(ray: Any, member: Member, call: Any, timeout_s: float) -> dict[str, Any]:
-    """The member's answer to `_ask_ready`."""
-    if call is None:
-        return _absent("PENDING", placement.describe_away(str(member.node)))
+def _ready(ray: Any, call: Any, timeout_s: float) -> dict[str, Any]:
+    """What a CommitLog answers when it is asked whether it is ready."""
     try:
         state: dict[str, Any] = ray.get(call, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
@@ -389,7 +386,10 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
             # This ends the process and frees the name; after close() alone Ray would restart the actor.
             ray.kill(member.handle, no_restart=True)
     _wait_gone(ray, record.name, members, clock)
-    for name in _coordinators(ray, record.name):
+    coordinators = coordinator_name(record.name, "")
+    for name in actor_names(ray):
+        if not name.startswith(coordinators):
+            continue
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
         outcomes[name] = "closed"
@@ -399,12 +399,6 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
 def _rank(member: Member) -> tuple[int, int]:
     """The order of closing; within a role leaders before followers."""
     return _CLOSING_RANK[member.role], member.replica
-
-
-def _coordinators(ray: Any, cluster: str) -> list[str]:
-    """The names of the coordinators of the cluster's durable queues."""
-    prefix = coordinator_name(cluster, "")
-    return [name for name in actor_names(ray) if name.startswith(prefix)]
 
 
 def actor_names(ray: Any) -> list[str]:
@@ -439,12 +433,9 @@ def _wait_gone(ray: Any, cluster: str, members: list[Member], clock: Clock) -> N
 
 def endpoints(ray: Any, cluster: str, shards: int) -> dict[int, str]:
     """shard -> endpoint of the leaders that serve now."""
-    found = {}
-    for member in find(ray, cluster, [(shard, 0, "commit_log") for shard in range(shards)]):
-        state = _ready(ray, member, _ask_ready(ray, member), _CALL_TIMEOUT_S)
-        if state.get("endpoint"):
-            found[member.shard] = str(state["endpoint"])
-    return found
+    members = find(ray, cluster, [(shard, 0, "commit_log") for shard in range(shards)])
+    answers = _ask_all(ray, members, Clock(), int(_CALL_TIMEOUT_S * 1000))
+    return {m.shard: str(state["endpoint"]) for m, state in answers if state.get("endpoint")}
 
 
 def credentials(ray: Any, cluster: str) -> dict[str, Any]:

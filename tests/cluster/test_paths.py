@@ -131,9 +131,9 @@ def test_a_data_directory_of_ninety_characters_works(tmp_path: Path, on_disk: Di
 
 def test_the_nearest_mount_decides_the_file_system(on_disk: DiskFiles) -> None:
     on_disk.mounts += "tmpfs /mem tmpfs rw 0 0\n/dev/sdb /mem/with\\040blank xfs rw 0 0\n"
-    assert paths.file_system_of("/memory", on_disk) == "ext4"
-    assert paths.file_system_of("/mem/x/y", on_disk) == "tmpfs"
-    assert paths.file_system_of("/mem/with blank/z", on_disk) == "xfs"
+    assert paths.mount_of("/memory", on_disk).kind == "ext4"
+    assert paths.mount_of("/mem/x/y", on_disk).kind == "tmpfs"
+    assert paths.mount_of("/mem/with blank/z", on_disk).kind == "xfs"
 
 
 # --- the token --------------------------------------------------------------------------------
