@@ -59,10 +59,6 @@ class ClusterPaths:
         """The store root of one replica."""
         return self.root / f"shard-{shard}" / f"replica-{replica}"
 
-    def endpoint(self, shard: int, replica: int) -> Path:
-        """The file to which the replica's CommitLog writes its address."""
-        return self.replica(shard, replica) / "raymq" / "endpoint"
-
 
 def check_name(name: str) -> None:
     """Raises: Rejected for a cluster's name that cannot be part of the names of actors and files."""

@@ -288,10 +288,7 @@ def plan_of(options: Mapping[str, Any]) -> BenchPlan:
     """
     names = {field.name for field in fields(BenchPlan)}
     given = {name: value for name, value in options.items() if name in names and value is not None}
-    if "size" in given:
-        given["size"] = parse_size(given["size"])
-    if "keys" in given:
-        given["keys"] = parse_keys(given["keys"])
-    if "shards" in given:
-        given["shards"] = parse_shards(given["shards"])
+    for name, parse in (("size", parse_size), ("keys", parse_keys), ("shards", parse_shards)):
+        if name in given:
+            given[name] = parse(given[name])
     return BenchPlan(**given)

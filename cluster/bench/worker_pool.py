@@ -168,13 +168,10 @@ class RayWorkers:
 
     def events(self, timeout_s: float) -> list[Event]:
         """See LocalWorkers."""
-        ready, _ = self._ray.wait(
-            list(self._streams), num_returns=len(self._streams), timeout=0, fetch_local=False
-        )
+        streams = list(self._streams)
+        ready, _ = self._ray.wait(streams, num_returns=len(streams), timeout=0, fetch_local=False)
         if not ready:
-            ready, _ = self._ray.wait(
-                list(self._streams), num_returns=1, timeout=timeout_s, fetch_local=False
-            )
+            ready, _ = self._ray.wait(streams, timeout=timeout_s, fetch_local=False)
         found: list[Event] = []
         for stream in ready:
             number = self._streams[stream]

@@ -150,15 +150,11 @@ def check_package(name: str, version: str | None, need: str) -> Check:
 def check_crc(crc32c: bool, isal: bool) -> Check:
     """CRC-32C of every stored byte, CRC-32 of every body."""
     if not crc32c:
-        return _warn(
-            "checksums",
-            "google-crc32c is missing: crcmod in pure Python does about 10 MB/s",
-            "pip install google-crc32c",
-        )
+        found = "google-crc32c is missing: crcmod in pure Python does about 10 MB/s"
+        return _warn("checksums", found, "pip install google-crc32c")
     if not isal:
-        return _ok(
-            "checksums", "google-crc32c; isal is missing, zlib takes its place (slower bodies)"
-        )
+        found = "google-crc32c; isal is missing, zlib takes its place (slower bodies)"
+        return _ok("checksums", found)
     return _ok("checksums", "google-crc32c, isal")
 
 
@@ -214,11 +210,10 @@ def check_auth(environment: Mapping[str, str]) -> Check:
     if mode is None:
         return _ok("ray token", "RAY_AUTH_MODE unset: an own Ray uses a token")
     if mode.lower() == "disabled":
-        return _warn(
-            "ray token",
-            "RAY_AUTH_MODE=disabled: anyone who reaches Ray's ports may run any code as this user",
-            "unset RAY_AUTH_MODE",
+        found = (
+            "RAY_AUTH_MODE=disabled: anyone who reaches Ray's ports may run any code as this user"
         )
+        return _warn("ray token", found, "unset RAY_AUTH_MODE")
     if mode.lower() != "token":
         return _fail("ray token", f"RAY_AUTH_MODE={mode}", "use token or disabled, or unset it")
     return _ok("ray token", "RAY_AUTH_MODE=token")
@@ -244,11 +239,11 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
     try:
         valid = validity(certificate, environment[tls.SERVER_KEY], ca)
     except NotTaken as error:
-        return _fail(
-            "tls",
-            f"{certificate} is refused by clients that trust {environment[tls.CA_CERT]}: {error}",
-            f"have this authority sign a certificate for this node's address, and name it in {tls.SERVER_CERT}",
+        found = (
+            f"{certificate} is refused by clients that trust {environment[tls.CA_CERT]}: {error}"
         )
+        advice = "have this authority sign a certificate for this node's address, and name it"
+        return _fail("tls", found, f"{advice} in {tls.SERVER_CERT}")
     days = int((valid.end_s - now_s) // 86_400)
     found = f"{certificate} for {', '.join(valid.names) or 'no address'}, {days} days left"
     if not valid.names:
@@ -327,33 +322,24 @@ def _check_address(record: ClusterRecord) -> Check:
     except Rejected as error:
         return _fail("address", str(error), "`raymq start` refuses this address")
     if exposed:
-        return _warn(
-            "address",
-            f"{record.host} is reachable from other machines, unencrypted (--insecure)",
-            f"set {tls.USE_TLS}=1, or listen on 127.0.0.1 (--host)",
-        )
+        found = f"{record.host} is reachable from other machines, unencrypted (--insecure)"
+        return _warn("address", found, f"set {tls.USE_TLS}=1, or listen on 127.0.0.1 (--host)")
     return _ok("address", f"shards listen on {record.host}")
 
 
 def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> list[Check]:
-    token = (
-        "token readable by this user only"
-        if files.exists(paths.token)
-        else ("its token is missing: `raymq start` makes another")
-    )
+    token = "token readable by this user only"
+    if not files.exists(paths.token):
+        token = "its token is missing: `raymq start` makes another"
     found = f"{record.name!r}, {token}"
     try:
         with connect(paths.data_dir) as cluster:
             cluster.describe()
             shards = cluster.status()["shards"]
     except Rejected as error:
-        return [
-            _fail(
-                "cluster",
-                f"{record.name!r} runs and refuses this token: {error}",
-                f"put the token it was started with back into {paths.token}, or `raymq stop` and start it",
-            )
-        ]
+        refused = f"{record.name!r} runs and refuses this token: {error}"
+        advice = f"put the token it was started with back into {paths.token}, or `raymq stop` and start it"
+        return [_fail("cluster", refused, advice)]
     except RayMQError:
         return [_ok("cluster", f"{found}; it does not run or does not answer")]
     now_ms = Clock().now_ms()
@@ -372,11 +358,8 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
     if cause or facts.get("writable") is False:
         advice = "RayMQ tries again by itself; see to what is named, and to this machine's limits and disk"
         return _warn(name, f"RUNNING, but {cause}", advice)
-    idle = [
-        role
-        for role, lease in facts.get("roles", {}).get("roles", {}).items()
-        if not lease["granted"]
-    ]
+    leases = facts.get("roles", {}).get("roles", {})
+    idle = [role for role, lease in leases.items() if not lease["granted"]]
     if idle:
         advice = "Ray restarts it; if that takes longer than seconds, see Ray's log of the actor"
         return _warn(name, f"RUNNING without {', '.join(idle)}", advice)

@@ -36,11 +36,6 @@ class PutBack(NamedTuple):
     #: body, key, tag, index_keys, properties, deliver_at_ms: those that it has
     fields: dict[str, Any]
 
-    @property
-    def internal(self) -> bool:
-        """Whether it is a record of RayMQ or RocketMQ themselves, not of a user."""
-        return is_internal(self.topic or "")
-
 
 def is_internal(topic: str) -> bool:
     """Whether a topic is one that RayMQ or RocketMQ keeps for itself."""
@@ -126,7 +121,7 @@ class Sender:
 
     def send(self, message: PutBack, *, topic: str | None = None) -> None:
         """Send it to `topic`, by default to its own. Raises: what `Producer.send` raises at once."""
-        if message.internal:
+        if is_internal(message.topic or ""):
             self.left_out += 1
             return
         to = topic or str(message.topic)

@@ -62,10 +62,8 @@ def _check_topics(files: list[Path], cluster: Any, topic: str | None) -> None:
     wanted = {name for name in queues if not is_internal(name)}
     if topic is not None:
         if topic not in wanted:
-            raise Rejected(
-                f"the export has no message of topic {topic!r}; it has {', '.join(sorted(wanted)) or 'no topics'}",
-                field="topic",
-            )
+            fault = f"the export has no message of topic {topic!r}; it has {', '.join(sorted(wanted)) or 'no topics'}"
+            raise Rejected(fault, field="topic")
         wanted = {topic}
     known = cluster.topics()
     missing = sorted(name for name in wanted if name not in known)

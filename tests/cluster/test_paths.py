@@ -126,7 +126,7 @@ def test_a_data_directory_of_ninety_characters_works(tmp_path: Path, on_disk: Di
     place = tmp_path / ("d" * 90)
     made = paths.prepare_data_dir(str(place), ephemeral=False, files=on_disk)
     assert paths.load_or_make_token(made, on_disk)
-    assert made.endpoint(0, 1) == place / "shard-0" / "replica-1" / "raymq" / "endpoint"
+    assert made.replica(0, 1) == place / "shard-0" / "replica-1"
 
 
 def test_the_nearest_mount_decides_the_file_system(on_disk: DiskFiles) -> None:
