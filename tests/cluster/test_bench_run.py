@@ -176,10 +176,10 @@ def test_while_ever_more_becomes_visible_it_is_waited_for(
     bench, promised, ends = Bench(cluster, BenchPlan()), Ledger(0), iter(range(10))
     promised.acknowledge(0, 0, 5)
     monkeypatch.setattr(bench, "_begin", {0: (0, 0)})
-    monkeypatch.setattr(bench, "_ends", lambda: [(0, 0, next(ends))])
-    assert bench._visible_ends([promised]) == [(0, 0, 5)]
-    monkeypatch.setattr(bench, "_ends", lambda: [(0, 0, 4)])
-    assert bench._visible_ends([promised]) == [(0, 0, 4)]
+    monkeypatch.setattr(bench, "_ends", lambda: {0: (0, next(ends))})
+    assert bench._visible_ends([promised]) == {0: (0, 5)}
+    monkeypatch.setattr(bench, "_ends", lambda: {0: (0, 4)})
+    assert bench._visible_ends([promised]) == {0: (0, 4)}
 
 
 def test_the_highest_rate_is_searched_for(
