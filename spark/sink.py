@@ -11,13 +11,12 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.keys import key_properties
 from raymq.cluster.messages.partitioner import queues_of
 from raymq.cluster.produce.batch_sender import BatchSender
@@ -25,6 +24,9 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import Bug, Rejected
 from raymq.store.promise import Acks
 from raymq.store.record import PUT_SCHEMA
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
 
 #: columns that a DataFrame may have, with Kafka's names
 COLUMNS = ("key", "value", "topic", "partition", "headers", "tag")
@@ -37,6 +39,7 @@ _TYPES = {
 }
 _ATTEMPTS_MAX = 255
 
+#: what Spark gives a task, and what a task returns
 Batches = Iterator[pa.RecordBatch]
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.cluster import Cluster
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.messages.columns import message_batch
 from raymq.store.errors import OffsetOutOfRange, Rejected
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
 
 #: column -> its type in Spark and in Arrow
 _COLUMNS = {
