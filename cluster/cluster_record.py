@@ -6,26 +6,23 @@ another shell. Without it, connect by the data directory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, Rejected
 from raymq.store.files import Files
 
-from .arguments import check_number
+from .arguments import check_choice, check_number
 from .deploy.placement import NODE_HOST, Placement, check_host, place
 from .paths import ClusterPaths, check_name, home_dir
 
 FORMAT = 1
-_REPLICATION = ("single", "mirror")
-_FLUSH = ("sync", "async")
 _SHARDS_MAX = 256
-
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,31 +87,30 @@ class Wanted:
     transient_pool: bool | None = None
     file_reserved_hours: float | None = None
 
+    def given(self) -> dict[str, Any]:
+        """The options that are not None, as fields of ClusterRecord."""
+        options = {name: value for name, value in vars(self).items() if value is not None}
+        if "nodes" in options:
+            options["nodes"] = tuple(options["nodes"])
+        return options
+
 
 def new_record(wanted: Wanted, *, ephemeral: bool = False) -> ClusterRecord:
     """A new cluster. Raises: Rejected naming the option."""
-    record = ClusterRecord(
-        name=check_name(_given(wanted.name, "default")),
-        cluster_id=uuid.uuid4().hex,
-        shards=_given(wanted.shards, 1),
-        replication=wanted.replication or "single",
-        flush=wanted.flush or "sync",
-        segment_size_bytes=_given(wanted.segment_size_bytes, 1024**3),
-        ephemeral=ephemeral,
-        host=wanted.host or ("127.0.0.1" if wanted.nodes is None else NODE_HOST),
-        nodes=None if wanted.nodes is None else tuple(wanted.nodes),
-        tls=bool(wanted.tls),
-        insecure=wanted.insecure,
-        transient_pool=bool(wanted.transient_pool),
-        file_reserved_hours=_given(wanted.file_reserved_hours, StoreConfig.file_reserved_hours),
-    )
-    check_number("shards", record.shards, 1, _SHARDS_MAX)
-    check_number("segment_size_bytes", record.segment_size_bytes, 4096)
-    _one_of("replication", record.replication, _REPLICATION)
-    _one_of("flush", record.flush, _FLUSH)
+    options: dict[str, Any] = {
+        "name": "default",
+        "shards": 1,
+        "replication": "single",
+        "flush": "sync",
+        "segment_size_bytes": 1024**3,
+        "host": "127.0.0.1" if wanted.nodes is None else NODE_HOST,
+        **wanted.given(),
+    }
+    record = ClusterRecord(cluster_id=uuid.uuid4().hex, ephemeral=ephemeral, **options)
+    check_name(record.name)
+    _check_options(record)
     if record.nodes is None:
         return record
-    check_host(record.host)
     return replace(record, placement=place(record.nodes, record.shards, record.replicas))
 
 
@@ -124,43 +120,30 @@ def resume_record(stored: ClusterRecord, wanted: Wanted) -> ClusterRecord:
     A later start may change flush, host, tls, insecure, transient_pool and file_reserved_hours.
     Raises: Rejected when an option contradicts what the directory holds.
     """
+    changes = wanted.given()
     for option in ("name", "shards", "replication", "segment_size_bytes", "nodes"):
-        value, kept = getattr(wanted, option), getattr(stored, option)
-        if option == "nodes" and value is not None:
-            value = tuple(value)
-        if value is not None and value != kept:
-            raise Rejected(
-                f"{option}={value!r}, but this data directory was made with {option}={kept!r}, which "
-                "cannot be changed: leave the option out, or use another data directory",
-                field=option,
-                limit=kept,
+        kept = getattr(stored, option)
+        value = changes.pop(option, kept)
+        if value != kept:
+            message = (
+                f"{option}={value!r}, but this data directory was made with {option}={kept!r}, which cannot be "
+                "changed: leave the option out, or use another data directory"
             )
-    if wanted.flush is not None:
-        _one_of("flush", wanted.flush, _FLUSH)
-    if stored.nodes is not None and wanted.host is not None:
-        check_host(wanted.host)
-    return replace(
-        stored,
-        flush=wanted.flush or stored.flush,
-        host=wanted.host or stored.host,
-        tls=_given(wanted.tls, stored.tls),
-        insecure=wanted.insecure or stored.insecure,
-        transient_pool=_given(wanted.transient_pool, stored.transient_pool),
-        file_reserved_hours=_given(wanted.file_reserved_hours, stored.file_reserved_hours),
-    )
+            raise Rejected(message, field=option, limit=kept)
+    changes["insecure"] |= stored.insecure
+    record = replace(stored, **changes)
+    _check_options(record)
+    return record
 
 
-def _given(value: _Value | None, otherwise: _Value) -> _Value:
-    return otherwise if value is None else value
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise Rejected(
-            f"{option} is {value!r}; use {' or '.join(map(repr, allowed))}",
-            field=option,
-            limit="|".join(allowed),
-        )
+def _check_options(record: ClusterRecord) -> None:
+    """Raises: Rejected naming the option."""
+    check_number("shards", record.shards, 1, _SHARDS_MAX)
+    check_number("segment_size_bytes", record.segment_size_bytes, 4096)
+    check_choice("replication", record.replication, ("single", "mirror"))
+    check_choice("flush", record.flush, ("sync", "async"))
+    if record.nodes is not None:
+        check_host(record.host)
 
 
 def save_record(paths: ClusterPaths, record: ClusterRecord, files: Files) -> None:
@@ -191,11 +174,8 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
             body["placement"] = tuple(tuple(row) for row in body["placement"])
         return ClusterRecord(**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(
-            f"{paths.cluster} is damaged ({error}); the messages are in shard-*/ and are not touched",
-            path=str(paths.cluster),
-            rule="cluster.json",
-        ) from error
+        message = f"{paths.cluster} is damaged ({error}); the messages are in shard-*/ and are not touched"
+        raise Corrupt(message, path=str(paths.cluster), rule="cluster.json") from error
 
 
 def remember(record: ClusterRecord, paths: ClusterPaths, files: Files) -> None:
@@ -214,17 +194,14 @@ def known_clusters(files: Files) -> dict[str, str]:
     folder = home_dir() / "clusters"
     known: dict[str, str] = {}
     try:
-        entries = files.list(folder)
+        names = [
+            entry.removesuffix(".json") for entry in files.list(folder) if entry.endswith(".json")
+        ]
     except OSError:
         return known
-    for entry in entries:
-        name = entry.removesuffix(".json")
-        if name == entry:
-            continue
-        try:
-            data_dir = json.loads(files.read_file(folder / entry))["data_dir"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if isinstance(data_dir, str) and files.exists(ClusterPaths(data_dir).cluster):
-            known[name] = data_dir
+    for name in names:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            data_dir = json.loads(files.read_file(folder / f"{name}.json"))["data_dir"]
+            if files.exists(ClusterPaths(data_dir).cluster):
+                known[name] = data_dir
     return known

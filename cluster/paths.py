@@ -15,10 +15,12 @@ directory is not limited by it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,21 +59,15 @@ class ClusterPaths:
         """The store root of one replica."""
         return self.root / f"shard-{shard}" / f"replica-{replica}"
 
-    def endpoint(self, shard: int, replica: int) -> Path:
-        """The file to which the replica's CommitLog writes its address."""
-        return self.replica(shard, replica) / "raymq" / "endpoint"
 
-
-def check_name(name: str) -> str:
-    """The cluster's name, checked. Raises: Rejected (it becomes part of actor and file names)."""
+def check_name(name: str) -> None:
+    """Raises: Rejected for a cluster's name that cannot be part of the names of actors and files."""
     if not _NAME.fullmatch(name):
-        raise Rejected(
+        message = (
             f"cluster name {name!r}: use 1 to 63 letters, digits, '.', '_' or '-', "
-            "beginning with a letter or digit",
-            field="name",
-            limit=63,
+            "beginning with a letter or digit"
         )
-    return name
+        raise Rejected(message, field="name", limit=63)
 
 
 def actor_name(cluster: str, shard: int, replica: int, role: str) -> str:
@@ -91,11 +87,6 @@ class Mount(NamedTuple):
     kind: str
     #: "/dev/sda1"
     device: str
-
-
-def file_system_of(path: str | os.PathLike[str], files: Files | None = None) -> str:
-    """The type of the file system that holds `path`, which need not exist yet: see `Mount.kind`."""
-    return mount_of(path, files).kind
 
 
 def mount_of(path: str | os.PathLike[str], files: Files | None = None) -> Mount:
@@ -126,7 +117,7 @@ def volatile_reason(path: str | os.PathLike[str], files: Files | None = None) ->
     place = os.path.realpath(path)
     if place == _VOLATILE_ROOT or place.startswith(_VOLATILE_ROOT + "/"):
         return f"{place} is under {_VOLATILE_ROOT}, which systems empty at boot and by age"
-    kind = file_system_of(place, files)
+    kind = mount_of(place, files).kind
     if kind in _VOLATILE_FILE_SYSTEMS:
         return f"{place} is on {kind}, which lives in memory and is gone after a reboot"
     return None
@@ -145,7 +136,7 @@ def prepare_data_dir(
         try:
             files.make_dirs(place, 0o700)
         except (OSError, Unavailable) as error:
-            raise _not_made(place, str(error)) from error
+            raise _data_dir_refused(paths, _not_made(place, str(error))) from error
     elif stat.S_IMODE(os.stat(place).st_mode) != 0o700:
         # The token and every message are below: other users may not even list it.
         os.chmod(place, 0o700)
@@ -162,52 +153,52 @@ def check_data_dir(
     holds other files, is a file, belongs to another user, or cannot be made or written.
     """
     paths = ClusterPaths(data_dir)
+    fault = _data_dir_fault(paths, ephemeral=ephemeral, files=files, member=member)
+    if fault is not None:
+        raise _data_dir_refused(paths, fault)
+    return paths
+
+
+def _data_dir_refused(paths: ClusterPaths, fault: str) -> Rejected:
+    return Rejected(fault, field="data_dir", path=paths.data_dir)
+
+
+def _data_dir_fault(
+    paths: ClusterPaths, *, ephemeral: bool, files: Files, member: bool
+) -> str | None:
+    """Why the directory cannot be a data directory; None when it can."""
     place = paths.root
     reason = volatile_reason(place, files)
     if reason is not None and not ephemeral:
-        raise Rejected(
-            f"{reason}. Choose a directory on a disk (for example ~/raymq-data), "
-            "or, if losing every "
-            "message at a reboot is fine, say so: ephemeral=True (command line: --ephemeral)",
-            field="data_dir",
-            path=str(place),
+        return (
+            f"{reason}. Choose a directory on a disk (for example ~/raymq-data), or, if losing every message at a "
+            "reboot is fine, say so: ephemeral=True (command line: --ephemeral)"
         )
     if not files.exists(place):
-        fault = _why_not_writable(_nearest_existing(place, files))
-        if fault is not None:
-            raise _not_made(place, fault)
-        return paths
+        fault = _why_not_writable(nearest_existing(place, files))
+        return None if fault is None else _not_made(place, fault)
     facts = os.stat(place)
     if not stat.S_ISDIR(facts.st_mode):
-        raise Rejected(f"{place} is not a directory", field="data_dir", path=str(place))
+        return f"{place} is not a directory"
     if facts.st_uid != os.geteuid() and os.geteuid() != 0:
-        raise Rejected(
+        return (
             f"{place} belongs to user {facts.st_uid}, this process is user {os.geteuid()}: "
-            "run as the owner or choose another directory",
-            field="data_dir",
-            path=str(place),
+            "run as the owner or choose another directory"
         )
     foreign = _foreign_entries(place, files)
     if member:
         foreign = [entry for entry in foreign if not _SHARD.fullmatch(entry)]
     if not files.exists(paths.cluster) and foreign:
-        raise Rejected(
+        return (
             f"{place} is not empty and not a RayMQ data directory (no cluster.json): "
-            "choose an empty or new directory",
-            field="data_dir",
-            path=str(place),
+            "choose an empty or new directory"
         )
     fault = _why_not_writable(place)
-    if fault is not None:
-        raise Rejected(
-            f"{fault}. Make it writable, or choose another directory",
-            field="data_dir",
-            path=str(place),
-        )
-    return paths
+    return None if fault is None else f"{fault}. Make it writable, or choose another directory"
 
 
-def _nearest_existing(place: Path, files: Files) -> Path:
+def nearest_existing(place: Path, files: Files) -> Path:
+    """The path itself, or the nearest directory above it that exists."""
     while not files.exists(place) and place != place.parent:
         place = place.parent
     return place
@@ -227,13 +218,8 @@ def _why_not_writable(place: Path) -> str | None:
     return None
 
 
-def _not_made(place: Path, why: str) -> Rejected:
-    return Rejected(
-        f"cannot create the data directory {place}: {why}. "
-        "Choose a directory that this user may write",
-        field="data_dir",
-        path=str(place),
-    )
+def _not_made(place: Path, why: str) -> str:
+    return f"cannot create the data directory {place}: {why}. Choose a directory that this user may write"
 
 
 def _foreign_entries(place: Path, files: Files) -> list[str]:
@@ -259,65 +245,43 @@ def load_token(paths: ClusterPaths, files: Files) -> str:
     Raises: Rejected when it is missing, damaged or readable by others.
     """
     try:
-        facts = os.stat(paths.token)
+        mode = stat.S_IMODE(os.stat(paths.token).st_mode)
         token = files.read_file(paths.token).decode("ascii", "replace").strip()
     except FileNotFoundError as error:
-        raise Rejected(
-            f"{paths.token} is missing: {paths.data_dir} is not the data directory "
-            "of a started cluster",
-            field="token",
-            path=str(paths.token),
-        ) from error
+        fault = f"is missing: {paths.data_dir} is not the data directory of a started cluster"
+        raise _token_refused(paths, fault) from error
     except PermissionError as error:
-        raise Rejected(
-            f"{paths.token} cannot be read by this user: run as the owner of the data directory",
-            field="token",
-            path=str(paths.token),
-        ) from error
-    if stat.S_IMODE(facts.st_mode) & 0o077:
-        raise Rejected(
-            f"{paths.token} has mode {stat.S_IMODE(facts.st_mode):04o}: others can read the token. "
-            f"Run: chmod 600 {paths.token}",
-            field="token",
-            path=str(paths.token),
-        )
+        fault = "cannot be read by this user: run as the owner of the data directory"
+        raise _token_refused(paths, fault) from error
+    if mode & 0o077:
+        fault = f"has mode {mode:04o}: others can read the token. Run: chmod 600 {paths.token}"
+        raise _token_refused(paths, fault)
     if not re.fullmatch(r"[0-9a-f]{64}", token):
-        raise Rejected(
-            f"{paths.token} does not hold 64 hexadecimal digits; stop the cluster, "
-            "delete the file and "
-            "start again: a new token is made",
-            field="token",
-            path=str(paths.token),
+        raise _token_refused(
+            paths,
+            "does not hold 64 hexadecimal digits; stop the cluster, delete the file and start again: "
+            "a new token is made",
         )
     return token
 
 
-class DirectoryLock:
-    """A context manager that admits one start or stop at a time to a data directory.
+def _token_refused(paths: ClusterPaths, fault: str) -> Rejected:
+    return Rejected(f"{paths.token} {fault}", field="token", path=str(paths.token))
 
-    Raises on entry: Unavailable when another process holds it.
-    """
 
-    def __init__(self, paths: ClusterPaths, files: Files) -> None:
-        self._paths = paths
-        self._files = files
-        self._fd = -1
-
-    def __enter__(self) -> DirectoryLock:
-        self._fd = self._files.open_file(self._paths.start_lock, create=True)
+@contextlib.contextmanager
+def directory_lock(paths: ClusterPaths, files: Files) -> Iterator[None]:
+    """Admit one start or stop at a time to a data directory. Raises: Unavailable when another process is admitted."""
+    fd = files.open_file(paths.start_lock, create=True)
+    try:
         try:
-            self._files.lock(self._fd)
+            files.lock(fd)
         except Unavailable as error:
-            self._files.close(self._fd)
-            raise Unavailable(
-                f"another `raymq start` or `raymq stop` is working on {self._paths.data_dir}: "
-                "wait for it to end",
-                path=self._paths.data_dir,
-            ) from error
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._files.close(self._fd)
+            message = f"another `raymq start` or `raymq stop` is working on {paths.data_dir}: wait for it to end"
+            raise Unavailable(message, path=paths.data_dir) from error
+        yield
+    finally:
+        files.close(fd)
 
 
 def run_dir(files: Files) -> Path:
@@ -329,11 +293,8 @@ def run_dir(files: Files) -> Path:
     files.make_dirs(place, 0o700)
     facts = os.lstat(place)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-        raise Rejected(
-            f"{place} belongs to another user, or is not a directory: remove it",
-            field="run_dir",
-            path=str(place),
-        )
+        message = f"{place} belongs to another user, or is not a directory: remove it"
+        raise Rejected(message, field="run_dir", path=str(place))
     if stat.S_IMODE(facts.st_mode) != 0o700:
         os.chmod(place, 0o700)
     return place

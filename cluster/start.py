@@ -20,25 +20,17 @@ from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.transient_pool import check_room
 
+from . import cluster_record
 from .arguments import check_choice
 from .cluster import Cluster
-from .cluster_record import (
-    ClusterRecord,
-    Wanted,
-    known_clusters,
-    load_record,
-    new_record,
-    remember,
-    resume_record,
-    save_record,
-)
+from .cluster_record import ClusterRecord, Wanted
 from .deploy import actor_set, owned_ray, placement, ray_client, ray_host, run_sweep
 from .deploy.placement import NODE_HOST
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
 from .paths import (
     ClusterPaths,
-    DirectoryLock,
+    directory_lock,
     load_or_make_token,
     load_token,
     prepare_data_dir,
@@ -50,6 +42,9 @@ if TYPE_CHECKING:
     from .transport.connection import Transport
 
 logger = logging.getLogger("raymq")
+
+#: the record of an earlier start, the record of this one, the options of its stores
+Plan = tuple[ClusterRecord | None, ClusterRecord, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +133,6 @@ def start(
     if nodes is None:
         # With `nodes` each replica checks its own machine.
         check_architecture(os.uname().machine)
-    files, clock, report = Files(), Clock(), progress or logger.info
-    deadline = clock.monotonic_ms() + int(timeout_s * 1000)
-
-    def left_s() -> float:
-        return max(0.0, (deadline - clock.monotonic_ms()) / 1000)
-
-    warn = progress or logger.warning
     wanted = Wanted(
         name=name,
         shards=shards,
@@ -160,84 +148,204 @@ def start(
     )
     if host not in (None, NODE_HOST):
         tls.check_exposed(str(host), tls=bool(wanted.tls), insecure=insecure)
-    place = os.fspath(data_dir)
+    files, paths = Files(), ClusterPaths(data_dir)
     # A directory that was declared ephemeral once stays ephemeral.
-    earlier = load_record(ClusterPaths(place), files)
+    earlier = cluster_record.load_record(paths, files)
     ephemeral = ephemeral or (earlier is not None and earlier.ephemeral)
-    paths = prepare_data_dir(place, ephemeral=ephemeral, files=files)
-    with DirectoryLock(paths, files):
-        stored, record, options = plan_start(paths, wanted, ephemeral=ephemeral, files=files)
+    prepare_data_dir(paths.data_dir, ephemeral=ephemeral, files=files)
+    with directory_lock(paths, files):
+        plan = plan_start(paths, wanted, ephemeral=ephemeral, files=files)
+        return _Start(paths, files, timeout_s, progress).run(plan, address)
+
+
+class _Call:
+    """What one call of `start` or `stop` works with: a directory that it has locked, and its time."""
+
+    def __init__(
+        self, paths: ClusterPaths, files: Files, timeout_s: float, progress: Progress | None
+    ) -> None:
+        self._paths = paths
+        self._files = files
+        self._clock = Clock()
+        self._timeout_s = timeout_s
+        self._deadline = self._clock.monotonic_ms() + int(timeout_s * 1000)
+        self._report = progress or logger.info
+        self._warn = progress or logger.warning
+
+
+class _Start(_Call):
+    """A call of `start`."""
+
+    def run(self, plan: Plan, address: str | None) -> Cluster:
+        """Create or find the actors. Returns: a handle on the cluster, which serves."""
+        paths, files = self._paths, self._files
+        stored, record, options = plan
+        first = stored is None
         token = load_or_make_token(paths, files)
         ca = _trusted(paths, record, files)
-        run_sweep.sweep(files, clock)
-        target = ray_host.find_ray(paths, address, files)
-        answers_s: float | None = left_s()
-        if target is not None and target.owned is not None:
-            target = _ray_that_answers(paths, target, timeout_s, files, clock, report)
-            answers_s = None
-        elif target is not None:
-            report(f"waiting for Ray at {target.address} to answer")
-        if target is None:
-            target = _own_ray(
-                paths, record, files, clock, report, first=stored is None, timeout_s=left_s()
-            )
-            answers_s = None
+        run_sweep.sweep(files, self._clock)
+        target, answers_s = self._ray(record, address, first=first)
         with ray_host.session(target, answers_s) as ray:
-            report(
+            self._report(
                 f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}"
             )
+            for line in _check_addresses(ray, record, first=first):
+                self._warn(line)
+            if first:
+                self._save(record)
+            specs = actor_set.specs(record, paths, token, options, ca)
+            actors, ours = actor_set.create(ray, record, specs, timeout_s=self._left_s())
+            self._save(record)
             # "auto" may mean another Ray in another shell.
-            address = ray.get_runtime_context().gcs_address
-            for line in _check_addresses(ray, record, first=stored is None):
-                warn(line)
-            if stored is None:
-                save_record(paths, record, files)
-            actors, ours = actor_set.create(
-                ray, record, paths, token, options, ca, timeout_s=left_s()
-            )
-            save_record(paths, record, files)
-            ray_host.save_target(paths, replace(target, address=address), files)
+            target = replace(target, address=ray.get_runtime_context().gcs_address)
+            ray_host.save_target(paths, target, files)
             endpoints = actor_set.wait_running(
-                ray, actors, clock=clock, timeout_s=left_s(), progress=report, warn=warn
+                ray,
+                actors,
+                clock=self._clock,
+                timeout_s=self._left_s(),
+                progress=self._report,
+                warn=self._warn,
             )
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
-            record = replace(record, formed=True)
-            save_record(paths, record, files)
-        remember(record, paths, files)
-    report(f"cluster {record.name!r} runs: {record.shards} shard(s), data in {paths.data_dir}")
+            self._save(replace(record, formed=True))
+        cluster_record.remember(record, paths, files)
+        self._report(
+            f"cluster {record.name!r} runs: {record.shards} shard(s), data in {paths.data_dir}"
+        )
+        return _handle(paths, record, token, endpoints, target.address, ca, stop_on_exit=ours)
+
+    def _left_s(self) -> float:
+        return max(0.0, (self._deadline - self._clock.monotonic_ms()) / 1000)
+
+    def _save(self, record: ClusterRecord) -> None:
+        cluster_record.save_record(self._paths, record, self._files)
+
+    def _ray(
+        self, record: ClusterRecord, address: str | None, *, first: bool
+    ) -> tuple[RayTarget, float | None]:
+        """Find or start the Ray. Returns: it, and how long it may take to answer (None: it has answered)."""
+        target = ray_host.find_ray(self._paths, address, self._files)
+        if target is None:
+            return self._own_ray(record, first=first), None
+        if target.owned is None:
+            self._report(f"waiting for Ray at {target.address} to answer")
+            return target, self._left_s()
+        if not self._answers(target, target.owned):
+            target = self._own_ray(record, first=first)
+        return target, None
+
+    def _answers(self, target: RayTarget, owned: ray_host.OwnedRay) -> bool:
+        """Whether the Ray that an earlier start started accepts drivers; if not, it is dying and is replaced.
+
+        Raises: Unavailable when it does not answer although its processes run. Other drivers may use it, so only
+        `stop` may end it.
+        """
+
+        def ailment() -> str | None:
+            return owned_ray.ailment(owned, self._files)
+
+        fault = ailment()
+        if fault is None and ray_host.connected_address() is None:
+            self._report(f"waiting for Ray at {target.address} to answer")
+            fault = ray_host.wait_for_answer(
+                target, timeout_s=self._timeout_s, clock=self._clock, ailment=ailment
+            )
+            if fault is not None and ailment() is None:
+                raise Unavailable(
+                    f"Ray at {target.address} does not answer: {fault}. End it with `raymq stop "
+                    f"{self._paths.data_dir}`",
+                    address=target.address,
+                )
+        if fault is not None:
+            ray_host.leave(owned)
+        return fault is None
+
+    def _own_ray(self, record: ClusterRecord, *, first: bool) -> RayTarget:
+        """Start a Ray that lives until `stop`, which finds it even if this process ends now.
+
+        A first start that fails here fixes no options, unless it leaves a Ray: the next start may choose others.
+        Raises: Rejected for a cluster over several nodes; Unavailable.
+        """
+        paths, files = self._paths, self._files
+        if record.nodes is not None:
+            raise Rejected(
+                "a cluster over several nodes runs in a Ray that runs on them already: start Ray on "
+                "each, and give its address (address=..., RAY_ADDRESS)",
+                field="address",
+            )
+        if first:
+            self._save(record)
+        try:
+            owned = owned_ray.start_owned(
+                paths,
+                files=files,
+                clock=self._clock,
+                progress=self._report,
+                # With TLS the certificate names Ray's address, and Ray accepts only drivers with a certificate.
+                loopback=tls.is_loopback(record.host) and not tls.wanted(os.environ),
+                timeout_s=self._left_s(),
+            )
+        except RayMQError:
+            # If a Ray is left, `stop` needs the record to end it.
+            if first and ray_host.load_owned(paths, files) is None:
+                files.unlink(paths.cluster)
+            raise
+        return RayTarget(address=owned.address, owned=owned)
+
+
+def _handle(
+    paths: ClusterPaths,
+    record: ClusterRecord,
+    token: str,
+    endpoints: dict[int, str],
+    ray_address: str | None,
+    ca: bytes | None,
+    *,
+    stop_on_exit: bool = False,
+) -> Cluster:
+    """A handle for a program on the cluster's machine."""
     return Cluster(
         name=record.name,
         cluster_id=record.cluster_id,
         shards=record.shards,
         token=token,
         endpoints=endpoints,
-        resolver=_resolver(paths, record, address),
+        resolver=_resolver(paths, record, ray_address),
         data_dir=paths.data_dir,
-        ray_address=address,
-        stop_on_exit=ours,
+        ray_address=ray_address,
+        stop_on_exit=stop_on_exit,
         ca=ca,
         placement=record.placement,
     )
 
 
-def plan_start(
-    paths: ClusterPaths, wanted: Wanted, *, ephemeral: bool, files: Files
-) -> tuple[ClusterRecord | None, ClusterRecord, dict[str, Any]]:
+def plan_start(paths: ClusterPaths, wanted: Wanted, *, ephemeral: bool, files: Files) -> Plan:
     """What a start would do with a directory; changes nothing. `raymq doctor` asks it too.
 
-    Returns: the record of an earlier start, the record of this one, the options of its stores.
     Raises: Rejected for an option, Corrupt for a damaged record, StorageFull for the transient pools.
     """
-    stored = load_record(paths, files)
+    stored = cluster_record.load_record(paths, files)
     if stored is not None:
-        record = resume_record(stored, wanted)
+        record = cluster_record.resume_record(stored, wanted)
     else:
         volatile = volatile_reason(paths.data_dir, files) is not None
-        record = new_record(wanted, ephemeral=volatile or (wanted.nodes is not None and ephemeral))
-    options = _store_options(record)
-    _check_pool_room(paths, record, options, files)
-    return stored, record, options
+        record = cluster_record.new_record(
+            wanted, ephemeral=volatile or (wanted.nodes is not None and ephemeral)
+        )
+    config = StoreConfig(
+        segment_size_bytes=record.segment_size_bytes,
+        flush="async" if record.flush == "async" else "sync",
+        transient_pool=record.transient_pool,
+        file_reserved_hours=record.file_reserved_hours,
+    )
+    # With `nodes` each shard checks its own machine.
+    if record.transient_pool and record.nodes is None:
+        leaders = [paths.replica(shard, 0) for shard in range(record.shards)]
+        pool_bytes = config.transient_pool_slices * config.transient_pool_slice_bytes
+        check_room(leaders, pool_bytes, files=files)
+    return stored, record, asdict(config)
 
 
 def connect(
@@ -291,24 +399,18 @@ def _connect(
 ) -> Cluster:
     files = Files()
     given = tls.read_ca(ca, files) if ca else None
-    if target is not None:
-        text = os.fspath(target)
-        if text.startswith(ray_client.SCHEME):
-            return ray_client.connect_url(text)
-        if tls.parse_url(text) is not None:
-            return Cluster.bootstrap(
-                text,
-                token=token or os.environ.get("RAYMQ_TOKEN"),
-                ca=given or tls.trusted(os.environ, files),
-            )
-        if os.sep in text or files.exists(ClusterPaths(text).cluster):
-            return _connect_data_dir(ClusterPaths(text), files, given)
-    if ray_client.is_connected() and transport != "flight":
-        return ray_client.find(None if target is None else os.fspath(target))
-    data_dir = _known_data_dir(None if target is None else os.fspath(target), files)
+    text = None if target is None else os.fspath(target)
+    if text is not None and text.startswith(ray_client.SCHEME):
+        return ray_client.connect_url(text)
+    if text is not None and tls.parse_url(text) is not None:
+        trusted = given or tls.trusted(os.environ, files)
+        return Cluster.bootstrap(text, token=token or os.environ.get("RAYMQ_TOKEN"), ca=trusted)
+    if not _is_path(text, files) and ray_client.is_connected() and transport != "flight":
+        return ray_client.find(text)
+    data_dir = _find_data_dir(text, files)
     if data_dir is not None:
         return _connect_data_dir(ClusterPaths(data_dir), files, given)
-    return _connect_through_ray("default" if target is None else os.fspath(target), given)
+    return _connect_through_ray(text or "default", given)
 
 
 def stop(
@@ -324,68 +426,62 @@ def stop(
 
     Raises: Rejected when `target` is not a cluster of this machine; Unavailable when a process cannot be ended.
     """
-    files, clock, report = Files(), Clock(), progress or logger.info
+    files = Files()
     if target is None:
         _check_only_one(files)
     paths = local_paths(target, files)
-    record = load_record(paths, files)
+    record = cluster_record.load_record(paths, files)
     if record is None:
-        raise Rejected(
-            f"{paths.data_dir} is not the data directory of a cluster (no cluster.json)",
-            field="target",
-        )
-    report(f"stopping cluster {record.name!r} of {paths.data_dir}")
-    with DirectoryLock(paths, files):
-        return _stop_locked(paths, record, files, clock, timeout_s, report)
+        message = f"{paths.data_dir} is not the data directory of a cluster (no cluster.json)"
+        raise Rejected(message, field="target")
+    with directory_lock(paths, files):
+        return _Stop(paths, files, timeout_s, progress).run(record)
 
 
-def _stop_locked(
-    paths: ClusterPaths,
-    record: ClusterRecord,
-    files: Files,
-    clock: Clock,
-    timeout_s: float,
-    report: Progress,
-) -> StopReport:
-    outcomes: dict[str, str] = {}
-    recorded = ray_host.load_target(paths, files)
-    running = ray_host.running_target(paths, files)
-    runs = running is not None
-    if running is not None:
+class _Stop(_Call):
+    """A call of `stop`."""
+
+    def run(self, record: ClusterRecord) -> StopReport:
+        """Close the actors, end Ray if `start` started it, and remove what they leave in /tmp."""
+        paths, files = self._paths, self._files
+        self._report(f"stopping cluster {record.name!r} of {paths.data_dir}")
+        recorded = ray_host.load_target(paths, files)
+        running = ray_host.running_target(paths, files)
+        outcomes = None if running is None else self._close_actors(running, record)
+        ray_outcome = "not running" if outcomes is None else "left running"
+        if recorded is not None and recorded.owned is not None:
+            self._report("stopping Ray")
+            ray_host.leave(recorded.owned)
+            owned_ray.stop_owned(paths, files=files, clock=self._clock)
+            ray_outcome = "not running" if outcomes is None else "stopped"
+        elif recorded is not None:
+            files.unlink(paths.ray)
+        shards, replicas = range(record.shards), range(record.replicas)
+        closed = [paths.replica(shard, replica) for shard in shards for replica in replicas]
+        run_sweep.sweep(files, self._clock, closed)
+        actors = outcomes or {}
+        clean = all(outcome in ("closed", "not running") for outcome in actors.values())
+        return StopReport(clean=clean, actors=actors, ray=ray_outcome)
+
+    def _close_actors(self, running: RayTarget, record: ClusterRecord) -> dict[str, str] | None:
+        """Close the actors. Returns: what became of each; None: that Ray runs another cluster."""
         try:
-            if running.owned is not None:
-                ailment = owned_ray.ailment(running.owned, files)
-                if ailment is not None:
-                    raise Unavailable(ailment, address=running.address)
-            with ray_host.session(running, timeout_s) as ray:
-                if actor_set.is_another(ray, record, clock=clock):
+            fault = None if running.owned is None else owned_ray.ailment(running.owned, self._files)
+            if fault is not None:
+                raise Unavailable(fault, address=running.address)
+            with ray_host.session(running, self._timeout_s) as ray:
+                if actor_set.is_another(ray, record, clock=self._clock):
                     # Its Ray is gone, and the Ray at this address runs another cluster.
-                    report(
-                        f"another cluster named {record.name!r} runs in Ray at {running.address}"
-                    )
-                    runs = False
-                else:
-                    report(f"closing {record.shards} shard(s) of {record.name!r}")
-                    outcomes = actor_set.close(ray, record, clock=clock, timeout_s=timeout_s)
+                    place = f"Ray at {running.address}"
+                    self._report(f"another cluster named {record.name!r} runs in {place}")
+                    return None
+                self._report(f"closing {record.shards} shard(s) of {record.name!r}")
+                return actor_set.close(ray, record, clock=self._clock, timeout_s=self._timeout_s)
         except Unavailable as error:
-            # A Ray that `start` started is ended below anyway; any other Ray is the caller's to repair.
+            # A Ray that `start` started is ended anyway; any other Ray is the caller's to repair.
             if running.owned is None:
                 raise
-            outcomes = {"ray": f"does not answer: {error}"}
-    ray_outcome = "left running" if runs else "not running"
-    if recorded is not None and recorded.owned is not None:
-        report("stopping Ray")
-        ray_host.leave(recorded.owned)
-        owned_ray.stop_owned(paths, files=files, clock=clock)
-        ray_outcome = "stopped" if runs else "not running"
-    elif recorded is not None:
-        files.unlink(paths.ray)
-    replicas = [
-        paths.replica(shard, r) for shard in range(record.shards) for r in range(record.replicas)
-    ]
-    run_sweep.sweep(files, clock, replicas)
-    clean = all(outcome in ("closed", "not running") for outcome in outcomes.values())
-    return StopReport(clean=clean, actors=outcomes, ray=ray_outcome)
+            return {"ray": f"does not answer: {error}"}
 
 
 def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterPaths:
@@ -393,33 +489,25 @@ def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterP
 
     Raises: Rejected when there is none.
     """
-    if target is not None:
-        text = os.fspath(target)
-        if "://" in text:
-            raise Rejected(
-                f"{text} is an address: do this on the machine that has its data directory, and "
-                "name that, or the cluster",
-                field="target",
-                limit="a data directory or name",
-            )
-        if os.sep in text or files.exists(ClusterPaths(text).cluster):
-            return ClusterPaths(text)
-    data_dir = _known_data_dir(None if target is None else os.fspath(target), files)
-    if data_dir is None:
-        raise Rejected(
-            "no cluster is known here: name its data directory"
-            if target is None
-            else f"{os.fspath(target)!r} is neither a data directory nor a cluster "
-            "started here; known: "
-            f"{', '.join(sorted(known_clusters(files))) or 'none'}",
-            field="target",
+    text = None if target is None else os.fspath(target)
+    if text is not None and "://" in text:
+        message = (
+            f"{text} is an address: do this on the machine that has its data directory, and name that, "
+            "or the cluster"
         )
-    return ClusterPaths(data_dir)
+        raise Rejected(message, field="target", limit="a data directory or name")
+    data_dir = _find_data_dir(text, files)
+    if data_dir is not None:
+        return ClusterPaths(data_dir)
+    if text is None:
+        raise Rejected("no cluster is known here: name its data directory", field="target")
+    message = f"{text!r} is neither a data directory nor a cluster started here; known: {_known_names(files)}"
+    raise Rejected(message, field="target")
 
 
 def _check_only_one(files: Files) -> None:
     """Raises: Rejected when several clusters are known: what is stopped must then be named."""
-    known = known_clusters(files)
+    known = cluster_record.known_clusters(files)
     if len(known) < 2:
         return
     each = [
@@ -427,184 +515,73 @@ def _check_only_one(files: Files) -> None:
         + ("" if ray_host.running_target(ClusterPaths(place), files) else " (does not run)")
         for name, place in sorted(known.items())
     ]
-    raise Rejected(
-        f"several clusters are known here: {'; '.join(each)}. Nothing was stopped: name one of them",
-        field="target",
-        limit=", ".join(sorted(known)),
+    message = (
+        f"several clusters are known here: {'; '.join(each)}. Nothing was stopped: name one of them"
     )
+    raise Rejected(message, field="target", limit=", ".join(sorted(known)))
 
 
-def _known_data_dir(name: str | None, files: Files) -> str | None:
-    known = known_clusters(files)
-    if name is not None:
-        return known.get(name)
-    if len(known) > 1:
-        if "default" in known:
-            return known["default"]
-        raise Rejected(
-            f"several clusters are known here ({', '.join(sorted(known))}): say which one",
-            field="target",
-        )
-    return next(iter(known.values()), None)
+def _is_path(target: str | None, files: Files) -> bool:
+    """Whether a target is a data directory, not a name."""
+    return target is not None and (os.sep in target or files.exists(ClusterPaths(target).cluster))
+
+
+def _find_data_dir(target: str | None, files: Files) -> str | None:
+    """The directory that a path or a known name means; None: no such cluster is known here.
+
+    Raises: Rejected when `target` is None and several clusters are known.
+    """
+    if _is_path(target, files):
+        return target
+    known = cluster_record.known_clusters(files)
+    if target is not None:
+        return known.get(target)
+    if len(known) > 1 and "default" not in known:
+        message = f"several clusters are known here ({', '.join(sorted(known))}): say which one"
+        raise Rejected(message, field="target")
+    return known.get("default") or next(iter(known.values()), None)
+
+
+def _known_names(files: Files) -> str:
+    return ", ".join(sorted(cluster_record.known_clusters(files))) or "none"
 
 
 def _connect_data_dir(paths: ClusterPaths, files: Files, ca: bytes | None) -> Cluster:
-    record = load_record(paths, files)
+    record = cluster_record.load_record(paths, files)
     if record is None:
         raise Rejected(
-            f"{paths.data_dir} is not the data directory of a cluster: start it with "
-            f"raymq start {paths.data_dir}",
+            f"{paths.data_dir} is not the data directory of a cluster: start it with raymq start {paths.data_dir}",
             field="target",
         )
     running = ray_host.running_target(paths, files)
     ray_address = None if running is None else running.address
     if running is not None and running.owned is not None:
         ray_host.let_join(running.owned)
-    resolver = _resolver(paths, record, ray_address)
     if record.placement is None:
         endpoints = FileResolver(paths.data_dir, record.shards)()
     else:
         endpoints = load_endpoints(paths, files)
-    return Cluster(
-        name=record.name,
-        cluster_id=record.cluster_id,
-        shards=record.shards,
-        token=load_token(paths, files),
-        endpoints=endpoints,
-        resolver=resolver,
-        data_dir=paths.data_dir,
-        ray_address=ray_address,
-        ca=ca or _known_ca(paths, files),
-        placement=record.placement,
-    )
+    token = load_token(paths, files)
+    ca = ca or _known_ca(paths, files)
+    return _handle(paths, record, token, endpoints, ray_address, ca)
 
 
 def _connect_through_ray(name: str, ca: bytes | None) -> Cluster:
     address = ray_host.connected_address() or os.environ.get("RAY_ADDRESS")
     if not address:
-        known = ", ".join(sorted(known_clusters(Files()))) or "none"
         raise Rejected(
-            f"no cluster {name!r} was started on this machine (known: {known}), and "
-            "this process is not "
-            "connected to a Ray. Give its data directory, raymq://host:port, or set RAY_ADDRESS",
+            f"no cluster {name!r} was started on this machine (known: {_known_names(Files())}), and this process is "
+            "not connected to a Ray. Give its data directory, raymq://host:port, or set RAY_ADDRESS",
             field="target",
         )
     if address.startswith(ray_client.SCHEME):
         return ray_client.connect_url(f"{address}/{name}")
     with ray_host.session(RayTarget(address=address)) as ray:
-        facts = actor_set.credentials(ray, name)
-    resolver = RayResolver(address, name, int(facts["shards"]))
-    return Cluster(
-        name=name,
-        cluster_id=facts["cluster_id"],
-        shards=int(facts["shards"]),
-        token=facts["token"],
-        endpoints=resolver(),
-        resolver=resolver,
-        data_dir=None,
-        ray_address=address,
-        ca=ca or (facts["ca"].encode() if facts.get("ca") else None),
-        placement=facts.get("placement"),
-    )
-
-
-def _store_options(record: ClusterRecord) -> dict[str, Any]:
-    """The checked options of the stores as a plain dict. Raises: Rejected."""
-    flush: Literal["sync", "async"] = "async" if record.flush == "async" else "sync"
-    config = StoreConfig(
-        segment_size_bytes=record.segment_size_bytes,
-        flush=flush,
-        transient_pool=record.transient_pool,
-        file_reserved_hours=record.file_reserved_hours,
-    )
-    return asdict(config)
-
-
-def _own_ray(
-    paths: ClusterPaths,
-    record: ClusterRecord,
-    files: Files,
-    clock: Clock,
-    report: Progress,
-    *,
-    first: bool,
-    timeout_s: float,
-) -> RayTarget:
-    """Start a Ray that lives until `stop`, which finds it even if this process ends now.
-
-    A first start that fails here fixes no options, unless it leaves a Ray: the next start may choose others.
-    Raises: Rejected for a cluster over several nodes; Unavailable.
-    """
-    if record.nodes is not None:
-        raise Rejected(
-            "a cluster over several nodes runs in a Ray that runs on them already: start Ray on "
-            "each, and give its address (address=..., RAY_ADDRESS)",
-            field="address",
-        )
-    if first:
-        save_record(paths, record, files)
-    try:
-        owned = owned_ray.start_owned(
-            paths,
-            files=files,
-            clock=clock,
-            progress=report,
-            # With TLS the certificate names Ray's address, and Ray accepts only drivers with a certificate.
-            loopback=tls.is_loopback(record.host) and not tls.wanted(os.environ),
-            timeout_s=timeout_s,
-        )
-    except RayMQError:
-        # If a Ray is left, `stop` needs the record to end it.
-        if first and ray_host.load_owned(paths, files) is None:
-            files.unlink(paths.cluster)
-        raise
-    return RayTarget(address=owned.address, owned=owned)
-
-
-def _ray_that_answers(
-    paths: ClusterPaths,
-    target: RayTarget,
-    timeout_s: float,
-    files: Files,
-    clock: Clock,
-    report: Progress,
-) -> RayTarget | None:
-    """The Ray of the data directory if it accepts drivers; None: it is dying, so the caller starts another.
-
-    Raises: Unavailable when it does not answer although its processes run. Other drivers may use it, so only `stop` may
-    end it.
-    """
-    owned = target.owned
-    if owned is None:
-        return target
-    fault = owned_ray.ailment(owned, files)
-    if fault is None and ray_host.connected_address() is None:
-        report(f"waiting for Ray at {target.address} to answer")
-        fault = ray_host.wait_for_answer(
-            target,
-            timeout_s=timeout_s,
-            clock=clock,
-            ailment=lambda: owned_ray.ailment(owned, files),
-        )
-        if fault is not None and owned_ray.ailment(owned, files) is None:
-            raise Unavailable(
-                f"Ray at {target.address} does not answer: {fault}. End it with `raymq stop {paths.data_dir}`",
-                address=target.address,
-            )
-    if fault is None:
-        return target
-    ray_host.leave(owned)
-    return None
-
-
-def _check_pool_room(
-    paths: ClusterPaths, record: ClusterRecord, options: dict[str, Any], files: Files
-) -> None:
-    """Raises: StorageFull with the numbers. With `nodes` each shard checks its own machine."""
-    if record.transient_pool and record.nodes is None:
-        slices = options["transient_pool_slices"]
-        leaders = [paths.replica(shard, 0) for shard in range(record.shards)]
-        check_room(leaders, slices * options["transient_pool_slice_bytes"], files=files)
+        cluster = ray_client.handle_of(ray, name)
+    cluster.resolver = RayResolver(address, name, cluster.shards)
+    cluster.ray_address = address
+    cluster.ca = ca or cluster.ca
+    return cluster
 
 
 def _resolver(

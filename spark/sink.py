@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,22 +30,17 @@ if TYPE_CHECKING:
 
 #: columns that a DataFrame may have, with Kafka's names
 COLUMNS = ("key", "value", "topic", "partition", "headers", "tag")
-RECEIPT_SCHEMA = (
-    "partition int, queue_id int, shard int, rows bigint, duplicates bigint, "
-    "first_offset bigint, last_offset bigint"
-)
-_RECEIPT = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("queue_id", pa.int32()),
-        ("shard", pa.int32()),
-        ("rows", pa.int64()),
-        ("duplicates", pa.int64()),
-        ("first_offset", pa.int64()),
-        ("last_offset", pa.int64()),
-    ]
-)
+#: column that is accepted -> its types in Spark
+_TYPES = {
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "tag": ("string",),
+    "partition": ("int",),
+}
 _ATTEMPTS_MAX = 255
+
+#: what Spark gives a task, and what a task returns
+Batches = Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True)
@@ -60,6 +55,12 @@ class QueueReceipt:
     duplicates: int
     first_offset: int
     last_offset: int
+
+
+#: the rows that a task returns, for Spark and for Arrow
+_RECEIPT_FIELDS = [field.name for field in fields(QueueReceipt)]
+RECEIPT_SCHEMA = ", ".join(f"{name} bigint" for name in _RECEIPT_FIELDS)
+_RECEIPT = pa.schema([(name, pa.int64()) for name in _RECEIPT_FIELDS])
 
 
 @dataclass(frozen=True)
@@ -133,11 +134,8 @@ def write(
     _refuse_unstable(df, sorted_here=bool(sort_by))
     facts = cluster.topics().get(topic)
     if facts is None:
-        raise Rejected(
-            f"topic {topic!r} does not exist; create it: raymq topic create {topic}",
-            field="topic",
-            limit="an existing topic",
-        )
+        message = f"topic {topic!r} does not exist; create it: raymq topic create {topic}"
+        raise Rejected(message, field="topic", limit="an existing topic")
     number = identity(write_id, "run")
     coordinator = number % cluster.shards
     run = int(cluster.call(coordinator, "init_producer", {"producer_id": number})["epoch"])
@@ -154,41 +152,12 @@ def identity(write_id: str, part: object) -> int:
 def _checked(df: Any) -> Any:
     from pyspark.sql import functions as f
 
-    names = df.columns
-    if "value" not in names:
-        raise Rejected(
-            f"the DataFrame has columns {names}; `value` (binary or string) is needed",
-            field="value",
-            limit=", ".join(COLUMNS),
-        )
-    for name in names:
-        if name not in COLUMNS:
-            raise Rejected(
-                f"unknown column {name!r}; a topic takes {', '.join(COLUMNS)}",
-                field=name,
-                limit=", ".join(COLUMNS),
-            )
     types = dict(df.dtypes)
-    wanted = {
-        "key": ("binary", "string"),
-        "value": ("binary", "string"),
-        "tag": ("string",),
-        "partition": ("int",),
-    }
-    for name, kinds in wanted.items():
-        if name in types and types[name] not in kinds:
-            raise Rejected(
-                f"column {name} has type {types[name]}, expected {' or '.join(kinds)}; cast it",
-                field=name,
-                limit="|".join(kinds),
-            )
-    for name in ("topic", "headers"):
-        if name in types:
-            raise Rejected(
-                f"column {name!r} is not accepted: write one topic at a time, without headers",
-                field=name,
-                limit="absent",
-            )
+    if "value" not in types:
+        message = f"the DataFrame has columns {list(types)}; `value` (binary or string) is needed"
+        raise Rejected(message, field="value", limit=", ".join(COLUMNS))
+    for name, kind in types.items():
+        _check_column(name, kind)
 
     def column(name: str, kind: str) -> Any:
         have = f.col(name) if name in types else f.lit(None)
@@ -202,16 +171,28 @@ def _checked(df: Any) -> Any:
     )
 
 
+def _check_column(name: str, kind: str) -> None:
+    """Raises: Rejected for a column that a topic does not take, or of another type."""
+    if name not in COLUMNS:
+        message = f"unknown column {name!r}; a topic takes {', '.join(COLUMNS)}"
+        raise Rejected(message, field=name, limit=", ".join(COLUMNS))
+    if name not in _TYPES:
+        message = f"column {name!r} is not accepted: write one topic at a time, without headers"
+        raise Rejected(message, field=name, limit="absent")
+    if kind not in _TYPES[name]:
+        message = f"column {name} has type {kind}, expected {' or '.join(_TYPES[name])}; cast it"
+        raise Rejected(message, field=name, limit="|".join(_TYPES[name]))
+
+
 def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
     """Refuse a plan whose retried tasks could see other rows, or another order. Raises: Rejected."""
     execution = df._jdf.queryExecution()
     if not execution.analyzed().deterministic():
-        raise Rejected(
+        message = (
             "the DataFrame's plan is not deterministic (rand(), uuid(), monotonically_increasing_id()...): a retried "
-            "task would write other rows. Store it first (Parquet, a topic) and write from there.",
-            field="plan",
-            limit="deterministic",
+            "task would write other rows. Store it first (Parquet, a topic) and write from there."
         )
+        raise Rejected(message, field="plan", limit="deterministic")
     plan = execution.executedPlan().toString()
     lines = [line.strip(" +-:*()0123456789") for line in plan.splitlines()]
     operators = [line.split(" ")[0].split("(")[0] for line in lines if line]
@@ -219,25 +200,17 @@ def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
         if operator == "Sort":
             return
         if operator.endswith("Exchange") and not sorted_here:
-            raise Rejected(
+            message = (
                 "a shuffle orders the rows, differently in each attempt: give sort_by=[columns that order the rows "
-                "without ties]",
-                field="plan",
-                limit="a fixed row order",
+                "without ties]"
             )
+            raise Rejected(message, field="plan", limit="a fixed row order")
 
 
 def _task(
-    cluster: Cluster,
-    topic: str,
-    write_id: str,
-    run: int,
-    facts: dict[str, Any],
-    acks: Acks,
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    queues, shards = int(facts["queues"]), list(facts["shards"])
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    cluster: Cluster, topic: str, write_id: str, run: int, facts: dict[str, Any], acks: Acks
+) -> Callable[[Batches], Batches]:
+    def work(batches: Batches) -> Batches:
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -249,7 +222,7 @@ def _task(
             Routes.of(cluster), producer_id=identity(write_id, partition), epoch=epoch, acks=acks
         )
         try:
-            yield from _send_all(sender, batches, topic, partition, queues, shards)
+            yield from _send_all(sender, batches, topic, partition, facts)
         finally:
             sender.close()
 
@@ -257,34 +230,29 @@ def _task(
 
 
 def _send_all(
-    sender: BatchSender,
-    batches: Iterator[pa.RecordBatch],
-    topic: str,
-    partition: int,
-    queues: int,
-    shards: list[int],
-) -> Iterator[pa.RecordBatch]:
+    sender: BatchSender, batches: Batches, topic: str, partition: int, facts: dict[str, Any]
+) -> Batches:
+    queues, shards = int(facts["queues"]), list(facts["shards"])
     futures: list[tuple[int, Any]] = []
     for turn, batch in enumerate(batches):
         for queue_id, part in split(batch, queues, turn):
             futures.append((queue_id, sender.send(topic, queue_id, part)))
-    rows: dict[int, list[int]] = {}
+    written: dict[int, QueueReceipt] = {}
     for queue_id, future in futures:
-        receipt = future.result()
-        have = rows.setdefault(queue_id, [0, 0, receipt.first_offset, -1])
-        have[0] += receipt.count
-        have[1] += receipt.duplicates
-        have[3] = receipt.last_offset
-    if rows:
-        yield pa.record_batch(
-            [
-                pa.array([partition] * len(rows), pa.int32()),
-                pa.array(list(rows), pa.int32()),
-                pa.array([shards[q % len(shards)] for q in rows], pa.int32()),
-                *(pa.array([r[i] for r in rows.values()], pa.int64()) for i in range(4)),
-            ],
-            schema=_RECEIPT,
+        stored = future.result()
+        shard = shards[queue_id % len(shards)]
+        have = written.get(queue_id) or QueueReceipt(
+            partition, queue_id, shard, 0, 0, stored.first_offset, -1
         )
+        written[queue_id] = replace(
+            have,
+            rows=have.rows + stored.count,
+            duplicates=have.duplicates + stored.duplicates,
+            last_offset=stored.last_offset,
+        )
+    if written:
+        rows = [asdict(receipt) for receipt in written.values()]
+        yield pa.RecordBatch.from_pylist(rows, schema=_RECEIPT)
 
 
 def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -310,12 +278,8 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
         bad = given & ((wanted < 0) | (wanted >= queues))
         if bad.any():
             row = int(np.argmax(bad))
-            raise Rejected(
-                f"row {row}: partition {int(wanted[row])} is outside 0 to {queues - 1}",
-                field="partition",
-                limit=queues - 1,
-                row=row,
-            )
+            message = f"row {row}: partition {int(wanted[row])} is outside 0 to {queues - 1}"
+            raise Rejected(message, field="partition", limit=queues - 1, row=row)
         where = np.where(given, wanted, where)
     table = pa.record_batch(
         [values, tags, key_properties(keys), pa.array(np.zeros(count, dtype=np.int64))],

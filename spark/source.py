@@ -20,23 +20,20 @@ from raymq.store.errors import OffsetOutOfRange, Rejected
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
-    "tag string, shard int"
-)
-_ARROW = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("timestampType", pa.int32()),
-        ("tag", pa.string()),
-        ("shard", pa.int32()),
-    ]
-)
+#: column -> its type in Spark and in Arrow
+_COLUMNS = {
+    "key": ("binary", pa.binary()),
+    "value": ("binary", pa.binary()),
+    "topic": ("string", pa.string()),
+    "partition": ("int", pa.int32()),
+    "offset": ("bigint", pa.int64()),
+    "timestamp": ("timestamp", pa.timestamp("us", tz="UTC")),
+    "timestampType": ("int", pa.int32()),
+    "tag": ("string", pa.string()),
+    "shard": ("int", pa.int32()),
+}
+_SPARK = ", ".join(f"{name} {kind}" for name, (kind, _) in _COLUMNS.items())
+_ARROW = pa.schema([(name, kind) for name, (_, kind) in _COLUMNS.items()])
 #: Kafka's code for "log append time"
 _LOG_APPEND_TIME = 1
 
@@ -85,10 +82,8 @@ def read(
         Unavailable: the cluster does not answer.
     """
     facts = cluster.describe_topic(topic)["queues"]
-    begin, end = (
-        _offsets("startingOffsets", startingOffsets),
-        _offsets("endingOffsets", endingOffsets),
-    )
+    begin = _offsets("startingOffsets", startingOffsets)
+    end = _offsets("endingOffsets", endingOffsets)
     ranges: list[tuple[int, int, int, int]] = []
     for f in facts:
         queue_id, low, high = f["queue_id"], f["min_offset"], f["max_offset"]
@@ -100,7 +95,7 @@ def read(
     plan = spark.createDataFrame(
         ranges or [(0, 0, 0, 0)], "queue_id int, shard int, first bigint, last bigint"
     ).repartitionByRange(max(1, len(ranges)), "queue_id", "first")
-    return plan.mapInArrow(_task(cluster, topic), SCHEMA)
+    return plan.mapInArrow(_task(cluster, topic), _SPARK)
 
 
 def _offsets(option: str, value: str | dict[int, int]) -> str | dict[int, int]:
@@ -109,11 +104,8 @@ def _offsets(option: str, value: str | dict[int, int]) -> str | dict[int, int]:
     if isinstance(value, dict):
         return {int(queue_id): int(offset) for queue_id, offset in value.items()}
     if value not in ("earliest", "latest"):
-        raise Rejected(
-            f"{option}={value!r}: use 'earliest', 'latest' or {{queue_id: offset}}",
-            field=option,
-            limit="earliest|latest|{queue_id: offset}",
-        )
+        message = f"{option}={value!r}: use 'earliest', 'latest' or {{queue_id: offset}}"
+        raise Rejected(message, field=option, limit="earliest|latest|{queue_id: offset}")
     return value
 
 
@@ -125,13 +117,8 @@ def _resolve(option: str, value: str | dict[int, int], queue_id: int, low: int, 
     default = low if option == "startingOffsets" else high
     offset = value.get(queue_id, default) if isinstance(value, dict) else default
     if not low <= offset <= high:
-        raise OffsetOutOfRange(
-            f"{option}: queue {queue_id} holds offsets {low} to {high}, not {offset}",
-            min=low,
-            max=high,
-            offset=offset,
-            queue_id=queue_id,
-        )
+        message = f"{option}: queue {queue_id} holds offsets {low} to {high}, not {offset}"
+        raise OffsetOutOfRange(message, min=low, max=high, offset=offset, queue_id=queue_id)
     return offset
 
 
@@ -166,17 +153,11 @@ def columns(records: pa.Array, shard: int) -> pa.RecordBatch:
     """Raw records as columns of the Kafka connector."""
     rows = message_batch(shard, records)
     times = pc.multiply(rows.column("store_time_ms"), 1000).cast(pa.timestamp("us", tz="UTC"))
-    return pa.record_batch(
-        [
-            rows.column("key"),
-            rows.column("body"),
-            rows.column("topic"),
-            rows.column("queue_id"),
-            rows.column("offset"),
-            times,
-            pa.array([_LOG_APPEND_TIME] * rows.num_rows, pa.int32()),
-            rows.column("tag"),
-            rows.column("shard"),
-        ],
-        schema=_ARROW,
-    )
+    renamed = {
+        "value": rows.column("body"),
+        "partition": rows.column("queue_id"),
+        "timestamp": times,
+        "timestampType": pa.array([_LOG_APPEND_TIME] * rows.num_rows, pa.int32()),
+    }
+    found = [renamed[name] if name in renamed else rows.column(name) for name in _COLUMNS]
+    return pa.record_batch(found, schema=_ARROW)

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.consume.range_reader import read_range
 from raymq.store.queues.raw_records import decode_records
 
 from .messages import damaged_rows, read_headers
 from .plan import BenchPlan
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 Int64s = npt.NDArray[np.int64]
 

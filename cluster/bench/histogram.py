@@ -111,28 +111,15 @@ class Histogram:
             },
         }
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> tuple[Any, ...]:
         # Sparse: one is sent by every worker at every tick.
         slots = np.flatnonzero(self._counts)
-        return {
-            "slots": slots.astype(np.int32),
-            "counts": self._counts[slots],
-            "max": self.max,
-            "sum": self.sum,
-        }
+        return slots.astype(np.int32), self._counts[slots], self.max, self.sum
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]  # the empty one is the start here as well
-        self._counts[state["slots"]] = state["counts"]
-        self.max, self.sum = state["max"], state["sum"]
-
-
-def merged(histograms: list[Histogram]) -> Histogram:
-    """One histogram of all values."""
-    whole = Histogram()
-    for each in histograms:
-        whole.merge(each)
-    return whole
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        slots, counts, self.max, self.sum = state
+        self._counts = np.zeros(SLOTS, dtype=np.int64)
+        self._counts[slots] = counts
 
 
 def _slots(values: Int64s) -> Int64s:

@@ -46,6 +46,22 @@ class Control(Protocol):
         """Queue index -> the offset before which reading ends; None while senders may go on."""
 
 
+@dataclass
+class Tick:
+    """The figures of one tick, of one worker or of all."""
+
+    messages: int = 0
+    payload_bytes: int = 0
+    #: microseconds
+    latency: Histogram = field(default_factory=Histogram)
+
+    def add(self, other: Tick) -> None:
+        """Add the figures of another worker, or of another part of the tick."""
+        self.messages += other.messages
+        self.payload_bytes += other.payload_bytes
+        self.latency.merge(other.latency)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The work of one tick.
@@ -56,11 +72,8 @@ class Snapshot:
 
     #: "send" (from due to acknowledged), "receive" (from due to read) or "poll" (one fetch)
     channel: str
-    tick: int
-    messages: int
-    payload_bytes: int
-    #: microseconds
-    latency: Histogram
+    number: int
+    tick: Tick
 
 
 @dataclass(frozen=True)
@@ -105,15 +118,6 @@ class Job:
     ledgers: tuple[Ledger, ...] = ()
 
 
-@dataclass
-class Tick:
-    """The figures of one tick, of one worker or of all."""
-
-    messages: int = 0
-    payload_bytes: int = 0
-    latency: Histogram = field(default_factory=Histogram)
-
-
 class Meter:
     """Counts what is done by the tick in which it was done. Threads: needs the owner's lock."""
 
@@ -138,7 +142,4 @@ class Meter:
     def take(self, before: int | None) -> list[Snapshot]:
         """The ticks below `before` (None: all), removed."""
         numbers = sorted(n for n in self._ticks if before is None or n < before)
-        return [
-            Snapshot(self._channel, n, tick.messages, tick.payload_bytes, tick.latency)
-            for n, tick in ((n, self._ticks.pop(n)) for n in numbers)
-        ]
+        return [Snapshot(self._channel, n, self._ticks.pop(n)) for n in numbers]

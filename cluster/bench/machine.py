@@ -31,13 +31,17 @@ def machine(cluster: Mapping[str, Any], files: Files | None = None) -> dict[str,
 
 def versions() -> dict[str, str]:
     """The versions of what takes part; a package that is missing is left out."""
-    found = {"raymq": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {name: version_of(name) for name in _PACKAGES}
+    present = {name: version for name, version in found.items() if version is not None}
+    return {"raymq": __version__, "python": platform.python_version(), **present}
+
+
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None: it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _disk(cluster: Mapping[str, Any], files: Files) -> str:

@@ -75,13 +75,8 @@ class RowMaker:
         plan, turn = self._plan, self._turn
         self._turn += 1
         if self._keys is None:
-            return [
-                self._rows(
-                    plan.queue_indexes[turn % len(plan.queue_indexes)],
-                    due_us,
-                    pa.nulls(len(due_us), pa.binary()),
-                )
-            ]
+            queue_index = plan.queue_indexes[turn % len(plan.queue_indexes)]
+            return [self._rows(queue_index, due_us, pa.nulls(len(due_us), pa.binary()))]
         first_index = turn % plan.topics * plan.queues
         queues, properties = self._keys.draw(self._rng, len(due_us))
         made = []
@@ -98,23 +93,16 @@ class RowMaker:
         first = self.sequences.get(queue_index, 0)
         self.sequences[queue_index] = first + count
         headers = np.zeros(count, dtype=HEADER)
-        headers["run"], headers["worker"], headers["queue_index"] = (
-            self._plan.run,
-            self._worker,
-            queue_index,
-        )
+        headers["run"] = self._plan.run
+        headers["worker"] = self._worker
+        headers["queue_index"] = queue_index
         headers["sequence"] = np.arange(first, first + count)
-        headers["due_us"], headers["size"] = due_us, sizes
+        headers["due_us"] = due_us
+        headers["size"] = sizes
         headers["payload"] = self._rng.integers(0, _STARTS, count)
-        batch = pa.RecordBatch.from_arrays(
-            [
-                _bodies(headers, self._block),
-                pa.nulls(count, pa.string()),
-                properties,
-                pa.array(due_us // 1000),
-            ],
-            schema=PUT_SCHEMA,
-        )
+        bodies, tags = _bodies(headers, self._block), pa.nulls(count, pa.string())
+        columns = [bodies, tags, properties, pa.array(due_us // 1000)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
         return queue_index, due_us, batch
 
 

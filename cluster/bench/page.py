@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
@@ -14,43 +15,15 @@ from .report import FAULTS
 HEIGHT = 300
 #: every chart is drawn for a wide and for a narrow window: letters do not shrink with the chart
 WIDTHS = {"wide": 860, "narrow": 400}
-_NARROW_PX = 640
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 28, 44
 
 #: (x, y) in the units of the axes
 Points = Sequence[tuple[float, float]]
+#: its name in the legend, its CSS class, its points
+Curve = tuple[str, str, Points]
 
 #: at least; and between the labels of an axis
 _LETTER, _GAP = 7.0, 8.0
-
-_STYLE = f"""
-:root {{ color-scheme: light dark; --ink: #1d2433; --soft: #667085; --line: #e3e6ec; --paper: #ffffff;
-  --card: #f7f8fa; --a: #2563eb; --b: #d97706; --c: #be123c; --good: #15803d; --bad: #be123c; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --ink: #e6e8ee; --soft: #98a2b3; --line: #2c3342;
-  --paper: #12161f; --card: #1a202c; --a: #60a5fa; --b: #fbbf24; --c: #fb7185; --good: #4ade80;
-  --bad: #fb7185; }} }}
-body {{ font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; color: var(--ink);
-  background: var(--paper); max-width: 900px; margin: 32px auto; padding: 0 20px; }}
-h1 {{ font-size: 24px; margin: 0 0 4px; }} h2 {{ font-size: 18px; margin: 36px 0 8px; }}
-h3 {{ font-size: 14px; margin: 22px 0 2px; }} p.soft {{ color: var(--soft); margin: 0 0 20px; }}
-.cards {{ display: grid; grid-template-columns: repeat(3, 1fr); gap: 10px; }}
-.card {{ white-space: nowrap; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  padding: 10px 14px; }} .card b {{ display: block; font-size: 20px; font-weight: 600; }}
-.card span {{ color: var(--soft); font-size: 13px; }}
-table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
-td, th {{ text-align: right; padding: 4px 10px; border-bottom: 1px solid var(--line); }}
-td:first-child, th:first-child {{ text-align: left; }} th {{ color: var(--soft); font-weight: 500; }}
-svg {{ width: 100%; height: auto; display: block; }} svg text {{ fill: var(--soft); font-size: 12px; }}
-.grid {{ stroke: var(--line); }} .curve {{ fill: none; stroke-width: 2; stroke-linejoin: round; }}
-.a {{ stroke: var(--a); }} .b {{ stroke: var(--b); }} .c {{ stroke: var(--c); }}
-.legend text {{ fill: var(--ink); }} .good {{ color: var(--good); }} .bad {{ color: var(--bad); }}
-.facts {{ margin: 16px 0; font-size: 13px; }} .facts td {{ text-align: left; white-space: normal; }}
-.facts td:first-child {{ color: var(--soft); width: 80px; }}
-.scroll {{ overflow-x: auto; }} .narrow {{ display: none; }}
-@media (max-width: {_NARROW_PX}px) {{ .wide {{ display: none; }} .narrow {{ display: block; }}
-  body {{ margin: 20px auto; padding: 0 12px; }} .cards {{ grid-template-columns: repeat(2, 1fr); }}
-  td, th {{ padding: 4px 7px; white-space: nowrap; }} }}
-"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +33,7 @@ class Axis:
     low: float
     high: float
     marks: Sequence[tuple[float, str]]
+    name: str = ""
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
@@ -70,7 +44,7 @@ class Axis:
         return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
-def linear_axis(low: float, high: float, *, marks: int = 5) -> Axis:
+def linear_axis(low: float, high: float, name: str = "", *, marks: int = 5) -> Axis:
     """An axis with round marks; `low` stays, `high` grows to the next mark."""
     raw = max(high - low, 1e-9) / marks
     power = 10.0 ** math.floor(math.log10(raw))
@@ -78,10 +52,10 @@ def linear_axis(low: float, high: float, *, marks: int = 5) -> Axis:
     first, last = math.floor(low / step), math.ceil(high / step - 1e-9)
     last = max(last, first + 1)
     values = [step * number for number in range(first, last + 1)]
-    return Axis(values[0], values[-1], [(value, _number(value)) for value in values])
+    return Axis(values[0], values[-1], [(value, _number(value)) for value in values], name)
 
 
-def log_axis(low: float, high: float) -> Axis:
+def log_axis(low: float, high: float, name: str = "") -> Axis:
     """A logarithmic axis over whole powers of ten; between them 2 and 5 where they fit."""
     first = math.floor(math.log10(max(low, 1e-3)))
     last = max(math.ceil(math.log10(max(high, 1e-3)) - 1e-9), first + 1)
@@ -93,14 +67,14 @@ def log_axis(low: float, high: float) -> Axis:
         if factor * 10.0**power <= 10.0**last * 1.001
     ]
     marks = [(value, _number(value)) for value in values]
-    return Axis(10.0**first, 10.0**last, marks, logarithmic=True)
+    return Axis(10.0**first, 10.0**last, marks, name, logarithmic=True)
 
 
 def nines_axis(highest: float) -> Axis:
     """Percentiles by their nines: 0, 90, 99, 99.9 ... are evenly apart."""
     last = max(2, math.ceil(highest - 1e-6))
     names = ["0 %", "90 %", *(f"{100 * (1 - 10.0**-n):.{n - 2}f} %" for n in range(2, last + 1))]
-    return Axis(0.0, float(last), [(float(n), name) for n, name in enumerate(names)])
+    return Axis(0.0, float(last), [(float(n), name) for n, name in enumerate(names)], "percentile")
 
 
 def _number(value: float) -> str:
@@ -109,102 +83,92 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
 
 
-def chart(
-    curves: Sequence[tuple[str, str, Points]], x: Axis, y: Axis, *, x_name: str, y_name: str
-) -> str:
-    """A picture of curves: (legend, CSS class, points), once for each width. Axes carry their names."""
+def chart(curves: Sequence[Curve], x: Axis, y: Axis) -> str:
+    """A picture of curves, once for each width."""
     return "".join(
-        f'<div class="{name}">{_svg(curves, x, y, width, x_name=x_name, y_name=y_name)}</div>'
+        f'<div class="{name}">{_Picture(x, y, width).svg(curves)}</div>'
         for name, width in WIDTHS.items()
     )
 
 
-def _svg(
-    curves: Sequence[tuple[str, str, Points]],
-    x: Axis,
-    y: Axis,
-    width: int,
-    *,
-    x_name: str,
-    y_name: str,
-) -> str:
-    right, bottom = width - _RIGHT, HEIGHT - _BOTTOM
+class _Picture:
+    """An SVG of one width. Its coordinates are pixels from the top left corner."""
 
-    def across(value: float) -> float:
-        return _LEFT + x.place(value) * (right - _LEFT)
+    def __init__(self, x: Axis, y: Axis, width: int) -> None:
+        self._x = x
+        self._y = y
+        self._width = width
+        self._right = width - _RIGHT
+        self._bottom = HEIGHT - _BOTTOM
 
-    def down(value: float) -> float:
-        return bottom - y.place(value) * (bottom - _TOP)
+    def _across(self, value: float) -> float:
+        return _LEFT + self._x.place(value) * (self._right - _LEFT)
 
-    parts = [
-        f'<svg viewBox="0 0 {width} {HEIGHT}" role="img" xmlns="http://www.w3.org/2000/svg">',
-        f"<title>{escape(y_name)} by {escape(x_name)}</title>",
-        *_grid(x, y, across, down, width),
-    ]
-    for name, style, points in curves:
-        text = " ".join(f"{across(a):.1f},{down(b):.1f}" for a, b in points)
-        parts.append(f'<polyline class="curve {style}" points="{text}"/>')
+    def _down(self, value: float) -> float:
+        return self._bottom - self._y.place(value) * (self._bottom - _TOP)
+
+    def svg(self, curves: Sequence[Curve]) -> str:
+        """The picture of curves, with axes, their names and a legend."""
+        x_name, y_name = escape(self._x.name), escape(self._y.name)
+        across, down = (_LEFT + self._right) / 2, (_TOP + self._bottom) / 2
+        parts = [
+            f'<svg viewBox="0 0 {self._width} {HEIGHT}" role="img" xmlns="http://www.w3.org/2000/svg">',
+            f"<title>{y_name} by {x_name}</title>",
+            *self._horizontal_lines(),
+            *self._vertical_marks(),
+            *(self._curve(*curve) for curve in curves),
+            f'<text x="{across}" y="{HEIGHT - 6}" text-anchor="middle">{x_name}</text>',
+            f'<text transform="translate(14 {down}) rotate(-90)" text-anchor="middle">{y_name}</text>',
+            _legend(curves),
+            "</svg>",
+        ]
+        return "".join(parts)
+
+    def _curve(self, name: str, style: str, points: Points) -> str:
+        places = [(f"{self._across(x):.1f}", f"{self._down(y):.1f}") for x, y in points]
+        line = " ".join(f"{across},{down}" for across, down in places)
+        found = f'<polyline class="curve {style}" points="{line}"/>'
         if len(points) <= 120:
-            parts += [
-                f'<circle class="{style}" cx="{across(a):.1f}" cy="{down(b):.1f}" r="2.5" '
-                f'fill="var(--paper)"><title>{escape(name)} {_exact(b)}</title></circle>'
-                for a, b in points
-            ]
-    parts.append(f'<text x="{(_LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">')
-    parts.append(f"{escape(x_name)}</text>")
-    parts.append(f'<text transform="translate(14 {(_TOP + bottom) / 2}) rotate(-90)" ')
-    parts.append(f'text-anchor="middle">{escape(y_name)}</text>')
-    parts += _legend([(name, style) for name, style, _ in curves])
-    return "".join([*parts, "</svg>"])
+            for (across, down), (_, y) in zip(places, points, strict=True):
+                found += (
+                    f'<circle class="{style}" cx="{across}" cy="{down}" r="2.5" fill="var(--paper)">'
+                    f"<title>{escape(name)} {_exact(y)}</title></circle>"
+                )
+        return found
+
+    def _horizontal_lines(self) -> Iterator[str]:
+        for value, name in self._y.marks:
+            at = self._down(value)
+            yield f'<line class="grid" x1="{_LEFT}" x2="{self._right}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            yield f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{name}</text>'
+
+    def _vertical_marks(self) -> Iterator[str]:
+        bottom = self._bottom
+        # From the right: the last label is always there, and those that would touch their neighbour are not.
+        free = float(self._width)
+        for value, name in reversed(self._x.marks):
+            at = self._across(value)
+            yield f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom}" y2="{bottom + 5}"/>'
+            half = len(name) * _LETTER / 2
+            middle = min(at, self._width - half)
+            if middle + half <= free:
+                free = middle - half - _GAP
+                yield f'<text x="{middle:.1f}" y="{bottom + 19}" text-anchor="middle">{name}</text>'
 
 
 def _exact(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _grid(
-    x: Axis,
-    y: Axis,
-    across: Callable[[float], float],
-    down: Callable[[float], float],
-    width: int,
-) -> list[str]:
-    right, bottom = width - _RIGHT, HEIGHT - _BOTTOM
-    parts = []
-    for value, name in y.marks:
-        at = down(value)
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>'
-            f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{name}</text>'
-        )
-    # From the right: the last label is always there, and those that would touch their neighbour are not.
-    free = float(width)
-    for value, name in reversed(x.marks):
-        at = across(value)
-        parts.append(
-            f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom}" y2="{bottom + 5}"/>'
-        )
-        half = len(name) * _LETTER / 2
-        middle = min(at, width - half)
-        if middle + half <= free:
-            free = middle - half - _GAP
-            parts.append(
-                f'<text x="{middle:.1f}" y="{bottom + 19}" text-anchor="middle">{name}</text>'
-            )
-    return parts
-
-
-def _legend(names: Sequence[tuple[str, str]]) -> list[str]:
-    if len(names) < 2:
-        return []
-    parts = ['<g class="legend">']
-    for number, (name, style) in enumerate(names):
-        at, height = _LEFT + 84 * number, _TOP - 16
-        parts.append(
-            f'<line class="curve {style}" x1="{at}" x2="{at + 18}" y1="{height}" y2="{height}"/>'
-            f'<text x="{at + 24}" y="{height + 4}">{escape(name)}</text>'
-        )
-    return [*parts, "</g>"]
+def _legend(curves: Sequence[Curve]) -> str:
+    if len(curves) < 2:
+        return ""
+    found, y = "", _TOP - 16
+    for number, (name, style, _) in enumerate(curves):
+        x = _LEFT + 84 * number
+        found += f'<line class="curve {style}" x1="{x}" x2="{x + 18}" y1="{y}" y2="{y}"/>'
+        found += f'<text x="{x + 24}" y="{y + 4}">{escape(name)}</text>'
+    return f'<g class="legend">{found}</g>'
 
 
 def page(report: dict[str, Any]) -> str:
@@ -224,6 +188,7 @@ def page(report: dict[str, Any]) -> str:
         f"to {plan['batch']:,}, {extent}"
     )
     title = f"raymq bench {report['mode']}"
+    style = importlib.resources.files(__package__).joinpath("page.css").read_text("utf-8")
     body = [f"<h1>{escape(title)}</h1>", f'<p class="soft">{escape(facts)}</p>', _cards(report)]
     body.append(_measured_on(report))
     body += [_channel(name, channel) for name, channel in report["channels"].items()]
@@ -233,7 +198,7 @@ def page(report: dict[str, Any]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<title>{escape(title)}</title><style>\n{style}</style></head>"
         f"<body>{''.join(body)}</body></html>\n"
     )
 
@@ -253,14 +218,11 @@ def _cards(report: dict[str, Any]) -> str:
         (f"{latency['max_ms']:,.2f} ms", "slowest", ""),
         (word, f"{report['acknowledged']:,} messages", style),
     ]
-    return (
-        '<div class="cards">'
-        + "".join(
-            f'<div class="card"><b class="{style}">{escape(value)}</b><span>{name}</span></div>'
-            for value, name, style in cards
-        )
-        + "</div>"
+    shown = "".join(
+        f'<div class="card"><b class="{style}">{escape(value)}</b><span>{name}</span></div>'
+        for value, name, style in cards
     )
+    return f'<div class="cards">{shown}</div>'
 
 
 _NAMES = {"raymq": "RayMQ", "python": "Python", "ray": "Ray"}
@@ -273,19 +235,16 @@ def _measured_on(report: dict[str, Any]) -> str:
     versions = ", ".join(
         f"{_NAMES.get(name, name)} {version}" for name, version in report["versions"].items()
     )
+    memory_gib = machine["memory_bytes"] / 2**30
+    facts = {
+        "date": f"{finished:%Y-%m-%d %H:%M} UTC",
+        "host": f"{machine['host']}, {machine['cores']} cores, {memory_gib:.0f} GiB of memory",
+        "disk": machine["disk"],
+        "versions": versions,
+        "kernel": f"{machine['system']} {machine['kernel']}",
+    }
     rows = "".join(
-        f"<tr><td>{name}</td><td>{escape(text)}</td></tr>"
-        for name, text in (
-            ("date", f"{finished:%Y-%m-%d %H:%M} UTC"),
-            (
-                "host",
-                f"{machine['host']}, {machine['cores']} cores, "
-                f"{machine['memory_bytes'] / 2**30:.0f} GiB of memory",
-            ),
-            ("disk", machine["disk"]),
-            ("versions", versions),
-            ("kernel", f"{machine['system']} {machine['kernel']}"),
-        )
+        f"<tr><td>{name}</td><td>{escape(text)}</td></tr>" for name, text in facts.items()
     )
     return f'<table class="facts">{rows}</table>'
 
@@ -302,91 +261,84 @@ def _channel(name: str, channel: dict[str, Any]) -> str:
     ticks = [tick for tick in channel["ticks"] if tick["messages"] and tick["t_s"] < window_s]
     if not ticks:
         return f"<h2>{_CHANNELS[name]}</h2><p>Nothing within the measured time.</p>"
-    first, last = ticks[0]["t_s"], ticks[-1]["t_s"]
-    time = linear_axis(min(first, 0.0), max(last, first + 1.0), marks=8)
+    return (
+        f"<h2>{_CHANNELS[name]}</h2>{_percentile_table(channel['latency'])}"
+        f"<h3>Throughput</h3>{_throughput(ticks)}"
+        f"<h3>Latency over time</h3>{_latency_over_time(ticks)}"
+        f"<h3>Latency by percentile</h3>{_latency_by_percentile(channel)}"
+    )
+
+
+def _throughput(ticks: list[dict[str, Any]]) -> str:
     rates = [(tick["t_s"], tick["messages_per_s"]) for tick in ticks]
-    times = {
-        which: [(tick["t_s"], max(tick[f"{which}_ms"], 0.001)) for tick in ticks]
-        for which in ("p50", "p99", "max")
-    }
-    lowest = min(value for _, value in times["p50"])
-    highest = max(value for _, value in times["max"])
-    seconds = "seconds since the end of the warm-up"
+    y = linear_axis(0.0, max(rate for _, rate in rates), "messages/s")
+    return chart([("messages/s", "a", rates)], _time_axis(ticks), y)
+
+
+def _time_axis(ticks: list[dict[str, Any]]) -> Axis:
+    first, last = ticks[0]["t_s"], ticks[-1]["t_s"]
+    name = "seconds since the end of the warm-up"
+    return linear_axis(min(first, 0.0), max(last, first + 1.0), name, marks=8)
+
+
+def _latency_over_time(ticks: list[dict[str, Any]]) -> str:
+    curves: list[Curve] = [
+        (which, style, [(tick["t_s"], max(tick[f"{which}_ms"], 0.001)) for tick in ticks])
+        for which, style in (("p50", "a"), ("p99", "b"), ("max", "c"))
+    ]
+    lowest = min(value for _, value in curves[0][2])
+    highest = max(value for _, value in curves[-1][2])
+    return chart(curves, _time_axis(ticks), log_axis(lowest, highest, "ms"))
+
+
+def _latency_by_percentile(channel: dict[str, Any]) -> str:
     curve = [
         (-math.log10(max(1.0 - percent / 100.0, 1e-12)), max(value, 0.001))
         for percent, value in channel["percentiles"][:-1]
     ]
-    nines = max((x for x, _ in curve), default=2.0)
-    top = channel["latency"]["max_ms"]
-    parts = [
-        f"<h2>{_CHANNELS[name]}</h2>{_percentile_table(channel['latency'])}",
-        "<h3>Throughput</h3>",
-        chart(
-            [("messages/s", "a", rates)],
-            time,
-            linear_axis(0.0, max(rate for _, rate in rates)),
-            x_name=seconds,
-            y_name="messages/s",
-        ),
-        "<h3>Latency over time</h3>",
-        chart(
-            [("p50", "a", times["p50"]), ("p99", "b", times["p99"]), ("max", "c", times["max"])],
-            time,
-            log_axis(lowest, highest),
-            x_name=seconds,
-            y_name="ms",
-        ),
-        "<h3>Latency by percentile</h3>",
-        chart(
-            [("latency", "a", curve)],
-            nines_axis(nines),
-            log_axis(min((y for _, y in curve), default=0.001), max(top, 0.001)),
-            x_name="percentile",
-            y_name="ms",
-        ),
-    ]
-    return "".join(parts)
+    x = nines_axis(max((nines for nines, _ in curve), default=2.0))
+    lowest = min((value for _, value in curve), default=0.001)
+    y = log_axis(lowest, max(channel["latency"]["max_ms"], 0.001), "ms")
+    return chart([("latency", "a", curve)], x, y)
 
 
 def _percentile_table(latency: dict[str, Any]) -> str:
     names = [name for name in latency if name.endswith("_ms")]
-    head = "".join(f"<th>{name.removesuffix('_ms')}</th>" for name in names)
-    cells = "".join(f"<td>{latency[name]:,.2f}</td>" for name in names)
-    return _scroll(f"<table><tr><th></th>{head}</tr><tr><td>ms</td>{cells}</tr></table>")
+    head = ["", *(name.removesuffix("_ms") for name in names)]
+    return _table(head, [["ms", *(f"{latency[name]:,.2f}" for name in names)]])
 
 
-def _scroll(table: str) -> str:
+def _table(head: list[str], rows: list[list[str]]) -> str:
     """A table that is scrolled where the window is too narrow, instead of the page."""
-    return f'<div class="scroll">{table}</div>'
+    found = f"<tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>"
+    for row in rows:
+        found += f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
+    return f'<div class="scroll"><table>{found}</table></div>'
 
 
 def _search(search: dict[str, Any]) -> str:
-    rows = "".join(
-        f"<tr><td>{each['rate']:,.0f}</td><td>{each['achieved']:,.0f}</td>"
-        f"<td>{each['p99_ms']:,.2f}</td><td>{'yes' if each['kept_up'] else 'no'}</td></tr>"
+    rows = [
+        [
+            f"{each['rate']:,.0f}",
+            f"{each['achieved']:,.0f}",
+            f"{each['p99_ms']:,.2f}",
+            "yes" if each["kept_up"] else "no",
+        ]
         for each in search["rounds"]
-    )
-    return f"<h2>Highest rate with p99 up to {search['p99_limit_ms']:g} ms</h2>" + _scroll(
-        "<table><tr><th>offered, messages/s</th><th>achieved</th><th>p99 ms</th>"
-        f"<th>kept up</th></tr>{rows}</table>"
-    )
+    ]
+    table = _table(["offered, messages/s", "achieved", "p99 ms", "kept up"], rows)
+    return f"<h2>Highest rate with p99 up to {search['p99_limit_ms']:g} ms</h2>{table}"
 
 
 def _verification(verification: dict[str, Any]) -> str:
-    rows, examples = [], []
+    rows, examples = [], ""
     for part, name in (("log", "read back at the end"), ("consumed", "as consumed")):
         verdict = verification[part]
-        if verdict is None:
-            continue
-        cells = "".join(f"<td>{verdict[field]:,}</td>" for field, _ in FAULTS)
-        rows.append(f"<tr><td>{name}</td><td>{verdict['acknowledged']:,}</td>{cells}</tr>")
-        examples += [f"<li>{escape(text)}</li>" for text in verdict["examples"]]
+        if verdict is not None:
+            counts = [f"{verdict[field]:,}" for field in ("acknowledged", *FAULTS)]
+            rows.append([name, *counts])
+            examples += "".join(f"<li>{escape(text)}</li>" for text in verdict["examples"])
     if not rows:
         return "<h2>Verification</h2><p>Not asked for.</p>"
-    head = "".join(f"<th>{word}</th>" for _, word in FAULTS)
-    listed = f"<ul>{''.join(examples)}</ul>" if examples else ""
-    return (
-        "<h2>Verification</h2>"
-        + _scroll(f"<table><tr><th></th><th>acknowledged</th>{head}</tr>{''.join(rows)}</table>")
-        + listed
-    )
+    listed = f"<ul>{examples}</ul>" if examples else ""
+    return f"<h2>Verification</h2>{_table(['', 'acknowledged', *FAULTS.values()], rows)}{listed}"

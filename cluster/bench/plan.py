@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,17 +30,6 @@ SECONDS_MAX = 604_800
 TICKS_MAX = 600
 
 
-class Sizes(Protocol):
-    """A distribution of body sizes."""
-
-    @property
-    def mean(self) -> float:
-        """The mean size in bytes, or a little more."""
-
-    def draw(self, rng: Rng, count: int) -> Int64s:
-        """`count` sizes in bytes."""
-
-
 @dataclass(frozen=True)
 class FixedSize:
     """Every body has the same size."""
@@ -49,7 +38,7 @@ class FixedSize:
 
     @property
     def mean(self) -> float:
-        """The size."""
+        """The mean size in bytes, as of the other distributions."""
         return float(self.size)
 
     def draw(self, rng: Rng, count: int) -> Int64s:
@@ -90,6 +79,10 @@ class LognormalSize:
         """Sizes in bytes, cut to what a body may have."""
         drawn = rng.lognormal(math.log(self.median), self.sigma, count)
         return np.clip(drawn, BODY_BYTES_MIN, BODY_BYTES_MAX).astype(np.int64)
+
+
+#: a distribution of body sizes
+Sizes = FixedSize | UniformSize | LognormalSize
 
 
 @dataclass(frozen=True)
@@ -155,27 +148,18 @@ class BenchPlan:
         _between("warmup_s", self.warmup_s, 0, SECONDS_MAX)
         _between("linger_ms", self.linger_ms, 0, SECONDS_MAX * 1000)
         if self.rate is not None and self.mode == "consume":
-            raise Rejected(
-                "rate with consume, which reads a backlog as fast as it can: leave --rate out, "
-                "or use e2e",
-                field="rate",
-                limit="produce, e2e",
-            )
+            message = "rate with consume, which reads a backlog as fast as it can: leave --rate out, or use e2e"
+            raise Rejected(message, field="rate", limit="produce, e2e")
         if self.shards is not None and self.keys is not None:
-            raise Rejected(
-                "shards together with keys: a key chooses its queue, and so its shard; leave one "
-                "of them out",
-                field="shards",
-                limit="no keys",
-            )
+            message = "shards together with keys: a key chooses its queue, and so its shard; leave one of them out"
+            raise Rejected(message, field="shards", limit="no keys")
         rows = int(BATCH_BYTES_MAX / self.size.mean)
         if self.batch > rows:
-            raise Rejected(
+            message = (
                 f"batch is {self.batch} rows of {self.size.mean:,.0f} bytes: a batch has up to "
-                f"{BATCH_BYTES_MAX >> 20} MiB, which is {rows} of these",
-                field="batch",
-                limit=rows,
+                f"{BATCH_BYTES_MAX >> 20} MiB, which is {rows} of these"
             )
+            raise Rejected(message, field="batch", limit=rows)
 
     @property
     def tick_s(self) -> float:
@@ -236,11 +220,8 @@ def parse_shards(text: str) -> tuple[int, ...]:
         if numbers[0] < 0:
             raise ValueError
     except ValueError as error:
-        raise Rejected(
-            f"shards is {text!r}: use numbers from 0 on, as in 0,2",
-            field="shards",
-            limit="0,1,...",
-        ) from error
+        message = f"shards is {text!r}: use numbers from 0 on, as in 0,2"
+        raise Rejected(message, field="shards", limit="0,1,...") from error
     return numbers
 
 
@@ -295,11 +276,8 @@ def parse_keys(text: str) -> Keys | None:
         if not 1 <= keys.count <= KEYS_MAX or not 0 <= keys.skew <= 10:
             raise ValueError
     except ValueError as error:
-        raise Rejected(
-            f"keys is {text!r}: use none, uniform:K or zipf:K[:SKEW] with K up to {KEYS_MAX}",
-            field="keys",
-            limit=f"1 to {KEYS_MAX}",
-        ) from error
+        message = f"keys is {text!r}: use none, uniform:K or zipf:K[:SKEW] with K up to {KEYS_MAX}"
+        raise Rejected(message, field="keys", limit=f"1 to {KEYS_MAX}") from error
     return keys
 
 
@@ -310,10 +288,7 @@ def plan_of(options: Mapping[str, Any]) -> BenchPlan:
     """
     names = {field.name for field in fields(BenchPlan)}
     given = {name: value for name, value in options.items() if name in names and value is not None}
-    if "size" in given:
-        given["size"] = parse_size(given["size"])
-    if "keys" in given:
-        given["keys"] = parse_keys(given["keys"])
-    if "shards" in given:
-        given["shards"] = parse_shards(given["shards"])
+    for name, parse in (("size", parse_size), ("keys", parse_keys), ("shards", parse_shards)):
+        if name in given:
+            given[name] = parse(given[name])
     return BenchPlan(**given)

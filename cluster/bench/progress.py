@@ -30,18 +30,10 @@ def figures(round_: Round) -> list[list[str]]:
         last = ticks[-2] if len(ticks) > 1 else ticks[-1]
         tick, width = series.points[last], series.width_s(last)
         latency = series.latency
-        p50, p99, p999, top = latency.percentiles((50.0, 99.0, 99.9, 100.0))
-        rows.append(
-            [
-                name,
-                f"{tick.messages / width:,.0f}",
-                f"{tick.payload_bytes / width / 1e6:,.1f}",
-                *(
-                    f"{value / 1000:,.2f}" if latency.max else "-"
-                    for value in (p50, p99, p999, top)
-                ),
-            ]
-        )
+        values = latency.percentiles((50.0, 99.0, 99.9, 100.0))
+        times = [f"{value / 1000:,.2f}" if latency.max else "-" for value in values]
+        rate, mb_per_s = tick.messages / width, tick.payload_bytes / width / 1e6
+        rows.append([name, f"{rate:,.0f}", f"{mb_per_s:,.1f}", *times])
     return rows
 
 

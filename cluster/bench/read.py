@@ -9,21 +9,18 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from concurrent import futures
 
 import numpy as np
+import pyarrow as pa
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.consume.consumer import Consumer
 from raymq.store.errors import Unavailable
 
 from .check import QueueChecks, Verdict
 from .job import READY, BenchClock, Control, Job, Meter, Received, Snapshot
 from .messages import body_bytes
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from raymq.cluster.cluster import Cluster
 
 #: seconds without a message, although there are more, after which the worker gives up
 SILENCE_S = 60.0
@@ -40,15 +37,13 @@ class Reading:
         self._clock = clock
         self._start = 0.0
         #: guards everything below
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._checks = QueueChecks(job.plan)
         #: queue index -> the offset before which it ends; None: not known yet
         self._ends: dict[int, int] | None = None
         if not job.live:
             self._ends = {place.queue_index: place.last for place in job.ranges}
-        self._running = 0
         self._stopping = False
-        self._error: BaseException | None = None
         self._last = 0.0
         self._meter: Meter
 
@@ -61,17 +56,17 @@ class Reading:
             yield READY
             self._start = self._last = self._clock.to_monotonic(control.start())
             self._meter = Meter("receive" if self._job.live else "poll", self._plan, self._start)
-            with self._changed:
-                wait = self._start - self._clock.monotonic()
-                self._clock.wait_for(self._changed, lambda: False, wait)
-            threads = self._threads(consumers or self._consumers(stack))
-            try:
-                yield from self._watch(control)
-            finally:
-                with self._changed:
-                    self._stopping = True
-                for thread in threads:
-                    thread.join()
+            self._clock.sleep_ms(max(0, round(1000 * (self._start - self._clock.monotonic()))))
+            consumers = consumers or self._consumers(stack)
+            with futures.ThreadPoolExecutor(max(1, len(consumers)), "raymq-bench-read") as pool:
+                readers = [pool.submit(self._read, *each) for each in consumers.items()]
+                try:
+                    yield from self._watch(control, readers)
+                finally:
+                    with self._lock:
+                        self._stopping = True
+            for reader in readers:
+                reader.result()
             yield self._result()
 
     def _consumers(self, stack: contextlib.ExitStack) -> dict[int, Consumer]:
@@ -88,50 +83,33 @@ class Reading:
             for topic, first in starts.items()
         }
 
-    def _threads(self, consumers: dict[int, Consumer]) -> list[threading.Thread]:
-        self._running = len(consumers)
-        threads = [
-            threading.Thread(target=self._read, args=each, name="raymq-bench-read", daemon=True)
-            for each in consumers.items()
-        ]
-        for thread in threads:
-            thread.start()
-        return threads
-
-    def _watch(self, control: Control) -> Iterator[Snapshot]:
-        """Yield the figures until all threads have ended."""
+    def _watch(self, control: Control, readers: list[futures.Future[None]]) -> Iterator[Snapshot]:
+        """Yield the figures until all readers have ended, or one has failed."""
         while True:
             ends = control.ends() if self._ends is None else None
-            with self._changed:
+            with self._lock:
                 self._ends = self._ends or ends
-                now = self._clock.monotonic()
-                wait = min(self._meter.end_of(now) - now, _POLL_S)
-                self._clock.wait_for(self._changed, lambda: not self._running, wait)
-                done = not self._running
+            now = self._clock.monotonic()
+            wait_s = max(0.0, min(self._meter.end_of(now) - now, _POLL_S))
+            ended, left = futures.wait(readers, wait_s, futures.FIRST_EXCEPTION)
+            done = not left or any(reader.exception() for reader in ended)
+            with self._lock:
                 found = self._meter.take(None if done else self._meter.number(now))
             yield from found
             if done:
                 return
 
     def _read(self, topic: int, consumer: Consumer) -> None:
-        try:
-            while not self._through(topic, consumer):
-                began = self._clock.monotonic()
-                batch = consumer.poll_batch(timeout=_POLL_S)
-                if batch.num_rows:
-                    self._count(topic, batch, began)
-        except BaseException as error:
-            with self._changed:
-                self._error = self._error or error
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
+        while not self._through(topic, consumer):
+            began = self._clock.monotonic()
+            batch = consumer.poll_batch(timeout=_POLL_S)
+            if batch.num_rows:
+                self._count(topic, batch, began)
 
     def _through(self, topic: int, consumer: Consumer) -> bool:
         """Whether everything was read. Raises: Unavailable when stored messages do not come."""
-        with self._changed:
-            if self._stopping or self._error is not None:
+        with self._lock:
+            if self._stopping:
                 return True
             if self._ends is None:
                 return False
@@ -154,7 +132,7 @@ class Reading:
         now, now_us = self._clock.monotonic(), self._clock.wall_us()
         bodies = batch.column("body")
         queue_index = topic * self._plan.queues + batch.column("queue_id")[0].as_py()
-        with self._changed:
+        with self._lock:
             headers = self._checks.feed(queue_index, bodies, check_bytes=False)
             self._last = now
             tick = self._meter.at(now)
@@ -166,9 +144,6 @@ class Reading:
                 tick.latency.record_repeated(int((now - began) * 1e6), 1)
 
     def _result(self) -> Received:
-        """Raises: what ended a thread early."""
-        if self._error is not None:
-            raise self._error
         rows, verdict = {}, Verdict()
         for where, check in self._checks.checks.items():
             rows[where] = check.verdict.read

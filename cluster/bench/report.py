@@ -81,7 +81,7 @@ def _verdict_lines(verification: dict[str, Any]) -> list[str]:
             continue
         counts = ", ".join(
             f"{verdict[name]:,} {word}"
-            for name, word in FAULTS
+            for name, word in FAULTS.items()
             if verdict[name] or name in ("lost", "duplicates", "disorder")
         )
         found.append(f"  {where}: {verdict['acknowledged']:,} acknowledged, {counts}")
@@ -89,13 +89,13 @@ def _verdict_lines(verification: dict[str, Any]) -> list[str]:
     return found or ["  not verified"]
 
 
-#: fields of a verdict that should be 0, and their names in text
-FAULTS = (
-    ("lost", "lost"),
-    ("hidden", "not visible so far"),
-    ("duplicates", "repeated"),
-    ("disorder", "out of order"),
-    ("damaged", "damaged"),
-    ("phantom", "never sent"),
-    ("unread", "not handed out"),
-)
+#: field of a verdict that should be 0 -> its name in text
+FAULTS = {
+    "lost": "lost",
+    "hidden": "not visible so far",
+    "duplicates": "repeated",
+    "disorder": "out of order",
+    "damaged": "damaged",
+    "phantom": "never sent",
+    "unread": "not handed out",
+}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
@@ -21,10 +23,9 @@ from .plan import BenchPlan, check_limit_ms
 from .series import Series
 from .worker_pool import LEAD_S, LocalWorkers, RayWorkers, WorkerPool
 
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
-
 Runner = Literal["auto", "ray", "processes"]
+#: queue index -> its shard, the offset after its last message
+Ends = dict[int, tuple[int, int]]
 
 #: how long workers may take to start: a busy machine imports slowly
 START_TIMEOUT_S = 120.0
@@ -61,6 +62,8 @@ class Round:
     series: dict[str, Series] = field(default_factory=dict)
     sent: list[Sent] = field(default_factory=list)
     received: list[Received] = field(default_factory=list)
+    #: what was found when the log was read back
+    verdict: Verdict = field(default_factory=Verdict)
 
     def take(self, item: Any) -> None:
         """Add one item that a worker reported."""
@@ -70,6 +73,8 @@ class Round:
             self.sent.append(item)
         elif isinstance(item, Received):
             self.received.append(item)
+        elif isinstance(item, Verdict):
+            self.verdict.add(item)
 
     @property
     def ledgers(self) -> list[Ledger]:
@@ -84,11 +89,10 @@ class Round:
     @property
     def errors(self) -> dict[str, int]:
         """Kind of error -> batches."""
-        total: dict[str, int] = {}
+        total: Counter[str] = Counter()
         for sent in self.sent:
-            for kind, count in sent.errors.items():
-                total[kind] = total.get(kind, 0) + count
-        return total
+            total.update(sent.errors)
+        return dict(total)
 
     def channel(self) -> str:
         """The channel that the mode is about."""
@@ -134,25 +138,19 @@ class Bench:
         self._cluster = cluster
         self._plan = replace(plan, run=secrets.randbelow(2**62) + 1)
         self._watcher = watcher or Watcher()
-        self._runner = self._choose(runner)
+        reachable = cluster.ray_address is not None
+        if runner == "ray" and not reachable:
+            message = (
+                "the cluster's Ray is not known from here: use --runner processes, or name the cluster by its data "
+                "directory or name instead of raymq://"
+            )
+            raise Rejected(message, field="runner", limit="processes")
+        self._runner = "ray" if reachable and runner != "processes" else "processes"
         self._ray: Any = None
-        #: queue index -> (its shard, the offset at which this run begins)
-        self._begin: dict[int, tuple[int, int]] = {}
+        #: the queues at the begin of this run
+        self._begin: Ends = {}
         self._ledgers: list[Ledger] = []
         self._consumed: Verdict | None = None
-
-    def _choose(self, runner: Runner) -> str:
-        reachable = self._cluster.ray_address is not None
-        if runner == "ray" and not reachable:
-            raise Rejected(
-                "the cluster's Ray is not known from here: use --runner processes, or name the "
-                "cluster by its data directory or name instead of raymq://",
-                field="runner",
-                limit="processes",
-            )
-        if runner == "auto":
-            return "ray" if reachable else "processes"
-        return runner
 
     def run(self, *, find_max_ms: float | None = None, verify: bool = True) -> Outcome:
         """One round, or with `find_max_ms` the search for the highest rate whose p99 stays below it.
@@ -161,31 +159,28 @@ class Bench:
         """
         if find_max_ms is not None:
             check_limit_ms(find_max_ms)
-        if find_max_ms is not None and (self._plan.rate or self._plan.mode == "consume"):
-            raise Rejected(
-                "the search finds the rate itself, of produce or e2e: leave --rate out",
-                field="find_max",
-                limit="no rate",
-            )
+            if self._plan.rate or self._plan.mode == "consume":
+                message = "the search finds the rate itself, of produce or e2e: leave --rate out"
+                raise Rejected(message, field="find_max", limit="no rate")
         with contextlib.ExitStack() as stack:
             stack.callback(self._watcher.done)
-            stack.enter_context(self._session())
+            if self._runner == "ray":
+                self._ray = stack.enter_context(ray_host.session(self._target()))
             for name in self._plan.topic_names:
                 self._cluster.create_topic(name, queues=self._plan.queues)
-            self._begin = {queue_index: (shard, last) for queue_index, shard, last in self._ends()}
+            self._begin = self._ends()
             self._choose_queues()
             search: list[dict[str, Any]] = []
             if find_max_ms is None:
                 best = self._round(self._plan)
             else:
                 best = self._search(find_max_ms, search)
-            verdict = self._verify() if verify else None
             return Outcome(
                 plan=best.plan,
                 runner=self._runner,
                 cluster=self._cluster.describe(),
                 round=best,
-                verdict=verdict,
+                verdict=self._verify() if verify else None,
                 consumed=self._consumed,
                 search=search,
                 limit_ms=find_max_ms,
@@ -198,30 +193,18 @@ class Bench:
             return
         for shard in shards:
             if shard >= self._cluster.shards:
-                raise Rejected(
-                    f"shards names {shard}: the cluster has 0 to {self._cluster.shards - 1}",
-                    field="shards",
-                    limit=self._cluster.shards - 1,
-                )
+                message = f"shards names {shard}: the cluster has 0 to {self._cluster.shards - 1}"
+                raise Rejected(message, field="shards", limit=self._cluster.shards - 1)
             if all(shard != place for place, _ in self._begin.values()):
-                raise Rejected(
-                    f"shards names {shard}, which has none of the {self._plan.queues} queues of a "
-                    f"topic: use at least --queues {self._cluster.shards}, or another --topic",
-                    field="shards",
-                    limit=self._plan.queues,
+                message = (
+                    f"shards names {shard}, which has none of the {self._plan.queues} queues of a topic: use at least "
+                    f"--queues {self._cluster.shards}, or another --topic"
                 )
+                raise Rejected(message, field="shards", limit=self._plan.queues)
         used = tuple(
             queue_index for queue_index, (place, _) in self._begin.items() if place in shards
         )
         self._plan = replace(self._plan, used_indexes=used)
-
-    @contextlib.contextmanager
-    def _session(self) -> Iterator[None]:
-        if self._runner != "ray":
-            yield
-            return
-        with ray_host.session(self._target()) as self._ray:
-            yield
 
     def _target(self) -> RayTarget:
         """The cluster's Ray, with its authentication if the data directory is on this machine."""
@@ -255,7 +238,7 @@ class Bench:
         self._check(filled)
         ranges = self._ranges()
         shares = _shares(ranges, plan.workers)
-        jobs = [Job(plan, "read", ranges=tuple(share)) for share in shares if share]
+        jobs = [Job(plan, "read", ranges=share) for share in shares]
         found = self._work(plan, "consume", jobs, None)
         found.sent = filled.sent
         found.series["poll"].seconds = max(each.seconds for each in found.received)
@@ -265,10 +248,10 @@ class Bench:
     def _readers(self, plan: BenchPlan) -> list[Job]:
         places = [
             QueueRange(queue_index, shard, last, -1)
-            for queue_index, shard, last in self._visible_ends()
+            for queue_index, (shard, last) in self._visible_ends().items()
         ]
         shares = _shares(places, plan.consumers)
-        return [Job(plan, "read", ranges=tuple(share), live=True) for share in shares if share]
+        return [Job(plan, "read", ranges=share, live=True) for share in shares]
 
     def _work(
         self, plan: BenchPlan, text: str, jobs: Sequence[Job], seconds: float | None
@@ -291,7 +274,7 @@ class Bench:
                 if live and sending and not sending & running:
                     sending.clear()
                     ends = self._visible_ends(found.ledgers)
-                    pool.end({queue_index: last for queue_index, _, last in ends})
+                    pool.end({queue_index: last for queue_index, (_, last) in ends.items()})
         if live:
             self._compare_received(found)
         self._ledgers += found.ledgers
@@ -324,34 +307,34 @@ class Bench:
                     verdict.unread += missing
                     topic, queue = found.plan.topic_and_queue(queue_index)
                     verdict.note(
-                        f"worker {ledger.worker}, {topic} queue {queue}: {missing} acknowledged "
-                        "rows did not come"
+                        f"worker {ledger.worker}, {topic} queue {queue}: {missing} acknowledged rows did not come"
                     )
 
     # --- offsets and verification ---------------------------------------------------------------
 
-    def _ends(self) -> Iterator[tuple[int, int, int]]:
-        """(queue index, shard, the offset after its last message) now."""
-        for topic, name in enumerate(self._plan.topic_names):
-            for queue in self._cluster.describe_topic(name)["queues"]:
-                queue_index = topic * self._plan.queues + queue["queue_id"]
-                yield queue_index, queue["shard"], queue["max_offset"]
+    def _ends(self) -> Ends:
+        """The ends of all queues now."""
+        return {
+            topic * self._plan.queues + queue["queue_id"]: (queue["shard"], queue["max_offset"])
+            for topic, name in enumerate(self._plan.topic_names)
+            for queue in self._cluster.describe_topic(name)["queues"]
+        }
 
-    def _visible_ends(self, ledgers: Sequence[Ledger] = ()) -> list[tuple[int, int, int]]:
+    def _visible_ends(self, ledgers: Sequence[Ledger] = ()) -> Ends:
         """As `_ends`, once readers see what was promised to this run and `ledgers`.
 
         With flush=async and a transient pool, or acks=leader and a mirror, that is later than the
         receipt. Gives up when the ends have not moved for VISIBLE_S.
         """
         promised = promised_rows([*self._ledgers, *ledgers])
-        before: list[tuple[int, int, int]] | None = None
+        before: Ends = {}
         give_up = 0.0
         while True:
-            ends = list(self._ends())
-            seen = {
-                queue_index: last - self._begin[queue_index][1] for queue_index, _, last in ends
-            }
-            if all(seen[queue_index] >= rows for queue_index, rows in promised.items()):
+            ends = self._ends()
+            if all(
+                ends[queue_index][1] - self._begin[queue_index][1] >= rows
+                for queue_index, rows in promised.items()
+            ):
                 return ends
             now = time.monotonic()
             if ends != before:
@@ -364,30 +347,18 @@ class Bench:
         """The messages that this run stored, by queue index."""
         return [
             QueueRange(queue_index, shard, self._begin[queue_index][1], last)
-            for queue_index, shard, last in self._visible_ends()
+            for queue_index, (shard, last) in self._visible_ends().items()
         ]
 
     def _verify(self) -> Verdict:
         """Read everything back, with as many workers as sent."""
-        plan, ledgers = self._plan, tuple(self._ledgers)
-        ranges = self._ranges()
+        plan, ranges = self._plan, self._ranges()
         jobs = [
-            Job(plan, "verify", ranges=tuple(share), ledgers=ledgers)
+            Job(plan, "verify", ranges=share, ledgers=tuple(self._ledgers))
             for share in _shares(ranges, plan.workers)
-            if share
         ]
-        verdict = Verdict()
         total = sum(place.last - place.first for place in ranges)
-        self._watcher.phase(f"reading {total:,} messages back", None)
-        with contextlib.closing(self._pool(jobs)) as pool:
-            _start(pool, len(jobs))
-            running = len(jobs)
-            while running:
-                for _, item in pool.events(_EVENT_WAIT_S):
-                    if isinstance(item, Verdict):
-                        verdict.add(item)
-                    running -= item is None
-        return verdict
+        return self._work(plan, f"reading {total:,} messages back", jobs, None).verdict
 
     # --- the highest rate -----------------------------------------------------------------------
 
@@ -417,13 +388,12 @@ class Bench:
                 break
         if best is None:
             last = tried[-1]
-            raise Rejected(
+            message = (
                 f"not even {last['rate']:,.0f} messages/s are kept up with p99 up to {limit_ms:g} ms: "
-                f"{last['achieved']:,.0f} messages/s, p99 {last['p99_ms']:g} ms. Allow more, measure "
-                "longer (--duration-s), or find what slows the cluster down",
-                field="find_max",
-                limit=limit_ms,
+                f"{last['achieved']:,.0f} messages/s, p99 {last['p99_ms']:g} ms. Allow more, measure longer "
+                "(--duration-s), or find what slows the cluster down"
             )
+            raise Rejected(message, field="find_max", limit=limit_ms)
         return best
 
 
@@ -442,14 +412,13 @@ def judge(found: Round, limit_ms: float) -> dict[str, Any]:
     }
 
 
-def _shares(ranges: list[QueueRange], parts: int) -> list[list[QueueRange]]:
-    """Ranges spread over `parts`, the long ones first."""
+def _shares(ranges: list[QueueRange], parts: int) -> list[tuple[QueueRange, ...]]:
+    """Ranges spread over up to `parts` shares that are not empty, the long ranges first."""
     shares: list[list[QueueRange]] = [[] for _ in range(parts)]
     for place in sorted(ranges, key=lambda place: place.first - place.last):
-        min(shares, key=lambda share: (sum(p.last - p.first for p in share), len(share))).append(
-            place
-        )
-    return shares
+        shortest = min(shares, key=lambda share: (sum(p.last - p.first for p in share), len(share)))
+        shortest.append(place)
+    return [tuple(share) for share in shares if share]
 
 
 def _start(pool: WorkerPool, workers: int) -> None:

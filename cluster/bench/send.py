@@ -7,14 +7,17 @@ from sending it, and also when it was not sent at all before the end. Does not i
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.keys import keys_of
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.producer import Producer
@@ -26,9 +29,6 @@ from .histogram import Histogram
 from .job import BenchClock, Job, Meter, Sent, Snapshot
 from .messages import RowMaker, body_bytes
 from .plan import BenchPlan
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 Int64s = npt.NDArray[np.int64]
 
@@ -105,10 +105,8 @@ class MessageTransport:
     def close(self) -> None:
         """See Transport."""
         # Everything was answered, or timed out. Failures are in the ledger already.
-        try:
+        with contextlib.suppress(RayMQError):
             self._producer.close(timeout=1.0)
-        except RayMQError:
-            pass
 
 
 def _report(ended: Any, row: int, done: Done) -> None:
@@ -241,17 +239,7 @@ class Sending:
                 self._in_flight += rows.num_rows
                 self._ledger.leave_open(queue_index, first, rows.num_rows)
 
-            def done(
-                row: int,
-                count: int,
-                error: BaseException | None,
-                queue_index: int = queue_index,
-                first: int = first,
-                due_us: Int64s = queue_due_us,
-                size: float = sizes,
-            ) -> None:
-                self._done(queue_index, first + row, due_us[row : row + count], count * size, error)
-
+            done = functools.partial(self._done, queue_index, first, queue_due_us, sizes)
             topic, queue = self._plan.topic_and_queue(queue_index)
             try:
                 self._transport.send(topic, queue, rows, done)
@@ -259,22 +247,29 @@ class Sending:
                 done(0, rows.num_rows, error)
 
     def _done(
-        self, queue_index: int, first: int, due_us: Int64s, size: float, error: BaseException | None
+        self,
+        queue_index: int,
+        first: int,
+        due_us: Int64s,
+        size: float,
+        row: int,
+        count: int,
+        error: BaseException | None,
     ) -> None:
+        """Count the answer to `count` rows from `row` on, of a batch that begins with sequence `first`."""
         now = self._clock.monotonic()
         now_us = int(now * 1e6 + self._offset_us)
-        count = len(due_us)
         with self._changed:
             self._in_flight -= count
             if error is None:
-                self._ledger.acknowledge(queue_index, first, count)
+                self._ledger.acknowledge(queue_index, first + row, count)
                 tick = self._meter.at(now)
                 tick.messages += count
-                tick.payload_bytes += int(size)
-                _record(tick.latency, now_us, due_us)
+                tick.payload_bytes += int(count * size)
+                _record(tick.latency, now_us, due_us[row : row + count])
             else:
                 if isinstance(error, _REFUSALS):
-                    self._ledger.refuse(queue_index, first, count)
+                    self._ledger.refuse(queue_index, first + row, count)
                 kind = type(error).__name__
                 self._errors[kind] = self._errors.get(kind, 0) + 1
                 self._first_error = self._first_error or str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .histogram import Histogram, merged
+from .histogram import Histogram
 from .job import Snapshot, Tick
 from .plan import BenchPlan
 
@@ -24,10 +24,7 @@ class Series:
 
     def add(self, snapshot: Snapshot) -> None:
         """A worker's tick, or a part of it."""
-        point = self.points.setdefault(snapshot.tick, Tick())
-        point.messages += snapshot.messages
-        point.payload_bytes += snapshot.payload_bytes
-        point.latency.merge(snapshot.latency)
+        self.points.setdefault(snapshot.number, Tick()).add(snapshot.tick)
 
     @property
     def window_s(self) -> float:
@@ -65,7 +62,11 @@ class Series:
     @property
     def latency(self) -> Histogram:
         """All latencies but the warm-up's, microseconds."""
-        return merged([point.latency for tick, point in self.points.items() if tick >= 0])
+        whole = Histogram()
+        for tick, point in self.points.items():
+            if tick >= 0:
+                whole.merge(point.latency)
+        return whole
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""

@@ -6,10 +6,12 @@ result. The same code runs in a plain process (`serve`) and as a Ray task. Does 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from raymq.cluster.cluster import Cluster
 from raymq.store.errors import Bug, RayMQError
 
 from .check import verify
@@ -17,9 +19,6 @@ from .job import READY, BenchClock, Control, Job
 from .messages import payload_block
 from .read import Reading
 from .send import BatchTransport, MessageTransport, Sending, Transport
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 
 def work(
@@ -47,14 +46,12 @@ def work(
 def _produce(job: Job, cluster: Cluster, control: Control, clock: BenchClock) -> Iterator[Any]:
     kind = MessageTransport if job.plan.api == "messages" else BatchTransport
     transport: Transport = kind(cluster, job.plan)
-    try:
+    with contextlib.closing(transport):
         for topic in job.plan.topic_names:
             transport.prepare(topic)
         sending = Sending(job, transport, clock)
         yield READY
         yield from sending.run(clock.to_monotonic(control.start()))
-    finally:
-        transport.close()
 
 
 class PipeControl:

@@ -6,18 +6,17 @@ The order of calls: the constructor (workers start and report READY), `go`, `eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
+from raymq.cluster.cluster import Cluster
 from raymq.store.errors import Bug, RayMQError
 
 from .job import Job
 from .worker import serve, work
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 #: seconds between the moment at which the last worker is ready and the common start
 LEAD_S = 0.2
@@ -25,22 +24,6 @@ _JOIN_S = 5.0
 
 #: number of the worker, and what it reported; None: it has ended
 Event = tuple[int, Any]
-
-
-class WorkerPool(Protocol):
-    """Running workers; `events` raises their errors."""
-
-    def events(self, timeout_s: float) -> list[Event]:
-        """The reports of workers; waits up to `timeout_s` for the first. Raises: RayMQError of a worker."""
-
-    def go(self, start_s: float) -> None:
-        """Let all workers begin at `start_s`, wall clock."""
-
-    def end(self, ends: dict[int, int]) -> None:
-        """Say where live readers end: queue index -> offset."""
-
-    def close(self) -> None:
-        """End the workers that still run."""
 
 
 class LocalWorkers:
@@ -60,7 +43,7 @@ class LocalWorkers:
             self._pipes[ours] = number
 
     def events(self, timeout_s: float) -> list[Event]:
-        """See WorkerPool."""
+        """The reports of workers; waits up to `timeout_s` for the first. Raises: RayMQError of a worker."""
         found: list[Event] = []
         for pipe in wait(list(self._pipes), timeout_s):
             if not isinstance(pipe, Connection):
@@ -70,9 +53,10 @@ class LocalWorkers:
                 item = pipe.recv()
             except EOFError:
                 self._processes[number].join(_JOIN_S)
-                raise Bug(
+                message = (
                     f"bench worker {number} died, exit code {self._processes[number].exitcode}"
-                ) from None
+                )
+                raise Bug(message) from None
             if isinstance(item, RayMQError):
                 raise item
             if item is None:
@@ -82,23 +66,21 @@ class LocalWorkers:
         return found
 
     def go(self, start_s: float) -> None:
-        """See WorkerPool."""
+        """Let all workers begin at `start_s`, wall clock."""
         self._send(start_s)
 
     def end(self, ends: dict[int, int]) -> None:
-        """See WorkerPool."""
+        """Say where live readers end: queue index -> offset."""
         self._send(ends)
 
     def _send(self, what: Any) -> None:
         for pipe in self._pipes:
-            try:
+            # A worker that ended just now is reported by `events`.
+            with contextlib.suppress(OSError):
                 pipe.send(what)
-            except OSError:
-                # The worker ended just now; `events` reports that.
-                continue
 
     def close(self) -> None:
-        """See WorkerPool."""
+        """End the workers that still run."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -185,14 +167,11 @@ class RayWorkers:
         self._streams = {task.remote(job, shared, self._gate): n for n, job in enumerate(jobs)}
 
     def events(self, timeout_s: float) -> list[Event]:
-        """See WorkerPool."""
-        ready, _ = self._ray.wait(
-            list(self._streams), num_returns=len(self._streams), timeout=0, fetch_local=False
-        )
+        """See LocalWorkers."""
+        streams = list(self._streams)
+        ready, _ = self._ray.wait(streams, num_returns=len(streams), timeout=0, fetch_local=False)
         if not ready:
-            ready, _ = self._ray.wait(
-                list(self._streams), num_returns=1, timeout=timeout_s, fetch_local=False
-            )
+            ready, _ = self._ray.wait(streams, timeout=timeout_s, fetch_local=False)
         found: list[Event] = []
         for stream in ready:
             number = self._streams[stream]
@@ -212,15 +191,19 @@ class RayWorkers:
         return found
 
     def go(self, start_s: float) -> None:
-        """See WorkerPool."""
+        """See LocalWorkers."""
         self._ray.get(self._gate.open.remote(start_s))
 
     def end(self, ends: dict[int, int]) -> None:
-        """See WorkerPool."""
+        """See LocalWorkers."""
         self._ray.get(self._gate.end.remote(ends))
 
     def close(self) -> None:
-        """See WorkerPool."""
+        """See LocalWorkers."""
         for stream in self._streams:
             self._ray.cancel(stream, force=True)
         self._ray.kill(self._gate)
+
+
+#: running workers; both kinds have the same methods
+WorkerPool = LocalWorkers | RayWorkers

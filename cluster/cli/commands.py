@@ -15,26 +15,14 @@ from raymq.store.files import Files
 from .console import EXIT_FAULT, EXIT_OK, EXIT_UNAVAILABLE, Console, cluster_of, connect
 from .status_text import status_lines
 
+#: what parsing `raymq start` finds beside the options of the function `start`
+_NOT_OF_START = ("command", "run", "json", "data_dir")
+
 
 def start(options: argparse.Namespace, console: Console) -> int:
     """raymq start DIR"""
-    cluster = console.lifecycle.start(
-        options.data_dir,
-        name=options.name,
-        shards=options.shards,
-        replication=options.replication,
-        flush=options.flush,
-        transient_pool=options.transient_pool,
-        file_reserved_hours=options.file_reserved_hours,
-        address=options.address,
-        ephemeral=options.ephemeral,
-        segment_size_bytes=options.segment_size_bytes,
-        host=options.host,
-        insecure=options.insecure,
-        nodes=options.nodes,
-        timeout_s=options.timeout_s,
-        progress=console.note,
-    )
+    given = {name: value for name, value in vars(options).items() if name not in _NOT_OF_START}
+    cluster = console.lifecycle.start(options.data_dir, progress=console.note, **given)
     endpoints = [cluster.endpoints[shard] for shard in sorted(cluster.endpoints)]
     facts = {
         "name": cluster.name,
@@ -45,10 +33,8 @@ def start(options: argparse.Namespace, console: Console) -> int:
         "ray_address": cluster.ray_address,
     }
     cluster.close()
-    if options.json:
-        console.json(facts)
-    else:
-        console.line(f"{cluster.name}: {url_of(endpoints[0])} ({len(endpoints)} shard(s))")
+    shown = f"{cluster.name}: {url_of(endpoints[0])} ({len(endpoints)} shard(s))"
+    console.result(options, facts, shown)
     return EXIT_OK
 
 
@@ -57,13 +43,10 @@ def stop(options: argparse.Namespace, console: Console) -> int:
     report = console.lifecycle.stop(
         options.target, timeout_s=options.timeout_s, progress=console.note
     )
-    if options.json:
-        console.json(asdict(report))
-    else:
-        for name, outcome in sorted(report.actors.items()):
-            if outcome != "closed":
-                console.note(f"{name}: {outcome}")
-        console.line(f"stopped; Ray: {report.ray}")
+    for name, outcome in sorted(report.actors.items()):
+        if outcome != "closed" and not options.json:
+            console.note(f"{name}: {outcome}")
+    console.result(options, asdict(report), f"stopped; Ray: {report.ray}")
     return EXIT_OK if report.clean else EXIT_FAULT
 
 
@@ -73,11 +56,8 @@ def status(options: argparse.Namespace, console: Console) -> int:
         facts = cluster.status()
         # A shard that does not answer would only make the command wait longer.
         topics = cluster.topics() if facts["state"] == "RUNNING" else None
-    if options.json:
-        console.json({**facts, "topics": topics})
-    else:
-        for line in status_lines(facts, topics, verbose=options.verbose):
-            console.line(line)
+    lines = status_lines(facts, topics, verbose=options.verbose)
+    console.result(options, {**facts, "topics": topics}, *lines)
     codes = {"RUNNING": EXIT_OK, "DOWN": EXIT_UNAVAILABLE}
     return codes.get(facts["state"], EXIT_FAULT)
 
@@ -86,11 +66,8 @@ def topic_list(options: argparse.Namespace, console: Console) -> int:
     """raymq topic list"""
     with cluster_of(options, console) as cluster:
         topics = cluster.topics()
-    if options.json:
-        console.json(topics)
-    else:
-        for name, facts in topics.items():
-            console.line(f"{name}\t{facts['queues']} queues")
+    lines = [f"{name}\t{facts['queues']} queues" for name, facts in topics.items()]
+    console.result(options, topics, *lines)
     return EXIT_OK
 
 
@@ -99,10 +76,9 @@ def topic_create(options: argparse.Namespace, console: Console) -> int:
     with cluster_of(options, console) as cluster:
         more = {"compacted": True} if options.compacted else {}
         created = cluster.create_topic(options.topic, queues=options.queues, **more)
-    if options.json:
-        console.json({"topic": options.topic, "queues": options.queues, "created": created})
-    else:
-        console.line(f"{options.topic}: {'created' if created else 'was there already'}")
+    facts = {"topic": options.topic, "queues": options.queues, "created": created}
+    outcome = "created" if created else "was there already"
+    console.result(options, facts, f"{options.topic}: {outcome}")
     return EXIT_OK
 
 
@@ -110,15 +86,11 @@ def topic_describe(options: argparse.Namespace, console: Console) -> int:
     """raymq topic describe TOPIC"""
     with cluster_of(options, console) as cluster:
         facts = cluster.describe_topic(options.topic)
-    if options.json:
-        console.json(facts)
-        return EXIT_OK
-    console.line(f"{facts['topic']}: {facts['messages']} messages")
-    for queue in facts["queues"]:
-        console.line(
-            f"  queue {queue['queue_id']} on shard {queue['shard']}: "
-            f"[{queue['min_offset']}, {queue['max_offset']})"
-        )
+    queues = [
+        f"  queue {queue['queue_id']} on shard {queue['shard']}: [{queue['min_offset']}, {queue['max_offset']})"
+        for queue in facts["queues"]
+    ]
+    console.result(options, facts, f"{facts['topic']}: {facts['messages']} messages", *queues)
     return EXIT_OK
 
 
@@ -127,13 +99,12 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
     from .doctor import examine
 
     checks = examine(options.data_dir, ephemeral=options.ephemeral)
-    if options.json:
-        console.json([asdict(check) for check in checks])
-    else:
-        for check in checks:
-            console.line(f"{check.verdict:4}  {check.name}: {check.found}")
-            if check.advice:
-                console.line(f"      -> {check.advice}")
+    lines = []
+    for check in checks:
+        lines.append(f"{check.verdict:4}  {check.name}: {check.found}")
+        if check.advice:
+            lines.append(f"      -> {check.advice}")
+    console.result(options, [asdict(check) for check in checks], *lines)
     return EXIT_FAULT if any(check.verdict == "fail" for check in checks) else EXIT_OK
 
 
@@ -144,10 +115,8 @@ def grafana_install(options: argparse.Namespace, console: Console) -> int:
     files = Files()
     ray = None if options.directory is not None else grafana.ray_of(options.target, files=files)
     place = grafana.install(options.directory, ray, files=files)
-    if options.json:
-        console.json({"file": str(place)})
-    else:
-        console.line(f"{place}: Grafana shows it as the dashboard RayMQ")
+    shown = f"{place}: Grafana shows it as the dashboard RayMQ"
+    console.result(options, {"file": str(place)}, shown)
     return EXIT_OK
 
 
@@ -192,11 +161,8 @@ def bench(options: argparse.Namespace, console: Console) -> int:
 def _check_writable(option: str, path: Path) -> None:
     """Raises: Rejected now, not after the run."""
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise Rejected(
-            f"{option} {path}: name a file in a directory that is there and can be written",
-            field=option,
-            path=str(path),
-        )
+        message = f"{option} {path}: name a file in a directory that is there and can be written"
+        raise Rejected(message, field=option, path=str(path))
 
 
 def _write(path: str, text: str, option: str) -> None:

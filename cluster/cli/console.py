@@ -8,15 +8,8 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from raymq.store.errors import (
-    DeliveryUnknown,
-    OffsetOutOfRange,
-    RayMQError,
-    Rejected,
-    StorageFull,
-    Unavailable,
-    to_wire,
-)
+from raymq.store import errors
+from raymq.store.errors import RayMQError, Rejected
 from raymq.store.files import Files
 
 EXIT_OK = 0
@@ -27,9 +20,9 @@ EXIT_UNAVAILABLE = 3
 
 def exit_code(error: RayMQError) -> int:
     """The exit code of an error that ended a command."""
-    if isinstance(error, (Rejected, OffsetOutOfRange)):
+    if isinstance(error, (Rejected, errors.OffsetOutOfRange)):
         return EXIT_USAGE
-    if isinstance(error, (Unavailable, DeliveryUnknown, StorageFull)):
+    if isinstance(error, (errors.Unavailable, errors.DeliveryUnknown, errors.StorageFull)):
         return EXIT_UNAVAILABLE
     return EXIT_FAULT
 
@@ -67,13 +60,21 @@ class Console:
         """One JSON value of result, on one line."""
         self.line(json.dumps(value, default=str))
 
+    def result(self, options: argparse.Namespace, value: Any, *lines: str) -> None:
+        """The result of a command: `value` with --json, else `lines`."""
+        if options.json:
+            self.json(value)
+            return
+        for line in lines:
+            self.line(line)
+
     def note(self, text: str) -> None:
         """Progress: never part of the result."""
         print(text, file=self.stderr, flush=True)
 
     def error(self, error: RayMQError, *, as_json: bool) -> None:
         """An error that ends the command."""
-        text = json.dumps(to_wire(error), default=str) if as_json else f"raymq: {error}"
+        text = json.dumps(errors.to_wire(error), default=str) if as_json else f"raymq: {error}"
         print(text, file=self.stderr, flush=True)
 
     def flush(self) -> None:

@@ -7,14 +7,11 @@ gathers the facts. A data directory is judged by the code that `raymq start` run
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,14 +19,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from raymq.actors.shared.control_block import check_architecture
+from raymq.cluster.bench.machine import version_of
 from raymq.cluster.cluster_record import ClusterRecord, Wanted, load_record
-from raymq.cluster.deploy.owned_ray import find_java
+from raymq.cluster.deploy import java
 from raymq.cluster.deploy.placement import NODE_HOST
 from raymq.cluster.paths import (
     ClusterPaths,
     check_data_dir,
-    file_system_of,
     load_token,
+    mount_of,
+    nearest_existing,
     volatile_reason,
 )
 from raymq.cluster.start import connect, plan_start
@@ -45,8 +44,6 @@ Verdict = Literal["ok", "warn", "fail"]
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 _PYTHON_MIN = (3, 10)
-#: Spark 3.5, the newest that RayDP takes, needs it; its Arrow breaks on 21
-_JAVA_MAJOR = 17
 _RAY = "2.60"
 #: one segment and its successor, which is allocated ahead
 _DISK_FAIL_BYTES = 3 * GIB
@@ -58,7 +55,6 @@ _FILES_WARN = 65_536
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"}
 )
-_JAVA_TIMEOUT_S = 20
 _CERTIFICATE_WARN_DAYS = 30
 #: how long a process that gave up is mentioned
 _LAST_END_MS = 24 * 3_600_000
@@ -76,6 +72,18 @@ class Check:
     advice: str = ""
 
 
+def _ok(name: str, found: str) -> Check:
+    return Check(name, "ok", found)
+
+
+def _warn(name: str, found: str, advice: str) -> Check:
+    return Check(name, "warn", found, advice)
+
+
+def _fail(name: str, found: str, advice: str) -> Check:
+    return Check(name, "fail", found, advice)
+
+
 def _amount(size: int) -> str:
     """Bytes for people."""
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size >> 20} MiB"
@@ -88,12 +96,13 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
     """
     files = Files()
     place = data_dir or os.getcwd()
+    java_path = java.find(os.environ)
     checks = [
         check_python(sys.version_info[:3]),
         check_machine(platform.system(), platform.machine()),
-        *(check_package(name, _version(name), need) for name, need in _PACKAGES),
+        *(check_package(name, version_of(name), need) for name, need in _PACKAGES),
         check_crc(_has("google_crc32c"), _has("isal")),
-        check_java(*_java(dict(os.environ))),
+        check_java(java_path, java.major_version(java_path) if java_path else 0),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
         check_shared_memory(*_space_of("/dev/shm")),
         check_auth(os.environ),
@@ -113,83 +122,54 @@ def check_python(version: tuple[int, int, int]) -> Check:
     """Ray's wheels and RayMQ's syntax need 3.10."""
     found = ".".join(map(str, version))
     if version[:2] < _PYTHON_MIN:
-        return Check("python", "fail", found, "use Python 3.10 or newer")
-    return Check("python", "ok", found)
+        return _fail("python", found, "use Python 3.10 or newer")
+    return _ok("python", found)
 
 
 def check_machine(system: str, machine: str) -> Check:
     """Linux calls (fallocate, pidfd), and an architecture that keeps the order of stores."""
     found = f"{system} {machine}"
     if system != "Linux":
-        return Check("machine", "fail", found, "RayMQ's actors run on Linux only")
+        return _fail("machine", found, "RayMQ's actors run on Linux only")
     try:
         check_architecture(machine)
     except Rejected as error:
-        return Check("machine", "fail", found, error.message)
-    return Check("machine", "ok", found)
+        return _fail("machine", found, error.message)
+    return _ok("machine", found)
 
 
 def check_package(name: str, version: str | None, need: str) -> Check:
     """A required package, in the version that RayMQ is made for."""
     if version is None:
-        return Check(
-            name, "fail", "not installed", f"pip install '{name}{f'=={need}.*' if need else ''}'"
-        )
+        return _fail(name, "not installed", f"pip install '{name}{f'=={need}.*' if need else ''}'")
     if need and not (version + ".").startswith(need + "."):
-        return Check(
-            name, "warn", version, f"made and tested with {need}: pip install '{name}=={need}.*'"
-        )
-    return Check(name, "ok", version)
+        return _warn(name, version, f"made and tested with {need}: pip install '{name}=={need}.*'")
+    return _ok(name, version)
 
 
 def check_crc(crc32c: bool, isal: bool) -> Check:
     """CRC-32C of every stored byte, CRC-32 of every body."""
     if not crc32c:
-        return Check(
-            "checksums",
-            "warn",
-            "google-crc32c is missing: crcmod in pure Python does about 10 MB/s",
-            "pip install google-crc32c",
-        )
+        found = "google-crc32c is missing: crcmod in pure Python does about 10 MB/s"
+        return _warn("checksums", found, "pip install google-crc32c")
     if not isal:
-        return Check(
-            "checksums",
-            "ok",
-            "google-crc32c; isal is missing, zlib takes its place (slower bodies)",
-        )
-    return Check("checksums", "ok", "google-crc32c, isal")
+        found = "google-crc32c; isal is missing, zlib takes its place (slower bodies)"
+        return _ok("checksums", found)
+    return _ok("checksums", "google-crc32c, isal")
 
 
-def check_java(path: str | None, text: str) -> Check:
-    """Only Spark needs it. `text` is what `java -version` printed."""
+def check_java(path: str | None, major: int) -> Check:
+    """Only Spark needs it. Args: `major` is its version, 0 when that is not known."""
     if path is None:
-        return Check(
-            "java",
-            "warn",
-            "not on PATH",
-            "only Spark needs it: install Java 17 (pip install 'raymq[spark]' "
-            "brings one) and put its bin on "
-            "PATH before `raymq start`",
+        advice = (
+            "only Spark needs it: install Java 17 (pip install 'raymq[spark]' brings one) and put its bin on PATH "
+            "before `raymq start`"
         )
-    major = java_major(text)
-    if major != _JAVA_MAJOR:
-        return Check(
-            "java",
-            "warn",
-            f"{path}: version {major or 'unknown'}",
-            f"Spark 3.5 works with Java {_JAVA_MAJOR}: put that one first on PATH "
-            "before `raymq start`",
-        )
-    return Check("java", "ok", f"{path}: version {major}")
-
-
-def java_major(text: str) -> int:
-    """The major version in what `java -version` prints; 0 if it is not there ("1.8.0" is 8)."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if found is None:
-        return 0
-    first, second = int(found[1]), int(found[2] or 0)
-    return second if first == 1 else first
+        return _warn("java", "not on PATH", advice)
+    if major != java.MAJOR:
+        advice = f"Spark 3.5 works with Java {java.MAJOR}: put that one first on PATH before `raymq start`"
+        return _warn("java", f"{path}: version {major or 'unknown'}", advice)
+    return _ok("java", f"{path}: version {major}")
 
 
 def check_open_files(limits: tuple[int, int]) -> Check:
@@ -198,10 +178,10 @@ def check_open_files(limits: tuple[int, int]) -> Check:
     found = f"soft limit {_limit(soft)}, hard limit {_limit(hard)}"
     unlimited = resource.RLIM_INFINITY
     if soft != unlimited and soft < _FILES_FAIL:
-        return Check("open files", "fail", found, f"ulimit -n {_FILES_WARN}")
+        return _fail("open files", found, f"ulimit -n {_FILES_WARN}")
     if soft != unlimited and soft < _FILES_WARN:
-        return Check("open files", "warn", found, f"with many queues: ulimit -n {_FILES_WARN}")
-    return Check("open files", "ok", found)
+        return _warn("open files", found, f"with many queues: ulimit -n {_FILES_WARN}")
+    return _ok("open files", found)
 
 
 def _limit(value: int) -> str:
@@ -211,40 +191,32 @@ def _limit(value: int) -> str:
 def check_shared_memory(size: int | None, free: int | None) -> Check:
     """The space of Ray's object store and of the transient pools."""
     if size is None or free is None:
-        return Check("/dev/shm", "fail", "missing", "mount a tmpfs there: Ray needs it")
+        return _fail("/dev/shm", "missing", "mount a tmpfs there: Ray needs it")
     found = f"{_amount(free)} free of {_amount(size)}"
     if free < _SHM_FAIL_BYTES:
-        return Check(
-            "/dev/shm",
-            "fail",
-            found,
-            "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete what "
-            "dead processes left there, or make it larger (a container: --shm-size)",
+        advice = (
+            "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete what dead processes left "
+            "there, or make it larger (a container: --shm-size)"
         )
+        return _fail("/dev/shm", found, advice)
     if size < _SHM_WARN_BYTES:
-        return Check(
-            "/dev/shm", "warn", found, "Ray falls back to disk; in a container: --shm-size=2g"
-        )
-    return Check("/dev/shm", "ok", found)
+        return _warn("/dev/shm", found, "Ray falls back to disk; in a container: --shm-size=2g")
+    return _ok("/dev/shm", found)
 
 
 def check_auth(environment: Mapping[str, str]) -> Check:
     """How Ray authenticates: an owned Ray uses tokens unless RAY_AUTH_MODE says otherwise."""
     mode = environment.get("RAY_AUTH_MODE")
     if mode is None:
-        return Check("ray token", "ok", "RAY_AUTH_MODE unset: an own Ray uses a token")
+        return _ok("ray token", "RAY_AUTH_MODE unset: an own Ray uses a token")
     if mode.lower() == "disabled":
-        return Check(
-            "ray token",
-            "warn",
-            "RAY_AUTH_MODE=disabled: anyone who reaches Ray's ports may run any code as this user",
-            "unset RAY_AUTH_MODE",
+        found = (
+            "RAY_AUTH_MODE=disabled: anyone who reaches Ray's ports may run any code as this user"
         )
+        return _warn("ray token", found, "unset RAY_AUTH_MODE")
     if mode.lower() != "token":
-        return Check(
-            "ray token", "fail", f"RAY_AUTH_MODE={mode}", "use token or disabled, or unset it"
-        )
-    return Check("ray token", "ok", "RAY_AUTH_MODE=token")
+        return _fail("ray token", f"RAY_AUTH_MODE={mode}", "use token or disabled, or unset it")
+    return _ok("ray token", "RAY_AUTH_MODE=token")
 
 
 def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Check:
@@ -255,55 +227,49 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
     where = "set the variables where Ray's node and `raymq start` are started"
     try:
         if not tls.wanted(environment):
-            return Check("tls", "ok", f"{tls.USE_TLS} is not on: shards serve 127.0.0.1 in clear")
+            return _ok("tls", f"{tls.USE_TLS} is not on: shards serve 127.0.0.1 in clear")
         tls.server_identity(environment, files)
         ca = tls.trusted(environment, files)
     except Rejected as error:
-        return Check("tls", "fail", str(error), where)
+        return _fail("tls", str(error), where)
     if ca is None:
         found = f"{tls.CA_CERT} is not set: replicas cannot check each other's certificate"
-        return Check("tls", "fail", found, f"name the authority's PEM file there: {where}")
+        return _fail("tls", found, f"name the authority's PEM file there: {where}")
     certificate = environment[tls.SERVER_CERT]
     try:
         valid = validity(certificate, environment[tls.SERVER_KEY], ca)
     except NotTaken as error:
-        return Check(
-            "tls",
-            "fail",
-            f"{certificate} is refused by clients that trust {environment[tls.CA_CERT]}: {error}",
-            f"have this authority sign a certificate for this node's address, and name it "
-            f"in {tls.SERVER_CERT}",
+        found = (
+            f"{certificate} is refused by clients that trust {environment[tls.CA_CERT]}: {error}"
         )
+        advice = "have this authority sign a certificate for this node's address, and name it"
+        return _fail("tls", found, f"{advice} in {tls.SERVER_CERT}")
     days = int((valid.end_s - now_s) // 86_400)
     found = f"{certificate} for {', '.join(valid.names) or 'no address'}, {days} days left"
     if not valid.names:
-        return Check("tls", "fail", found, "give it a subjectAltName with this node's address")
+        return _fail("tls", found, "give it a subjectAltName with this node's address")
     if days < _CERTIFICATE_WARN_DAYS:
-        return Check("tls", "warn", found, "renew it: clients refuse it after that")
-    return Check("tls", "ok", found)
+        return _warn("tls", found, "renew it: clients refuse it after that")
+    return _ok("tls", found)
 
 
 def check_disk(place: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> Check:
     """Space for what a start allocates: a segment and the next one, which is allocated ahead."""
     if free is None:
-        return Check("disk space", "fail", f"{place} cannot be examined", "name an existing disk")
+        return _fail("disk space", f"{place} cannot be examined", "name an existing disk")
     found = f"{_amount(free)} free at {place}"
     if free < needed:
-        return Check(
-            "disk space",
-            "fail",
-            found,
-            f"up to {_amount(needed)} are allocated at the start (less with --segment-size-bytes): free "
-            "some, or choose another disk",
+        advice = (
+            f"up to {_amount(needed)} are allocated at the start (less with --segment-size-bytes): free some, or "
+            "choose another disk"
         )
+        return _fail("disk space", found, advice)
     if free < _DISK_WARN_BYTES:
-        return Check(
-            "disk space",
-            "warn",
-            found,
-            "messages are deleted after 72 hours (--file-reserved-hours), not earlier: watch it",
+        advice = (
+            "messages are deleted after 72 hours (--file-reserved-hours), not earlier: watch it"
         )
-    return Check("disk space", "ok", found)
+        return _warn("disk space", found, advice)
+    return _ok("disk space", found)
 
 
 def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) -> list[Check]:
@@ -319,7 +285,7 @@ def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) ->
         if files.exists(paths.token):
             load_token(paths, files)
     except RayMQError as error:
-        return [Check("data dir", "fail", str(error), refused)]
+        return [_fail("data dir", str(error), refused)]
     checks = [_check_place(paths.root, files)]
     if stored is not None:
         checks.append(_check_address(record))
@@ -332,72 +298,53 @@ def _check_place(place: Path, files: Files) -> Check:
     reason = volatile_reason(place, files)
     if reason is not None:
         advice = "choose a disk, unless the messages may be lost"
-        return Check("data dir", "warn", f"{reason}; accepted as ephemeral", advice)
-    kind = file_system_of(place, files)
+        return _warn("data dir", f"{reason}; accepted as ephemeral", advice)
+    kind = mount_of(place, files).kind
     if kind in _NETWORK_FILE_SYSTEMS:
-        return Check(
-            "data dir",
-            "warn",
-            f"{place} is on {kind}",
-            "locks and syncs over a network are as good as its server: use a local disk",
-        )
+        advice = "locks and syncs over a network are as good as its server: use a local disk"
+        return _warn("data dir", f"{place} is on {kind}", advice)
     if kind == "overlay":
-        return Check(
-            "data dir",
-            "warn",
-            f"{place} is in a container's own layer",
-            "it is deleted with the container: mount a volume",
-        )
+        advice = "it is deleted with the container: mount a volume"
+        return _warn("data dir", f"{place} is in a container's own layer", advice)
     if not files.exists(place):
-        return Check("data dir", "ok", f"{place} on {kind}; `raymq start` makes it")
+        return _ok("data dir", f"{place} on {kind}; `raymq start` makes it")
     mode = os.stat(place).st_mode & 0o777
     note = f"; mode {mode:04o}, which `raymq start` makes 0700" if mode & 0o077 else ""
-    return Check("data dir", "ok", f"{place} on {kind}{note}")
+    return _ok("data dir", f"{place} on {kind}{note}")
 
 
 def _check_address(record: ClusterRecord) -> Check:
     """The address on which the shards listen, with the same check as at the start."""
     if record.host == NODE_HOST:
-        return Check("address", "ok", "each shard listens on its node's own address")
+        return _ok("address", "each shard listens on its node's own address")
     try:
         exposed = tls.check_exposed(record.host, tls=record.tls, insecure=record.insecure)
     except Rejected as error:
-        return Check("address", "fail", str(error), "`raymq start` refuses this address")
+        return _fail("address", str(error), "`raymq start` refuses this address")
     if exposed:
-        return Check(
-            "address",
-            "warn",
-            f"{record.host} is reachable from other machines, unencrypted (--insecure)",
-            f"set {tls.USE_TLS}=1, or listen on 127.0.0.1 (--host)",
-        )
-    return Check("address", "ok", f"shards listen on {record.host}")
+        found = f"{record.host} is reachable from other machines, unencrypted (--insecure)"
+        return _warn("address", found, f"set {tls.USE_TLS}=1, or listen on 127.0.0.1 (--host)")
+    return _ok("address", f"shards listen on {record.host}")
 
 
 def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> list[Check]:
-    token = (
-        "token readable by this user only"
-        if files.exists(paths.token)
-        else ("its token is missing: `raymq start` makes another")
-    )
+    token = "token readable by this user only"
+    if not files.exists(paths.token):
+        token = "its token is missing: `raymq start` makes another"
     found = f"{record.name!r}, {token}"
     try:
         with connect(paths.data_dir) as cluster:
             cluster.describe()
             shards = cluster.status()["shards"]
     except Rejected as error:
-        return [
-            Check(
-                "cluster",
-                "fail",
-                f"{record.name!r} runs and refuses this token: {error}",
-                f"put the token it was started with back into {paths.token}, or `raymq stop` and start it",
-            )
-        ]
+        refused = f"{record.name!r} runs and refuses this token: {error}"
+        advice = f"put the token it was started with back into {paths.token}, or `raymq stop` and start it"
+        return [_fail("cluster", refused, advice)]
     except RayMQError:
-        return [Check("cluster", "ok", f"{found}; it does not run or does not answer")]
+        return [_ok("cluster", f"{found}; it does not run or does not answer")]
     now_ms = Clock().now_ms()
     return [
-        Check("cluster", "ok", f"{found}; it runs and accepts the token"),
+        _ok("cluster", f"{found}; it runs and accepts the token"),
         *(check_shard(facts, now_ms) for facts in shards),
     ]
 
@@ -407,57 +354,25 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
     name, state, cause = f"shard {facts.get('shard')}", facts.get("state"), facts.get("error")
     if state != "RUNNING":
         found = f"{state}: {cause or 'no cause is known'}"
-        return Check(name, "fail", found, 'see docs/operating.md, "When something is wrong"')
+        return _fail(name, found, 'see docs/operating.md, "When something is wrong"')
     if cause or facts.get("writable") is False:
         advice = "RayMQ tries again by itself; see to what is named, and to this machine's limits and disk"
-        return Check(name, "warn", f"RUNNING, but {cause}", advice)
-    idle = [
-        role
-        for role, lease in facts.get("roles", {}).get("roles", {}).items()
-        if not lease["granted"]
-    ]
+        return _warn(name, f"RUNNING, but {cause}", advice)
+    leases = facts.get("roles", {}).get("roles", {})
+    idle = [role for role, lease in leases.items() if not lease["granted"]]
     if idle:
-        return Check(
-            name,
-            "warn",
-            f"RUNNING without {', '.join(idle)}",
-            "Ray restarts it; if that takes longer than seconds, see Ray's log of the actor",
-        )
+        advice = "Ray restarts it; if that takes longer than seconds, see Ray's log of the actor"
+        return _warn(name, f"RUNNING without {', '.join(idle)}", advice)
     last = facts.get("last_end")
     if last and now_ms - last["time_ms"] < _LAST_END_MS:
         minutes = (now_ms - last["time_ms"]) // 60_000
         found = f"RUNNING; its process ended itself {minutes} minutes ago: {last['reason']}"
-        return Check(name, "warn", found, "Ray started it again; see to what is named")
-    return Check(name, "ok", "RUNNING")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        return _warn(name, found, "Ray started it again; see to what is named")
+    return _ok(name, "RUNNING")
 
 
 def _has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
-
-
-def _java(environment: dict[str, str]) -> tuple[str | None, str]:
-    path = find_java(environment)
-    if path is None:
-        return None, ""
-    try:
-        done = subprocess.run(
-            [path, "-version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_JAVA_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return path, ""
-    return path, done.stderr + done.stdout
 
 
 def _space_of(path: str) -> tuple[int | None, int | None]:
@@ -481,10 +396,7 @@ def _new_files_bytes(data_dir: str | None, files: Files) -> int:
 
 
 def _free_bytes(place: str, files: Files) -> int | None:
-    path = Path(place).expanduser().absolute()
-    while not files.exists(path) and path != path.parent:
-        path = path.parent
     try:
-        return files.free_bytes(path)
+        return files.free_bytes(nearest_existing(Path(place).expanduser().absolute(), files))
     except OSError:
         return None

@@ -59,10 +59,8 @@ def install(directory: str | None, target: RayTarget | None, *, files: Files) ->
         with session(target) as ray:
             folder = dashboards_folder(_session_dir(ray), files)
     else:
-        raise Rejected(
-            "no running Ray was found: name Grafana's dashboards folder with --directory",
-            field="directory",
-        )
+        message = "no running Ray was found: name Grafana's dashboards folder with --directory"
+        raise Rejected(message, field="directory")
     place = folder / FILE_NAME
     files.write_file_atomic(place, dashboard())
     # Grafana often runs as another user.
@@ -81,13 +79,12 @@ def dashboards_folder(session_dir: Path, files: Files) -> Path:
         folder = Path(path.strip().strip("'\""))
         if name == "path" and folder.is_dir():
             return folder
-    raise Rejected(
+    message = (
         f"the Ray session in {session_dir} has no folder of Grafana dashboards here: Ray makes it on its head node "
         "when it runs with its dashboard (a Ray that `raymq start` starts does not). Name the folder that your "
-        "Grafana reads with --directory",
-        field="directory",
-        path=str(session_dir),
+        "Grafana reads with --directory"
     )
+    raise Rejected(message, field="directory", path=str(session_dir))
 
 
 def _session_dir(ray: Any) -> Path:

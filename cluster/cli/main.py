@@ -20,6 +20,9 @@ from raymq.store.promise import ACKS
 from . import commands, message_commands, store_commands
 from .console import EXIT_USAGE, Console, exit_code
 
+#: a command: it returns its exit code
+Run = Callable[[argparse.Namespace, Console], int]
+
 _EPILOG = "exit codes: 0 done, 1 a fault was found, 2 wrong command, 3 cluster not available"
 
 _PUT_BACK_EPILOG = (
@@ -34,11 +37,42 @@ _BENCH_EPILOG = (
 )
 
 
+#: the argument of the commands on store directories, and its help
+_STORE_DIR = ("directory DIR", "a store, or a cluster's data directory")
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse, with every option spelled out and a hint for a misspelled one."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "allow_abbrev": False})
+
+    def option(self, words: str, text: str, **more: Any) -> None:
+        """Add an option or an argument.
+
+        Args: `words` are its names and what its value is: VALUE, [VALUE] if the value may be left out, or one|of|these.
+        `text` is its help.
+        """
+        names = words.split()
+        metavar = names.pop() if names[-1].strip("[]").isupper() else None
+        if metavar is not None and metavar.startswith("["):
+            metavar = metavar.strip("[]")
+            more["nargs"] = "?"
+        if "|" in names[-1]:
+            more["choices"] = tuple(names.pop().split("|"))
+        self.add_argument(*names, metavar=metavar, help=text, **more)
+
+    def number(self, words: str, text: str, *, least: int = 1, **more: Any) -> None:
+        """Add an option with a whole number."""
+        self.option(words, text, type=_count(least), **more)
+
+    def decimal(self, words: str, text: str) -> None:
+        """Add an option with a number that need not be whole."""
+        self.option(words, text, type=float)
+
+    def flag(self, words: str, text: str) -> None:
+        """Add an option without a value."""
+        self.add_argument(*words.split(), action="store_true", help=text)
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\nTry `{self.prog} --help`.\n")
@@ -90,511 +124,386 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"raymq {__version__}")
     words = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    json_option = _Parser(add_help=False)
-    json_option.add_argument("--json", action="store_true", help="print JSON")
-    cluster_option = _Parser(add_help=False)
-    cluster_option.add_argument(
-        "-c",
-        "--cluster",
-        metavar="TARGET",
-        help="the cluster: data directory, name or raymq://host:port (default: the only cluster known here, "
-        'else "default")',
-    )
-    cluster_option.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="file with the token, for raymq:// (default: the variable RAYMQ_TOKEN)",
-    )
-    both = [json_option, cluster_option]
-    _lifecycle(words, json_option)
-    _topics(words, both)
-    _messages(words, both)
-    _store(words, json_option, both)
-    _bench(words, cluster_option)
-    _grafana(words, json_option)
-    doctor = words.add_parser(
-        "doctor",
-        parents=[json_option],
-        help="check this machine and a data directory as `raymq start` would",
-    )
-    doctor.add_argument(
-        "data_dir",
-        nargs="?",
-        metavar="DIR",
-        help="data directory to check, made or not yet made (default: check only the machine)",
-    )
-    doctor.add_argument(
-        "--ephemeral",
-        action="store_true",
-        help="judge as `raymq start --ephemeral`: a directory that a reboot empties is accepted",
-    )
-    doctor.set_defaults(run=commands.doctor)
+    _start(words)
+    _stop_and_status(words)
+    _topics(words)
+    _produce(words)
+    _consume(words)
+    _store(words)
+    _bench(words)
+    _grafana(words)
+    _doctor(words)
     return parser
 
 
-def _lifecycle(words: Any, json_option: argparse.ArgumentParser) -> None:
-    start = words.add_parser(
-        "start", parents=[json_option], help="create or resume the cluster of a data directory"
+def _command(
+    words: Any,
+    name: str,
+    run: Run,
+    text: str,
+    *,
+    json: bool = True,
+    cluster: bool = False,
+    **more: str,
+) -> _Parser:
+    """Add a command. Args: `json` adds --json, `cluster` the options that name a cluster."""
+    command: _Parser = words.add_parser(name, help=text, **more)
+    command.set_defaults(run=run)
+    if json:
+        command.flag("--json", "print JSON")
+    if cluster:
+        command.option(
+            "-c --cluster TARGET",
+            "the cluster: data directory, name or raymq://host:port (default: the only cluster known here, "
+            'else "default")',
+        )
+        _token_file(command)
+    return command
+
+
+def _token_file(command: _Parser) -> None:
+    command.option(
+        "--token-file FILE", "file with the token, for raymq:// (default: the variable RAYMQ_TOKEN)"
     )
-    start.add_argument("data_dir", metavar="DIR", help="data directory, made if missing")
-    start.add_argument(
-        "--name", help='how other commands find it (first start only; default: "default")'
+
+
+def _group(words: Any, name: str, text: str, dest: str = "verb") -> Any:
+    """Add a command that has verbs. Returns: where they are added."""
+    return words.add_parser(name, help=text).add_subparsers(
+        dest=dest, required=True, metavar=dest.upper()
     )
-    start.add_argument(
-        "--shards",
-        type=_count(1),
-        metavar="N",
-        help="number of shards, each with its own commit log (first start only; default: 1)",
+
+
+def _start(words: Any) -> None:
+    start = _command(
+        words, "start", commands.start, "create or resume the cluster of a data directory"
     )
-    start.add_argument(
-        "--replication",
-        choices=("single", "mirror"),
-        help="mirror keeps each shard twice, without failover (first start only; default: single)",
+    start.option("data_dir DIR", "data directory, made if missing")
+    start.option("--name", 'how other commands find it (first start only; default: "default")')
+    start.number(
+        "--shards N",
+        "number of shards, each with its own commit log (first start only; default: 1)",
     )
-    start.add_argument(
-        "--flush",
-        choices=("sync", "async"),
-        help="acknowledge after the sync to disk, or before (default: as at the last start, at first sync)",
+    start.option(
+        "--replication single|mirror",
+        "mirror keeps each shard twice, without failover (first start only; default: single)",
     )
-    start.add_argument(
-        "--file-reserved-hours",
-        type=float,
-        metavar="HOURS",
-        help="how many hours a full file of messages is kept at least (default: as at the last start, at first 72)",
+    start.option(
+        "--flush sync|async",
+        "acknowledge after the sync to disk, or before (default: as at the last start, at first sync)",
     )
-    start.add_argument(
+    start.decimal(
+        "--file-reserved-hours HOURS",
+        "how many hours a full file of messages is kept at least (default: as at the last start, at first 72)",
+    )
+    start.option(
         "--transient-pool",
+        "append through shared memory, 128 MiB of /dev/shm per shard (default: as at the last start, at first off)",
         action=argparse.BooleanOptionalAction,
-        help="append through shared memory, 128 MiB of /dev/shm per shard "
-        "(default: as at the last start, at first off)",
     )
-    start.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="the Ray to run in (default: the variable RAY_ADDRESS, else a Ray of its own)",
+    start.option(
+        "--address HOST:PORT",
+        "the Ray to run in (default: the variable RAY_ADDRESS, else a Ray of its own)",
     )
-    start.add_argument(
-        "--ephemeral",
-        action="store_true",
-        help="allow a directory that does not survive a reboot, such as /tmp",
+    start.flag("--ephemeral", "allow a directory that does not survive a reboot, such as /tmp")
+    start.number(
+        "--segment-size-bytes N",
+        "bytes of each file of the commit log (first start only; default: 1073741824)",
+        least=4096,
     )
-    start.add_argument(
-        "--segment-size-bytes",
-        type=_count(4096),
-        metavar="N",
-        help="bytes of each file of the commit log (first start only; default: 1073741824)",
-    )
-    start.add_argument(
-        "--nodes",
-        type=lambda text: text.split(","),
-        metavar="LABEL,...",
-        help="spread the shards over the Ray nodes with these values of the label raymq-node "
+    start.option(
+        "--nodes LABEL,...",
+        "spread the shards over the Ray nodes with these values of the label raymq-node "
         "(first start only; default: this machine)",
+        type=lambda text: text.split(","),
     )
-    start.add_argument(
+    start.option(
         "--host",
-        help="address that the shards listen on (default: 127.0.0.1; with --nodes each node's own)",
+        "address that the shards listen on (default: 127.0.0.1; with --nodes each node's own)",
     )
-    start.add_argument(
-        "--insecure",
-        action="store_true",
-        help="allow an unencrypted --host that other machines reach",
+    start.flag("--insecure", "allow an unencrypted --host that other machines reach")
+    start.number(
+        "--timeout-s N", "seconds that the whole start may take (default: 180)", default=180
     )
-    start.add_argument(
-        "--timeout-s",
-        type=_count(1),
-        default=180,
-        metavar="N",
-        help="seconds that the whole start may take (default: 180)",
-    )
-    start.set_defaults(run=commands.start)
 
-    stop = words.add_parser(
-        "stop",
-        parents=[json_option],
-        help="end a cluster (and Ray, if start started it); data stays",
-    )
-    stop.add_argument(
-        "target",
-        nargs="?",
-        metavar="TARGET",
-        help="data directory or name (default: the cluster known here, if it is the only one)",
-    )
-    stop.add_argument(
-        "--timeout-s",
-        type=_count(1),
-        default=60,
-        metavar="N",
-        help="seconds that the shards have to close (default: 60)",
-    )
-    stop.set_defaults(run=commands.stop)
 
-    status = words.add_parser(
+def _stop_and_status(words: Any) -> None:
+    stop = _command(
+        words, "stop", commands.stop, "end a cluster (and Ray, if start started it); data stays"
+    )
+    stop.option(
+        "target [TARGET]",
+        "data directory or name (default: the cluster known here, if it is the only one)",
+    )
+    stop.number("--timeout-s N", "seconds that the shards have to close (default: 60)", default=60)
+    status = _command(
+        words,
         "status",
-        parents=[json_option],
-        help="health, shards, topics, messages, disk and lag of a cluster",
+        commands.status,
+        "health, shards, topics, messages, disk and lag of a cluster",
     )
-    status.add_argument(
-        "target",
-        nargs="?",
-        metavar="TARGET",
-        help='data directory, name or URL (default: the only cluster known here, else "default")',
+    status.option(
+        "target [TARGET]",
+        'data directory, name or URL (default: the only cluster known here, else "default")',
     )
-    status.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="file with the token, for raymq:// (default: the variable RAYMQ_TOKEN)",
+    _token_file(status)
+    status.flag(
+        "-v --verbose", "also positions in bytes, process ids, endpoints (--json has them always)"
     )
-    status.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="also positions in bytes, process ids, endpoints (--json has them always)",
-    )
-    status.set_defaults(run=commands.status)
 
 
-def _topics(words: Any, both: Sequence[argparse.ArgumentParser]) -> None:
-    topic = words.add_parser("topic", help="list, create and describe topics")
-    verbs = topic.add_subparsers(dest="verb", required=True, metavar="VERB")
-    listing = verbs.add_parser("list", parents=both, help="all topics")
-    listing.set_defaults(run=commands.topic_list)
-    create = verbs.add_parser("create", parents=both, help="make a topic")
-    create.add_argument("topic", metavar="TOPIC", help="name of the new topic")
-    create.add_argument(
-        "--queues",
-        type=_count(1),
-        default=4,
-        metavar="N",
-        help="number of queues, over all shards (default: 4)",
+def _topics(words: Any) -> None:
+    verbs = _group(words, "topic", "list, create and describe topics")
+    _command(verbs, "list", commands.topic_list, "all topics", cluster=True)
+    create = _command(verbs, "create", commands.topic_create, "make a topic", cluster=True)
+    create.option("topic TOPIC", "name of the new topic")
+    create.number("--queues N", "number of queues, over all shards (default: 4)", default=4)
+    create.flag("--compacted", "keep only the latest message of each index key")
+    describe = _command(
+        verbs, "describe", commands.topic_describe, "a topic's queues and offsets", cluster=True
     )
-    create.add_argument(
-        "--compacted",
-        action="store_true",
-        help="keep only the latest message of each index key",
-    )
-    create.set_defaults(run=commands.topic_create)
-    describe = verbs.add_parser("describe", parents=both, help="a topic's queues and offsets")
-    describe.add_argument("topic", metavar="TOPIC", help="name of the topic")
-    describe.set_defaults(run=commands.topic_describe)
+    describe.option("topic TOPIC", "name of the topic")
 
 
-def _messages(words: Any, both: Sequence[argparse.ArgumentParser]) -> None:
-    produce = words.add_parser(
+def _produce(words: Any) -> None:
+    produce = _command(
+        words,
         "produce",
-        parents=both,
-        help="send each line of standard input, or of a file, as a message",
+        message_commands.produce,
+        "send each line of standard input, or of a file, as a message",
+        cluster=True,
         epilog=_PUT_BACK_EPILOG,
     )
-    produce.add_argument(
-        "topic",
-        nargs="?",
-        metavar="TOPIC",
-        help="topic to send to (default: with --input the topic that each line names)",
+    produce.option(
+        "topic [TOPIC]", "topic to send to (default: with --input the topic that each line names)"
     )
-    produce.add_argument(
-        "--key-separator",
-        metavar="TEXT",
-        help="a line is KEY, TEXT, BODY (default: a line is only a body)",
+    produce.option(
+        "--key-separator TEXT", "a line is KEY, TEXT, BODY (default: a line is only a body)"
     )
-    produce.add_argument(
-        "--input",
-        metavar="FILE",
-        help="read JSON lines from FILE, - for standard input: those of `raymq consume -o json` or of "
+    produce.option(
+        "--input FILE",
+        "read JSON lines from FILE, - for standard input: those of `raymq consume -o json` or of "
         '`raymq store dump`, or {"body": ..., "key": ..., "tag": ..., "index_keys": [...], "properties": {...}, '
         '"deliver_at_ms": ..., "topic": ..., "queue_id": ...} (default: lines of text on standard input)',
     )
-    produce.set_defaults(run=message_commands.produce)
 
-    consume = words.add_parser("consume", parents=both, help="print messages")
-    consume.add_argument("topic", metavar="TOPIC", help="name of the topic")
-    consume.add_argument(
-        "--from",
+
+def _consume(words: Any) -> None:
+    consume = _command(words, "consume", message_commands.consume, "print messages", cluster=True)
+    consume.option("topic TOPIC", "name of the topic")
+    consume.option(
+        "--from POSITION",
+        "where to begin in each queue: earliest, latest or an offset (default: earliest)",
         dest="start",
         type=_position("earliest", "latest"),
         default="earliest",
-        metavar="POSITION",
-        help="where to begin in each queue: earliest, latest or an offset (default: earliest)",
     )
-    consume.add_argument(
-        "--to",
+    consume.option(
+        "--to POSITION",
+        "end before this offset of each queue; latest is the end at the start of the command (default: latest)",
         dest="stop",
         type=_position("latest"),
         default="latest",
-        metavar="POSITION",
-        help="end before this offset of each queue; latest is the end at the start of the command (default: latest)",
     )
-    consume.add_argument(
-        "--follow", action="store_true", help="wait for new messages until interrupted"
-    )
-    consume.add_argument(
-        "--max", type=_count(1), metavar="N", help="end after N messages (default: no limit)"
-    )
-    consume.add_argument(
-        "-o",
-        "--output",
-        choices=("json", "raw", "hex"),
-        default="raw",
-        help="raw: body and newline; hex: body in hexadecimal; json: the whole message, which "
+    consume.flag("--follow", "wait for new messages until interrupted")
+    consume.number("--max N", "end after N messages (default: no limit)")
+    consume.option(
+        "-o --output json|raw|hex",
+        "raw: body and newline; hex: body in hexadecimal; json: the whole message, which "
         "`raymq produce --input` takes (default: raw)",
+        default="raw",
     )
-    consume.set_defaults(run=message_commands.consume)
 
 
-def _store(
-    words: Any, json_option: argparse.ArgumentParser, both: Sequence[argparse.ArgumentParser]
-) -> None:
-    store = words.add_parser("store", help="check, repair, export a store directory; import it")
-    verbs = store.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verify = verbs.add_parser(
-        "verify", parents=[json_option], help="check every byte; 1 if damaged"
-    )
-    verify.add_argument("directory", metavar="DIR", help="a store, or a cluster's data directory")
-    verify.set_defaults(run=store_commands.verify)
-    dump = verbs.add_parser(
+def _store(words: Any) -> None:
+    verbs = _group(words, "store", "check, repair, export a store directory; import it")
+    verify = _command(verbs, "verify", store_commands.verify, "check every byte; 1 if damaged")
+    verify.option(*_STORE_DIR)
+    dump = _command(
+        verbs,
         "dump",
-        parents=[json_option],
-        help="every message as a line of JSON; `raymq produce --input` sends it again",
+        store_commands.dump,
+        "every message as a line of JSON; `raymq produce --input` sends it again",
     )
-    dump.add_argument("directory", metavar="DIR", help="a store, or a cluster's data directory")
-    dump.set_defaults(run=store_commands.dump)
-    scrub = verbs.add_parser(
+    dump.option(*_STORE_DIR)
+    scrub = _command(
+        verbs,
         "scrub",
-        parents=[json_option],
-        help="compare what is synced with its CRCs, at a limited rate",
+        store_commands.scrub,
+        "compare what is synced with its CRCs, at a limited rate",
     )
-    scrub.add_argument("directory", metavar="DIR", help="a store, or a cluster's data directory")
-    scrub.add_argument(
-        "--mib-per-s",
-        type=_count(0),
+    scrub.option(*_STORE_DIR)
+    scrub.number(
+        "--mib-per-s N",
+        "MiB read per second at most, 0 for no limit (default: 64)",
+        least=0,
         default=64,
-        metavar="N",
-        help="MiB read per second at most, 0 for no limit (default: 64)",
     )
-    scrub.add_argument(
-        "--again", action="store_true", help="begin at the start, not where the last pass ended"
-    )
-    scrub.set_defaults(run=store_commands.scrub)
-    _store_repair(verbs, json_option)
-    _store_export(verbs, json_option)
-    _store_import(verbs, both)
+    scrub.flag("--again", "begin at the start, not where the last pass ended")
+    _store_repair(verbs)
+    _store_export(verbs)
+    _store_import(verbs)
 
 
-def _store_repair(verbs: Any, json_option: argparse.ArgumentParser) -> None:
-    repair = verbs.add_parser(
-        "repair", parents=[json_option], help="say what would mend a store; --yes does it"
+def _store_repair(verbs: Any) -> None:
+    repair = _command(
+        verbs, "repair", store_commands.repair, "say what would mend a store; --yes does it"
     )
-    repair.add_argument("directory", metavar="DIR", help="a store, or a cluster's data directory")
-    repair.add_argument(
-        "--yes", action="store_true", help="carry the plan out; no process may have the store open"
+    repair.option(*_STORE_DIR)
+    repair.flag("--yes", "carry the plan out; no process may have the store open")
+    repair.option(
+        "--keep DIR", "where to copy what is changed (default: raymq/repair-<time>/ in the store)"
     )
-    repair.add_argument(
-        "--keep",
-        metavar="DIR",
-        help="where to copy what is changed (default: raymq/repair-<time>/ in the store)",
+    repair.number(
+        "--cut-at OFFSET",
+        "cut a damaged log at this offset, in bytes: everything after it is lost (default: no cut)",
+        least=0,
     )
-    repair.add_argument(
-        "--cut-at",
-        type=_count(0),
-        metavar="OFFSET",
-        help="cut a damaged log at this offset, in bytes: everything after it is lost (default: no cut)",
-    )
-    repair.add_argument(
-        "--rebuild",
+    repair.option(
+        "--rebuild consumequeue|chain|index|checkpoint|marks|config",
+        "rebuild this from the log even if it is sound; may be repeated (default: only what is damaged)",
         action="append",
-        choices=("consumequeue", "chain", "index", "checkpoint", "marks", "config"),
-        help="rebuild this from the log even if it is sound; may be repeated (default: only what is damaged)",
     )
-    repair.set_defaults(run=store_commands.repair)
 
 
-def _store_export(verbs: Any, json_option: argparse.ArgumentParser) -> None:
-    export = verbs.add_parser(
-        "export", parents=[json_option], help="messages as Parquet files in a new directory"
+def _store_export(verbs: Any) -> None:
+    export = _command(
+        verbs, "export", store_commands.export, "messages as Parquet files in a new directory"
     )
-    export.add_argument("directory", metavar="DIR", help="a store")
-    export.add_argument("target", metavar="TARGET", help="the new directory")
-    export.add_argument(
-        "--topic", metavar="NAME", help="only this topic (default: all but RayMQ's own)"
+    export.option("directory DIR", "a store")
+    export.option("target TARGET", "the new directory")
+    export.option("--topic NAME", "only this topic (default: all but RayMQ's own)")
+    export.number("--queue-id N", "only this queue of the topic (default: all queues)", least=0)
+    export.number(
+        "--from OFFSET", "first queue offset (default: the earliest)", least=0, dest="start"
     )
-    export.add_argument(
-        "--queue-id",
-        type=_count(0),
-        metavar="N",
-        help="only this queue of the topic (default: all queues)",
+    export.number(
+        "--to OFFSET", "queue offset before which to end (default: the end)", least=0, dest="stop"
     )
-    export.add_argument(
-        "--from",
-        dest="start",
-        type=_count(0),
-        metavar="OFFSET",
-        help="first queue offset (default: the earliest)",
-    )
-    export.add_argument(
-        "--to",
-        dest="stop",
-        type=_count(0),
-        metavar="OFFSET",
-        help="queue offset before which to end (default: the end)",
-    )
-    export.add_argument(
-        "--file-mib",
-        type=_count(1),
-        default=256,
-        metavar="N",
-        help="MiB after which a new file is begun (default: 256)",
-    )
-    export.add_argument(
-        "--behind-damage",
-        action="store_true",
-        help="of a damaged log also what is readable after the damage",
-    )
-    export.set_defaults(run=store_commands.export)
+    export.number("--file-mib N", "MiB after which a new file is begun (default: 256)", default=256)
+    export.flag("--behind-damage", "of a damaged log also what is readable after the damage")
 
 
-def _store_import(verbs: Any, both: Sequence[argparse.ArgumentParser]) -> None:
-    importing = verbs.add_parser(
+def _store_import(verbs: Any) -> None:
+    importing = _command(
+        verbs,
         "import",
-        parents=both,
-        help="send the messages of an export to a running cluster",
+        store_commands.import_,
+        "send the messages of an export to a running cluster",
+        cluster=True,
         epilog=_PUT_BACK_EPILOG,
     )
-    importing.add_argument(
-        "source", metavar="SOURCE", help="directory that `raymq store export` made"
-    )
-    importing.add_argument(
-        "--topic", metavar="NAME", help="only this topic (default: every topic of the export)"
-    )
-    importing.set_defaults(run=store_commands.import_)
+    importing.option("source SOURCE", "directory that `raymq store export` made")
+    importing.option("--topic NAME", "only this topic (default: every topic of the export)")
 
 
-def _grafana(words: Any, json_option: argparse.ArgumentParser) -> None:
-    grafana = words.add_parser("grafana", help="a dashboard of the metrics (docs/metrics.md)")
-    verbs = grafana.add_subparsers(dest="verb", required=True, metavar="VERB")
-    install = verbs.add_parser(
-        "install", parents=[json_option], help="put it where the Grafana of the running Ray looks"
+def _grafana(words: Any) -> None:
+    verbs = _group(words, "grafana", "a dashboard of the metrics (docs/metrics.md)")
+    install = _command(
+        verbs,
+        "install",
+        commands.grafana_install,
+        "put it where the Grafana of the running Ray looks",
     )
-    install.add_argument(
-        "target",
-        nargs="?",
-        metavar="TARGET",
-        help='data directory or name (default: the only cluster known here, else "default")',
+    install.option(
+        "target [TARGET]",
+        'data directory or name (default: the only cluster known here, else "default")',
     )
-    install.add_argument(
-        "--directory",
-        metavar="DIR",
-        help="Grafana's dashboards folder (default: the one that Ray names)",
+    install.option(
+        "--directory DIR", "Grafana's dashboards folder (default: the one that Ray names)"
     )
-    install.set_defaults(run=commands.grafana_install)
-    show = verbs.add_parser("show", parents=[json_option], help="print it, as JSON")
-    show.set_defaults(run=commands.grafana_show)
+    _command(verbs, "show", commands.grafana_show, "print it, as JSON")
 
 
-def _bench(words: Any, cluster_option: argparse.ArgumentParser) -> None:
-    bench = words.add_parser("bench", help="load test, from every node of the Ray cluster")
-    verbs = bench.add_subparsers(dest="mode", required=True, metavar="MODE")
+def _doctor(words: Any) -> None:
+    doctor = _command(
+        words,
+        "doctor",
+        commands.doctor,
+        "check this machine and a data directory as `raymq start` would",
+    )
+    doctor.option(
+        "data_dir [DIR]",
+        "data directory to check, made or not yet made (default: check only the machine)",
+    )
+    doctor.flag(
+        "--ephemeral",
+        "judge as `raymq start --ephemeral`: a directory that a reboot empties is accepted",
+    )
+
+
+def _bench(words: Any) -> None:
+    verbs = _group(words, "bench", "load test, from every node of the Ray cluster", dest="mode")
     for mode, text in (
         ("produce", "send, and time each message until it is acknowledged"),
         ("consume", "send a backlog, then read it as fast as it comes"),
         ("e2e", "send and read, and time each message until a consumer has it"),
     ):
-        verb = verbs.add_parser(mode, parents=[cluster_option], help=text, epilog=_BENCH_EPILOG)
-        _bench_load(verb, mode)
-        verb.add_argument(
-            "--no-verify", action="store_true", help="do not read every message back at the end"
+        verb = _command(
+            verbs, mode, commands.bench, text, json=False, cluster=True, epilog=_BENCH_EPILOG
         )
-        verb.add_argument(
-            "--runner",
-            choices=("auto", "ray", "processes"),
-            default="auto",
-            help="where workers run: ray, as tasks on all nodes; processes, on this machine (default: auto, which is "
-            "processes for a raymq:// target, else ray)",
-        )
-        verb.add_argument(
-            "--json",
-            nargs="?",
-            const="-",
-            metavar="FILE",
-            help="write the result as JSON to FILE, without FILE to standard output (default: as text)",
-        )
-        verb.add_argument(
-            "--html",
-            metavar="FILE",
-            help="write one page with all plots and what was measured on (default: none)",
-        )
-        verb.set_defaults(run=commands.bench)
+        _bench_load(verb)
+        if mode == "consume":
+            verb.number("--messages N", "messages of the backlog (default: 200000)")
+        else:
+            _bench_time(verb)
+        if mode == "e2e":
+            verb.number("--consumers N", "consumers (default: 1)")
+        _bench_report(verb)
 
 
-def _bench_load(verb: argparse.ArgumentParser, mode: str) -> None:
+def _bench_load(verb: _Parser) -> None:
     """The options that make a BenchPlan; defaults are its own."""
-    verb.add_argument("--topic", metavar="NAME", help="name of the topic (default: bench)")
-    verb.add_argument(
-        "--topics", type=_count(1), metavar="N", help="number of topics, NAME-0 ... (default: 1)"
+    verb.option("--topic NAME", "name of the topic (default: bench)")
+    verb.number("--topics N", "number of topics, NAME-0 ... (default: 1)")
+    verb.number("--queues N", "queues of each topic (default: 4)")
+    verb.option("--shards N,...", "only the queues on these shards (default: all)")
+    verb.number("--workers N", "workers (default: 2)")
+    verb.number("--batch N", "rows of a batch at most (default: 1000)")
+    verb.number("--in-flight N", "closed loop: unacknowledged batches per worker (default: 4)")
+    verb.option(
+        "--size DIST",
+        "bytes of a body: N, uniform:LOW-HIGH, lognormal:MEDIAN[:SIGMA] (default: 1024)",
     )
-    verb.add_argument(
-        "--queues", type=_count(1), metavar="N", help="queues of each topic (default: 4)"
+    verb.option("--keys DIST", "none, uniform:K or zipf:K[:SKEW] of K keys (default: none)")
+    verb.option(
+        "--api batches|messages", "send columns, or one message per call (default: batches)"
     )
-    verb.add_argument(
-        "--shards", metavar="N,...", help="only the queues on these shards (default: all)"
+    verb.option(f"--acks {'|'.join(ACKS)}", "what a receipt waits for (default: quorum)")
+
+
+def _bench_time(verb: _Parser) -> None:
+    """The options of a BenchPlan that sends for a time."""
+    verb.decimal(
+        "--rate N", "open loop: messages per second of all workers together (default: closed loop)"
     )
-    verb.add_argument("--workers", type=_count(1), metavar="N", help="workers (default: 2)")
-    verb.add_argument(
-        "--batch", type=_count(1), metavar="N", help="rows of a batch at most (default: 1000)"
+    verb.decimal(
+        "--linger-ms MS", "open loop: milliseconds to wait for a fuller batch (default: 5)"
     )
-    verb.add_argument(
-        "--in-flight",
-        type=_count(1),
-        metavar="N",
-        help="closed loop: unacknowledged batches per worker (default: 4)",
+    verb.decimal("--duration-s N", "seconds that are measured (default: 10)")
+    verb.decimal("--warmup-s N", "seconds before them (default: 2)")
+    verb.decimal(
+        "--find-max MS",
+        "search the highest rate with a p99 of up to MS milliseconds (default: one rate)",
     )
-    verb.add_argument(
-        "--size",
-        metavar="DIST",
-        help="bytes of a body: N, uniform:LOW-HIGH, lognormal:MEDIAN[:SIGMA] (default: 1024)",
+
+
+def _bench_report(verb: _Parser) -> None:
+    verb.flag("--no-verify", "do not read every message back at the end")
+    verb.option(
+        "--runner auto|ray|processes",
+        "where workers run: ray, as tasks on all nodes; processes, on this machine (default: auto, which is "
+        "processes for a raymq:// target, else ray)",
+        default="auto",
     )
-    verb.add_argument(
-        "--keys", metavar="DIST", help="none, uniform:K or zipf:K[:SKEW] of K keys (default: none)"
+    verb.option(
+        "--json [FILE]",
+        "write the result as JSON to FILE, without FILE to standard output (default: as text)",
+        const="-",
     )
-    verb.add_argument(
-        "--api",
-        choices=("batches", "messages"),
-        help="send columns, or one message per call (default: batches)",
+    verb.option(
+        "--html FILE", "write one page with all plots and what was measured on (default: none)"
     )
-    verb.add_argument("--acks", choices=ACKS, help="what a receipt waits for (default: quorum)")
-    if mode == "consume":
-        verb.add_argument(
-            "--messages",
-            type=_count(1),
-            metavar="N",
-            help="messages of the backlog (default: 200000)",
-        )
-        return
-    verb.add_argument(
-        "--rate",
-        type=float,
-        metavar="N",
-        help="open loop: messages per second of all workers together (default: closed loop)",
-    )
-    verb.add_argument(
-        "--linger-ms",
-        type=float,
-        metavar="MS",
-        help="open loop: milliseconds to wait for a fuller batch (default: 5)",
-    )
-    verb.add_argument(
-        "--duration-s", type=float, metavar="N", help="seconds that are measured (default: 10)"
-    )
-    verb.add_argument(
-        "--warmup-s", type=float, metavar="N", help="seconds before them (default: 2)"
-    )
-    verb.add_argument(
-        "--find-max",
-        type=float,
-        metavar="MS",
-        help="search the highest rate with a p99 of up to MS milliseconds (default: one rate)",
-    )
-    if mode == "e2e":
-        verb.add_argument("--consumers", type=_count(1), metavar="N", help="consumers (default: 1)")
 
 
 def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -> int:
@@ -609,21 +518,20 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
         code: int = options.run(options, console)
         console.flush()
         return code
-    except RayMQError as error:
-        console.error(error, as_json=getattr(options, "json", False))
-        return exit_code(error)
     except KeyboardInterrupt:
         return 130
-    except OSError as error:
-        if not isinstance(error, BrokenPipeError):
-            where = "" if error.filename is None else f"{error.filename}: "
-            wrong = Unavailable(f"{where}{error.strerror or error}", errno=error.errno)
-            console.error(wrong, as_json=getattr(options, "json", False))
-            return exit_code(wrong)
+    except BrokenPipeError:
         # The reader (head, less) has seen enough. Python would complain again when it flushes at
         # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except RayMQError as error:
+        failure = error
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        failure = Unavailable(f"{where}{error.strerror or error}", errno=error.errno)
+    console.error(failure, as_json=getattr(options, "json", False))
+    return exit_code(failure)
 
 
 if __name__ == "__main__":

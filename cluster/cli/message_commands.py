@@ -42,9 +42,8 @@ def _message(line: bytes, number: int, options: argparse.Namespace) -> dict[str,
         return {"body": line}
     key, found, body = line.partition(options.key_separator.encode())
     if not found:
-        raise Rejected(
-            f"line {number} has no separator {options.key_separator!r}", field="key", row=number
-        )
+        message = f"line {number} has no separator {options.key_separator!r}"
+        raise Rejected(message, field="key", row=number)
     return {"key": key, "body": body}
 
 
@@ -53,10 +52,8 @@ def _put_back(options: argparse.Namespace, console: Console) -> int:
     from .put_back import Sender, of_line
 
     if options.key_separator is not None:
-        raise Rejected(
-            "--key-separator is for lines of text; a line of --input says its key itself",
-            field="key_separator",
-        )
+        fault = "--key-separator is for lines of text; a line of --input says its key itself"
+        raise Rejected(fault, field="key_separator")
     with (
         _input(options.input, console) as lines,
         cluster_of(options, console) as cluster,
@@ -68,11 +65,8 @@ def _put_back(options: argparse.Namespace, console: Console) -> int:
             if message is None:
                 continue
             if options.topic is None and message.topic is None:
-                raise Rejected(
-                    f"line {number} names no topic: name a TOPIC for all lines",
-                    field="topic",
-                    row=number,
-                )
+                fault = f"line {number} names no topic: name a TOPIC for all lines"
+                raise Rejected(fault, field="topic", row=number)
             sender.send(message, topic=options.topic)
     if options.json:
         console.json(sender.facts())
@@ -127,11 +121,10 @@ def _check_start(queues: list[dict[str, Any]], options: argparse.Namespace) -> N
         f"queue {each['queue_id']} holds [{each['min_offset']}, {each['max_offset']})"
         for each in queues
     )
-    raise OffsetOutOfRange(
-        f"--from {options.start} is beyond the end of every queue of {options.topic}: {ranges}",
-        min=min(queue["min_offset"] for queue in queues),
-        max=highest,
+    message = (
+        f"--from {options.start} is beyond the end of every queue of {options.topic}: {ranges}"
     )
+    raise OffsetOutOfRange(message, min=min(queue["min_offset"] for queue in queues), max=highest)
 
 
 def _ends(queues: list[dict[str, Any]], options: argparse.Namespace) -> dict[int, int]:

@@ -36,11 +36,6 @@ class PutBack(NamedTuple):
     #: body, key, tag, index_keys, properties, deliver_at_ms: those that it has
     fields: dict[str, Any]
 
-    @property
-    def internal(self) -> bool:
-        """Whether it is a record of RayMQ or RocketMQ themselves, not of a user."""
-        return is_internal(self.topic or "")
-
 
 def is_internal(topic: str) -> bool:
     """Whether a topic is one that RayMQ or RocketMQ keeps for itself."""
@@ -60,9 +55,8 @@ def of_line(line: bytes, number: int) -> PutBack | None:
             return _of_dump(given) if given["kind"] == "msg" else None
         return _of_message(given)
     except (ValueError, TypeError, KeyError) as error:
-        raise Rejected(
-            f"line {number} is not a message: {error}", field="line", row=number
-        ) from error
+        message = f"line {number} is not a message: {error}"
+        raise Rejected(message, field="line", row=number) from error
 
 
 def of_record(topic: str, queue_id: int, body: bytes, properties: Mapping[str, str]) -> PutBack:
@@ -86,8 +80,7 @@ def _of_message(given: dict[str, Any]) -> PutBack:
     unknown = set(given) - bodies - set(_FIELDS)
     if unknown or len(bodies) != 1:
         raise ValueError(
-            f"it has the fields {sorted(given)}; body or body_base64 is needed, "
-            f"{', '.join(_FIELDS)} are optional"
+            f"it has the fields {sorted(given)}; body or body_base64 is needed, {', '.join(_FIELDS)} are optional"
         )
     fields = {name: given.get(name) for name in _SENT}
     fields["body"] = _body(given)
@@ -128,7 +121,7 @@ class Sender:
 
     def send(self, message: PutBack, *, topic: str | None = None) -> None:
         """Send it to `topic`, by default to its own. Raises: what `Producer.send` raises at once."""
-        if message.internal:
+        if is_internal(message.topic or ""):
             self.left_out += 1
             return
         to = topic or str(message.topic)
@@ -148,8 +141,4 @@ class Sender:
 
     def facts(self) -> dict[str, Any]:
         """The same, as JSON."""
-        return {
-            "sent": sum(self.sent.values()),
-            "topics": self.sent,
-            "left_out": self.left_out,
-        }
+        return {"sent": sum(self.sent.values()), "topics": self.sent, "left_out": self.left_out}

@@ -47,8 +47,7 @@ def status_lines(
         if status.get("ray_address"):
             yield _line(
                 "Ray",
-                f"{status['ray_address']}, from Python: "
-                f"ray.init(raymq.connect({status['name']!r}).ray_address)",
+                f"{status['ray_address']}, from Python: ray.init(raymq.connect({status['name']!r}).ray_address)",
             )
 
 

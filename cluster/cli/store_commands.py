@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from .console import EXIT_FAULT, EXIT_OK, Console, cluster_of
 from .store_progress import StoreProgress
 
 if TYPE_CHECKING:
+    from raymq.store.tools.faults import Fault
     from raymq.store.tools.repair import Plan, Repaired
 
 
@@ -26,23 +28,19 @@ def verify(options: argparse.Namespace, console: Console) -> int:
             report = check(root, progress=progress.report)
         faults, verdict = report.faults, report.verdict
         found += len(faults)
-        if options.json:
-            console.json(
-                {
-                    "store": str(root),
-                    "faults": [fault.as_dict() for fault in faults],
-                    "verdict": None if verdict is None else verdict.as_dict(),
-                    "anew": report.anew,
-                }
-            )
-            continue
-        for fault in faults:
-            console.line(f"{root}/{fault.file} at {fault.offset}: {fault.rule}: {fault.detail}")
+        facts = {
+            "store": str(root),
+            "faults": [fault.as_dict() for fault in faults],
+            "verdict": None if verdict is None else verdict.as_dict(),
+            "anew": report.anew,
+        }
+        lines = _fault_lines(root, faults)
         if verdict is not None and verdict.decision == "truncate":
-            console.line(f"{root}: no fault: {verdict}")
+            lines.append(f"{root}: no fault: {verdict}")
         for name in report.anew:
-            console.line(f"{root}/{name}: no fault: a cache that the next start rebuilds")
-        console.line(f"{root}: {len(faults)} faults" if faults else f"{root}: sound")
+            lines.append(f"{root}/{name}: no fault: a cache that the next start rebuilds")
+        verdict_text = f"{len(faults)} faults" if faults else "sound"
+        console.result(options, facts, *lines, f"{root}: {verdict_text}")
     return EXIT_FAULT if found else EXIT_OK
 
 
@@ -66,11 +64,8 @@ def repair(options: argparse.Namespace, console: Console) -> int:
 
     roots = stores(options.directory)
     if len(roots) > 1 and (options.cut_at is not None or options.keep is not None):
-        raise Rejected(
-            "--cut-at and --keep are for one store; name its directory",
-            field="DIR",
-            limit="one store",
-        )
+        message = "--cut-at and --keep are for one store; name its directory"
+        raise Rejected(message, field="DIR", limit="one store")
     clean = True
     for root in roots:
         with StoreProgress(console.stderr) as progress:
@@ -85,57 +80,52 @@ def repair(options: argparse.Namespace, console: Console) -> int:
             plan = None if options.yes else job.plan()
         if done is not None:
             clean &= not done.faults
-            _show_done(root, done, options.json, console)
+            _show_done(root, done, options, console)
         if plan is not None:
             clean &= not plan.faults and plan.needs_cut is None
-            _show_plan(root, plan, options.json, console)
+            _show_plan(root, plan, options, console)
     return EXIT_OK if clean else EXIT_FAULT
 
 
-def _show_plan(root: Path, plan: Plan, as_json: bool, console: Console) -> None:
-    if as_json:
-        console.json({"store": str(root), "plan": plan.as_dict()})
-        return
-    for fault in plan.faults:
-        console.line(f"{root}/{fault.file} at {fault.offset}: {fault.rule}: {fault.detail}")
-    for step in plan.steps:
-        console.line(f"{root}: would {step.what} ({', '.join(step.files)})")
+def _fault_lines(root: Path, faults: Sequence[Fault]) -> list[str]:
+    return [f"{root}/{each.file} at {each.offset}: {each.rule}: {each.detail}" for each in faults]
+
+
+def _show_plan(root: Path, plan: Plan, options: argparse.Namespace, console: Console) -> None:
+    lines = _fault_lines(root, plan.faults)
+    lines += [f"{root}: would {step.what} ({', '.join(step.files)})" for step in plan.steps]
     if plan.needs_cut is not None:
-        _show_cut(root, plan.needs_cut, console)
+        lines += _cut_lines(root, plan.needs_cut)
     elif plan.steps:
-        console.line(f"{root}: nothing was changed; --yes does it, and keeps what it changes")
+        lines.append(f"{root}: nothing was changed; --yes does it, and keeps what it changes")
     else:
-        console.line(f"{root}: {'no step repairs this' if plan.faults else 'nothing to repair'}")
+        lines.append(f"{root}: {'no step repairs this' if plan.faults else 'nothing to repair'}")
+    console.result(options, {"store": str(root), "plan": plan.as_dict()}, *lines)
 
 
-def _show_cut(root: Path, cut: Any, console: Console) -> None:
-    console.line(f"{root}: the log is damaged and cannot be repaired; {cut}")
-    console.line(
-        f"{root}: copy the other replica, or save what can be read (raymq store export "
-        f"--behind-damage), or cut with --cut-at {cut.offset} --yes"
-    )
+def _cut_lines(root: Path, cut: Any) -> list[str]:
+    return [
+        f"{root}: the log is damaged and cannot be repaired; {cut}",
+        f"{root}: copy the other replica, or save what can be read (raymq store export --behind-damage), or cut with "
+        f"--cut-at {cut.offset} --yes",
+    ]
 
 
-def _show_done(root: Path, done: Repaired, as_json: bool, console: Console) -> None:
-    if as_json:
-        console.json(
-            {
-                "store": str(root),
-                "steps": [vars(step) for step in done.steps],
-                "kept": None if done.kept is None else str(done.kept),
-                "faults": [fault.as_dict() for fault in done.faults],
-            }
-        )
-        return
-    for step in done.steps:
-        console.line(f"{root}: done: {step.what}")
+def _show_done(root: Path, done: Repaired, options: argparse.Namespace, console: Console) -> None:
+    facts = {
+        "store": str(root),
+        "steps": [vars(step) for step in done.steps],
+        "kept": None if done.kept is None else str(done.kept),
+        "faults": [fault.as_dict() for fault in done.faults],
+    }
+    lines = [f"{root}: done: {step.what}" for step in done.steps]
     if done.kept is not None:
-        console.line(f"{root}: what was changed is kept in {done.kept}")
+        lines.append(f"{root}: what was changed is kept in {done.kept}")
     if done.needs_cut is not None:
-        _show_cut(root, done.needs_cut, console)
-    for fault in done.faults:
-        console.line(f"{root}/{fault.file} at {fault.offset}: {fault.rule}: {fault.detail}")
-    console.line(f"{root}: {len(done.faults)} faults left" if done.faults else f"{root}: sound")
+        lines += _cut_lines(root, done.needs_cut)
+    lines += _fault_lines(root, done.faults)
+    lines.append(f"{root}: {len(done.faults)} faults left" if done.faults else f"{root}: sound")
+    console.result(options, facts, *lines)
 
 
 def scrub(options: argparse.Namespace, console: Console) -> int:
@@ -153,13 +143,10 @@ def scrub(options: argparse.Namespace, console: Console) -> int:
             finally:
                 job.close()
         clean &= not faults
-        if options.json:
-            console.json({"store": str(root), **job.status()})
-            continue
-        for fault in faults:
-            console.line(str(fault))
         done = f"{job.counters.bytes} bytes in {job.counters.units} append units"
-        console.line(f"{root}: {done}: {f'{len(faults)} faults' if faults else 'sound'}")
+        verdict = f"{len(faults)} faults" if faults else "sound"
+        lines = [*map(str, faults), f"{root}: {done}: {verdict}"]
+        console.result(options, {"store": str(root), **job.status()}, *lines)
     return EXIT_OK if clean else EXIT_FAULT
 
 
@@ -169,24 +156,17 @@ def export(options: argparse.Namespace, console: Console) -> int:
 
     (root, *others) = stores(options.directory)
     if others:
-        raise Rejected(
-            f"{options.directory} holds {1 + len(others)} stores; name one", field="DIR", limit=1
-        )
+        message = f"{options.directory} holds {1 + len(others)} stores; name one"
+        raise Rejected(message, field="DIR", limit=1)
     if options.topic is None and (
         options.queue_id is not None or options.start is not None or options.stop is not None
     ):
-        raise Rejected(
-            "--queue-id, --from and --to choose messages of one topic; name it with --topic",
-            field="topic",
-            limit="a topic",
-        )
+        message = "--queue-id, --from and --to choose messages of one topic; name it with --topic"
+        raise Rejected(message, field="topic", limit="a topic")
     if options.start is not None and options.stop is not None and options.start >= options.stop:
-        raise Rejected(
-            f"--from {options.start} --to {options.stop} choose nothing: --to is not included and "
-            "must be above --from",
-            field="to",
-            limit=options.start + 1,
-        )
+        chosen = f"--from {options.start} --to {options.stop}"
+        message = f"{chosen} choose nothing: --to is not included and must be above --from"
+        raise Rejected(message, field="to", limit=options.start + 1)
     choice = Choice(
         topic=options.topic,
         queue_id=options.queue_id,
@@ -202,14 +182,10 @@ def export(options: argparse.Namespace, console: Console) -> int:
             file_bytes=options.file_mib << 20,
             progress=progress.report,
         )
-    if options.json:
-        console.json({"store": str(root), "target": options.target, **vars(done)})
-    else:
-        console.line(
-            f"{done.messages} messages in {len(done.files)} files, {done.bytes} bytes, in {options.target}"
-        )
-        for start, stop in done.damaged:
-            console.line(f"not readable: [{start}, {stop}) of the log")
+    facts = {"store": str(root), "target": options.target, **vars(done)}
+    written = f"{done.messages} messages in {len(done.files)} files, {done.bytes} bytes, in {options.target}"
+    damaged = [f"not readable: [{start}, {stop}) of the log" for start, stop in done.damaged]
+    console.result(options, facts, written, *damaged)
     return EXIT_FAULT if done.damaged else EXIT_OK
 
 
@@ -219,10 +195,7 @@ def import_(options: argparse.Namespace, console: Console) -> int:
 
     with cluster_of(options, console) as cluster:
         done = send_export(Path(options.source).expanduser(), cluster, topic=options.topic)
-    if options.json:
-        console.json(done.facts())
-    else:
-        console.line(done.summary())
+    console.result(options, done.facts(), done.summary())
     return EXIT_OK
 
 

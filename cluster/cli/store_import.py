@@ -36,26 +36,18 @@ def send_export(source: Path, cluster: Any, *, topic: str | None) -> Sender:
 def _files(source: Path) -> list[Path]:
     found = sorted(source.glob("*.parquet"))
     if not found:
-        raise Rejected(
-            f"{source} is not a directory of `raymq store export`: it has no *.parquet",
-            field="SOURCE",
-            path=str(source),
-        )
+        message = f"{source} is not a directory of `raymq store export`: it has no *.parquet"
+        raise Rejected(message, field="SOURCE", path=str(source))
     for path in found:
         try:
             names = pq.read_schema(path).names
         except (pa.ArrowInvalid, OSError) as error:
-            raise Rejected(f"{path} cannot be read: {error}", field="SOURCE", path=str(path)) from (
-                error
-            )
+            message = f"{path} cannot be read: {error}"
+            raise Rejected(message, field="SOURCE", path=str(path)) from error
         missing = [name for name in _COLUMNS if name not in names]
         if missing:
-            raise Rejected(
-                f"{path} is not a file of `raymq store export`: it has no column "
-                f"{', '.join(missing)}",
-                field="SOURCE",
-                path=str(path),
-            )
+            message = f"{path} is not a file of `raymq store export`: it has no column {', '.join(missing)}"
+            raise Rejected(message, field="SOURCE", path=str(path))
     return found
 
 
@@ -70,11 +62,8 @@ def _check_topics(files: list[Path], cluster: Any, topic: str | None) -> None:
     wanted = {name for name in queues if not is_internal(name)}
     if topic is not None:
         if topic not in wanted:
-            raise Rejected(
-                f"the export has no message of topic {topic!r}; it has "
-                f"{', '.join(sorted(wanted)) or 'no topics'}",
-                field="topic",
-            )
+            fault = f"the export has no message of topic {topic!r}; it has {', '.join(sorted(wanted)) or 'no topics'}"
+            raise Rejected(fault, field="topic")
         wanted = {topic}
     known = cluster.topics()
     missing = sorted(name for name in wanted if name not in known)
@@ -82,12 +71,11 @@ def _check_topics(files: list[Path], cluster: Any, topic: str | None) -> None:
         commands = "; ".join(
             f"raymq topic create '{name}' --queues {queues[name]}" for name in missing
         )
-        raise Rejected(
-            f"the cluster has no topic {', '.join(missing)}; nothing was sent. With at least as many "
-            f"queues as the export shows, messages keep their queue: {commands}",
-            field="topic",
-            limit=", ".join(known),
+        message = (
+            f"the cluster has no topic {', '.join(missing)}; nothing was sent. With at least as many queues as the "
+            f"export shows, messages keep their queue: {commands}"
         )
+        raise Rejected(message, field="topic", limit=", ".join(known))
 
 
 def _messages(files: list[Path], topic: str | None) -> Iterator[PutBack]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import IO, Any
 
 #: a walk shorter than this shows nothing
@@ -28,12 +27,7 @@ class StoreProgress:
     def __enter__(self) -> StoreProgress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._bars is not None:
             self._bars.stop()
 

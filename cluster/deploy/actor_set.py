@@ -10,7 +10,8 @@ has its disk.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,11 @@ _SERVER = "raymq.cluster.transport.flight_server:serve"
 _TRANSPORT = "raymq.cluster.transport.flight_client:ReplicaTransport"
 _PREPARE = "raymq.cluster.deploy.placement:prepare_replica"
 _CALL_TIMEOUT_S = 10.0
+#: fields of the cluster's record that every actor gets
+_RECORD_FIELDS = (
+    *("cluster_id", "shards", "replication", "flush", "host"),
+    *("tls", "insecure", "placement", "formed", "ephemeral"),
+)
 #: states in which a CommitLog serves
 _UP = ("RUNNING", "READ_ONLY")
 #: threads for the actor's own calls; put and fetch run in threads of the Flight server
@@ -65,96 +71,62 @@ def specs(
     """One plain dict per actor, in starting order: what its constructor gets."""
     from raymq import __version__
 
-    # `flush` is a field of its own.
-    options = {key: value for key, value in options.items() if key != "flush"}
-    found = []
-    for shard in range(record.shards):
-        for replica in reversed(range(record.replicas)):
-            for role in record.roles(replica):
-                found.append(
-                    {
-                        "cluster": record.name,
-                        "cluster_id": record.cluster_id,
-                        "shard": shard,
-                        "shards": record.shards,
-                        "replica": replica,
-                        "role": role,
-                        "data_dir": str(paths.replica(shard, replica)),
-                        "peer_data_dir": str(paths.replica(shard, 1))
-                        if record.replicas > 1
-                        else None,
-                        "peer_name": actor_name(record.name, shard, 1, "commit_log")
-                        if record.replicas > 1
-                        else None,
-                        "mode": "leader" if replica == 0 else "follower",
-                        "replication": record.replication,
-                        "flush": record.flush,
-                        "options": options,
-                        "token": token,
-                        "host": record.host,
-                        "tls": record.tls,
-                        "ca": None if ca is None else ca.decode(),
-                        "insecure": record.insecure,
-                        "node": node_of(record, shard, replica),
-                        "placement": record.placement,
-                        "formed": record.formed,
-                        "ephemeral": record.ephemeral,
-                        "cluster_dir": paths.data_dir,
-                        "prepare": _PREPARE,
-                        "server": _SERVER,
-                        "transport": _TRANSPORT,
-                        "version": __version__,
-                    }
-                )
-    return found
+    common = {name: getattr(record, name) for name in _RECORD_FIELDS} | {
+        "cluster": record.name,
+        # `flush` is a field of its own.
+        "options": {key: value for key, value in options.items() if key != "flush"},
+        "token": token,
+        "ca": None if ca is None else ca.decode(),
+        "cluster_dir": paths.data_dir,
+        "prepare": _PREPARE,
+        "server": _SERVER,
+        "transport": _TRANSPORT,
+        "version": __version__,
+    }
+    mirrored = record.replicas > 1
+    return [
+        {
+            **common,
+            "shard": shard,
+            "replica": replica,
+            "role": role,
+            "mode": "leader" if replica == 0 else "follower",
+            "data_dir": str(paths.replica(shard, replica)),
+            "peer_data_dir": str(paths.replica(shard, 1)) if mirrored else None,
+            "peer_name": actor_name(record.name, shard, 1, "commit_log") if mirrored else None,
+            "node": node_of(record, shard, replica),
+        }
+        for shard in range(record.shards)
+        for replica in reversed(range(record.replicas))
+        for role in record.roles(replica)
+    ]
 
 
 def create(
     ray: Any,
     record: ClusterRecord,
-    paths: ClusterPaths,
-    token: str,
-    options: dict[str, Any],
-    ca: bytes | None = None,
+    specs: list[dict[str, Any]],
     *,
     timeout_s: float = _CALL_TIMEOUT_S,
 ) -> tuple[list[Member], bool]:
     """Create the actors that do not run yet; running ones are kept.
 
-    Args: `timeout_s` is how long a running first shard may take to answer.
+    Args: `specs` are those of the function `specs`; `timeout_s` is how long a running first shard may take to answer.
 
     Returns: all actors, and whether the cluster was started by this call (its first shard did not
     run).
     Raises: Rejected when another cluster of the same name runs in this Ray, or this one with
     another `flush` or another TLS.
     """
-    from raymq.actors.ray.actor_classes import (
-        CommitActor,
-        CommitLogActor,
-        FlushActor,
-        ReplicationActor,
-    )
-    from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
-
-    for method, group in GROUP_OF.items():
-        # Without Ray's task events a call costs a fifth less.
-        ray.method(concurrency_group=group, enable_task_events=False)(
-            getattr(CommitLogActor, method)
-        )
-    kinds = {
-        "commit_log": ray.remote(concurrency_groups=dict(GROUPS))(CommitLogActor),
-        "commit_real_time": ray.remote(CommitActor),
-        "replication": ray.remote(ReplicationActor),
-    }
-    satellite = ray.remote(FlushActor)
+    kinds = _actor_classes(ray)
     running = _check_running(ray, record, min(timeout_s, _CALL_TIMEOUT_S))
     here = _placement(ray)
     members = []
-    for spec in specs(record, paths, token, options, ca):
+    for spec in specs:
         role, node = spec["role"], spec["node"]
         name = actor_name(record.name, spec["shard"], spec["replica"], role)
         handle = (
-            kinds.get(role, satellite)
+            kinds[role]
             .options(
                 name=name,
                 namespace=NAMESPACE,
@@ -164,12 +136,31 @@ def create(
                 max_task_retries=0,
                 num_cpus=0,
                 max_concurrency=_MAX_CONCURRENCY.get(role, 2),
-                label_selector=here if node is None else placement.selector(node),
+                label_selector=here if node is None else {placement.NODE_LABEL: node},
             )
             .remote(spec)
         )
         members.append(Member(spec["shard"], spec["replica"], role, name, handle, node))
     return members, not running
+
+
+def _actor_classes(ray: Any) -> dict[str, Any]:
+    """Role -> its class, as Ray's."""
+    from raymq.actors.ray import actor_classes
+    from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
+
+    commit_log = actor_classes.CommitLogActor
+    for method, group in GROUP_OF.items():
+        # Without Ray's task events a call costs a fifth less.
+        ray.method(concurrency_group=group, enable_task_events=False)(getattr(commit_log, method))
+    flush = ray.remote(actor_classes.FlushActor)
+    return {
+        "commit_log": ray.remote(concurrency_groups=dict(GROUPS))(commit_log),
+        "commit_real_time": ray.remote(actor_classes.CommitActor),
+        "replication": ray.remote(actor_classes.ReplicationActor),
+        "group_commit": flush,
+        "flush_real_time": flush,
+    }
 
 
 def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
@@ -186,28 +177,23 @@ def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
     except ray.exceptions.RayError:
         return True
     if status.get("cluster_id") != record.cluster_id:
-        raise Rejected(
-            f"another cluster named {record.name!r} runs in this Ray: stop it, or "
-            "start this one in "
-            "another Ray (a new data directory can also take another name)",
-            field="name",
-            limit=record.name,
+        message = (
+            f"another cluster named {record.name!r} runs in this Ray: stop it, or start this one in another Ray (a "
+            "new data directory can also take another name)"
         )
+        raise Rejected(message, field="name", limit=record.name)
     if status.get("flush", record.flush) != record.flush:
-        raise Rejected(
-            f"the cluster runs with flush={status['flush']!r}; to change it, stop "
-            "it and start it with "
-            f"flush={record.flush!r}",
-            field="flush",
-            limit=status["flush"],
+        message = (
+            f"the cluster runs with flush={status['flush']!r}; to change it, stop it and start it with "
+            f"flush={record.flush!r}"
         )
+        raise Rejected(message, field="flush", limit=status["flush"])
     if status.get("transient_pool", record.transient_pool) != record.transient_pool:
-        raise Rejected(
-            f"the cluster runs {'without' if record.transient_pool else 'with'} the transient pool; "
-            f"to change that, stop it and start it with transient_pool={record.transient_pool}",
-            field="transient_pool",
-            limit=status["transient_pool"],
+        message = (
+            f"the cluster runs {'without' if record.transient_pool else 'with'} the transient pool; to change that, "
+            f"stop it and start it with transient_pool={record.transient_pool}"
         )
+        raise Rejected(message, field="transient_pool", limit=status["transient_pool"])
     endpoint = status.get("endpoint")
     if endpoint and endpoint.startswith(TLS_PREFIX) != record.tls:
         raise Rejected(
@@ -256,70 +242,77 @@ def wait_running(
     """
     logs = [member for member in members if member.role == "commit_log"]
     states: dict[str, dict[str, Any]] = {}
-    reported: dict[str, str] = {}
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
-    while True:
-        # All at once: several silent ones then take the time of one.
-        wanted = [m for m in logs if states.get(m.name, {}).get("state") not in _UP]
-        calls = [(member, _ask_ready(ray, member)) for member in wanted]
+    left = logs
+    while left:
         left_ms = max(1000, deadline - clock.monotonic_ms())
-        give_up = clock.monotonic_ms() + min(int(_CALL_TIMEOUT_S * 1000), left_ms)
-        for member, call in calls:
-            answer_s = max(0.0, (give_up - clock.monotonic_ms()) / 1000)
-            state = states[member.name] = _ready(ray, member, call, answer_s)
+        for member, state in _ask_all(ray, left, clock, min(int(_CALL_TIMEOUT_S * 1000), left_ms)):
             line = _line(member, state)
-            if reported.get(member.name) != line:
-                reported[member.name] = line
+            if member.name not in states or line != _line(member, states[member.name]):
                 (warn if state["state"] == "READ_ONLY" else progress)(line)
-        left = [member for member in logs if states[member.name]["state"] not in _UP]
-        if not left:
-            break
-        damaged = [m for m in left if str(states[m.name].get("error")).startswith("Corrupt: ")]
-        if damaged:
-            # Waiting does not repair a store.
-            raise Corrupt(
-                "; ".join(_line(member, states[member.name]) for member in damaged)
-                + ". The cluster is left as it is: end it with `raymq stop`",
-                shards={member.name: states[member.name] for member in damaged},
-            )
-        if clock.monotonic_ms() > deadline:
+            states[member.name] = state
+        left = [member for member in left if states[member.name]["state"] not in _UP]
+        _check_damaged(left, states)
+        if left and clock.monotonic_ms() > deadline:
             raise Unavailable(
                 f"{len(left)} of {len(logs)} replicas do not serve in the remaining {timeout_s:.0f} s: "
-                + "; ".join(_line(member, states[member.name]) for member in left)
-                + ". They keep trying: see `raymq status`; `raymq stop` ends them",
+                f"{_lines(left, states)}. They keep trying: see `raymq status`; `raymq stop` ends them",
                 shards={member.name: states[member.name] for member in left},
             )
-        clock.sleep_ms(100)
-    found = {
-        member.shard: str(states[member.name]["endpoint"]) for member in logs if member.replica == 0
-    }
-    routes = {str(shard): endpoint for shard, endpoint in found.items()}
+        if left:
+            clock.sleep_ms(100)
     leaders = [member for member in logs if member.replica == 0]
-    ray.get(
-        [member.handle.set_routes.remote(routes) for member in leaders], timeout=_CALL_TIMEOUT_S
-    )
+    found = {member.shard: str(states[member.name]["endpoint"]) for member in leaders}
+    routes = {str(shard): endpoint for shard, endpoint in found.items()}
+    calls = [member.handle.set_routes.remote(routes) for member in leaders]
+    ray.get(calls, timeout=_CALL_TIMEOUT_S)
     return found
 
 
-def _ask_ready(ray: Any, member: Member) -> Any:
-    """The call; None when the member's node is away, because Ray would hold the call until it is back."""
-    if member.node is not None and member.node not in placement.present(ray):
-        return None
-    return member.handle.ready.remote()
+def _ask_all(
+    ray: Any, members: list[Member], clock: Clock, timeout_ms: int
+) -> Iterator[tuple[Member, dict[str, Any]]]:
+    """The state of each member. All are asked at once: several silent ones then take the time of one."""
+    present = placement.present(ray) if any(member.node for member in members) else {}
+    # Ray would hold a call to an actor whose node is away until the node is back.
+    asked = [m for m in members if m.node is None or m.node in present]
+    calls = {member.name: member.handle.ready.remote() for member in asked}
+    give_up = clock.monotonic_ms() + timeout_ms
+    for member in members:
+        if member.name in calls:
+            left_s = max(0.0, (give_up - clock.monotonic_ms()) / 1000)
+            yield member, _ready(ray, calls[member.name], left_s)
+        else:
+            yield member, _absent("PENDING", placement.describe_away(str(member.node)))
 
 
-def _ready(ray: Any, member: Member, call: Any, timeout_s: float) -> dict[str, Any]:
-    """The member's answer to `_ask_ready`."""
-    if call is None:
-        error = placement.describe_away(str(member.node))
-        return {"state": "PENDING", "endpoint": None, "error": error}
+def _check_damaged(members: list[Member], states: dict[str, dict[str, Any]]) -> None:
+    """Raises: Corrupt when a shard found its store damaged, which waiting does not repair."""
+    damaged = [m for m in members if str(states[m.name].get("error")).startswith("Corrupt: ")]
+    if damaged:
+        message = (
+            f"{_lines(damaged, states)}. The cluster is left as it is: end it with `raymq stop`"
+        )
+        raise Corrupt(message, shards={member.name: states[member.name] for member in damaged})
+
+
+def _lines(members: list[Member], states: dict[str, dict[str, Any]]) -> str:
+    return "; ".join(_line(member, states[member.name]) for member in members)
+
+
+def _ready(ray: Any, call: Any, timeout_s: float) -> dict[str, Any]:
+    """What a CommitLog answers when it is asked whether it is ready."""
     try:
         state: dict[str, Any] = ray.get(call, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
-        return {"state": "PENDING", "endpoint": None, "error": "Ray has not started the actor yet"}
+        return _absent("PENDING", "Ray has not started the actor yet")
     except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
-        return {"state": "DOWN", "endpoint": None, "error": str(error).strip().splitlines()[-1]}
+        return _absent("DOWN", str(error).strip().splitlines()[-1])
     return state
+
+
+def _absent(state: str, error: str) -> dict[str, Any]:
+    return {"state": state, "endpoint": None, "error": error}
 
 
 def _line(member: Member, state: dict[str, Any]) -> str:
@@ -356,7 +349,7 @@ def is_another(ray: Any, record: ClusterRecord, *, clock: Clock) -> bool:
 
     When no shard answers, it counts as the one that was started here.
     """
-    roles = [role for role in all_roles(record) if role[2] == "commit_log"]
+    roles = [each for each in all_roles(record) if each[2] == "commit_log"]
     calls = [member.handle.status.remote() for member in find(ray, record.name, roles)]
     give_up = clock.monotonic() + _CALL_TIMEOUT_S
     for call in calls:
@@ -377,29 +370,26 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     members = find(ray, record.name, all_roles(record))
     present = placement.present(ray) if record.placement else {}
     outcomes: dict[str, str] = {}
-    for rank in sorted({_rank(m) for m in members}):
-        group = [m for m in members if _rank(m) == rank]
-        wave = []
-        for member in group:
+    for _, group in itertools.groupby(sorted(members, key=_rank), key=_rank):
+        wave, calls = list(group), []
+        for member in wave:
             node = node_of(record, member.shard, member.replica)
-            if node is None or node in present:
-                wave.append(member)
-            else:
+            if node is not None and node not in present:
                 outcomes[member.name] = f"its node {node} is away; ended"
-        calls = [
-            m.handle.close.remote(timeout_s / 2)
-            if m.role == "commit_log"
-            else m.handle.close.remote()
-            for m in wave
-        ]
-        wait_s = timeout_s if rank[0] == 0 else _CALL_TIMEOUT_S
-        for member, call in zip(wave, calls, strict=True):
+                continue
+            arguments = (timeout_s / 2,) if member.role == "commit_log" else ()
+            calls.append((member, member.handle.close.remote(*arguments)))
+        for member, call in calls:
+            wait_s = timeout_s if member.role == "commit_log" else _CALL_TIMEOUT_S
             outcomes[member.name] = _outcome(ray, member, call, wait_s)
-        for member in group:
+        for member in wave:
             # This ends the process and frees the name; after close() alone Ray would restart the actor.
             ray.kill(member.handle, no_restart=True)
     _wait_gone(ray, record.name, members, clock)
-    for name in _coordinators(ray, record.name):
+    coordinators = coordinator_name(record.name, "")
+    for name in actor_names(ray):
+        if not name.startswith(coordinators):
+            continue
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
         outcomes[name] = "closed"
@@ -411,15 +401,10 @@ def _rank(member: Member) -> tuple[int, int]:
     return _CLOSING_RANK[member.role], member.replica
 
 
-def _coordinators(ray: Any, cluster: str) -> list[str]:
-    """The names of the coordinators of the cluster's durable queues."""
-    prefix = coordinator_name(cluster, "")
+def actor_names(ray: Any) -> list[str]:
+    """The names of all actors in the namespace of RayMQ, sorted."""
     known = ray.util.list_named_actors(all_namespaces=True)
-    return sorted(
-        actor["name"]
-        for actor in known
-        if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix)
-    )
+    return sorted(actor["name"] for actor in known if actor["namespace"] == NAMESPACE)
 
 
 def _outcome(ray: Any, member: Member, call: Any, timeout_s: float) -> str:
@@ -449,12 +434,8 @@ def _wait_gone(ray: Any, cluster: str, members: list[Member], clock: Clock) -> N
 def endpoints(ray: Any, cluster: str, shards: int) -> dict[int, str]:
     """shard -> endpoint of the leaders that serve now."""
     members = find(ray, cluster, [(shard, 0, "commit_log") for shard in range(shards)])
-    found = {}
-    for member in members:
-        state = _ready(ray, member, _ask_ready(ray, member), _CALL_TIMEOUT_S)
-        if state.get("endpoint"):
-            found[member.shard] = str(state["endpoint"])
-    return found
+    answers = _ask_all(ray, members, Clock(), int(_CALL_TIMEOUT_S * 1000))
+    return {m.shard: str(state["endpoint"]) for m, state in answers if state.get("endpoint")}
 
 
 def credentials(ray: Any, cluster: str) -> dict[str, Any]:
@@ -465,16 +446,14 @@ def credentials(ray: Any, cluster: str) -> dict[str, Any]:
     """
     members = find(ray, cluster, [(0, 0, "commit_log")])
     if not members:
-        raise Rejected(
-            f"no cluster {cluster!r} runs in the Ray to which this process is connected: start it "
-            "with `raymq start DIR`, or name its data directory",
-            field="target",
-            limit=cluster,
+        message = (
+            f"no cluster {cluster!r} runs in the Ray to which this process is connected: start it with `raymq start "
+            "DIR`, or name its data directory"
         )
+        raise Rejected(message, field="target", limit=cluster)
+    call = members[0].handle.credentials.remote()
     try:
-        facts: dict[str, Any] = ray.get(
-            members[0].handle.credentials.remote(), timeout=_CALL_TIMEOUT_S
-        )
+        facts: dict[str, Any] = ray.get(call, timeout=_CALL_TIMEOUT_S)
     except ray.exceptions.RayError as error:
         raise Unavailable(f"the first shard of {cluster!r} does not answer: {error}") from error
     return facts

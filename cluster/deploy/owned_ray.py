@@ -17,7 +17,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 from raymq.actors.shared.processes import boot_id_hash
@@ -26,17 +26,9 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
 from raymq.store.files import Files
 
+from . import java, ray_host
 from .process_tree import MARK, end_family, leader_alive, running, start_time
-from .ray_host import (
-    HOST_LABEL,
-    LOOPBACK,
-    OwnedRay,
-    Progress,
-    RayTarget,
-    importable,
-    load_owned,
-    save_target,
-)
+from .ray_host import OwnedRay, Progress, RayTarget
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 #: the servers without which an owned Ray does not work, as the kernel names them
@@ -72,23 +64,22 @@ def start_owned(
     Raises: Unavailable with the end of its log when it does not come up within `timeout_s`.
     """
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
-    lost = load_owned(paths, files)
+    lost = ray_host.load_owned(paths, files)
     if lost is not None:
         # It was not ended by `stop`: it crashed, the machine was rebooted, or it is dying.
         progress(f"Ray at {lost.address} is lost and is replaced: {ailment(lost, files)}")
         stop_owned(paths, files=files, clock=clock)
     progress("starting Ray")
-    for attempt in range(1, _ATTEMPTS + 1):
+    for attempts_left in reversed(range(_ATTEMPTS)):
         try:
             owned = _start_once(paths, loopback, deadline, files=files, clock=clock)
+            progress(f"Ray runs at {owned.address}")
+            return owned
         except Unavailable as error:
             # Another process may have taken a port before Ray bound it; on a busy machine Ray gives up early.
-            if attempt == _ATTEMPTS or clock.monotonic_ms() >= deadline:
+            if not attempts_left or clock.monotonic_ms() >= deadline:
                 raise
             progress(f"starting Ray again: {error}")
-            continue
-        progress(f"Ray runs at {owned.address}")
-        return owned
     raise Unavailable("Ray did not start")
 
 
@@ -116,7 +107,7 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
 
     Returns: the pids that had to be killed. Raises: Unavailable when a process cannot be ended.
     """
-    owned = load_owned(paths, files)
+    owned = ray_host.load_owned(paths, files)
     if owned is None:
         return []
     grace_ms = _STOP_GRACE_MS if ailment(owned, files) is None else _DYING_GRACE_MS
@@ -124,16 +115,12 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
         killed = end_family(owned.family, files=files, clock=clock, grace_ms=grace_ms)
     except TimeoutError as error:
         raise Unavailable(f"Ray of {paths.data_dir} could not be ended: {error}") from error
-    _remove_session(owned, files)
-    files.unlink(paths.ray)
-    return killed
-
-
-def _remove_session(owned: OwnedRay, files: Files) -> None:
-    """Delete Ray's session directory (its logs and sockets), if `start` named it."""
     place = Path(owned.temp_dir)
+    # Ray's logs and sockets, if `start` named their directory.
     if place.parent == run_dir(files) and place.name.startswith("ray-") and files.exists(place):
         files.remove_tree(place)
+    files.unlink(paths.ray)
+    return killed
 
 
 def _start_once(
@@ -148,24 +135,7 @@ def _start_once(
         # Otherwise `ray start` replaces 127.0.0.1 by the machine's own address, so that other machines could join.
         environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ports = free_ports(len(_PORT_OPTIONS))
-    arguments = [
-        "start",
-        "--head",
-        "--block",
-        "--disable-usage-stats",
-        "--include-dashboard=false",
-        f"--temp-dir={temp_dir}",
-        f"--labels={HOST_LABEL}={host_label()}",
-        # 0: each worker takes a free port; every Ray of the machine has the same default range.
-        "--min-worker-port=0",
-        "--max-worker-port=0",
-        *(f"{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)),
-        # All of Ray's servers listen on 127.0.0.1 alone only when it is the node's own address.
-        *(["--node-ip-address=127.0.0.1"] if loopback else []),
-    ]
-    if importlib.util.find_spec("grpc") is not None:
-        # With grpcio Ray serves Ray Client too, by default on port 10001, which another Ray may use.
-        arguments.append(f"--ray-client-server-port={free_ports(1)[0]}")
+    arguments = _arguments(temp_dir, ports, loopback)
     if files.exists(paths.ray_log):
         files.unlink(paths.ray_log)
     log = files.open_file(paths.ray_log, create=True)
@@ -173,11 +143,10 @@ def _start_once(
         pid = _spawn(arguments, environment, log)
     finally:
         files.close(log)
-    started = start_time(pid, files)
     owned = OwnedRay(
         address="",
         pid=pid,
-        start_time=started or 0,
+        start_time=start_time(pid, files) or 0,
         boot_id=boot_id_hash(files=files),
         mark=mark,
         temp_dir=str(temp_dir),
@@ -185,40 +154,64 @@ def _start_once(
         auth_token_path=environment.get("RAY_AUTH_TOKEN_PATH"),
     )
     # Recorded before it is up, so that `stop` finds it if this start is interrupted now.
-    save_target(paths, RayTarget(address=owned.address, owned=owned), files)
+    ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     try:
         node = _wait_started(paths, owned, deadline, files=files, clock=clock)
     except BaseException:
         stop_owned(paths, files=files, clock=clock)
         raise
-    address = f"[{LOOPBACK}]:{ports[0]}" if loopback else f"{node}:{ports[0]}"
-    owned = OwnedRay(**{**asdict(owned), "address": address})
-    save_target(paths, RayTarget(address=owned.address, owned=owned), files)
+    address = f"[{ray_host.LOOPBACK}]:{ports[0]}" if loopback else f"{node}:{ports[0]}"
+    owned = replace(owned, address=address)
+    ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     return owned
+
+
+def _arguments(temp_dir: Path, ports: list[int], loopback: bool) -> list[str]:
+    """The command line of `ray`."""
+    arguments = [
+        "start",
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+        "--include-dashboard=false",
+        f"--temp-dir={temp_dir}",
+        f"--labels={ray_host.HOST_LABEL}={host_label()}",
+        # 0: each worker takes a free port; every Ray of the machine has the same default range.
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+    ]
+    arguments += [f"{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)]
+    if loopback:
+        # All of Ray's servers listen on 127.0.0.1 alone only when it is the node's own address.
+        arguments.append("--node-ip-address=127.0.0.1")
+    if importlib.util.find_spec("grpc") is not None:
+        # With grpcio Ray serves Ray Client too, by default on port 10001, which another Ray may use.
+        arguments.append(f"--ray-client-server-port={free_ports(1)[0]}")
+    return arguments
 
 
 def _spawn(arguments: list[str], environment: dict[str, str], log: int) -> int:
     """Run ray_head.py. Returns: the pid of the detached process."""
     receive, send = os.pipe()
-    try:
-        subprocess.run(
-            [sys.executable, "-m", "raymq.cluster.deploy.ray_head", str(send), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            pass_fds=(send,),
-            check=True,
-        )
-        os.close(send)
-        send = -1
-        return int(os.read(receive, 32))
-    except (subprocess.CalledProcessError, ValueError) as error:
-        raise Unavailable(f"Ray's head process could not be started: {error}") from error
-    finally:
-        os.close(receive)
-        if send != -1:
+    with os.fdopen(receive, "rb") as printed:
+        try:
+            subprocess.run(
+                [sys.executable, "-m", "raymq.cluster.deploy.ray_head", str(send), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=(send,),
+                check=True,
+            )
+        except subprocess.CalledProcessError as error:
+            raise Unavailable(f"Ray's head process could not be started: {error}") from error
+        finally:
             os.close(send)
+        pid = printed.read()
+    if not pid:
+        raise Unavailable("Ray's head process could not be started: it ended at once")
+    return int(pid)
 
 
 def node_address(log: str) -> str | None:
@@ -267,23 +260,12 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
     environment.setdefault("MALLOC_ARENA_MAX", "1")
     if environment["RAY_AUTH_MODE"] == "token":
         _ensure_ray_token(environment, files)
-    java = find_java(environment)
-    if java is not None and shutil.which("java", path=environment.get("PATH")) is None:
+    found = java.find(environment)
+    if found is not None and shutil.which("java", path=environment.get("PATH")) is None:
         # RayDP and Ray look for a bare `java` on the PATH that Ray had at its start.
-        environment["PATH"] = f"{os.path.dirname(java)}{os.pathsep}{environment.get('PATH', '')}"
+        environment["PATH"] = f"{os.path.dirname(found)}{os.pathsep}{environment.get('PATH', '')}"
     # The workers must find the same raymq.
-    return importable(environment)
-
-
-def find_java(environment: dict[str, str]) -> str | None:
-    """The `java` that Spark on this Ray would use: PATH first (as RayDP), else JAVA_HOME's."""
-    on_path = shutil.which("java", path=environment.get("PATH"))
-    if on_path is not None:
-        return on_path
-    home = environment.get("JAVA_HOME")
-    if home:
-        return shutil.which("java", path=os.path.join(home, "bin"))
-    return None
+    return ray_host.importable(environment)
 
 
 def host_label() -> str:

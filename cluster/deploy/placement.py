@@ -7,6 +7,7 @@ another one promises that it has the other's disk; `prepare_replica` checks that
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -47,22 +48,20 @@ def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
     """
     for node in nodes:
         if not _VALUE.fullmatch(node):
-            raise Rejected(
-                f"node {node!r}: use the value of a label as Ray takes it, 1 to 63 letters, "
-                "digits, '.', '_' or '-', beginning and ending with a letter or digit",
-                field="nodes",
-                limit=63,
+            message = (
+                f"node {node!r}: use the value of a label as Ray takes it, 1 to 63 letters, digits, '.', '_' or '-', "
+                "beginning and ending with a letter or digit"
             )
+            raise Rejected(message, field="nodes", limit=63)
     if len(set(nodes)) != len(nodes):
         raise Rejected(f"nodes={list(nodes)} names a node twice", field="nodes")
     count = len(nodes)
     if count < replicas:
-        raise Rejected(
-            f"nodes={list(nodes)}: a mirror needs at least two nodes, because a follower on its "
-            "leader's node is lost with it",
-            field="nodes",
-            limit=replicas,
+        message = (
+            f"nodes={list(nodes)}: a mirror needs at least two nodes, because a follower on its leader's node is lost "
+            "with it"
         )
+        raise Rejected(message, field="nodes", limit=replicas)
     rows = []
     for shard in range(shards):
         row = [nodes[shard % count]]
@@ -75,17 +74,11 @@ def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
 def check_host(host: str) -> None:
     """Raises: Rejected for a `host` that cannot be that of shards on several nodes."""
     if host != NODE_HOST and host not in _WILDCARDS:
-        raise Rejected(
-            f"host={host!r} together with nodes: each shard listens on its own node's address; "
-            "leave host out, or say 0.0.0.0 for all its addresses",
-            field="host",
-            limit="0.0.0.0",
+        message = (
+            f"host={host!r} together with nodes: each shard listens on its own node's address; leave host out, or say "
+            "0.0.0.0 for all its addresses"
         )
-
-
-def selector(node: str) -> dict[str, str]:
-    """The label selector of a node's actors."""
-    return {NODE_LABEL: node}
+        raise Rejected(message, field="host", limit="0.0.0.0")
 
 
 def present(ray: Any) -> dict[str, list[str]]:
@@ -107,30 +100,24 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
     found = present(ray)
     twice = [node for node in wanted if len(found.get(node, [])) > 1]
     if twice:
-        raise Rejected(
-            f"several nodes have the label {NODE_LABEL}={twice[0]}: an actor could move away from "
-            "its disk; give each node a value of its own",
-            field="nodes",
-            limit=twice[0],
+        message = (
+            f"several nodes have the label {NODE_LABEL}={twice[0]}: an actor could move away from its disk; give each "
+            "node a value of its own"
         )
+        raise Rejected(message, field="nodes", limit=twice[0])
     missing = [node for node in wanted if node not in found]
     if first and missing:
-        raise Rejected(
-            f"no node of this Ray has the label {NODE_LABEL}={missing[0]}: start Ray there with "
-            f"`ray start ... --labels {NODE_LABEL}={missing[0]}`. There are: "
-            f"{', '.join(sorted(found)) or 'none with such a label'}",
-            field="nodes",
-            limit=", ".join(sorted(found)),
+        message = (
+            f"no node of this Ray has the label {NODE_LABEL}={missing[0]}: start Ray there with `ray start ... "
+            f"--labels {NODE_LABEL}={missing[0]}`. There are: {', '.join(sorted(found)) or 'none with such a label'}"
         )
+        raise Rejected(message, field="nodes", limit=", ".join(sorted(found)))
     return [address for node in wanted for address in found.get(node, [])]
 
 
 def describe_away(node: str) -> str:
     """Instructions for an absent node."""
-    return (
-        f"node {node} is away: start Ray on the machine that has its disk with "
-        f"--labels {NODE_LABEL}={node}"
-    )
+    return f"node {node} is away: start Ray on the machine that has its disk with --labels {NODE_LABEL}={node}"
 
 
 def away(ray_address: str, nodes: Iterable[str]) -> list[str]:
@@ -166,28 +153,22 @@ def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> No
     path = Path(spec["data_dir"]) / "raymq" / "meta"
     if not files.exists(path):
         if made_before and spec["mode"] == "leader":
-            raise Unavailable(
-                f"node {spec['node']} has no store in {spec['data_dir']}, where this replica's was "
-                "made: mount its disk there, or start Ray with this label on the machine that has "
-                "it. If nothing was stored yet, `raymq stop` and `raymq start` make it",
-                path=spec["data_dir"],
-                node=spec["node"],
+            message = (
+                f"node {spec['node']} has no store in {spec['data_dir']}, where this replica's was made: mount its "
+                "disk there, or start Ray with this label on the machine that has it. If nothing was stored yet, "
+                "`raymq stop` and `raymq start` make it"
             )
+            raise Unavailable(message, path=spec["data_dir"], node=spec["node"])
         return
-    meta = Meta.open(path, files=files)
-    try:
+    with contextlib.closing(Meta.open(path, files=files)) as meta:
         for name in ("cluster_id", "shard", "replica"):
             found = meta.get(name)
             if found is not None and found != spec[name]:
-                raise Rejected(
-                    f"{spec['data_dir']} of node {spec['node']} is the store of {name} {found!r}, "
-                    f"not {spec[name]!r}: is it the disk of another node or cluster?",
-                    field=name,
-                    limit=spec[name],
-                    path=spec["data_dir"],
+                message = (
+                    f"{spec['data_dir']} of node {spec['node']} is the store of {name} {found!r}, not {spec[name]!r}: "
+                    "is it the disk of another node or cluster?"
                 )
-    finally:
-        meta.close()
+                raise Rejected(message, field=name, limit=spec[name], path=spec["data_dir"])
 
 
 def _node_address() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,16 +63,22 @@ def leader_alive(family: Family, files: Files) -> bool:
 
 def members(family: Family, files: Files) -> list[int]:
     """Pids of the family's running processes, the leader first if it runs."""
+    found = [facts.pid for facts in _living(family, files)]
+    return sorted(found, key=lambda pid: (pid != family.pid, pid))
+
+
+def running(family: Family, files: Files) -> list[tuple[str, str]]:
+    """The command and the state ("S", "T" for stopped, ... as in /proc/<pid>/stat) of each of its processes."""
+    return [(facts.command, facts.state) for facts in _living(family, files)]
+
+
+def _living(family: Family, files: Files) -> Iterator[_Facts]:
     if family.boot_id != boot_id_hash(files=files):
-        return []
+        return
     leader = _facts(family.pid, files)
     # The kernel does not reuse a pid while a session has it as its id.
     session_is_ours = leader is None or leader.start_time == family.start_time
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        pid = int(entry)
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         facts = _facts(pid, files)
         if facts is None or facts.zombie or facts.start_time < family.start_time:
             continue
@@ -79,14 +86,7 @@ def members(family: Family, files: Files) -> list[int]:
         # session of its own is found by its mark only.
         in_session = session_is_ours and facts.session == family.pid
         if _has_mark(pid, family.mark, files) or (in_session and _is_ray_worker(pid, files)):
-            found.append(pid)
-    return sorted(found, key=lambda pid: (pid != family.pid, pid))
-
-
-def running(family: Family, files: Files) -> list[tuple[str, str]]:
-    """The command and the state ("S", "T" for stopped, ... as in /proc/<pid>/stat) of each of its processes."""
-    found = [_facts(pid, files) for pid in members(family, files)]
-    return [(facts.command, facts.state) for facts in found if facts is not None]
+            yield facts
 
 
 def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> list[int]:

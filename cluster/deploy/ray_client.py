@@ -9,7 +9,7 @@ import warnings
 from typing import Any
 
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.paths import NAMESPACE, actor_name
+from raymq.cluster.paths import actor_name
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 
@@ -38,11 +38,10 @@ def connect_url(url: str) -> Cluster:
     """
     place, _, name = url.removeprefix(SCHEME).partition("/")
     if importlib.util.find_spec("grpc") is None:
-        raise Rejected(
-            f"{url} needs grpcio: pip install 'ray[client]', the same version as the cluster's Ray",
-            field="target",
-            limit="ray[client]",
+        message = (
+            f"{url} needs grpcio: pip install 'ray[client]', the same version as the cluster's Ray"
         )
+        raise Rejected(message, field="target", limit="ray[client]")
     import ray
 
     if not is_connected():
@@ -54,11 +53,8 @@ def connect_url(url: str) -> Cluster:
             )
         _init(ray, SCHEME + place)
     elif _connected_place() != place:
-        raise Rejected(
-            f"this process is connected to ray://{_connected_place()}, not to {url}: call ray.shutdown() first",
-            field="target",
-            limit=f"ray://{_connected_place()}",
-        )
+        message = f"this process is connected to ray://{_connected_place()}, not to {url}: call ray.shutdown() first"
+        raise Rejected(message, field="target", limit=f"ray://{_connected_place()}")
     return find(name or None)
 
 
@@ -72,35 +68,40 @@ def find(name: str | None) -> Cluster:
     if name is None:
         names = _names(ray)
         if len(names) > 1 and "default" not in names:
-            raise Rejected(
-                f"several clusters run in this Ray ({', '.join(names)}): say which one",
-                field="target",
-                limit=", ".join(names),
-            )
+            message = f"several clusters run in this Ray ({', '.join(names)}): say which one"
+            raise Rejected(message, field="target", limit=", ".join(names))
         name = names[0] if len(names) == 1 else "default"
+    cluster = handle_of(ray, name)
+    cluster.transport = "ray"
+    return cluster
+
+
+def handle_of(ray: Any, name: str) -> Cluster:
+    """A cluster in the Ray that this process is connected to, as its shards describe it.
+
+    Raises: Rejected (no such cluster), Unavailable (its first shard does not answer).
+    """
     facts = actor_set.credentials(ray, name)
+    shards = int(facts["shards"])
     return Cluster(
         name=name,
         cluster_id=facts["cluster_id"],
-        shards=int(facts["shards"]),
+        shards=shards,
         token=facts["token"],
-        endpoints=actor_set.endpoints(ray, name, int(facts["shards"])),
+        endpoints=actor_set.endpoints(ray, name, shards),
         ca=facts["ca"].encode() if facts.get("ca") else None,
         placement=facts.get("placement"),
-        transport="ray",
     )
 
 
 def _names(ray: Any) -> list[str]:
     """The clusters whose first shard is in this Ray, sorted."""
     prefix, suffix = actor_name("\n", 0, 0, "commit_log").split("\n")
-    return sorted(
-        actor["name"].removeprefix(prefix).removesuffix(suffix)
-        for actor in ray.util.list_named_actors(all_namespaces=True)
-        if actor["namespace"] == NAMESPACE
-        and actor["name"].startswith(prefix)
-        and actor["name"].endswith(suffix)
-    )
+    return [
+        name.removeprefix(prefix).removesuffix(suffix)
+        for name in actor_set.actor_names(ray)
+        if name.startswith(prefix) and name.endswith(suffix)
+    ]
 
 
 def _connected_place() -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import logging
 import os
@@ -35,6 +34,8 @@ HOST_LABEL = "raymq-host"
 #: 127.0.0.1 in a form that Ray does not change: `ray.init` would replace 127.0.0.1 by the machine's own address
 LOOPBACK = "::ffff:127.0.0.1"
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", LOOPBACK)
+#: what `ray.init` raises when it cannot connect
+CONNECT_ERRORS = (ConnectionError, RuntimeError, TimeoutError, ValueError, OSError)
 #: variable -> value that this process adopted from the Ray of a cluster
 _adopted: dict[str, str] = {}
 
@@ -120,21 +121,18 @@ def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarge
         if wanted is None or _same_address(wanted, recorded.address):
             return recorded
         if recorded.owned is not None:
-            raise Rejected(
-                f"{paths.data_dir} already runs in its own Ray at {recorded.address}, "
-                f"not in {wanted}. "
-                f"Stop it first: raymq stop {paths.data_dir}",
-                field="address",
-                limit=recorded.address,
+            message = (
+                f"{paths.data_dir} already runs in its own Ray at {recorded.address}, not in {wanted}. Stop it first: "
+                f"raymq stop {paths.data_dir}"
             )
+            raise Rejected(message, field="address", limit=recorded.address)
     wanted = wanted or os.environ.get("RAY_ADDRESS") or None
     if wanted is None:
         return None
     if wanted.startswith("ray://"):
         raise Rejected(
-            f"{wanted} is a Ray Client address: the data directory must be on a "
-            "machine of the cluster. "
-            "Run start there, with the cluster's own address (host:6379 or auto)",
+            f"{wanted} is a Ray Client address: the data directory must be on a machine of the cluster. Run start "
+            "there, with the cluster's own address (host:6379 or auto)",
             field="address",
         )
     return RayTarget(address=wanted)
@@ -188,13 +186,11 @@ def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
     current = connected_address()
     if current is not None:
         if not _same_address(target.address, current):
-            raise Rejected(
-                f"this process is connected to the Ray at {current}, the cluster runs "
-                "in the one at "
-                f"{target.address}: call ray.shutdown() first or work from another process",
-                field="address",
-                limit=target.address,
+            message = (
+                f"this process is connected to the Ray at {current}, the cluster runs in the one at {target.address}: "
+                "call ray.shutdown() first or work from another process"
             )
+            raise Rejected(message, field="address", limit=target.address)
         yield sys.modules["ray"]
         return
     ray = attach(target, timeout_s)
@@ -222,20 +218,27 @@ def attach(target: RayTarget, timeout_s: float | None = None) -> Any:
         fault = wait_for_answer(target, timeout_s=timeout_s, clock=Clock())
         if fault is not None:
             raise _no_answer(target.address, fault)
+    _read_authentication_anew()
+    try:
+        return connect_driver(target.address)
+    except CONNECT_ERRORS as error:
+        raise _no_answer(target.address, str(error)) from error
+
+
+def connect_driver(address: str) -> Any:
+    """Connect this process as a driver, without Ray's own logging. Returns: the `ray` module.
+
+    Raises: one of CONNECT_ERRORS.
+    """
     import ray
 
-    _read_authentication_anew()
-
-    try:
-        ray.init(
-            address=target.address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-        )
-    except (ConnectionError, RuntimeError, TimeoutError, ValueError, OSError) as error:
-        raise _no_answer(target.address, str(error)) from error
+    ray.init(
+        address=address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+    )
     return ray
 
 
@@ -268,12 +271,11 @@ def wait_for_answer(
                 if fault is not None:
                     return fault
                 if clock.monotonic_ms() > deadline:
-                    raise Unavailable(
-                        f"Ray at {target.address} does not answer within {round(timeout_s, 1):g} s, although its "
-                        "port is open: its GCS or the raylet of this machine hangs or starts. End that Ray, or "
-                        "try again",
-                        address=target.address,
+                    message = (
+                        f"Ray at {target.address} does not answer within {round(timeout_s, 1):g} s, although its port "
+                        "is open: its GCS or the raylet of this machine hangs or starts. End that Ray, or try again"
                     )
+                    raise Unavailable(message, address=target.address)
                 clock.sleep_ms(50)
         finally:
             probe.kill()
@@ -339,12 +341,11 @@ def _adopt_authentication(owned: OwnedRay) -> None:
     """
     mode = _chosen("RAY_AUTH_MODE")
     if mode is not None and mode.lower() != owned.auth_mode:
-        raise Rejected(
+        message = (
             f"the cluster's Ray was started with RAY_AUTH_MODE={owned.auth_mode}, this process has "
-            f"RAY_AUTH_MODE={mode}: unset it or set it to {owned.auth_mode}",
-            field="RAY_AUTH_MODE",
-            limit=owned.auth_mode,
+            f"RAY_AUTH_MODE={mode}: unset it or set it to {owned.auth_mode}"
         )
+        raise Rejected(message, field="RAY_AUTH_MODE", limit=owned.auth_mode)
     if not (_chosen("RAY_AUTH_TOKEN") or _chosen("RAY_AUTH_TOKEN_PATH")):
         _adopt("RAY_AUTH_TOKEN_PATH", owned.auth_token_path)
     _adopt("RAY_AUTH_MODE", owned.auth_mode)

@@ -6,28 +6,18 @@ process, and a thread in it cannot be interrupted. A process can be ended.
 
 from __future__ import annotations
 
-import logging
 import sys
 
-from raymq.cluster.paths import NAMESPACE
+from .ray_host import CONNECT_ERRORS, connect_driver
 
 
 def main() -> int:
     """Connect and disconnect. Returns: 0, or 1 with Ray's message as the last line of standard error."""
-    import ray
-
     try:
-        ray.init(
-            address=sys.argv[1],
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-        )
-    except (ConnectionError, RuntimeError, TimeoutError, ValueError, OSError) as error:
+        connect_driver(sys.argv[1]).shutdown()
+    except CONNECT_ERRORS as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 1
-    ray.shutdown()
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 
@@ -25,12 +26,10 @@ class FileResolver:
         paths = ClusterPaths(self.data_dir)
         routes: dict[int, str] = {}
         for shard in range(self.shards):
-            try:
+            with contextlib.suppress(OSError, KeyError, TypeError):
                 endpoint = read_endpoint(paths.replica(shard, 0))
-            except (OSError, KeyError, TypeError):
-                continue
-            if endpoint is not None:
-                routes[shard] = endpoint
+                if endpoint is not None:
+                    routes[shard] = endpoint
         return routes
 
 

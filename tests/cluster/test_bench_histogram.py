@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from raymq.cluster.bench.histogram import PERCENTILES, SLOTS, VALUE_MAX, Histogram, merged
+from raymq.cluster.bench.histogram import PERCENTILES, SLOTS, VALUE_MAX, Histogram
 
 
 def sample(seed: int, count: int = 100_000) -> np.ndarray:
@@ -39,13 +39,12 @@ def test_small_values_max_mean_and_count_are_exact() -> None:
 
 
 def test_merging_is_recording_everything_in_one() -> None:
-    whole, parts = Histogram(), []
+    whole, both = Histogram(), Histogram()
     for seed in range(4):
         part = Histogram()
         part.record(sample(seed))
         whole.record(sample(seed))
-        parts.append(part)
-    both = merged(parts)
+        both.merge(part)
     assert both.percentiles() == whole.percentiles()
     assert (both.count, both.sum, both.max) == (whole.count, whole.sum, whole.max)
 

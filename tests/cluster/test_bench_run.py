@@ -20,7 +20,7 @@ import pytest
 import raymq
 from raymq.cluster.bench.check import Ledger
 from raymq.cluster.bench.histogram import Histogram
-from raymq.cluster.bench.job import Snapshot
+from raymq.cluster.bench.job import Snapshot, Tick
 from raymq.cluster.bench.machine import machine
 from raymq.cluster.bench.page import linear_axis, log_axis, nines_axis, page
 from raymq.cluster.bench.plan import BenchPlan
@@ -176,10 +176,10 @@ def test_while_ever_more_becomes_visible_it_is_waited_for(
     bench, promised, ends = Bench(cluster, BenchPlan()), Ledger(0), iter(range(10))
     promised.acknowledge(0, 0, 5)
     monkeypatch.setattr(bench, "_begin", {0: (0, 0)})
-    monkeypatch.setattr(bench, "_ends", lambda: [(0, 0, next(ends))])
-    assert bench._visible_ends([promised]) == [(0, 0, 5)]
-    monkeypatch.setattr(bench, "_ends", lambda: [(0, 0, 4)])
-    assert bench._visible_ends([promised]) == [(0, 0, 4)]
+    monkeypatch.setattr(bench, "_ends", lambda: {0: (0, next(ends))})
+    assert bench._visible_ends([promised]) == {0: (0, 5)}
+    monkeypatch.setattr(bench, "_ends", lambda: {0: (0, 4)})
+    assert bench._visible_ends([promised]) == {0: (0, 4)}
 
 
 def test_the_highest_rate_is_searched_for(
@@ -209,7 +209,7 @@ def test_a_rate_is_kept_up_when_all_is_done_in_time_below_the_limit(
 ) -> None:
     found, latency = Round(BenchPlan(rate=1000.0, duration_s=1.0)), Histogram()
     latency.record_repeated(latency_ms * 1000, messages)
-    found.take(Snapshot("send", 0, messages, 0, latency))
+    found.take(Snapshot("send", 0, Tick(messages, 0, latency)))
     assert judge(found, 10.0)["kept_up"] is kept_up
 
 
@@ -256,7 +256,7 @@ def test_on_a_terminal_a_table_shows_rate_and_percentiles(monkeypatch: pytest.Mo
     monkeypatch.setenv("TERM", "xterm-256color")
     stream, found, latency = Terminal(), Round(BenchPlan(duration_s=2.0)), Histogram()
     latency.record_repeated(5000, 1200)
-    found.take(Snapshot("send", 0, 1200, 1_200_000, latency))
+    found.take(Snapshot("send", 0, Tick(1200, 1_200_000, latency)))
     live = watcher(stream)
     assert isinstance(live, LiveWatcher)
     live.phase("produce", 4.0)

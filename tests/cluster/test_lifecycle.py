@@ -492,7 +492,7 @@ def test_a_cluster_is_found_by_directory_name_or_as_the_only_one(
     ray: FakeRay, tmp_path: Path
 ) -> None:
     started = begin(tmp_path, name="orders")
-    endpoint = ClusterPaths(tmp_path / "data").endpoint(0, 0)
+    endpoint = ClusterPaths(tmp_path / "data").replica(0, 0) / "raymq" / "endpoint"
     endpoint.parent.mkdir(parents=True)
     endpoint.write_text('{"host": "127.0.0.1", "port": 7123}')
     for target in (None, "orders", tmp_path / "data"):

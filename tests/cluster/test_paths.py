@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from raymq.cluster.cluster_record import (
     new_record,
     resume_record,
 )
-from raymq.cluster.start import _store_options
+from raymq.cluster.start import plan_start
 from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.files import Files
 
@@ -110,7 +111,7 @@ def test_a_first_start_that_was_interrupted_can_be_repeated(
 ) -> None:
     made = paths.prepare_data_dir(str(tmp_path / "data"), ephemeral=False, files=on_disk)
     paths.load_or_make_token(made, on_disk)
-    with paths.DirectoryLock(made, on_disk):
+    with paths.directory_lock(made, on_disk):
         pass
     paths.prepare_data_dir(str(made.root), ephemeral=False, files=on_disk)
 
@@ -125,14 +126,14 @@ def test_a_data_directory_of_ninety_characters_works(tmp_path: Path, on_disk: Di
     place = tmp_path / ("d" * 90)
     made = paths.prepare_data_dir(str(place), ephemeral=False, files=on_disk)
     assert paths.load_or_make_token(made, on_disk)
-    assert made.endpoint(0, 1) == place / "shard-0" / "replica-1" / "raymq" / "endpoint"
+    assert made.replica(0, 1) == place / "shard-0" / "replica-1"
 
 
 def test_the_nearest_mount_decides_the_file_system(on_disk: DiskFiles) -> None:
     on_disk.mounts += "tmpfs /mem tmpfs rw 0 0\n/dev/sdb /mem/with\\040blank xfs rw 0 0\n"
-    assert paths.file_system_of("/memory", on_disk) == "ext4"
-    assert paths.file_system_of("/mem/x/y", on_disk) == "tmpfs"
-    assert paths.file_system_of("/mem/with blank/z", on_disk) == "xfs"
+    assert paths.mount_of("/memory", on_disk).kind == "ext4"
+    assert paths.mount_of("/mem/x/y", on_disk).kind == "tmpfs"
+    assert paths.mount_of("/mem/with blank/z", on_disk).kind == "xfs"
 
 
 # --- the token --------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ HOLDER = """
 import sys
 from raymq.cluster import paths
 from raymq.store.files import Files
-with paths.DirectoryLock(paths.ClusterPaths(sys.argv[1]), Files()):
+with paths.directory_lock(paths.ClusterPaths(sys.argv[1]), Files()):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -204,12 +205,12 @@ def test_a_second_start_on_the_directory_waits_for_nobody_and_says_why(tmp_path:
         assert other.stdout.readline() == b"held\n"
         with (
             pytest.raises(Unavailable, match="another `raymq start`"),
-            paths.DirectoryLock(place, files),
+            paths.directory_lock(place, files),
         ):
             pass
         assert other.stdin is not None
         other.stdin.close()
-    with paths.DirectoryLock(place, files):
+    with paths.directory_lock(place, files):
         pass
 
 
@@ -288,14 +289,22 @@ def test_known_clusters_are_those_whose_directory_still_exists(
     assert cluster_record.known_clusters(files) == {"kept": str(tmp_path / "kept")}
 
 
-def test_how_long_messages_are_kept_may_change_at_each_start_and_reaches_the_store() -> None:
+def test_how_long_messages_are_kept_may_change_at_each_start_and_reaches_the_store(
+    tmp_path: Path,
+) -> None:
+    place, files = paths.ClusterPaths(tmp_path), Files()
+
+    def store_options(**changes: object) -> dict[str, Any]:
+        wanted = Wanted(**changes)  # type: ignore[arg-type]
+        return plan_start(place, wanted, ephemeral=False, files=files)[2]
+
     made = record()
     assert made.file_reserved_hours == 72
     week = resume(made, file_reserved_hours=168)
     assert week.file_reserved_hours == 168
     assert resume(week).file_reserved_hours == 168
     assert record(file_reserved_hours=1).file_reserved_hours == 1
-    assert _store_options(week)["file_reserved_hours"] == 168
+    assert store_options(file_reserved_hours=168)["file_reserved_hours"] == 168
     with pytest.raises(Rejected) as caught:
-        _store_options(record(file_reserved_hours=-1))
+        store_options(file_reserved_hours=-1)
     assert caught.value.field == "file_reserved_hours"

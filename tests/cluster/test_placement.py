@@ -101,7 +101,9 @@ def test_one_label_on_two_nodes_is_refused_and_a_missing_one_only_at_first() -> 
 def test_every_role_of_a_replica_stays_with_its_disk(tmp_path: Path) -> None:
     ray = FakeRay({placement.NODE_LABEL: "a"})
     record = fresh(shards=2, replication="mirror", nodes=["a", "b"])
-    members, _ = actor_set.create(ray, record, ClusterPaths(tmp_path), "token", {})
+    members, _ = actor_set.create(
+        ray, record, actor_set.specs(record, ClusterPaths(tmp_path), "token", {})
+    )
     for member in members:
         node = record.placement[member.shard][member.replica]
         assert ray.options[member.name]["label_selector"] == {placement.NODE_LABEL: node}

@@ -130,7 +130,7 @@ def test_leaders_are_spread_and_followers_are_elsewhere_with_all_their_roles(wor
 
 def test_writes_come_back_after_kill_9_of_a_followers_commit_log(world: World) -> None:
     cluster = raymq.connect(world.paths.data_dir)
-    endpoint_file = world.paths.endpoint(0, 1)
+    endpoint_file = world.paths.replica(0, 1) / "raymq" / "endpoint"
     facts = json.loads(endpoint_file.read_text())
     connection = ShardConnection(
         f"{facts['host']}:{facts['port']}", cluster.token, cluster.cluster_id, 0
