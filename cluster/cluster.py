@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.state import CLEANUP_POLICY, COMPACTION
 
+from .arguments import takes_options_of
+from .consume.consumer_config import ConsumerConfig, ConsumerOptions
 from .paths import actor_name
+from .produce.producer_config import ProducerConfig, ProducerOptions
 from .transport.tls import parse_url
 from .unclosed import warn_unclosed
 
 if TYPE_CHECKING:
-    from raymq.store.promise import Acks
+    from typing_extensions import Unpack
 
     from .consume.async_consumer import AsyncConsumer
-    from .consume.consumer import Consumer, Start
+    from .consume.consumer import Consumer
     from .produce.async_producer import AsyncProducer
     from .produce.producer import Producer
     from .start import StopReport
@@ -344,117 +347,33 @@ class Cluster:
             "messages": sum(facts["max_offset"] - facts["min_offset"] for facts in queues),
         }
 
-    def producer(
-        self,
-        *,
-        acks: Acks = "quorum",
-        linger_ms: float = 5,
-        batch_bytes: int = 1 << 20,
-        buffer_bytes: int = 64 << 20,
-        max_block_ms: int = 60_000,
-        delivery_timeout_ms: int = 120_000,
-        request_timeout_ms: int = 30_000,
-        in_flight_bytes: int = 16 << 20,
-        codec: str = "bytes",
-        max_message_bytes: int = 4 << 20,
-    ) -> Producer:
+    @takes_options_of(ProducerConfig)
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """A Producer of this cluster; `raymq.Producer` describes the options."""
         from .produce.producer import Producer
 
-        return Producer(
-            self,
-            acks=acks,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            max_block_ms=max_block_ms,
-            delivery_timeout_ms=delivery_timeout_ms,
-            request_timeout_ms=request_timeout_ms,
-            in_flight_bytes=in_flight_bytes,
-            codec=codec,
-            max_message_bytes=max_message_bytes,
-        )
+        return Producer(self, **options)
 
-    def consumer(
-        self,
-        topic: str,
-        *,
-        group: str | None = None,
-        start: Start = None,
-        queues: Sequence[int] | None = None,
-        fetch_bytes: int = 4 << 20,
-        fetch_records: int = 10_000,
-        unavailable_timeout_ms: int = 30_000,
-    ) -> Consumer:
+    @takes_options_of(ConsumerConfig)
+    def consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> Consumer:
         """A `raymq.Consumer` of one topic, which explains the options."""
         from .consume.consumer import Consumer
 
-        return Consumer(
-            self,
-            topic,
-            group=group,
-            start=start,
-            queues=queues,
-            fetch_bytes=fetch_bytes,
-            fetch_records=fetch_records,
-            unavailable_timeout_ms=unavailable_timeout_ms,
-        )
+        return Consumer(self, topic, **options)
 
-    def async_producer(
-        self,
-        *,
-        acks: Acks = "quorum",
-        linger_ms: float = 5,
-        batch_bytes: int = 1 << 20,
-        buffer_bytes: int = 64 << 20,
-        max_block_ms: int = 60_000,
-        delivery_timeout_ms: int = 120_000,
-        request_timeout_ms: int = 30_000,
-        in_flight_bytes: int = 16 << 20,
-        codec: str = "bytes",
-        max_message_bytes: int = 4 << 20,
-    ) -> AsyncProducer:
+    @takes_options_of(ProducerConfig)
+    def async_producer(self, **options: Unpack[ProducerOptions]) -> AsyncProducer:
         """An AsyncProducer of this cluster; `raymq.AsyncProducer` describes the options."""
         from .produce.async_producer import AsyncProducer
 
-        return AsyncProducer(
-            self,
-            acks=acks,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            max_block_ms=max_block_ms,
-            delivery_timeout_ms=delivery_timeout_ms,
-            request_timeout_ms=request_timeout_ms,
-            in_flight_bytes=in_flight_bytes,
-            codec=codec,
-            max_message_bytes=max_message_bytes,
-        )
+        return AsyncProducer(self, **options)
 
-    def async_consumer(
-        self,
-        topic: str,
-        *,
-        group: str | None = None,
-        start: Start = None,
-        queues: Sequence[int] | None = None,
-        fetch_bytes: int = 4 << 20,
-        fetch_records: int = 10_000,
-        unavailable_timeout_ms: int = 30_000,
-    ) -> AsyncConsumer:
+    @takes_options_of(ConsumerConfig)
+    def async_consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> AsyncConsumer:
         """A `raymq.AsyncConsumer` of one topic, with the options of `raymq.Consumer`."""
         from .consume.async_consumer import AsyncConsumer
 
-        return AsyncConsumer(
-            self,
-            topic,
-            group=group,
-            start=start,
-            queues=queues,
-            fetch_bytes=fetch_bytes,
-            fetch_records=fetch_records,
-            unavailable_timeout_ms=unavailable_timeout_ms,
-        )
+        return AsyncConsumer(self, topic, **options)
 
     def stop(self, *, timeout_s: float = 60.0) -> StopReport:
         """Stop the cluster and close this handle; data stays. `timeout_s` bounds the orderly end of all actors.

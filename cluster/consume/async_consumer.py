@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sized
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from raymq.cluster.arguments import takes_options_of
 from raymq.cluster.messages.message import ReceivedMessage
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected
 
-from .consumer import Consumer, Start
+from .consumer import Consumer
+from .consumer_config import ConsumerConfig, ConsumerOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Unpack
 
     from raymq.cluster.cluster import Cluster
 
@@ -70,32 +73,21 @@ class AsyncConsumer:
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
 
+    @takes_options_of(ConsumerConfig)
     def __init__(
         self,
         cluster: Cluster,
         topic: str,
         *,
-        group: str | None = None,
-        start: Start = None,
-        queues: Sequence[int] | None = None,
-        fetch_bytes: int = 4 << 20,
-        fetch_records: int = 10_000,
-        unavailable_timeout_ms: int = 30_000,
         clock: Clock | None = None,
+        **options: Unpack[ConsumerOptions],
     ) -> None:
         """Note the options. The cluster is first asked by `open`."""
         self.topic = topic
-        self.group = group
+        self.group = ConsumerConfig(**options).group
         self._cluster = cluster
-        self._options: dict[str, Any] = {
-            "group": group,
-            "start": start,
-            "queues": queues,
-            "fetch_bytes": fetch_bytes,
-            "fetch_records": fetch_records,
-            "unavailable_timeout_ms": unavailable_timeout_ms,
-            "clock": clock,
-        }
+        self._clock = clock
+        self._options = options
         self._opening: asyncio.Task[Consumer] | None = None
         self._consumer: Consumer | None = None
         #: set after a fetch, a failure or the end
@@ -133,7 +125,9 @@ class AsyncConsumer:
             raise
 
     async def _make(self) -> Consumer:
-        consumer = await asyncio.to_thread(Consumer, self._cluster, self.topic, **self._options)
+        consumer = await asyncio.to_thread(
+            Consumer, self._cluster, self.topic, clock=self._clock, **self._options
+        )
         consumer.name = type(self).__name__
         loop, changed = asyncio.get_running_loop(), self._changed
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from raymq.cluster.arguments import check_choice, check_number, check_offsets
+from raymq.cluster.arguments import check_choice, check_number, check_offsets, takes_options_of
 from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch, messages
 from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
 from raymq.cluster.transport.routes import Routes
@@ -20,12 +20,13 @@ from raymq.store.errors import Rejected, Unavailable
 from raymq.store.format import check_group_name
 from raymq.store.services.retry import dlq_topic, retry_topic
 
+from .consumer_config import ConsumerConfig, ConsumerOptions, Start
 from .shard_reader import Piece, ReadState, ShardReader
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from typing_extensions import Unpack
 
-Start = str | int | Mapping[int, int] | None
+    from raymq.cluster.cluster import Cluster
 
 _START_HELP = "start='earliest', 'latest', an offset, or {queue_id: offset}"
 
@@ -76,30 +77,25 @@ class Consumer:
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
 
+    @takes_options_of(ConsumerConfig)
     def __init__(
         self,
         cluster: Cluster,
         topic: str,
         *,
-        group: str | None = None,
-        start: Start = None,
-        queues: Sequence[int] | None = None,
-        fetch_bytes: int = 4 << 20,
-        fetch_records: int = 10_000,
-        unavailable_timeout_ms: int = 30_000,
         clock: Clock | None = None,
+        **options: Unpack[ConsumerOptions],
     ) -> None:
         """Find the first offset of each queue and start to read ahead."""
-        check_number("fetch_bytes", fetch_bytes, 1)
-        check_number("fetch_records", fetch_records, 1)
-        check_number("unavailable_timeout_ms", unavailable_timeout_ms, 0, whole=False)
-        if group is not None:
-            check_group_name(group)
+        config = ConsumerConfig(**options)
+        config.check_numbers()
+        if config.group is not None:
+            check_group_name(config.group)
         self.topic = topic
-        self.group = group
+        self.group = config.group
         #: what warnings call this consumer
         self.name = type(self).__name__
-        self._unavailable_timeout_ms = unavailable_timeout_ms
+        self._unavailable_timeout_ms = config.unavailable_timeout_ms
         self._clock = clock or Clock()
         self._process = os.getpid()
         self._cluster = cluster
@@ -107,15 +103,15 @@ class Consumer:
         self._retry_topics = False
         self._routes = Routes.of(cluster)
         self._route = self._routes.topic(topic)
-        wanted = list(range(self._route.queues)) if queues is None else list(queues)
+        wanted = list(range(self._route.queues) if config.queues is None else config.queues)
         if not wanted:
             raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
         shards = sorted({self._route.shard_of(queue_id) for queue_id in wanted})
         # The wire takes no other integers, such as numpy's.
         wanted = list(map(int, wanted))
         #: queue_id -> offset of the next message that `poll` returns
-        self._positions = self._begin(wanted, shards, start)
-        self._state = ReadState(topic, fetch_bytes=fetch_bytes, fetch_records=fetch_records)
+        self._positions = self._begin(wanted, shards, config.start)
+        self._state = ReadState(topic, config.fetch_bytes, config.fetch_records)
         self._state.fetch_from = dict(self._positions)
         #: messages of `_iterating_piece` that iteration has not returned yet, in order
         self._iterating: deque[ReceivedMessage] = deque()

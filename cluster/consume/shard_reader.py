@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -46,27 +47,27 @@ class ObservedCondition(threading.Condition):
             self.listener()
 
 
+@dataclass
 class ReadState:
     """What a consumer and its readers share. `changed` guards all of it."""
 
-    def __init__(self, topic: str, *, fetch_bytes: int, fetch_records: int) -> None:
-        self.topic = topic
-        self.fetch_bytes = fetch_bytes
-        self.fetch_records = fetch_records
-        self.changed = ObservedCondition()
-        #: fetched pieces, in offset order per queue
-        self.pieces: deque[Piece] = deque()
-        #: shard -> number of its pieces in `pieces`
-        self.ahead: dict[int, int] = {}
-        #: queue_id -> offset to fetch next; a queue that failed is missing until `seek`
-        self.fetch_from: dict[int, int] = {}
-        #: queue_id -> why it cannot be read
-        self.failed: dict[int, RayMQError] = {}
-        #: shard -> (when it became unreachable, in ms; why)
-        self.down: dict[int, tuple[int, RayMQError]] = {}
-        #: why the topic cannot be read at all
-        self.fatal: RayMQError | None = None
-        self.closed = False
+    topic: str
+    fetch_bytes: int
+    fetch_records: int
+    changed: ObservedCondition = field(default_factory=ObservedCondition)
+    #: fetched pieces, in offset order per queue
+    pieces: deque[Piece] = field(default_factory=deque)
+    #: shard -> number of its pieces in `pieces`
+    ahead: Counter[int] = field(default_factory=Counter)
+    #: queue_id -> offset to fetch next; a queue that failed is missing until `seek`
+    fetch_from: dict[int, int] = field(default_factory=dict)
+    #: queue_id -> why it cannot be read
+    failed: dict[int, RayMQError] = field(default_factory=dict)
+    #: shard -> (when it became unreachable, in ms; why)
+    down: dict[int, tuple[int, RayMQError]] = field(default_factory=dict)
+    #: why the topic cannot be read at all
+    fatal: RayMQError | None = None
+    closed: bool = False
 
 
 class ShardReader:
@@ -131,7 +132,7 @@ class ShardReader:
                 lambda: (
                     state.closed
                     or self._stream is not stream
-                    or (not state.ahead.get(self.shard) and self._wanted())
+                    or (not state.ahead[self.shard] and self._wanted())
                 )
             )
             if state.closed or self._stream is not stream:
@@ -168,7 +169,7 @@ class ShardReader:
         state.fetch_from[queue_id] = part.next_offset
         piece = Piece(self.shard, queue_id, part.first_offset, part.next_offset, part.records)
         state.pieces.append(piece)
-        state.ahead[self.shard] = state.ahead.get(self.shard, 0) + 1
+        state.ahead[self.shard] += 1
 
     def _note(self, error: RayMQError, stream: FetchStream | None) -> bool:
         """Record a failure. False: the consumer itself broke the stream."""

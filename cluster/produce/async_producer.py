@@ -8,21 +8,22 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from raymq.cluster.arguments import takes_options_of
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.store.clock import Clock
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable
 from raymq.store.promise import Acks
 
-from .batch_sender import MIB
 from .message_batcher import MessageBatcher
 from .message_encoder import EncodedMessage
 from .producer import FAILED_EXIT_S
-from .producer_config import ProducerConfig
+from .producer_config import ProducerConfig, ProducerOptions
 from .producer_errors import closed_error, pickle_error
 from .send_future import AsyncSendFuture, TaskSteps
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Unpack
 
     from raymq.cluster.cluster import Cluster
 
@@ -122,41 +123,22 @@ class AsyncProducer:
         Unavailable, DeliveryUnknown, StorageFull: from the await, as from the futures of `Producer`.
     """
 
+    @takes_options_of(ProducerConfig)
     def __init__(
         self,
         cluster: Cluster,
         *,
-        acks: Acks = "quorum",
-        linger_ms: float = 5,
-        batch_bytes: int = 1 * MIB,
-        buffer_bytes: int = 64 * MIB,
-        max_block_ms: int = 60_000,
-        delivery_timeout_ms: int = 120_000,
-        request_timeout_ms: int = 30_000,
-        in_flight_bytes: int = 16 * MIB,
-        codec: str = "bytes",
-        max_message_bytes: int = 4 * MIB,
         clock: Clock | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
-        self.config = ProducerConfig(
-            acks=acks,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            max_block_ms=max_block_ms,
-            delivery_timeout_ms=delivery_timeout_ms,
-            request_timeout_ms=request_timeout_ms,
-            in_flight_bytes=in_flight_bytes,
-            codec=codec,
-            max_message_bytes=max_message_bytes,
-        )
         self._batcher = MessageBatcher(
             cluster,
-            self.config,
             owner=type(self).__name__,
             future_type=AsyncSendFuture,
             clock=clock,
+            **options,
         )
+        self.config = self._batcher.config
         self._encode = self._batcher.encoder.encode
         self._acquire_nowait = self._batcher.limiter.acquire_nowait
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -215,15 +197,7 @@ class AsyncProducer:
         """
         loop = self._bind()
         message = self._encode(
-            topic,
-            body,
-            key=key,
-            tag=tag,
-            index_keys=index_keys,
-            properties=properties,
-            deliver_at_ms=deliver_at_ms,
-            queue_id=queue_id,
-            acks=acks,
+            topic, body, key, tag, index_keys, properties, deliver_at_ms, queue_id, acks
         )
         ready = not self._deferred and message.topic in self._known
         if ready and self._acquire_nowait(message.size):

@@ -45,15 +45,14 @@ class BatchFuture(Future[BatchReceipt]):
     resent: BatchFuture | None = None
     #: shared by all tasks of one event loop that await the batch
     loop_answer: asyncio.Future[BatchReceipt] | None = None
-    #: bytes that it holds of the byte limit
-    size: int = 0
-    rows: int = 0
-    #: when the first message came and when the batch was closed, seconds of the monotonic clock
-    begun: float = 0.0
-    closed: float = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 0, size: int = 0, closed: float = 0.0) -> None:
         super().__init__()
+        self.rows = rows
+        #: bytes that it holds of the byte limit
+        self.size = size
+        #: when the first message came and when the batch was closed, seconds of the monotonic clock
+        self.begun = self.closed = closed
         # A batch cannot be taken back: a caller that gives up waiting must not cancel it for others.
         self.set_running_or_notify_cancel()
 

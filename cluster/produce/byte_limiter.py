@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from raymq.store.errors import Unavailable
 
@@ -60,6 +61,15 @@ class ByteLimiter:
 
     def _fits(self, size: int) -> bool:
         return not self._used or self._used + size <= self._limit
+
+    @contextlib.contextmanager
+    def released_on_error(self, size: int) -> Iterator[None]:
+        """Release `size` bytes, which are acquired already, when the block raises."""
+        try:
+            yield
+        except BaseException:
+            self.release(size)
+            raise
 
     def release(self, size: int) -> None:
         """Give back bytes that are answered, or that will not be sent."""

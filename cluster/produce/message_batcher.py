@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,15 +28,17 @@ from raymq.store.format import TIMER_TOPIC
 from raymq.store.promise import Acks
 
 from .batch_future import BatchFuture
-from .batch_sender import MIB, BatchSender
+from .batch_sender import BatchSender
 from .message_encoder import MESSAGE_BYTES, EncodedMessage, MessageEncoder
 from .open_batch import OpenBatch
-from .producer_config import ProducerConfig
+from .producer_config import MIB, ProducerOptions
 from .producer_errors import closed_error
 from .send_future import SendFuture
 from .shard_sender import ShardSender
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from raymq.cluster.cluster import Cluster
 
 #: a batch that could not be written yet is kept open for so long, again and again
@@ -51,30 +53,21 @@ class MessageBatcher:
     def __init__(
         self,
         cluster: Cluster,
-        config: ProducerConfig,
         *,
         owner: str = "Producer",
         future_type: type[SendFuture] = SendFuture,
         clock: Clock | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         """Args: `owner` is the class that a warning about an unclosed producer names."""
-        self.config = config
         self._owner = owner
         self._future_type = future_type
         self._clock = clock or Clock()
-        self.encoder = MessageEncoder(config, self._clock)
-        self.sender = BatchSender(
-            Routes.of(cluster),
-            acks=config.acks,
-            in_flight_bytes=config.in_flight_bytes,
-            buffer_bytes=config.buffer_bytes,
-            max_block_ms=config.max_block_ms,
-            delivery_timeout_ms=config.delivery_timeout_ms,
-            request_timeout_ms=config.request_timeout_ms,
-            clock=self._clock,
-        )
+        self.sender = BatchSender(Routes.of(cluster), clock=self._clock, **options)
+        self.config = self.sender.config
+        self.encoder = MessageEncoder(self.config, self._clock)
         self.limiter = self.sender.limiter
-        self._linger_s = config.linger_ms / 1000
+        self._linger_s = self.config.linger_ms / 1000
         #: guards everything below
         self._changed = threading.Condition()
         self._open: dict[tuple[str, int], OpenBatch] = {}
@@ -179,20 +172,16 @@ class MessageBatcher:
         size = body_bytes + rows * (MESSAGE_BYTES + (0 if properties is None else len(properties)))
         self._acquire(size)
         now_ms = self._clock.now_ms()
-        try:
-            with self._changed:
-                self._check_open()
-                batch, ready = self._batch_for((topic, queue_id), self.config.acks)
-                batch.bodies += bodies
-                batch.tags += [None] * rows
-                batch.properties += [properties] * rows
-                batch.born += [now_ms] * rows
-                batch.size += size
-                if not self._linger_s or batch.size >= self.config.batch_bytes:
-                    ready = self._close_batch(batch) or ready
-        except BaseException:
-            self.limiter.release(size)
-            raise
+        with self.limiter.released_on_error(size), self._changed:
+            self._check_open()
+            batch, ready = self._batch_for((topic, queue_id), self.config.acks)
+            batch.bodies += bodies
+            batch.tags += [None] * rows
+            batch.properties += [properties] * rows
+            batch.born += [now_ms] * rows
+            batch.size += size
+            if not self._linger_s or batch.size >= self.config.batch_bytes:
+                ready = self._close_batch(batch) or ready
         if ready is not None:
             ready.pump()
 
@@ -237,7 +226,7 @@ class MessageBatcher:
         for start in range(0, batch.num_rows, step):
             part = batch.slice(start, step)
             future = self._closed_future(part.num_rows, part.nbytes)
-            with self._acquired(future), self._changed:
+            with self.limiter.released_on_error(future.size), self._changed:
                 self._check_open()
                 sender = self.sender.enqueue(topic, queue_id, part, future=future)
             sender.pump()
@@ -259,7 +248,7 @@ class MessageBatcher:
                 limit="DeliveryUnknown",
             )
         future = self._closed_future(lost.batch.num_rows, lost.size)
-        with self._acquired(future), self._changed:
+        with self.limiter.released_on_error(future.size), self._changed:
             self._check_open()
             sender = self.sender.enqueue_again(lost, future)
             sent.resent = future
@@ -267,22 +256,11 @@ class MessageBatcher:
         return future
 
     def _closed_future(self, rows: int, size: int) -> BatchFuture:
-        """The receipt of a batch that takes no more messages."""
-        future = BatchFuture()
-        future.rows, future.size = rows, size
-        future.begun = future.closed = self._clock.monotonic()
+        """The receipt of a batch that takes no more messages; its bytes are acquired."""
+        future = BatchFuture(rows, size, self._clock.monotonic())
         future.owner = self
+        self._acquire(size)
         return future
-
-    @contextlib.contextmanager
-    def _acquired(self, future: BatchFuture) -> Iterator[None]:
-        """With the bytes of a batch, which are released when it is not taken."""
-        self._acquire(future.size)
-        try:
-            yield
-        except BaseException:
-            self.limiter.release(future.size)
-            raise
 
     # --- open batches ---------------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Rejected
 from raymq.store.promise import Acks
 
-from .batch_sender import check_acks
-from .producer_config import ProducerConfig
+from .producer_config import ProducerConfig, check_acks
 
 #: counted for each message beside its body and properties, so that empty bodies fill buffers too
 MESSAGE_BYTES = 128
@@ -49,7 +48,6 @@ class MessageEncoder:
         self,
         topic: str | Message,
         body: Any = None,
-        *,
         key: bytes | None = None,
         tag: str | None = None,
         index_keys: tuple[str, ...] = (),

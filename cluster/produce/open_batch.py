@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -15,54 +16,32 @@ from raymq.store.records.binary_columns import binary_array
 from .batch_future import BatchFuture
 
 
+@dataclass(eq=False, slots=True)
 class OpenBatch:
     """A batch that takes messages. It is closed when it is full, lingered long enough, or waited for."""
 
-    __slots__ = (
-        "acks",
-        "begun",
-        "bodies",
-        "born",
-        "closed",
-        "due",
-        "flush_now",
-        "future",
-        "properties",
-        "request_flush",
-        "size",
-        "tags",
-        "where",
-    )
+    #: topic and queue
+    where: tuple[str, int]
+    acks: Acks
+    #: when its first message came, seconds of the monotonic clock
+    begun: float
+    #: when its linger time is over, on the same clock; 0: a flush was requested
+    due: float
+    #: closes and writes the batch on the calling thread
+    flush_now: Callable[[OpenBatch], None]
+    #: the same on the linger thread, for callers that must not block
+    request_flush: Callable[[OpenBatch], None]
+    bodies: list[bytes] = field(default_factory=list)
+    tags: list[str | None] = field(default_factory=list)
+    properties: list[bytes | None] = field(default_factory=list)
+    born: list[int] = field(default_factory=list)
+    #: bytes of the byte limit
+    size: int = 0
+    #: no message is added any more
+    closed: bool = False
+    future: BatchFuture = field(default_factory=BatchFuture)
 
-    def __init__(
-        self,
-        where: tuple[str, int],
-        acks: Acks,
-        begun: float,
-        due: float,
-        flush_now: Callable[[OpenBatch], None],
-        request_flush: Callable[[OpenBatch], None],
-    ) -> None:
-        #: topic and queue
-        self.where = where
-        self.acks: Acks = acks
-        #: when its first message came, seconds of the monotonic clock
-        self.begun = begun
-        #: when its linger time is over, on the same clock; 0: a flush was requested
-        self.due = due
-        #: closes and writes the batch on the calling thread
-        self.flush_now = flush_now
-        #: the same on the linger thread, for callers that must not block
-        self.request_flush = request_flush
-        self.bodies: list[bytes] = []
-        self.tags: list[str | None] = []
-        self.properties: list[bytes | None] = []
-        self.born: list[int] = []
-        #: bytes of the byte limit
-        self.size = 0
-        #: no message is added any more
-        self.closed = False
-        self.future = BatchFuture()
+    def __post_init__(self) -> None:
         self.future.open_batch = self
 
     def close(self, now: float) -> None:

@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
+from raymq.cluster.arguments import takes_options_of
 from raymq.cluster.messages.message import Message
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.promise import Acks
 
 from .batch_future import BatchFuture
-from .batch_sender import MIB
 from .message_batcher import MessageBatcher
-from .producer_config import ProducerConfig
+from .producer_config import ProducerConfig, ProducerOptions
 from .producer_errors import pickle_error
 from .queue_sequence import BatchReceipt
 from .send_future import SendFuture
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from raymq.cluster.cluster import Cluster
 
 #: how long the end of a with block waits for receipts after an exception in the block
@@ -86,35 +88,16 @@ class Producer:
         StorageFull: from a future, after about 2 s: the shard's disk is full, nothing was stored.
     """
 
+    @takes_options_of(ProducerConfig)
     def __init__(
         self,
         cluster: Cluster,
         *,
-        acks: Acks = "quorum",
-        linger_ms: float = 5,
-        batch_bytes: int = 1 * MIB,
-        buffer_bytes: int = 64 * MIB,
-        max_block_ms: int = 60_000,
-        delivery_timeout_ms: int = 120_000,
-        request_timeout_ms: int = 30_000,
-        in_flight_bytes: int = 16 * MIB,
-        codec: str = "bytes",
-        max_message_bytes: int = 4 * MIB,
         clock: Clock | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
-        self.config = ProducerConfig(
-            acks=acks,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            max_block_ms=max_block_ms,
-            delivery_timeout_ms=delivery_timeout_ms,
-            request_timeout_ms=request_timeout_ms,
-            in_flight_bytes=in_flight_bytes,
-            codec=codec,
-            max_message_bytes=max_message_bytes,
-        )
-        self._batcher = MessageBatcher(cluster, self.config, clock=clock)
+        self._batcher = MessageBatcher(cluster, clock=clock, **options)
+        self.config = self._batcher.config
         self._encode = self._batcher.encoder.encode
 
     def __reduce__(self) -> NoReturn:
@@ -157,15 +140,7 @@ class Producer:
             Unavailable: for `max_block_ms` the buffer was full, or no shard answered the look-up.
         """
         message = self._encode(
-            topic,
-            body,
-            key=key,
-            tag=tag,
-            index_keys=index_keys,
-            properties=properties,
-            deliver_at_ms=deliver_at_ms,
-            queue_id=queue_id,
-            acks=acks,
+            topic, body, key, tag, index_keys, properties, deliver_at_ms, queue_id, acks
         )
         return self._batcher.send(message)
 

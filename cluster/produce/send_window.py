@@ -38,6 +38,7 @@ from raymq.store.errors import (
 from raymq.store.record import Row
 
 from .batch_future import BatchFuture
+from .producer_config import ProducerConfig
 from .producer_errors import closed_error
 from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch
 
@@ -57,17 +58,17 @@ _MOVED = ("cluster_id", "shard")
 
 @dataclass(eq=False)
 class InFlightBatch:
-    """A batch from `add` to its outcome."""
+    """A batch until its outcome. `SendWindow.add` sets its number and deadline."""
 
-    number: int
     queue: QueueSequence
     data: pa.RecordBatch | Row
     size: int
-    #: of the first row
-    sequence: int
     acks: str
-    deadline_ms: int
     future: BatchFuture
+    number: int = 0
+    deadline_ms: int = 0
+    #: of the first row; `add` sets it, unless the batch is sent again
+    sequence: int = 0
     #: an earlier try may have stored it
     uncertain: bool = False
     #: the shard's answer when it did not know the outcome
@@ -105,18 +106,9 @@ Effects: TypeAlias = list[Complete | Reconnect | WarnResend]
 class SendWindow:
     """The batches of one shard that have no outcome yet. One thread at a time."""
 
-    def __init__(
-        self,
-        shard: int,
-        *,
-        in_flight_bytes: int,
-        delivery_timeout_ms: int,
-        request_timeout_ms: int,
-    ) -> None:
+    def __init__(self, shard: int, config: ProducerConfig) -> None:
         self._shard = shard
-        self._in_flight_bytes_max = in_flight_bytes
-        self._delivery_timeout_ms = delivery_timeout_ms
-        self._request_timeout_ms = request_timeout_ms
+        self._config = config
         #: unacknowledged bytes that the shard allows; None: it set no limit
         self._shard_limit_bytes: int | None = None
         #: not written; in the order of `add`
@@ -146,34 +138,24 @@ class SendWindow:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def add(
-        self,
-        queue: QueueSequence,
-        data: pa.RecordBatch | Row,
-        size: int,
-        acks: str,
-        future: BatchFuture,
-        now_ms: int,
-        sequence: int | None = None,
-    ) -> None:
+    def add(self, batch: InFlightBatch, now_ms: int) -> None:
         """Take a batch and give it the next sequence numbers of its queue.
 
-        Args: `sequence` of a batch that another sender gave up.
+        An `uncertain` batch, which another sender gave up, keeps its own.
         Raises: Rejected when the window is closed; what fenced the queue.
         """
+        queue = batch.queue
         if self.closed:
             raise closed_error()
         if queue.fenced is not None:
             raise queue.fenced
         self._number += 1
-        first = queue.next_sequence if sequence is None else sequence
-        deadline_ms = now_ms + self._delivery_timeout_ms
-        batch = InFlightBatch(self._number, queue, data, size, first, acks, deadline_ms, future)
+        batch.number = self._number
+        batch.deadline_ms = now_ms + self._config.delivery_timeout_ms
+        if not batch.uncertain:
+            batch.sequence = queue.next_sequence
+            queue.next_sequence += batch.data.num_rows
         self.waiting.append(batch)
-        if sequence is None:
-            queue.next_sequence += data.num_rows
-        else:
-            batch.uncertain = True
 
     def connecting(self, now_ms: int) -> None:
         """A stream is being opened: the time of silence begins."""
@@ -204,7 +186,7 @@ class SendWindow:
 
     def _exceeds_bytes(self) -> bool:
         """Whether the next batch is too much beside the unacknowledged ones. Alone it may have any size."""
-        limit, allowed = self._in_flight_bytes_max, self._shard_limit_bytes
+        limit, allowed = self._config.in_flight_bytes, self._shard_limit_bytes
         if allowed is not None and allowed < limit:
             limit = allowed
         return self._in_flight_bytes + self.waiting[0].size > limit
@@ -357,7 +339,7 @@ class SendWindow:
         """Time went by. Effects: Reconnect when the shard is silent, or a batch's time is up."""
         if not (self.unacked or self.waiting):
             return
-        silent = now_ms - self.progress_ms >= self._request_timeout_ms
+        silent = now_ms - self.progress_ms >= self._config.request_timeout_ms
         if silent or now_ms >= (self.unacked or self.waiting)[0].deadline_ms:
             effects.append(Reconnect())
 
@@ -428,7 +410,7 @@ class SendWindow:
         if queue.unknown is None and not late:
             return None
         why = queue.unknown or (
-            f"not delivered within {self._delivery_timeout_ms} ms: {self._last_error}"
+            f"not delivered within {self._config.delivery_timeout_ms} ms: {self._last_error}"
         )
         if batch.uncertain:
             return self._delivery_unknown(batch, why)

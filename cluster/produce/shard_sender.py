@@ -12,16 +12,14 @@ import math
 import threading
 from collections.abc import Callable
 
-import pyarrow as pa
-
 from raymq.cluster.transport.connection import Connection, PutStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
-from raymq.store.record import Row
 
 from .batch_future import BatchFuture
-from .queue_sequence import BatchReceipt, QueueSequence
+from .producer_config import ProducerConfig
+from .queue_sequence import BatchReceipt
 from .read_turn import ReadTurn
 from .send_window import Complete, Effects, InFlightBatch, Reconnect, SendWindow, WarnResend
 
@@ -38,28 +36,21 @@ class ShardSender:
         self,
         routes: Routes,
         shard: int,
+        config: ProducerConfig,
         *,
-        in_flight_bytes: int,
-        delivery_timeout_ms: int,
-        request_timeout_ms: int,
         on_outcome: Callable[[BatchFuture, BatchReceipt | RayMQError], None],
         clock: Clock,
     ) -> None:
         """Args: `on_outcome` completes a future, outside the lock. It may be called twice for one."""
         self._routes = routes
         self._shard = shard
-        self._delivery_timeout_ms = delivery_timeout_ms
+        self._config = config
         self._on_outcome = on_outcome
         self._clock = clock
         #: guards everything below; used directly, because a condition's `with` costs two more calls
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._window = SendWindow(
-            shard,
-            in_flight_bytes=in_flight_bytes,
-            delivery_timeout_ms=delivery_timeout_ms,
-            request_timeout_ms=request_timeout_ms,
-        )
+        self._window = SendWindow(shard, config)
         self._turn = ReadTurn(self._lock)
         #: the stream that is written to; None as soon as a write failed
         self._stream: PutStream | None = None
@@ -71,20 +62,11 @@ class ShardSender:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def add(
-        self,
-        queue: QueueSequence,
-        data: pa.RecordBatch | Row,
-        size: int,
-        acks: str,
-        future: BatchFuture,
-        sequence: int | None = None,
-    ) -> None:
+    def add(self, batch: InFlightBatch) -> None:
         """Take a batch; `pump` writes it. See `SendWindow.add`."""
         with self._lock:
-            now_ms = self._clock.monotonic_ms()
-            self._window.add(queue, data, size, acks, future, now_ms, sequence)
-            future.sender = self
+            self._window.add(batch, self._clock.monotonic_ms())
+            batch.future.sender = self
             if self._stream is None:
                 self._changed.notify_all()
 
@@ -355,7 +337,7 @@ class ShardSender:
             effect.error.status,
             queue.queue_id,
             queue.topic,
-            self._delivery_timeout_ms,
+            self._config.delivery_timeout_ms,
         )
 
     def check(self) -> None:

@@ -18,7 +18,6 @@ from raymq.cluster.messages.message import encode_properties
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.batch_future import BatchFuture
 from raymq.cluster.produce.message_batcher import MessageBatcher
-from raymq.cluster.produce.producer_config import ProducerConfig
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
@@ -53,12 +52,12 @@ class QueueClient:
     ) -> None:
         self.process = os.getpid()
         self._name = name
-        config = ProducerConfig(
+        self.batcher = MessageBatcher(
+            cluster,
             linger_ms=linger_ms or _LINGER_MS,
             batch_bytes=LINGER_BYTES,
             in_flight_bytes=LINGER_IN_FLIGHT_BYTES,
         )
-        self.batcher = MessageBatcher(cluster, config)
         # Looked up here: no put in an event loop waits for a shard.
         self.batcher.sender.topic(name)
         #: encoded properties of every item

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from raymq.cluster.produce.batch_future import BatchFuture
+from raymq.cluster.produce.producer_config import ProducerConfig
 from raymq.cluster.produce.queue_sequence import BatchReceipt, QueueSequence
 from raymq.cluster.produce.send_window import (
     STORAGE_FULL_MS,
@@ -38,12 +39,12 @@ SILENCE_MS = 3_000
 
 def make_window(in_flight_bytes: int = 1000) -> SendWindow:
     """A window of shard 0 that is connected."""
-    window = SendWindow(
-        0,
+    config = ProducerConfig(
         in_flight_bytes=in_flight_bytes,
         delivery_timeout_ms=DELIVERY_MS,
         request_timeout_ms=SILENCE_MS,
     )
+    window = SendWindow(0, config)
     window.connected(None)
     return window
 
@@ -53,7 +54,7 @@ def make_queue(queue_id: int = 0, *, own_id: bool = True) -> QueueSequence:
 
 
 def add(window: SendWindow, queue: QueueSequence, *, size: int = 1, rows: int = 1) -> None:
-    window.add(queue, batch([b"x"] * rows), size, "quorum", BatchFuture(), 0)
+    window.add(InFlightBatch(queue, batch([b"x"] * rows), size, "quorum", BatchFuture()), 0)
 
 
 def write_all(window: SendWindow, now_ms: int = 0) -> list[InFlightBatch]:
@@ -252,7 +253,9 @@ def test_a_resend_keeps_its_sequence_whatever_became_of_those_before() -> None:
     resends = QueueSequence("t", 0, 7, 0, False, resends=True)
     for sequence, error in ((5, GAP), (6, StorageFull("full")), (6, GAP)):
         if not window.waiting:
-            window.add(resends, batch([b"x"]), 1, "quorum", BatchFuture(), 0, sequence)
+            again = InFlightBatch(resends, batch([b"x"]), 1, "quorum", BatchFuture())
+            again.sequence, again.uncertain = sequence, True
+            window.add(again, 0)
         (written,) = write_all(window)
         assert written.sequence == sequence
         effects: Effects = []
@@ -427,7 +430,8 @@ class World:
         future = BatchFuture()
         data = batch(list(bodies))
         try:
-            self.window.add(self.queues[number], data, count, "quorum", future, self.now_ms)
+            sent = InFlightBatch(self.queues[number], data, count, "quorum", future)
+            self.window.add(sent, self.now_ms)
         except RayMQError:
             # The queue of a given producer id was fenced.
             assert not self.queues[number].own_id
