@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.clock import Clock
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected
 from raymq.store.state import CLEANUP_POLICY, COMPACTION
 
 from .arguments import takes_options_of
 from .consume.consumer_config import ConsumerConfig, ConsumerOptions
-from .paths import actor_name
 from .produce.producer_config import ProducerConfig, ProducerOptions
+from .transport.ask import ask, first, moved
 from .transport.tls import parse_url
 from .unclosed import warn_unclosed
 
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
     from .produce.producer import Producer
     from .start import StopReport
     from .transport.connection import Connection, Transport
+    from .transport.routes import Routes
 
 _CALL_TIMEOUT_S = 30.0
 #: how long `create_topic` waits until a topic is durable
 CREATE_TIMEOUT_S = 15.0
 #: pause before a creation with an unknown outcome is repeated
 CREATE_PAUSE_MS = 100
-#: a lookup must not delay its caller for long
-LOOKUP_TIMEOUT_S = 5.0
 #: a shard without an answer for so long is shown as UNREACHABLE
 STATUS_TIMEOUT_S = 2.0
 #: prefix of RayMQ's internal topics, which `topics` leaves out
@@ -42,9 +41,6 @@ _INTERNAL_PREFIX = "rmq_sys_"
 
 #: states of a shard that does not answer
 _ABSENT = {"DOWN", "UNREACHABLE"}
-
-#: fields of the error by which a server says that it is another shard
-_IDENTITY = ("cluster_id", "shard")
 
 Resolver = Callable[[], dict[int, str]]
 
@@ -111,8 +107,6 @@ class Cluster:
         self._stop_on_exit = stop_on_exit
         self._lock = threading.Lock()
         self._connections: dict[int, Connection] = {}
-        #: number of `close` calls; guarded by the lock
-        self._closings = 0
 
     def __repr__(self) -> str:
         return f"<Cluster {self.name!r} {self.cluster_id[:8]} shards={self.shards}>"
@@ -188,14 +182,10 @@ class Cluster:
         RUNNING, "DOWN" when no shard answers, else "DEGRADED". Never raises for a shard that does not answer.
         """
         found: dict[int, dict[str, Any]] = {}
-        moved = self._status_of(range(self.shards), found)
-        for shard in moved:
-            self._drop(shard)
-        # Without newer endpoints the first answers stay.
-        with contextlib.suppress(RayMQError):
-            if moved:
-                self.refresh()
-                self._status_of(moved, found)
+        elsewhere = self._status_of(range(self.shards), found)
+        if elsewhere:
+            self.refresh()
+            self._status_of(elsewhere, found)
         shards = [
             {**found[shard], "endpoint": self.endpoints.get(shard)} for shard in range(self.shards)
         ]
@@ -214,23 +204,21 @@ class Cluster:
 
     def _status_of(self, shards: Iterable[int], found: dict[int, dict[str, Any]]) -> list[int]:
         """Put the status of each shard into `found`. Returns: shards that may serve elsewhere now."""
-        from .transport.ask import ask
-
-        closings, moved = self._closings, []
+        elsewhere: list[int] = []
 
         def status(shard: int) -> dict[str, Any]:
-            return self._call_once(shard, "status", {}, STATUS_TIMEOUT_S, closings)
+            return self._call_alone(shard, "status", {}, STATUS_TIMEOUT_S)
 
         answers = ask(shards, status, timeout_s=STATUS_TIMEOUT_S, in_turn=self._by_ray)
         for shard, answer in answers:
             if isinstance(answer, RayMQError):
-                if _moved(answer):
-                    moved.append(shard)
+                if moved(answer):
+                    elsewhere.append(shard)
                 silent = isinstance(answer, DeliveryUnknown)
                 state = "UNREACHABLE" if silent else "DOWN"
                 answer = {"shard": shard, "state": state, "error": str(answer)}
             found[shard] = answer
-        return moved
+        return elsewhere
 
     @property
     def _by_ray(self) -> bool:
@@ -332,14 +320,8 @@ class Cluster:
             for queue, (low, high) in ranges.items():
                 # A shard answers for its own queues only; the check drops any other answer.
                 if shards[int(queue) % len(shards)] == shard:
-                    queues.append(
-                        {
-                            "queue_id": int(queue),
-                            "shard": shard,
-                            "min_offset": low,
-                            "max_offset": high,
-                        }
-                    )
+                    place = {"queue_id": int(queue), "shard": shard}
+                    queues.append({**place, "min_offset": low, "max_offset": high})
         queues.sort(key=lambda facts: facts["queue_id"])
         return {
             "topic": name,
@@ -396,7 +378,6 @@ class Cluster:
         """Close this handle's connections. The cluster continues, and the handle stays usable."""
         with self._lock:
             connections, self._connections = self._connections, {}
-            self._closings += 1
         for connection in connections.values():
             connection.close()
 
@@ -428,113 +409,63 @@ class Cluster:
         repeated. Raises: what the shard answers; Unavailable when nothing listens there; DeliveryUnknown when no answer
         comes within `timeout_s`.
         """
-        if shard is None:
-            try:
-                return self._call_any(op, args, timeout_s)
-            except RayMQError as error:
-                if not _moved(error):
-                    raise
-                self.refresh()
-                return self._call_any(op, args, timeout_s)
         try:
             return self._call_once(shard, op, args, timeout_s)
         except RayMQError as error:
-            if not _moved(error):
+            if not moved(error):
                 raise
-            self._drop(shard)
+            if shard is not None:
+                self._drop(shard)
             self.refresh()
             return self._call_once(shard, op, args, timeout_s)
 
-    def _call_any(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The first answer of all shards, at their known endpoints."""
-        from .transport.ask import first
+    def _call_once(
+        self, shard: int | None, op: str, args: dict[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        """One try, at the known endpoints. Connections to single shards stay open until `close`."""
+        if shard is None:
 
-        closings = self._closings
+            def call(each: int) -> dict[str, Any]:
+                return self._call_alone(each, op, args, timeout_s)
 
-        def call(shard: int) -> dict[str, Any]:
-            try:
-                return self._call_once(shard, op, args, timeout_s, closings)
-            except RayMQError as error:
-                if _moved(error):
-                    self._drop(shard)
-                raise
+            return first(range(self.shards), call, timeout_s=timeout_s, in_turn=self._by_ray)[1]
+        with self._lock:
+            connection = self._connections.get(shard)
+            if connection is None:
+                connection = self._connections[shard] = self.connection(shard)
+        return connection.call(op, args, timeout=timeout_s)
 
-        return first(range(self.shards), call, timeout_s=timeout_s, in_turn=self._by_ray)[1]
+    def _call_alone(
+        self, shard: int, op: str, args: dict[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        """One try over a connection of its own, for a thread whose caller may have stopped to wait.
+
+        After `close` of the handle such a thread must leave no connection open.
+        """
+        with contextlib.closing(self.connection(shard)) as connection:
+            return connection.call(op, args, timeout=timeout_s)
 
     def refresh(self) -> dict[int, str]:
         """Look the shards' endpoints up again, through the resolver or any shard that answers.
 
         Returns: shard -> host:port. Never raises: a shard that does not answer keeps its last endpoint.
         """
-        if self._by_ray:
-            # Actor names never change.
-            return dict(self.endpoints)
-        if self.resolver is not None:
-            self.endpoints.update(self.resolver())
-            return dict(self.endpoints)
-        from .transport.ask import first
-
-        closings = self._closings
-
-        def routes(shard: int) -> dict[str, Any]:
-            try:
-                return self._call_once(shard, "routes", {}, LOOKUP_TIMEOUT_S, closings)
-            except RayMQError:
-                self._drop(shard)
-                raise
-
-        try:
-            _, found = first(sorted(self.endpoints), routes, timeout_s=LOOKUP_TIMEOUT_S)
-        except RayMQError:
-            return dict(self.endpoints)
-        self.endpoints.update({int(key): str(place) for key, place in found.items()})
+        # The names of actors, by which transport="ray" reaches the shards, never change.
+        if not self._by_ray:
+            routes = self._routes()
+            routes.refresh()
+            self.endpoints.update(routes.endpoints)
         return dict(self.endpoints)
-
-    def _call_once(
-        self,
-        shard: int,
-        op: str,
-        args: dict[str, Any],
-        timeout_s: float = _CALL_TIMEOUT_S,
-        closings: int | None = None,
-    ) -> dict[str, Any]:
-        """One try. `closings` is given by threads that work for a caller, which may no longer wait for them.
-
-        Such a thread must not open a connection after the handle was closed: nothing would close the connection.
-        """
-        with self._lock:
-            if closings is not None and closings != self._closings:
-                raise Unavailable("the handle was closed meanwhile", shard=shard)
-            connection = self._connections.get(shard)
-            if connection is None:
-                connection = self._connections[shard] = self.connection(shard)
-        return connection.call(op, args, timeout=timeout_s)
 
     def connection(self, shard: int) -> Connection:
         """A new connection to a shard at its known endpoint, which the caller closes. Raises: Unavailable."""
+        return self._routes().connect(shard)
+
+    def _routes(self) -> Routes:
         # Imported on use: start and stop need no Arrow.
-        from .transport.connection import open_connection
+        from .transport.routes import Routes
 
-        places = self.actor_names() if self.transport == "ray" else self.endpoints
-        if shard not in places:
-            raise Unavailable(
-                f"shard {shard} of {self.name!r} does not serve yet; see `raymq status`",
-                shard=shard,
-            )
-        return open_connection(
-            self.transport,
-            places[shard],
-            token=self.token,
-            cluster_id=self.cluster_id,
-            shard=shard,
-            ca=self.ca,
-        )
-
-    def actor_names(self) -> dict[int, str]:
-        """shard -> the name of its leader's actor in Ray's namespace "raymq"."""
-        return {
-            shard: actor_name(self.name, shard, 0, "commit_log") for shard in range(self.shards)
-        }
+        return Routes.of(self)
 
     def _drop(self, shard: int) -> None:
         with self._lock:
@@ -547,9 +478,3 @@ def _behind(facts: dict[str, Any]) -> bool:
     """Whether a shard has stored what its follower has not confirmed."""
     mirrored = facts.get("replication") == "mirror"
     return mirrored and bool(facts.get("appended", 0) > facts.get("confirmed", 0))
-
-
-def _moved(error: RayMQError) -> bool:
-    """Whether the shard no longer answers at its last known endpoint."""
-    stranger = isinstance(error, Rejected) and error.fields.get("field") in _IDENTITY
-    return stranger or isinstance(error, Unavailable)

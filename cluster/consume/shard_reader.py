@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from raymq.cluster.transport.ask import moved
 from raymq.cluster.transport.connection import FetchStream
+from raymq.cluster.transport.fetch_thread import FetchThread
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
@@ -20,8 +22,6 @@ from .checked import checked
 
 #: longest wait of one fetch at the shard
 WAIT_MS = 10_000
-BACKOFF_MS = 20
-BACKOFF_MS_MAX = 1000
 
 
 class Piece(NamedTuple):
@@ -70,48 +70,22 @@ class ReadState:
     closed: bool = False
 
 
-class ShardReader:
+class ShardReader(FetchThread):
     """The reading thread of one shard, at most one fetch ahead of the consumer."""
 
     def __init__(
         self, routes: Routes, shard: int, queues: list[int], state: ReadState, clock: Clock
     ) -> None:
-        self._routes = routes
-        self.shard = shard
         self.queues = queues
         self._state = state
         self._clock = clock
-        self._stream: FetchStream | None = None
         self._turn = 0
-        self._thread = threading.Thread(target=self._run, name=f"raymq-reader-{shard}", daemon=True)
-        self._thread.start()
+        super().__init__(routes, shard, state.changed, name=f"raymq-reader-{shard}")
 
-    def _run(self) -> None:
-        failures = 0
-        while not self._state.closed:
-            stream: FetchStream | None = None
-            try:
-                stream = self._routes.fetch_stream(self.shard)
-                with self._state.changed:
-                    self._stream = stream
-                while self._fetch(stream):
-                    failures = 0
-            except RayMQError as error:
-                if self._note(error, stream):
-                    failures += 1
-            finally:
-                with self._state.changed:
-                    self._stream = None
-                if stream is not None:
-                    stream.close()
-            if failures and not self._state.closed:
-                self._back_off(failures)
-
-    def _back_off(self, failures: int) -> None:
-        delay = min(BACKOFF_MS << min(failures - 1, 10), BACKOFF_MS_MAX)
-        with self._state.changed:
-            self._state.changed.wait_for(lambda: self._state.closed, delay / 1000)
-        self._routes.refresh()
+    @property
+    def ended(self) -> bool:
+        """Whether the consumer is closed."""
+        return self._state.closed
 
     def _wanted(self) -> dict[int, int]:
         offsets = {
@@ -177,8 +151,7 @@ class ShardReader:
         with state.changed:
             if state.closed or (stream is not None and self._stream is not stream):
                 return False
-            moved = error.fields.get("field") in ("cluster_id", "shard")
-            if error.retriable or moved:
+            if error.retriable or moved(error):
                 state.down.setdefault(self.shard, (self._clock.monotonic_ms(), error))
                 state.changed.notify_all()
                 return True
@@ -187,13 +160,3 @@ class ShardReader:
             state.changed.notify_all()
             state.changed.wait_for(lambda: state.closed)
             return False
-
-    def restart(self) -> None:
-        """Abandon the fetch under way, because an offset changed. Needs the lock."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.abort()
-
-    def join(self) -> None:
-        """Wait for the thread, after `closed` was set and `restart` called."""
-        self._thread.join()

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from raymq.cluster.transport.ask import moved
 from raymq.store.errors import (
     Bug,
     DeliveryUnknown,
@@ -51,9 +52,6 @@ BACKOFF_MS_MAX = 1000
 STORAGE_FULL_MS = 2_000
 #: between two warnings that a batch is sent again
 WARN_PAUSE_MS = 60_000
-
-#: fields of a refusal that means another server: its port was reused, or the shard is elsewhere
-_MOVED = ("cluster_id", "shard")
 
 
 @dataclass(eq=False)
@@ -307,7 +305,7 @@ class SendWindow:
         self.disconnected()
         for batch in self.unacked:
             batch.uncertain = True
-        if isinstance(error, Rejected) and error.fields.get("field") not in _MOVED:
+        if isinstance(error, Rejected) and not moved(error):
             # A wrong token stays wrong.
             self._give_up(error, effects)
             self.failures = 0

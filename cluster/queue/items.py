@@ -7,13 +7,11 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.consume.checked import checked
+from raymq.cluster.consume.range_reader import RangeReader
 from raymq.cluster.messages import codecs
 from raymq.cluster.messages.message import encode_properties
-from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
-from raymq.store.errors import Unavailable
 from raymq.store.queues.raw_records import decode_records
 
 #: limits of one fetch
@@ -24,7 +22,6 @@ AHEAD_BYTES = 128 << 10
 AHEAD_RECORDS = 128
 #: the largest factor of the two above
 AHEAD_TIMES_MAX = 32
-RETRY_MS = 50
 
 _CODEC_NAME = rf"(?:^|\x02){codecs.CONTENT_TYPE}\x01(?P<v>[^\x02]+)"
 
@@ -54,13 +51,9 @@ class ItemReader:
         self, routes: Routes, topic: str, shard: int, clock: Clock, *, codec: str = "bytes"
     ) -> None:
         """Args: `codec` is the codec that most items name; those are recognised faster."""
-        self._routes = routes
-        self._topic = topic
-        self._shard = shard
-        self._clock = clock
+        self._reader = RangeReader(routes, topic, 0, shard, clock)
         self._codec = codec
         self._usual = encode_properties(None, (), {codecs.CONTENT_TYPE: codec})
-        self._stream: FetchStream | None = None
         #: the latest fetch: items never change
         self._ahead = Items(0, [], [])
         self._ahead_times = 1
@@ -87,33 +80,17 @@ class ItemReader:
         return found
 
     def _fetch(self, first: int, count: int, timeout_s: float) -> Items:
-        until = self._clock.monotonic() + timeout_s
         rows = AHEAD_RECORDS * self._ahead_times
         if self._ahead_times == 1 and count > 1:
             rows = count
-        while True:
-            try:
-                if self._stream is None:
-                    self._stream = self._routes.fetch_stream(self._shard)
-                parts = self._stream.fetch(
-                    self._topic,
-                    {0: first},
-                    max_bytes=FETCH_BYTES if count > 1 else AHEAD_BYTES * self._ahead_times,
-                    max_records=min(FETCH_RECORDS, max(count, rows)),
-                    wait_ms=1000,
-                )
-                parts = checked(parts, self._routes, self._topic, self._shard)
-            except Unavailable:
-                self.close()
-                if self._clock.monotonic() > until:
-                    raise
-                self._clock.sleep_ms(RETRY_MS)
-                self._routes.refresh()
-                continue
-            for part in parts:
-                if part.error is not None or part.records is None:
-                    raise part.error or Unavailable("an empty answer", shard=self._shard)
-                return self._items(first, part.records)
+        records, _ = self._reader.fetch(
+            first,
+            first + count,
+            max_bytes=FETCH_BYTES if count > 1 else AHEAD_BYTES * self._ahead_times,
+            max_records=min(FETCH_RECORDS, max(count, rows)),
+            timeout_s=timeout_s,
+        )
+        return self._items(first, records)
 
     def _items(self, first: int, records: pa.Array) -> Items:
         columns = decode_records(records, columns=("body", "properties"))
@@ -129,6 +106,4 @@ class ItemReader:
 
     def close(self) -> None:
         """Close the stream; the next read opens another."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
+        self._reader.close()

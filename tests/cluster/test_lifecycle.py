@@ -577,14 +577,10 @@ class Shards(Cluster):
     answers: dict[tuple[int, str], Any]
     asked: list[tuple[int, str]]
 
-    def _call_once(
-        self,
-        shard: int,
-        op: str,
-        args: dict[str, Any],
-        timeout_s: float = 30.0,
-        closings: int | None = None,
-    ) -> dict[str, Any]:
+    def connection(self, shard: int) -> Any:
+        return ShardOfTable(self, shard)
+
+    def answer(self, shard: int, op: str) -> dict[str, Any]:
         self.asked.append((shard, op))
         answer = self.answers.get((shard, op), Unavailable(f"shard {shard} is down"))
         if isinstance(answer, list):
@@ -594,7 +590,21 @@ class Shards(Cluster):
         return dict(answer)
 
 
+class ShardOfTable:
+    """A connection to one of these shards."""
+
+    def __init__(self, cluster: Shards, shard: int) -> None:
+        self.cluster, self.shard = cluster, shard
+
+    def call(self, op: str, args: dict[str, Any], timeout: float) -> dict[str, Any]:
+        return self.cluster.answer(self.shard, op)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def shards(answers: dict[tuple[int, str], Any], count: int = 2, **options: Any) -> Shards:
+    options.setdefault("resolver", dict)
     cluster = Shards(
         name="c",
         cluster_id="ab" * 16,

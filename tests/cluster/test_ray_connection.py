@@ -638,6 +638,6 @@ def test_the_handle_remembers_its_transport() -> None:
     )
     copy = pickle.loads(pickle.dumps(cluster))
     assert copy.transport == "ray"
-    assert copy.actor_names()[1] == "raymq:n:shard-1:replica-0:commit_log"
+    assert Routes.of(copy).endpoints[1] == "raymq:n:shard-1:replica-0:commit_log"
     with pytest.raises(Rejected):
         Routes.of(copy).connect(1)
