@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sized
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TypeVar
+
+import pyarrow as pa
+from typing_extensions import Unpack
 
 from raymq.cluster.arguments import takes_options_of
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.message import ReceivedMessage
+from raymq.cluster.unclosed import OpenClient
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected
 
 from .consumer import Consumer
 from .consumer_config import ConsumerConfig, ConsumerOptions
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from typing_extensions import Unpack
-
-    from raymq.cluster.cluster import Cluster
 
 _Found = TypeVar("_Found", bound=Sized)
 
@@ -27,7 +26,7 @@ _Found = TypeVar("_Found", bound=Sized)
 RECHECK_S = 1.0
 
 
-class AsyncConsumer:
+class AsyncConsumer(OpenClient):
     """Reads a topic in one event loop, with the methods and options of `raymq.Consumer`, awaited.
 
     It opens with `async with`, or with its first call. One thread per shard reads ahead; a call only takes what is
@@ -73,6 +72,8 @@ class AsyncConsumer:
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
 
+    made_as = ("consumer", "async_consumer")
+
     @takes_options_of(ConsumerConfig)
     def __init__(
         self,
@@ -94,13 +95,6 @@ class AsyncConsumer:
         self._changed = asyncio.Event()
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
-
-    def __reduce__(self) -> NoReturn:
-        raise Rejected(
-            "a consumer has open connections and does not pickle: pickle the Cluster and call "
-            "cluster.async_consumer() where it is used",
-            field="pickle",
-        )
 
     async def open(self) -> None:
         """Find the first offset of each queue and start to read ahead; later calls do nothing.

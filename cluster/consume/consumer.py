@@ -6,15 +6,17 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
+from typing_extensions import Unpack
 
 from raymq.cluster.arguments import check_choice, check_number, check_offsets, takes_options_of
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch, messages
 from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
 from raymq.cluster.transport.routes import Routes
-from raymq.cluster.unclosed import warn_unclosed
+from raymq.cluster.unclosed import OpenClient, warn_unclosed
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.format import check_group_name
@@ -23,15 +25,10 @@ from raymq.store.services.retry import dlq_topic, retry_topic
 from .consumer_config import ConsumerConfig, ConsumerOptions, Start
 from .shard_reader import Piece, ReadState, ShardReader
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from raymq.cluster.cluster import Cluster
-
 _START_HELP = "start='earliest', 'latest', an offset, or {queue_id: offset}"
 
 
-class Consumer:
+class Consumer(OpenClient):
     """Reads a topic, all queues or some, in offset order per queue. `Cluster.consumer` makes one.
 
     Each queue is read from the group's committed offset, else from `start`. One thread per shard reads ahead, at most
@@ -76,6 +73,8 @@ class Consumer:
         Corrupt: a stored message is damaged. `seek` after it to continue.
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
+
+    made_as = ("consumer", "consumer")
 
     @takes_options_of(ConsumerConfig)
     def __init__(
@@ -126,13 +125,6 @@ class Consumer:
             )
             for shard in shards
         }
-
-    def __reduce__(self) -> NoReturn:
-        raise Rejected(
-            "a consumer has open connections and does not pickle: pickle the Cluster and call "
-            "cluster.consumer() where it is used",
-            field="pickle",
-        )
 
     # --- where to begin -------------------------------------------------------------------------
 
@@ -241,15 +233,11 @@ class Consumer:
                 records = piece.records.slice(0, max_records)
                 piece = piece._replace(next_offset=middle, records=records)
             else:
-                self._note_taken(piece.shard)
+                state.ahead[piece.shard] -= 1
+                if not state.ahead[piece.shard]:
+                    state.changed.notify_all()
             self._positions[piece.queue_id] = piece.next_offset
             return piece
-
-    def _note_taken(self, shard: int) -> None:
-        """Note that a piece left the buffer. Needs the lock."""
-        self._state.ahead[shard] -= 1
-        if not self._state.ahead[shard]:
-            self._state.changed.notify_all()
 
     def _give_back(self) -> None:
         """Give back the messages that iteration took and did not return. Needs the lock."""
@@ -318,10 +306,7 @@ class Consumer:
         Durable: as an acknowledged message. Raises: Rejected without a group; OffsetOutOfRange for an offset that its
         queue does not hold, and then none of that shard's offsets is stored; Unavailable.
         """
-        if self.group is None:
-            raise Rejected(
-                "a consumer without group= cannot commit", field="group", limit="a group's name"
-            )
+        self._check_group("cannot commit")
         self._check_process()
         self._check_open()
         wanted = self.positions() if offsets is None else dict(offsets)
@@ -347,18 +332,15 @@ class Consumer:
         Returns: the topic. Durable: as an acknowledged message.
         Raises: Rejected without a group, or when the message is deleted; Unavailable; DeliveryUnknown.
         """
-        if self.group is None:
-            raise Rejected(
-                "a consumer without group= cannot send back", field="group", limit="a group's name"
-            )
+        group = self._check_group("cannot send back")
         self._check_process()
         self._check_open()
         if not self._retry_topics:
-            for name in (retry_topic(self.group), dlq_topic(self.group)):
+            for name in (retry_topic(group), dlq_topic(group)):
                 self._cluster.create_topic(name, queues=self._cluster.shards)
             self._retry_topics = True
         arguments = {
-            "group": self.group,
+            "group": group,
             "topic": message.topic,
             "queue_id": message.queue_id,
             "offset": message.offset,
@@ -369,10 +351,7 @@ class Consumer:
 
     def committed(self) -> dict[int, int]:
         """queue_id -> committed offset of the group; queues without one are missing."""
-        if self.group is None:
-            raise Rejected(
-                "a consumer without group= has no offsets", field="group", limit="a group's name"
-            )
+        self._check_group("has no offsets")
         self._check_open()
         return self._committed(list(self._readers))
 
@@ -392,6 +371,12 @@ class Consumer:
                 limit=str(sorted(self._positions)),
             )
         return queue_id
+
+    def _check_group(self, lack: str) -> str:
+        if self.group is None:
+            why = f"a consumer without group= {lack}"
+            raise Rejected(why, field="group", limit="a group's name")
+        return self.group
 
     def _check_open(self) -> None:
         if self._state.closed:

@@ -14,12 +14,15 @@ from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
+from raymq.store.requests import FetchRequest
 
 from .checked import checked
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
+#: longest wait of one fetch at the shard
+WAIT_MS = 1000
 RETRY_MS = 50
 FETCH_BYTES = 4 << 20
 FETCH_RECORDS = 10_000
@@ -47,17 +50,14 @@ class RangeReader:
         come for `timeout_s`.
         """
         until = self._clock.monotonic() + timeout_s
+        request = FetchRequest(
+            self._topic, {self._queue_id: first}, max_bytes, max_records, WAIT_MS
+        )
         while True:
             try:
                 if self._stream is None:
                     self._stream = self._routes.fetch_stream(self._shard)
-                found = self._stream.fetch(
-                    self._topic,
-                    {self._queue_id: first},
-                    max_bytes=max_bytes,
-                    max_records=max_records,
-                    wait_ms=1000,
-                )
+                found = self._stream.fetch(request)
                 found = checked(found, self._routes, self._topic, self._shard)
             except Unavailable:
                 self.close()

@@ -16,7 +16,7 @@ from raymq.cluster.transport.fetch_thread import FetchThread
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
-from raymq.store.requests import FetchSlice
+from raymq.store.requests import FetchRequest, FetchSlice
 
 from .checked import checked
 
@@ -114,11 +114,7 @@ class ShardReader(FetchThread):
             self._turn += 1
             wanted = self._wanted()
         found = stream.fetch(
-            state.topic,
-            wanted,
-            max_bytes=state.fetch_bytes,
-            max_records=state.fetch_records,
-            wait_ms=WAIT_MS,
+            FetchRequest(state.topic, wanted, state.fetch_bytes, state.fetch_records, WAIT_MS)
         )
         found = checked(found, self._routes, state.topic, self.shard)
         with state.changed:

@@ -20,6 +20,8 @@ from raymq.store.records.binary_columns import value_bytes, value_offsets
 TEXT_KEY = "__SHARDINGKEY"
 BASE64_KEY = "__KEY_B64"
 
+_BYTES_OR_TEXT = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
+
 
 def is_text_key(key: bytes) -> bool:
     """Whether a properties string can hold the key unchanged."""
@@ -123,14 +125,7 @@ def as_binary(column: Any, name: str) -> pa.Array:
     if pa.types.is_dictionary(kind):
         column = column.dictionary_decode()
         kind = column.type
-    fine = (
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-    )
-    if not fine:
+    if kind not in _BYTES_OR_TEXT and not pa.types.is_fixed_size_binary(kind):
         raise Rejected(
             f"column {name} has the type {kind}; cast it to binary or string",
             field=name,

@@ -124,15 +124,19 @@ def property_bytes(
                 limit="text without \\x01, \\x02",
             )
         tag_bytes = len(tag.encode()) + len(TAGS) + 2
-    size = len(parts) + tag_bytes + STAMP_BYTES
+    check_properties_size(len(parts) + tag_bytes, "key, tag and properties")
+    return parts or None
+
+
+def check_properties_size(size: int, what: str) -> None:
+    """Raises: Rejected when `size` bytes of properties leave no room for the producer's stamp."""
+    size += STAMP_BYTES
     if size > PROPERTIES_MAX_BYTES:
         raise Rejected(
-            f"key, tag and properties make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: "
-            "put large values into the body",
+            f"{what} make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: put large values into the body",
             field="properties",
             limit=PROPERTIES_MAX_BYTES,
         )
-    return parts or None
 
 
 def encode_properties(

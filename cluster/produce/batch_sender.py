@@ -9,9 +9,9 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
+from typing_extensions import Unpack
 
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.store.clock import Clock
@@ -21,17 +21,12 @@ from raymq.store.promise import Acks
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 from raymq.store.records import producer_stamp
 
-from .batch_future import BatchFuture, Failure
 from .byte_limiter import ByteLimiter
-from .producer_config import ProducerConfig, ProducerOptions
-from .producer_errors import closed_error
+from .producer_config import ProducerConfig, ProducerOptions, closed_error
 from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch, new_producer_id
-from .send_statistics import SendStatistics
+from .send_future import BatchFuture, Failure
 from .send_window import InFlightBatch
 from .shard_sender import ShardSender
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 #: between two look-ups of a topic whose shards do not answer
 LOOK_UP_PAUSE_S = 0.1
@@ -86,13 +81,6 @@ class BatchSender:
         self._closed = threading.Event()
         self._look_ups_stopped = threading.Event()
         self._watcher: threading.Thread | None = None
-
-    def __reduce__(self) -> NoReturn:
-        raise Rejected(
-            "a sender has open connections and does not pickle: pickle the Cluster (or its URL and "
-            "token) and make the sender where it is used",
-            field="pickle",
-        )
 
     # --- topics ---------------------------------------------------------------------------------
 
@@ -320,16 +308,6 @@ class BatchSender:
         for sender in senders:
             sender.close()
 
-    def __enter__(self) -> BatchSender:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        try:
-            if kind is None:
-                self.flush()
-        finally:
-            self.close()
-
 
 def _checked(topic: str, batch: pa.RecordBatch | Row) -> pa.RecordBatch | Row:
     """The form in which a batch is sent: a single small row goes as such. Raises: Rejected."""
@@ -345,3 +323,41 @@ def _checked(topic: str, batch: pa.RecordBatch | Row) -> pa.RecordBatch | Row:
         # Names and types were checked; nullability and metadata must be the stream's.
         return pa.RecordBatch.from_arrays(batch.columns, schema=PUT_SCHEMA)
     return batch
+
+
+class SendStatistics:
+    """Sums over answered batches. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._batches = 0
+        self._messages = 0
+        self._failed_messages = 0
+        self._bytes = 0
+        self._queue_s = 0.0
+        self._ack_s = 0.0
+
+    def record(self, batch: BatchFuture, now: float, *, failed: bool) -> None:
+        """Count a batch that was answered at `now`, seconds of the monotonic clock."""
+        with self._lock:
+            self._batches += 1
+            self._messages += batch.rows
+            self._failed_messages += batch.rows if failed else 0
+            self._bytes += batch.size
+            self._queue_s += batch.closed - batch.begun
+            self._ack_s += now - batch.closed
+
+    def read(self) -> dict[str, int | float]:
+        """Counters and means; see `Producer.statistics`."""
+        with self._lock:
+            batches = max(self._batches, 1)
+            return {
+                "messages": self._messages,
+                "failed_messages": self._failed_messages,
+                "batches": self._batches,
+                "bytes": self._bytes,
+                "batch_messages_mean": self._messages / batches,
+                "batch_bytes_mean": self._bytes / batches,
+                "queue_ms_mean": 1000 * self._queue_s / batches,
+                "ack_ms_mean": 1000 * self._ack_s / batches,
+            }

@@ -12,14 +12,15 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import Unpack
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import put_batch
 from raymq.cluster.messages.partitioner import queue_of, queues_of
-from raymq.cluster.messages.timer_message import waiting_properties
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.clock import Clock
@@ -27,19 +28,12 @@ from raymq.store.errors import RayMQError, Rejected
 from raymq.store.format import TIMER_TOPIC
 from raymq.store.promise import Acks
 
-from .batch_future import BatchFuture
 from .batch_sender import BatchSender
-from .message_encoder import MESSAGE_BYTES, EncodedMessage, MessageEncoder
+from .message_encoder import MESSAGE_BYTES, EncodedMessage, MessageEncoder, waiting_properties
 from .open_batch import OpenBatch
-from .producer_config import MIB, ProducerOptions
-from .producer_errors import closed_error
-from .send_future import SendFuture
+from .producer_config import MIB, ProducerOptions, closed_error
+from .send_future import BatchFuture, SendFuture
 from .shard_sender import ShardSender
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from raymq.cluster.cluster import Cluster
 
 #: a batch that could not be written yet is kept open for so long, again and again
 STALLED_S = 0.005
@@ -280,7 +274,7 @@ class MessageBatcher:
     def _open_batch(self, where: tuple[str, int], acks: Acks) -> OpenBatch:
         now = self._clock.monotonic()
         due = now + self._linger_s
-        batch = OpenBatch(where, acks, now, due, self._flush_now, self.request_flush)
+        batch = OpenBatch(where, acks, now, due, self)
         self._open[where] = batch
         if self._linger_s:
             self._due.append(batch)
@@ -309,15 +303,15 @@ class MessageBatcher:
             self.sender.complete(batch.future, error)
             return None
 
-    def _flush_now(self, batch: OpenBatch) -> None:
-        """Close and write a batch: a caller blocks on its receipt."""
+    def flush_now(self, batch: OpenBatch) -> None:
+        """Close and write a batch on the calling thread, which blocks on its receipt."""
         with self._changed:
             sender = self._close_batch(batch)
         if sender is not None:
             sender.pump()
 
     def request_flush(self, batch: OpenBatch) -> None:
-        """Have the linger thread close and write a batch."""
+        """Have the linger thread close and write a batch, for a caller that must not block."""
         with self._changed:
             self._request_flush(batch)
 
@@ -460,13 +454,13 @@ class MessageBatcher:
             warn_unclosed(self, self._owner, advice)
 
 
+@dataclass
 class _LingerState:
     """What the linger thread works for. The thread does not keep an idle batcher alive."""
 
-    def __init__(self) -> None:
-        #: None while nothing is open
-        self.batcher: MessageBatcher | None = None
-        self.ended = False
+    #: None while nothing is open
+    batcher: MessageBatcher | None = None
+    ended: bool = False
 
 
 def _linger(state: _LingerState, changed: threading.Condition) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -13,7 +12,10 @@ from raymq.store.promise import Acks
 from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
 from raymq.store.records.binary_columns import binary_array
 
-from .batch_future import BatchFuture
+from .send_future import BatchFuture
+
+if TYPE_CHECKING:
+    from .message_batcher import MessageBatcher
 
 
 @dataclass(eq=False, slots=True)
@@ -27,10 +29,7 @@ class OpenBatch:
     begun: float
     #: when its linger time is over, on the same clock; 0: a flush was requested
     due: float
-    #: closes and writes the batch on the calling thread
-    flush_now: Callable[[OpenBatch], None]
-    #: the same on the linger thread, for callers that must not block
-    request_flush: Callable[[OpenBatch], None]
+    batcher: MessageBatcher
     bodies: list[bytes] = field(default_factory=list)
     tags: list[str | None] = field(default_factory=list)
     properties: list[bytes | None] = field(default_factory=list)
@@ -58,7 +57,7 @@ class OpenBatch:
         """
         bodies, tags, properties, born = self.bodies, self.tags, self.properties, self.born
         self.bodies, self.tags, self.properties, self.born = [], [], [], []
-        # Its futures need the callbacks no more, nor what they keep alive.
+        # Its futures need the batcher no more, nor what it keeps alive.
         self.future.open_batch = None
         if len(bodies) == 1 and self.size <= BATCH_BYTES_MAX:
             return Row(bodies[0], tags[0], properties[0], born[0])

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
+from typing_extensions import Unpack
 
 from raymq.cluster.arguments import takes_options_of
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.message import Message
+from raymq.cluster.unclosed import OpenClient
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.promise import Acks
 
-from .batch_future import BatchFuture
 from .message_batcher import MessageBatcher
 from .producer_config import ProducerConfig, ProducerOptions
-from .producer_errors import pickle_error
 from .queue_sequence import BatchReceipt
-from .send_future import SendFuture
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from raymq.cluster.cluster import Cluster
+from .send_future import BatchFuture, SendFuture
 
 #: how long the end of a with block waits for receipts after an exception in the block
 FAILED_EXIT_S = 2.0
 
 
-class Producer:
+class Producer(OpenClient):
     """Sends messages in batches, and gives each message a future of its receipt.
 
     `send` returns at once. The producer collects messages per queue and sends a batch when it is full, when `linger_ms`
@@ -88,6 +84,8 @@ class Producer:
         StorageFull: from a future, after about 2 s: the shard's disk is full, nothing was stored.
     """
 
+    made_as = ("producer", "producer")
+
     @takes_options_of(ProducerConfig)
     def __init__(
         self,
@@ -99,9 +97,6 @@ class Producer:
         self._batcher = MessageBatcher(cluster, clock=clock, **options)
         self.config = self._batcher.config
         self._encode = self._batcher.encoder.encode
-
-    def __reduce__(self) -> NoReturn:
-        raise pickle_error("producer")
 
     def send(
         self,

@@ -1,4 +1,4 @@
-"""The options of a producer: their types, their defaults and their checks."""
+"""The options of a producer: their types, their defaults and their checks; what a closed producer raises."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from raymq.cluster.arguments import check_choice, check_number
+from raymq.store.errors import Rejected
 from raymq.store.promise import ACKS, Acks
 
 MIB = 1 << 20
@@ -59,3 +60,8 @@ class ProducerConfig:
 def check_acks(acks: str) -> None:
     """Raises: Rejected for an unknown ack mode."""
     check_choice("acks", acks, ACKS)
+
+
+def closed_error() -> Rejected:
+    """What every call of a closed producer raises."""
+    return Rejected("the producer is closed; make another one", field="producer", limit="open")

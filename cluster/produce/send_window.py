@@ -38,10 +38,9 @@ from raymq.store.errors import (
 )
 from raymq.store.record import Row
 
-from .batch_future import BatchFuture
-from .producer_config import ProducerConfig
-from .producer_errors import closed_error
+from .producer_config import ProducerConfig, closed_error
 from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch
+from .send_future import BatchFuture
 
 #: unacknowledged batches at most; their bytes are limited too
 IN_FLIGHT_BATCHES_MAX = 1024
@@ -87,10 +86,6 @@ class Complete(NamedTuple):
     outcome: BatchReceipt | RayMQError
 
 
-class Reconnect(NamedTuple):
-    """Leave the stream and look the shard up again."""
-
-
 class WarnResend(NamedTuple):
     """The shard does not know the outcome, which a caller that waits for the receipt does not see yet."""
 
@@ -98,7 +93,7 @@ class WarnResend(NamedTuple):
     error: DeliveryUnknown
 
 
-Effects: TypeAlias = list[Complete | Reconnect | WarnResend]
+Effects: TypeAlias = list[Complete | WarnResend]
 
 
 class SendWindow:
@@ -246,7 +241,9 @@ class SendWindow:
             self._retry.append(batch)
             if isinstance(error, DeliveryUnknown):
                 batch.uncertain, batch.unknown = True, error
-                self._warn(batch, error, now_ms, effects)
+                if now_ms >= self._quiet_until_ms:
+                    self._quiet_until_ms = now_ms + WARN_PAUSE_MS
+                    effects.append(WarnResend(batch, error))
             elif isinstance(error, StorageFull):
                 batch.full = error
                 batch.full_since_ms = now_ms if full_since_ms is None else full_since_ms
@@ -269,13 +266,6 @@ class SendWindow:
         queue.reordered = True
         self._touched.add(queue)
 
-    def _warn(
-        self, batch: InFlightBatch, error: DeliveryUnknown, now_ms: int, effects: Effects
-    ) -> None:
-        if now_ms >= self._quiet_until_ms:
-            self._quiet_until_ms = now_ms + WARN_PAUSE_MS
-            effects.append(WarnResend(batch, error))
-
     @property
     def drained(self) -> bool:
         """Whether all acks of a drain are in: `begin_resume` and `resume` come next."""
@@ -289,12 +279,13 @@ class SendWindow:
         # A batch that the shard may have moved away from is tried again by `reconnect_pause_ms`.
         return 0 if self._moved else self._backoff_ms()
 
-    def resume(self, now_ms: int, effects: Effects) -> None:
-        """Restore the order of what is sent again. Effects: Complete; Reconnect when the shard is elsewhere."""
-        if self._moved:
+    def resume(self, now_ms: int, effects: Effects) -> bool:
+        """Restore the order of what is sent again. Returns: whether to look the shard up again: it is elsewhere."""
+        reconnect = self._moved
+        if reconnect:
             self.disconnected()
-            effects.append(Reconnect())
         self._restore_order(now_ms, effects)
+        return reconnect
 
     # --- the stream breaks ----------------------------------------------------------------------
 
@@ -333,13 +324,12 @@ class SendWindow:
     def _backoff_ms(self) -> int:
         return min(BACKOFF_MS << min(self.failures - 1, 10), BACKOFF_MS_MAX)
 
-    def tick(self, now_ms: int, effects: Effects) -> None:
-        """Time went by. Effects: Reconnect when the shard is silent, or a batch's time is up."""
+    def is_late(self, now_ms: int) -> bool:
+        """Whether to leave the stream: the shard is silent, or a batch's time is up."""
         if not (self.unacked or self.waiting):
-            return
+            return False
         silent = now_ms - self.progress_ms >= self._config.request_timeout_ms
-        if silent or now_ms >= (self.unacked or self.waiting)[0].deadline_ms:
-            effects.append(Reconnect())
+        return silent or now_ms >= (self.unacked or self.waiting)[0].deadline_ms
 
     # --- order is restored ----------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
 
-from .batch_future import BatchFuture
 from .producer_config import ProducerConfig
 from .queue_sequence import BatchReceipt
 from .read_turn import ReadTurn
-from .send_window import Complete, Effects, InFlightBatch, Reconnect, SendWindow, WarnResend
+from .send_future import BatchFuture
+from .send_window import Complete, Effects, InFlightBatch, SendWindow, WarnResend
 
 logger = logging.getLogger("raymq.producer")
 
@@ -206,8 +206,9 @@ class ShardSender:
         effects: Effects = []
         with self._lock:
             self._wait_unless_closed(self._window.begin_resume())
-            self._window.resume(self._clock.monotonic_ms(), effects)
-        return not self._carry_out(effects)
+            reconnect = self._window.resume(self._clock.monotonic_ms(), effects)
+        self._carry_out(effects)
+        return not reconnect
 
     def _broke(self, error: RayMQError) -> None:
         effects: Effects = []
@@ -303,31 +304,23 @@ class ShardSender:
 
     # --- effects, time and end ------------------------------------------------------------------
 
-    def _carry_out(self, effects: Effects) -> bool:
-        """Do what the window has decided, outside the lock: callbacks of futures may send again.
-
-        Returns: whether to connect again.
-        """
+    def _carry_out(self, effects: Effects) -> None:
+        """Do what the window has decided, outside the lock: callbacks of futures may send again."""
         try:
-            reconnect = self._do(effects)
+            self._do(effects)
         except BaseException:
             # Ctrl-C: the other batches get their outcomes all the same.
             self._do(effects)
             raise
         # A thread that waits must not keep the batches alive, nor what their callbacks refer to.
         effects.clear()
-        return reconnect
 
-    def _do(self, effects: Effects) -> bool:
-        reconnect = False
+    def _do(self, effects: Effects) -> None:
         for effect in effects:
             if isinstance(effect, Complete):
                 self._on_outcome(effect.batch.future, effect.outcome)
-            elif isinstance(effect, WarnResend):
+            else:
                 self._warn(effect)
-            elif isinstance(effect, Reconnect):
-                reconnect = True
-        return reconnect
 
     def _warn(self, effect: WarnResend) -> None:
         queue = effect.batch.queue
@@ -342,15 +335,13 @@ class ShardSender:
 
     def check(self) -> None:
         """Break a stream that has been silent for too long. Called about every second."""
-        effects: Effects = []
         with self._lock:
             stream, window = self._receiving, self._window
             if stream is None or not (window.unacked or window.waiting):
                 return
             now_ms = self._clock.monotonic_ms()
-            window.tick(now_ms, effects)
             caller_read_too_long = self._turn.is_too_long(now_ms, window.progress_ms)
-            if effects or caller_read_too_long:
+            if caller_read_too_long or window.is_late(now_ms):
                 stream.abort()
 
     def close(self) -> None:

@@ -15,19 +15,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.fetch_thread import FetchThread
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
+from raymq.store.requests import FetchRequest
 
 from .local_socket import METHODS, LocalServer, socket_path
 from .log import Assignment, AssignmentLog
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 logger = logging.getLogger("raymq")
 
@@ -411,8 +410,7 @@ class EndWatcher(FetchThread):
             start = self._from
         if self._closed or start is None:
             return False
-        found = stream.fetch(self._topic, {0: start}, max_bytes=1, max_records=1, wait_ms=WATCH_MS)
-        for part in found:
+        for part in stream.fetch(FetchRequest(self._topic, {0: start}, 1, 1, WATCH_MS)):
             if part.error is not None:
                 raise part.error
             with self._changed:

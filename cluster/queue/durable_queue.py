@@ -11,12 +11,13 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.util.queue import Empty, Full
 
 from raymq.cluster.arguments import check_number, check_text
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages import codecs
 from raymq.cluster.paths import NAMESPACE, actor_name, coordinator_name
 from raymq.store.clock import Clock
@@ -28,9 +29,6 @@ from .local_socket import WAIT_S as SOCKET_WAIT_S
 from .local_socket import NotLocal, local_client
 from .log import make_topics
 from .queue_client import RETRY_TIMEOUT_S, QueueClient, attach, end_quietly, not_in_this_ray
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 #: concurrent calls of the coordinator: each waiting get or put is one
 _CALLS_MAX = 10_000

@@ -6,18 +6,18 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import ray
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.messages import codecs
 from raymq.cluster.messages.message import encode_properties
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.produce.batch_future import BatchFuture
 from raymq.cluster.produce.message_batcher import MessageBatcher
+from raymq.cluster.produce.send_future import BatchFuture
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
@@ -25,9 +25,6 @@ from raymq.store.files import Files
 from raymq.store.records.binary_columns import binary_array
 
 from .items import ItemReader, Items
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 #: a call is repeated for so long while the coordinator or the shard cannot be reached
 RETRY_TIMEOUT_S = 60.0

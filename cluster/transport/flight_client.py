@@ -15,7 +15,7 @@ from raymq.actors.protocol.row_message import pack_row
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.files import Files
 from raymq.store.record import PUT_SCHEMA, Row
-from raymq.store.requests import FetchSlice
+from raymq.store.requests import FetchRequest, FetchSlice
 
 from . import tls
 
@@ -263,30 +263,16 @@ class FlightFetchStream(_Stream):
     schema = flight_messages.FETCH_SCHEMA
     _number = 0
 
-    def fetch(
-        self,
-        topic: str,
-        offsets: dict[int, int],
-        *,
-        max_bytes: int,
-        max_records: int,
-        wait_ms: int,
-    ) -> list[FetchSlice]:
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Read queues; waits up to `wait_ms` at the server while all are empty.
 
         Returns: a FetchSlice for each queue that has records or an error (OffsetOutOfRange...).
         Raises: the server's error if it refused the request; Unavailable when the stream broke.
         """
         self._number += 1
-        request = {
-            "id": self._number,
-            "topic": topic,
-            "offsets": {str(queue): offset for queue, offset in offsets.items()},
-            "max_bytes": max_bytes,
-            "max_records": max_records,
-            "wait_ms": wait_ms,
-        }
-        self._write(flight_messages.pack(request))
+        offsets = {str(queue): offset for queue, offset in request.offsets.items()}
+        message = {**request._asdict(), "id": self._number, "offsets": offsets}
+        self._write(flight_messages.pack(message))
         found: list[FetchSlice] = []
         while True:
             chunk = self._read()
@@ -299,17 +285,8 @@ class FlightFetchStream(_Stream):
             if "error" in meta:
                 found.append(FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"])))
                 continue
-            found.append(
-                FetchSlice(
-                    queue_id,
-                    meta["first_offset"],
-                    meta["next_offset"],
-                    meta["min_offset"],
-                    meta["max_offset"],
-                    chunk.data.column(0),
-                    None,
-                )
-            )
+            ends = [meta[name] for name in flight_messages.SLICE_ENDS]
+            found.append(FetchSlice(queue_id, *ends, chunk.data.column(0), None))
 
 
 class ReplicaStream(_Stream):

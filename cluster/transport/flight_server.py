@@ -183,12 +183,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             error = part.error or Bug("a slice has neither records nor an error")
             send(flight_messages.pack({**head, "error": to_wire(error)}))
             return
-        head |= {
-            "first_offset": part.first_offset,
-            "next_offset": part.next_offset,
-            "min_offset": part.min_offset,
-            "max_offset": part.max_offset,
-        }
+        head |= {name: getattr(part, name) for name in flight_messages.SLICE_ENDS}
         batch = pa.record_batch([part.records], schema=flight_messages.FETCH_SCHEMA)
         send(flight_messages.pack(head), batch)
 

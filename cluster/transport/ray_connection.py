@@ -24,7 +24,7 @@ from raymq.cluster.paths import NAMESPACE
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.record import Row, batch_bytes
-from raymq.store.requests import FetchSlice
+from raymq.store.requests import FetchRequest, FetchSlice
 
 from .flight_client import CALL_TIMEOUT_S
 
@@ -234,30 +234,16 @@ class RayPutStream(_Stream):
 class RayFetchStream(_Stream):
     """Reads, one request at a time."""
 
-    def fetch(
-        self,
-        topic: str,
-        offsets: dict[int, int],
-        *,
-        max_bytes: int,
-        max_records: int,
-        wait_ms: int,
-    ) -> list[FetchSlice]:
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Like `flight_client.FlightFetchStream.fetch`; a long wait is several calls."""
         clock = Clock()
-        deadline = clock.monotonic_ms() + wait_ms
+        deadline = clock.monotonic_ms() + request.wait_ms
         while True:
             self._check()
             left = max(0, deadline - clock.monotonic_ms())
+            short = request._replace(wait_ms=min(left, READ_WAIT_MS_MAX))
             try:
-                reference = self._actor.read.remote(
-                    self._cluster_id,
-                    topic,
-                    offsets,
-                    max_bytes,
-                    max_records,
-                    min(left, READ_WAIT_MS_MAX),
-                )
+                reference = self._actor.read.remote(self._cluster_id, *short)
             except Exception as error:
                 raise translate(error, self._name) from error
             found = self._result(reference)
@@ -266,8 +252,7 @@ class RayFetchStream(_Stream):
 
 
 def _fetched(part: tuple[Any, ...]) -> FetchSlice:
-    queue_id, first, after, low, high, data, error = part
+    *ends, data, error = part
     if error is not None:
-        return FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(error))
-    records = pa.ipc.read_record_batch(data, FETCH_SCHEMA).column(0)
-    return FetchSlice(queue_id, first, after, low, high, records, None)
+        return FetchSlice(*ends, None, from_wire(error))
+    return FetchSlice(*ends, pa.ipc.read_record_batch(data, FETCH_SCHEMA).column(0), None)

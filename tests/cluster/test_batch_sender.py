@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -106,7 +105,7 @@ def test_without_a_resolver_the_other_shards_say_where_a_shard_is() -> None:
     cluster = FakeCluster(2)
     cluster.create_topic("t", queues=2)
     routes = Routes(cluster.endpoints, TOKEN, cluster_id=CLUSTER_ID)
-    with BatchSender(routes) as sender:
+    with closing(BatchSender(routes)) as sender:
         sender.send("t", 1, batch(numbered(0, 1))).result(10)
         cluster.down(1)
         cluster.up(1)
@@ -305,11 +304,6 @@ def test_closing_fails_what_is_open_truthfully(
         late.result(10)
     with pytest.raises(Rejected, match="closed"):
         sender.send("t", 0, batch([b"z"]))
-
-
-def test_a_sender_does_not_pickle(make_sender: MakeSender) -> None:
-    with pytest.raises(Rejected, match="pickle the Cluster"):
-        pickle.dumps(make_sender())
 
 
 def test_a_refusal_after_a_break_does_not_call_a_batch_unstored_that_may_be_stored(

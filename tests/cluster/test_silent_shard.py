@@ -66,7 +66,7 @@ def test_a_send_whose_topic_cannot_be_looked_up_says_that_nothing_was_sent(
 ) -> None:
     monkeypatch.setattr(routes_module, "CALL_TIMEOUT_S", 0.1)
     routes = Routes({0: silent}, TOKEN, cluster_id=CLUSTER_ID, resolver=dict)
-    with BatchSender(routes, max_block_ms=0) as sender:
+    with closing(BatchSender(routes, max_block_ms=0)) as sender:
         for call in (lambda: sender.topic("t"), lambda: sender.send("t", 0, batch([b"x"]))):
             with pytest.raises(
                 Unavailable, match="'t' could not be looked up; nothing was sent"
