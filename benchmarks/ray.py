@@ -11,6 +11,7 @@ Five rounds, each figure right behind its limit; a ratio is the median of the ro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil

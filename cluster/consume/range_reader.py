@@ -31,14 +31,12 @@ FETCH_RECORDS = 10_000
 class RangeReader:
     """Reads ranges of one queue over a stream that stays open. One thread at a time."""
 
-    def __init__(
-        self, routes: Routes, topic: str, queue_id: int, shard: int, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, routes: Routes, topic: str, queue_id: int, shard: int) -> None:
         self._routes = routes
         self._topic = topic
         self._queue_id = queue_id
         self._shard = shard
-        self._clock = clock or Clock()
+        self._clock = Clock()
         self._stream: FetchStream | None = None
 
     def fetch(

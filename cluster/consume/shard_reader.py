@@ -80,12 +80,8 @@ class ShardReader(FetchThread):
         self._state = state
         self._clock = clock
         self._turn = 0
-        super().__init__(routes, shard, state.changed, name=f"raymq-reader-{shard}")
-
-    @property
-    def ended(self) -> bool:
-        """Whether the consumer is closed."""
-        return self._state.closed
+        name = f"raymq-reader-{shard}"
+        super().__init__(routes, shard, state.changed, lambda: state.closed, name=name)
 
     def _wanted(self) -> dict[int, int]:
         offsets = {

@@ -17,12 +17,7 @@ from raymq.store.records.properties import decode as decode_properties
 from raymq.store.records.properties import encode as encode_properties
 
 from .keys import as_binary, key_of, key_properties, keys_of
-from .message import (
-    INDEX_KEY_SEPARATOR,
-    INDEX_KEYS,
-    SYSTEM_PROPERTIES,
-    ReceivedMessage,
-)
+from .message import INDEX_KEY_SEPARATOR, INDEX_KEYS, SYSTEM_PROPERTIES, ReceivedMessage
 
 #: columns of `Consumer.poll_batch`. `properties` are encoded as in the log: `raymq.store.decode_properties` reads one
 MESSAGE_SCHEMA = pa.schema(

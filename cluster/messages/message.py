@@ -140,9 +140,7 @@ def check_properties_size(size: int, what: str) -> None:
 
 
 def encode_properties(
-    key: bytes | None,
-    index_keys: tuple[str, ...] = (),
-    properties: Mapping[str, str] | None = None,
+    key: bytes | None, index_keys: tuple[str, ...] = (), properties: Mapping[str, str] | None = None
 ) -> bytes:
     """Encode a key, index keys and user properties as a properties string.
 

@@ -121,18 +121,10 @@ class AsyncProducer(OpenClient):
 
     @takes_options_of(ProducerConfig)
     def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        clock: Clock | None = None,
-        **options: Unpack[ProducerOptions],
+        self, cluster: Cluster, *, clock: Clock | None = None, **options: Unpack[ProducerOptions]
     ) -> None:
         self._batcher = MessageBatcher(
-            cluster,
-            owner=type(self).__name__,
-            future_type=AsyncSendFuture,
-            clock=clock,
-            **options,
+            cluster, owner=type(self).__name__, future_type=AsyncSendFuture, clock=clock, **options
         )
         self.config = self._batcher.config
         self._encode = self._batcher.encoder.encode

@@ -261,8 +261,7 @@ class BatchSender:
         """Raises: Rejected in a forked child, where the connections and threads do not exist."""
         if not self.in_own_process:
             raise Rejected(
-                "this producer was made before a fork; make one in the child process",
-                field="fork",
+                "this producer was made before a fork; make one in the child process", field="fork"
             )
 
     def flush(self, timeout: float | None = None) -> None:

@@ -88,11 +88,7 @@ class Producer(OpenClient):
 
     @takes_options_of(ProducerConfig)
     def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        clock: Clock | None = None,
-        **options: Unpack[ProducerOptions],
+        self, cluster: Cluster, *, clock: Clock | None = None, **options: Unpack[ProducerOptions]
     ) -> None:
         self._batcher = MessageBatcher(cluster, clock=clock, **options)
         self.config = self._batcher.config

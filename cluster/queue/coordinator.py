@@ -388,21 +388,14 @@ class EndWatcher(FetchThread):
         self._notify = notify
         self._from: int | None = None
         self._closed = False
-        super().__init__(routes, shard, threading.Condition(), name="raymq-queue-watch")
-
-    @property
-    def ended(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
+        changed = threading.Condition()
+        super().__init__(routes, shard, changed, lambda: self._closed, name="raymq-queue-watch")
 
     def watch_from(self, end: int) -> None:
         """Report once when there is an item at `end` or after it."""
         with self._changed:
             self._from = end
             self._changed.notify_all()
-
-    def _note(self, error: RayMQError, stream: FetchStream | None) -> bool:
-        return True
 
     def _fetch(self, stream: FetchStream) -> bool:
         with self._changed:

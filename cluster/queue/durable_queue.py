@@ -24,11 +24,17 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 
 from .coordinator import CoordinatorActor
-from .items import Items
 from .local_socket import WAIT_S as SOCKET_WAIT_S
 from .local_socket import NotLocal, local_client
 from .log import make_topics
-from .queue_client import RETRY_TIMEOUT_S, QueueClient, attach, end_quietly, not_in_this_ray
+from .queue_client import (
+    RETRY_TIMEOUT_S,
+    Items,
+    QueueClient,
+    attach,
+    end_quietly,
+    not_in_this_ray,
+)
 
 #: concurrent calls of the coordinator: each waiting get or put is one
 _CALLS_MAX = 10_000

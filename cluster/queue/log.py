@@ -91,10 +91,7 @@ class AssignmentLog:
         self._routes = Routes.of(cluster)
         self._id = new_producer_id()
         self._sender = BatchSender(
-            self._routes,
-            producer_id=self._id,
-            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
-            clock=clock,
+            self._routes, producer_id=self._id, delivery_timeout_ms=DELIVERY_TIMEOUT_MS, clock=clock
         )
         #: first unassigned item
         self.next = 0

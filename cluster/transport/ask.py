@@ -23,11 +23,7 @@ def moved(error: RayMQError) -> bool:
 
 
 def ask(
-    shards: Iterable[int],
-    call: Callable[[int], Answer],
-    *,
-    timeout_s: float,
-    in_turn: bool = False,
+    shards: Iterable[int], call: Callable[[int], Answer], *, timeout_s: float, in_turn: bool = False
 ) -> Iterator[tuple[int, Answer | RayMQError]]:
     """Call `call(shard)` for all shards at once. Yields: (shard, answer or error), the fastest first.
 
@@ -70,11 +66,7 @@ def ask(
 
 
 def first(
-    shards: Iterable[int],
-    call: Callable[[int], Answer],
-    *,
-    timeout_s: float,
-    in_turn: bool = False,
+    shards: Iterable[int], call: Callable[[int], Answer], *, timeout_s: float, in_turn: bool = False
 ) -> tuple[int, Answer]:
     """The first shard that answers, and its answer. See `ask`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from raymq.store.errors import RayMQError
 
@@ -17,21 +18,23 @@ class FetchThread:
     """The base of the readers that have a thread. `changed` guards their fields and wakes the thread."""
 
     def __init__(
-        self, routes: Routes, shard: int, changed: threading.Condition, *, name: str
+        self,
+        routes: Routes,
+        shard: int,
+        changed: threading.Condition,
+        ended: Callable[[], bool],
+        *,
+        name: str,
     ) -> None:
-        """Start the thread. A subclass sets its own fields before."""
+        """Start the thread, which runs until `ended()`. A subclass sets its own fields before."""
         self._routes = routes
         self.shard = shard
         self._changed = changed
+        self._ended = ended
         #: the stream under way; None also after `restart`
         self._stream: FetchStream | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-
-    @property
-    def ended(self) -> bool:
-        """Whether the thread should end."""
-        raise NotImplementedError
 
     def _fetch(self, stream: FetchStream) -> bool:
         """One fetch, once there is something to fetch. False: end, or open a new stream. Raises: RayMQError."""
@@ -39,11 +42,11 @@ class FetchThread:
 
     def _note(self, error: RayMQError, stream: FetchStream | None) -> bool:
         """Record a failure. False: no pause is needed."""
-        raise NotImplementedError
+        return True
 
     def _run(self) -> None:
         failures = 0
-        while not self.ended:
+        while not self._ended():
             stream: FetchStream | None = None
             try:
                 stream = self._routes.fetch_stream(self.shard)
@@ -59,10 +62,10 @@ class FetchThread:
                     self._stream = None
                 if stream is not None:
                     stream.close()
-            if failures and not self.ended:
+            if failures and not self._ended():
                 delay_ms = min(BACKOFF_MS << min(failures - 1, 10), BACKOFF_MS_MAX)
                 with self._changed:
-                    self._changed.wait_for(lambda: self.ended, delay_ms / 1000)
+                    self._changed.wait_for(self._ended, delay_ms / 1000)
                 self._routes.refresh()
 
     def restart(self) -> None:

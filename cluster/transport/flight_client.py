@@ -204,8 +204,7 @@ class _Stream:
             raise translate(error, self._connection.endpoint) from error
         if chunk.data is None and bytes(chunk.app_metadata) == flight_messages.GOAWAY:
             raise Unavailable(
-                f"{self._connection.endpoint}: the server stops",
-                endpoint=self._connection.endpoint,
+                f"{self._connection.endpoint}: the server stops", endpoint=self._connection.endpoint
             )
         return chunk
 

@@ -49,7 +49,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         """Args: identity: serve with TLS and this certificate."""
         super().__init__(
             f"{'grpc' if identity is None else 'grpc+tls'}://{host}:{port}",
-            tls_certificates=None if identity is None else [tuple(identity)],
+            tls_certificates=None if identity is None else [identity],
             middleware={"auth": _Authorization(token)},
         )
         self._backend = backend
