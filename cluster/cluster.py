@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from raymq.store.state import CLEANUP_POLICY, COMPACTION
 from .arguments import takes_options_of
 from .consume.consumer_config import ConsumerConfig, ConsumerOptions
 from .produce.producer_config import ProducerConfig, ProducerOptions
-from .transport.ask import ask, first, moved
+from .transport.ask import ask, moved
 from .transport.tls import parse_url
 from .unclosed import warn_unclosed
 
@@ -181,13 +180,15 @@ class Cluster:
         for 2 s, such as a stopped process, is "UNREACHABLE". The cluster's `state` is "RUNNING" when every shard is
         RUNNING, "DOWN" when no shard answers, else "DEGRADED". Never raises for a shard that does not answer.
         """
-        found: dict[int, dict[str, Any]] = {}
-        elsewhere = self._status_of(range(self.shards), found)
+        found = self._ask_status(range(self.shards))
+        failed = {each: error for each, error in found.items() if isinstance(error, RayMQError)}
+        elsewhere = [shard for shard, error in failed.items() if moved(error)]
         if elsewhere:
             self.refresh()
-            self._status_of(elsewhere, found)
+            found |= self._ask_status(elsewhere)
         shards = [
-            {**found[shard], "endpoint": self.endpoints.get(shard)} for shard in range(self.shards)
+            {**_facts(shard, answer), "endpoint": self.endpoints.get(shard)}
+            for shard, answer in sorted(found.items())
         ]
         if self.placement is not None:
             self._add_nodes(shards, self.placement)
@@ -202,23 +203,14 @@ class Cluster:
             "ray_address": self.ray_address,
         }
 
-    def _status_of(self, shards: Iterable[int], found: dict[int, dict[str, Any]]) -> list[int]:
-        """Put the status of each shard into `found`. Returns: shards that may serve elsewhere now."""
-        elsewhere: list[int] = []
+    def _ask_status(self, shards: Iterable[int]) -> dict[int, dict[str, Any] | RayMQError]:
+        """The status of each shard, or its error."""
+        routes = self._routes()
 
         def status(shard: int) -> dict[str, Any]:
-            return self._call_alone(shard, "status", {}, STATUS_TIMEOUT_S)
+            return routes.call_once(shard, "status", {}, STATUS_TIMEOUT_S)
 
-        answers = ask(shards, status, timeout_s=STATUS_TIMEOUT_S, in_turn=self._by_ray)
-        for shard, answer in answers:
-            if isinstance(answer, RayMQError):
-                if moved(answer):
-                    elsewhere.append(shard)
-                silent = isinstance(answer, DeliveryUnknown)
-                state = "UNREACHABLE" if silent else "DOWN"
-                answer = {"shard": shard, "state": state, "error": str(answer)}
-            found[shard] = answer
-        return elsewhere
+        return dict(ask(shards, status, timeout_s=STATUS_TIMEOUT_S, in_turn=self._by_ray))
 
     @property
     def _by_ray(self) -> bool:
@@ -424,26 +416,12 @@ class Cluster:
     ) -> dict[str, Any]:
         """One try, at the known endpoints. Connections to single shards stay open until `close`."""
         if shard is None:
-
-            def call(each: int) -> dict[str, Any]:
-                return self._call_alone(each, op, args, timeout_s)
-
-            return first(range(self.shards), call, timeout_s=timeout_s, in_turn=self._by_ray)[1]
+            return self._routes().first(op, args, timeout_s)
         with self._lock:
             connection = self._connections.get(shard)
             if connection is None:
-                connection = self._connections[shard] = self.connection(shard)
+                connection = self._connections[shard] = self._routes().connect(shard)
         return connection.call(op, args, timeout=timeout_s)
-
-    def _call_alone(
-        self, shard: int, op: str, args: dict[str, Any], timeout_s: float
-    ) -> dict[str, Any]:
-        """One try over a connection of its own, for a thread whose caller may have stopped to wait.
-
-        After `close` of the handle such a thread must leave no connection open.
-        """
-        with contextlib.closing(self.connection(shard)) as connection:
-            return connection.call(op, args, timeout=timeout_s)
 
     def refresh(self) -> dict[int, str]:
         """Look the shards' endpoints up again, through the resolver or any shard that answers.
@@ -456,10 +434,6 @@ class Cluster:
             routes.refresh()
             self.endpoints.update(routes.endpoints)
         return dict(self.endpoints)
-
-    def connection(self, shard: int) -> Connection:
-        """A new connection to a shard at its known endpoint, which the caller closes. Raises: Unavailable."""
-        return self._routes().connect(shard)
 
     def _routes(self) -> Routes:
         # Imported on use: start and stop need no Arrow.
@@ -478,3 +452,11 @@ def _behind(facts: dict[str, Any]) -> bool:
     """Whether a shard has stored what its follower has not confirmed."""
     mirrored = facts.get("replication") == "mirror"
     return mirrored and bool(facts.get("appended", 0) > facts.get("confirmed", 0))
+
+
+def _facts(shard: int, answer: dict[str, Any] | RayMQError) -> dict[str, Any]:
+    """What `status` says of a shard that gave this answer."""
+    if not isinstance(answer, RayMQError):
+        return answer
+    state = "UNREACHABLE" if isinstance(answer, DeliveryUnknown) else "DOWN"
+    return {"shard": shard, "state": state, "error": str(answer)}

@@ -310,7 +310,7 @@ class AsyncProducer(OpenClient):
         """In the loop, not in a thread: a cancelled wait has shown no failure to its caller."""
         failed = [deferred for deferred in self._failed if not deferred.observed]
         self._failed.clear()
-        self._batcher.raise_failure()
+        self._batcher.sender.raise_failure()
         for deferred in failed[:1]:
             deferred.accepted.result()
 

@@ -157,7 +157,7 @@ class MessageBatcher:
     ) -> None:
         """Add bodies, together no larger than a batch, to the open batch of a queue.
 
-        Args: `body_bytes` of all of them; `properties`, encoded, of each. They have no futures: `raise_failure`
+        Args: `body_bytes` of all of them; `properties`, encoded, of each. They have no futures: `sender.raise_failure`
         raises their failures. Raises: as `Producer.send`.
         """
         self.sender.check_process()
@@ -262,25 +262,20 @@ class MessageBatcher:
         self, where: tuple[str, int], acks: Acks
     ) -> tuple[OpenBatch, ShardSender | None]:
         """The open batch of a queue, and the sender to pump if another batch was closed for it. Needs the lock."""
-        batch = self._open.get(where)
-        if batch is None:
-            return self._open_batch(where, acks), None
-        if batch.acks == acks:
-            return batch, None
-        # Messages with other acks go first, because order holds over both.
-        ready = self._close_batch(batch)
-        return self._open_batch(where, acks), ready
-
-    def _open_batch(self, where: tuple[str, int], acks: Acks) -> OpenBatch:
+        batch, ready = self._open.get(where), None
+        if batch is not None:
+            if batch.acks == acks:
+                return batch, None
+            # Messages with other acks go first, because order holds over both.
+            ready = self._close_batch(batch)
         now = self._clock.monotonic()
-        due = now + self._linger_s
-        batch = OpenBatch(where, acks, now, due, self)
+        batch = OpenBatch(where, acks, now, now + self._linger_s, self)
         self._open[where] = batch
         if self._linger_s:
             self._due.append(batch)
-            if self._linger_wakes > due:
+            if self._linger_wakes > batch.due:
                 self._wake_linger()
-        return batch
+        return batch, ready
 
     def _close_batch(self, batch: OpenBatch) -> ShardSender | None:
         """Encode a batch and queue it at its shard's sender, which the caller must pump.
@@ -412,10 +407,6 @@ class MessageBatcher:
         self.sender.check_process()
         self.flush_open()
         self.sender.flush(timeout)
-
-    def raise_failure(self) -> None:
-        """Raise the first failure that no caller has seen; the others of that time then count as seen."""
-        self.sender.raise_failure()
 
     def close(self, timeout: float | None = None) -> None:
         """As `Producer.close`, but failures are not raised."""

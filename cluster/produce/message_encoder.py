@@ -74,7 +74,7 @@ class MessageEncoder:
             properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}
         if not isinstance(body, bytes):
             body = self._raw.encode(body)
-        self._check_size(len(body))
+        self.check_size(len(body))
         if acks is not None:
             check_acks(acks)
         encoded = property_bytes(key, tag, index_keys, properties)
@@ -87,7 +87,8 @@ class MessageEncoder:
         acks = acks or self._acks
         return EncodedMessage(topic, queue_id, key, body, tag, encoded, size, acks, later)
 
-    def _check_size(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
+        """Raises: Rejected for a body that is too large."""
         if size > self._max_message_bytes:
             raise Rejected(
                 f"the body has {size} bytes, the limit is {self._max_message_bytes}: "
@@ -95,12 +96,6 @@ class MessageEncoder:
                 field="body",
                 limit=self._max_message_bytes,
             )
-
-    def total_bytes(self, bodies: list[bytes]) -> int:
-        """Bytes of all bodies. Raises: Rejected when one is too large."""
-        sizes = list(map(len, bodies))
-        self._check_size(max(sizes))
-        return sum(sizes)
 
 
 def timer_properties(deliver_at_ms: int, now_ms: int) -> bytes | None:

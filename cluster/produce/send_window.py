@@ -123,7 +123,7 @@ class SendWindow:
         self.last_acked = 0
         #: tries in a row that brought no success
         self.failures = 0
-        #: when the shard answered last, or was expected to begin
+        #: when the shard answered last, or was expected to begin; the caller sets it when it opens a stream
         self.progress_ms = 0
         self._last_error: RayMQError = Unavailable("not connected yet")
         self._quiet_until_ms = 0
@@ -149,10 +149,6 @@ class SendWindow:
             batch.sequence = queue.next_sequence
             queue.next_sequence += batch.data.num_rows
         self.waiting.append(batch)
-
-    def connecting(self, now_ms: int) -> None:
-        """A stream is being opened: the time of silence begins."""
-        self.progress_ms = now_ms
 
     def connected(self, shard_limit_bytes: int | None) -> None:
         """The shard has taken the stream: batches may be written."""
@@ -351,18 +347,15 @@ class SendWindow:
         self.draining = self._moved = False
         queues = {batch.queue for batch in batches} | self._touched
         self._touched = set()
-        self._mark_unknown_queues(batches, now_ms)
+        for batch in batches:
+            # A batch that may be stored and is given up leaves its queue's end unknown.
+            if now_ms >= batch.deadline_ms and batch.uncertain and batch.queue.unknown is None:
+                batch.queue.unknown = f"a batch was not acknowledged in time: {self._last_error}"
         self._fail_or_keep(batches, now_ms, effects)
         for batch in self.waiting:
             batch.sequence -= batch.queue.unstored_before(batch.sequence)
         for queue in queues:
             queue.close_up()
-
-    def _mark_unknown_queues(self, batches: list[InFlightBatch], now_ms: int) -> None:
-        """A batch that may be stored and is given up leaves its queue's end unknown."""
-        for batch in batches:
-            if now_ms >= batch.deadline_ms and batch.uncertain and batch.queue.unknown is None:
-                batch.queue.unknown = f"a batch was not acknowledged in time: {self._last_error}"
 
     def _fail_or_keep(self, batches: list[InFlightBatch], now_ms: int, effects: Effects) -> None:
         gaps: set[QueueSequence] = set()

@@ -167,7 +167,8 @@ class ShardSender:
             if self._window.closed:
                 return False
             self._receiving = stream
-            self._window.connecting(self._clock.monotonic_ms())
+            # The time of silence begins.
+            self._window.progress_ms = self._clock.monotonic_ms()
         # A batch that is written before may be unknown, although no server was there to store it.
         stream.opened()
         with self._lock:

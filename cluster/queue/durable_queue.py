@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import secrets
 import threading
@@ -348,7 +349,7 @@ class Queue:
             else:
                 future = await asyncio.to_thread(batcher.send, message)
             if request is None and self._linger_ms:
-                batcher.raise_failure()
+                batcher.sender.raise_failure()
                 return
             end = (await future).offset + 1
         finally:
@@ -393,7 +394,7 @@ class Queue:
                 parts = client.send_parts(bodies)
                 end = [part.result() for part in parts][-1].last_offset + 1
             if lingers:
-                batcher.raise_failure()
+                batcher.sender.raise_failure()
         finally:
             self._release(request, end, near=True)
 
@@ -405,7 +406,7 @@ class Queue:
         if self._client_made is not None:
             batcher = self._client().batcher
             batcher.flush(timeout)
-            batcher.raise_failure()
+            batcher.sender.raise_failure()
 
     # --- room -----------------------------------------------------------------------------------
 
@@ -614,14 +615,10 @@ def _waits(block: bool, timeout: float | None, first_s: float = SOCKET_WAIT_S) -
         return iter((0.0,))
     if timeout is not None and timeout < 0:
         raise ValueError("'timeout' must be a non-negative number")
-    return _slices(timeout, first_s)
+    return _slices(math.inf if timeout is None else timeout, first_s)
 
 
-def _slices(timeout: float | None, first_s: float) -> Iterator[float]:
-    if timeout is None:
-        yield first_s
-        while True:
-            yield WAIT_S
+def _slices(timeout: float, first_s: float) -> Iterator[float]:
     until = Clock().monotonic() + timeout
     yield min(timeout, first_s)
     while (left := until - Clock().monotonic()) > 0:

@@ -169,8 +169,8 @@ class QueueClient:
 
     def send_lingering(self, bodies: list[bytes]) -> None:
         """Send items without receipts, in shared batches. Raises: Rejected; nothing was sent."""
-        size = self.batcher.encoder.total_bytes(bodies)
-        for part, part_bytes in _parts(bodies, size, LINGER_BYTES // 2):
+        self.batcher.encoder.check_size(max(map(len, bodies)))
+        for part, part_bytes in _parts(bodies, sum(map(len, bodies)), LINGER_BYTES // 2):
             self.batcher.add_bodies(self._name, part, part_bytes, self._properties, queue_id=0)
 
     def read(self, first: int, count: int) -> list[Items]:
@@ -185,7 +185,7 @@ class QueueClient:
         with self._reading:
             self._reader.close()
         self.batcher.close(timeout)
-        self.batcher.raise_failure()
+        self.batcher.sender.raise_failure()
 
 
 def _parts(bodies: list[bytes], size: int, about_bytes: int) -> Iterator[tuple[list[bytes], int]]:

@@ -152,8 +152,10 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             for chunk in chunks(reader):
                 request = flight_messages.unpack(chunk.app_metadata)
                 number = request.get("id", 0)
+                given = {name: request[name] for name in FetchRequest._fields}
                 try:
-                    slices = self._read(context, _fetch_request(request))
+                    wanted = fetch_request(**given, wait_limit_ms=FETCH_WAIT_MS_MAX)
+                    slices = self._read(context, wanted)
                 except RayMQError as error:
                     send(flight_messages.pack({"id": number, "error": to_wire(error)}))
                     continue
@@ -202,17 +204,6 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             self._backend.replicate(frames(), answer)
 
 
-def _fetch_request(request: dict[str, Any]) -> FetchRequest:
-    return fetch_request(
-        request["topic"],
-        request["offsets"],
-        max_bytes=request["max_bytes"],
-        max_records=request["max_records"],
-        wait_ms=request["wait_ms"],
-        wait_limit_ms=FETCH_WAIT_MS_MAX,
-    )
-
-
 def _flight_error(error: RayMQError) -> flight.FlightServerError:
     return flight.FlightServerError(str(error), extra_info=flight_messages.pack(to_wire(error)))
 
@@ -243,11 +234,9 @@ class _LockedSend:
 
     def goaway(self) -> None:
         """Send GOAWAY: the server stops."""
-        try:
+        # The client may have left already.
+        with contextlib.suppress(Unavailable):
             self(flight_messages.GOAWAY)
-        except Unavailable:
-            # The client has left already.
-            return
 
     def __enter__(self) -> _LockedSend:
         return self

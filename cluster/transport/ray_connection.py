@@ -7,6 +7,7 @@ imports Ray; it is loaded where transport="ray" is used.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -138,11 +139,9 @@ class _Stream:
     def abort(self) -> None:
         """Break the stream: threads that read or write it get Unavailable. Calls under way may still be done."""
         self._left = True
-        try:
+        # It may be broken already.
+        with contextlib.suppress(InvalidStateError):
             self._aborted.set_result(None)
-        except InvalidStateError:
-            # It is broken already.
-            return
 
     def close(self) -> None:
         """End the stream at once, answered or not; it must not be used afterwards."""

@@ -120,7 +120,7 @@ class Routes:
             if self._resolver is not None:
                 found = self._resolver()
             else:
-                answer = self._first("routes", LOOKUP_TIMEOUT_S)
+                answer = self.first("routes", {}, LOOKUP_TIMEOUT_S)
                 found = {int(key): str(place) for key, place in answer.items()}
         except RayMQError:
             return
@@ -133,10 +133,10 @@ class Routes:
         Raises: the shard's error; Unavailable when the shard does not answer.
         """
         try:
-            return self._call(shard, op, args, CALL_TIMEOUT_S)
+            return self.call_once(shard, op, args, CALL_TIMEOUT_S)
         except Unavailable:
             self.refresh()
-            return self._call(shard, op, args, CALL_TIMEOUT_S)
+            return self.call_once(shard, op, args, CALL_TIMEOUT_S)
 
     def known(self, name: str) -> TopicRoute | None:
         """A topic's queues, if they were looked up before."""
@@ -148,10 +148,10 @@ class Routes:
         if route is not None:
             return route
         try:
-            found = self._first("topics", CALL_TIMEOUT_S)
+            found = self.first("topics", {}, CALL_TIMEOUT_S)
         except Unavailable:
             self.refresh()
-            found = self._first("topics", CALL_TIMEOUT_S)
+            found = self.first("topics", {}, CALL_TIMEOUT_S)
         with self._lock:
             # Known topics stay: a shard that missed a topic's creation does not know it yet.
             self._topics = self._topics | {
@@ -175,7 +175,7 @@ class Routes:
             )
         return route
 
-    def _first(self, op: str, timeout_s: float) -> dict[str, Any]:
+    def first(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """What the first shard that answers says. Raises: Unavailable when no shard is known; as `ask.first`."""
         with self._lock:
             shards = sorted(self.endpoints)
@@ -183,10 +183,13 @@ class Routes:
             raise Unavailable("no shard is known")
 
         def call(shard: int) -> dict[str, Any]:
-            return self._call(shard, op, {}, timeout_s)
+            return self.call_once(shard, op, args, timeout_s)
 
         return first(shards, call, timeout_s=timeout_s, in_turn=self._transport == "ray")[1]
 
-    def _call(self, shard: int, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def call_once(
+        self, shard: int, op: str, args: dict[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        """One try, over a connection of its own: a thread that no caller waits for any more leaves none open."""
         with closing(self.connect(shard)) as connection:
             return connection.call(op, args, timeout=timeout_s)

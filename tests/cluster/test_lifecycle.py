@@ -19,6 +19,7 @@ from raymq.cluster.cluster_record import Wanted, new_record
 from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
 from raymq.store.files import Files
@@ -577,8 +578,8 @@ class Shards(Cluster):
     answers: dict[tuple[int, str], Any]
     asked: list[tuple[int, str]]
 
-    def connection(self, shard: int) -> Any:
-        return ShardOfTable(self, shard)
+    def _routes(self) -> Routes:
+        return RoutesOfTable.of(self)
 
     def answer(self, shard: int, op: str) -> dict[str, Any]:
         self.asked.append((shard, op))
@@ -588,6 +589,19 @@ class Shards(Cluster):
         if isinstance(answer, Exception):
             raise answer
         return dict(answer)
+
+
+class RoutesOfTable(Routes):
+    """The routes to these shards."""
+
+    @classmethod
+    def of(cls, cluster: Any) -> Routes:
+        routes = super().of(cluster)
+        routes.cluster = cluster
+        return routes
+
+    def connect(self, shard: int) -> Any:
+        return ShardOfTable(self.cluster, shard)
 
 
 class ShardOfTable:

@@ -443,7 +443,7 @@ class World:
 
     def connect(self) -> None:
         if self.stream is None:
-            self.window.connecting(self.now_ms)
+            self.window.progress_ms = self.now_ms
             self.window.connected(None)
             self.stream = Stream()
 

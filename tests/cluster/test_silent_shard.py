@@ -93,5 +93,5 @@ def test_a_thread_that_still_asks_leaves_no_connection_open_after_the_handle_was
     handle: Cluster,
 ) -> None:
     handle.close()
-    assert handle._call_alone(1, "describe", {}, 30.0)["shard"] == 1
+    assert Routes.of(handle).call_once(1, "describe", {}, 30.0)["shard"] == 1
     assert handle._connections == {}
