@@ -207,7 +207,7 @@ class Consumer(OpenClient):
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Register a listener that any thread calls after a fetch, a failure or the end; it must not block."""
-        self._state.changed.listener = call
+        self._state.listener = call
 
     def _next(self, max_records: int, timeout: float, *, ready_only: bool = False) -> Piece | None:
         """Take the next records of one queue and move its position after them."""
@@ -235,7 +235,7 @@ class Consumer(OpenClient):
             else:
                 state.ahead[piece.shard] -= 1
                 if not state.ahead[piece.shard]:
-                    state.changed.notify_all()
+                    state.notify()
             self._positions[piece.queue_id] = piece.next_offset
             return piece
 
@@ -298,7 +298,7 @@ class Consumer(OpenClient):
             state.fetch_from[queue_id] = offset
             self._positions[queue_id] = offset
             self._readers[shard].restart()
-            state.changed.notify_all()
+            state.notify()
 
     def commit(self, offsets: Mapping[int, int] | None = None) -> None:
         """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
@@ -405,7 +405,7 @@ class Consumer(OpenClient):
             self._state.closed = True
             for reader in self._readers.values():
                 reader.restart()
-            self._state.changed.notify_all()
+            self._state.notify()
 
     def __del__(self) -> None:
         if "_readers" not in self.__dict__ or self._state.closed or os.getpid() != self._process:

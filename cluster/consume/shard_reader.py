@@ -34,19 +34,6 @@ class Piece(NamedTuple):
     records: pa.Array
 
 
-class ObservedCondition(threading.Condition):
-    """A condition that also calls a listener, such as one of an event loop."""
-
-    #: called by the notifying thread; must not block
-    listener: Callable[[], None] | None = None
-
-    def notify_all(self) -> None:
-        """Wake all waiting threads and call the listener."""
-        super().notify_all()
-        if self.listener is not None:
-            self.listener()
-
-
 @dataclass
 class ReadState:
     """What a consumer and its readers share. `changed` guards all of it."""
@@ -54,7 +41,9 @@ class ReadState:
     topic: str
     fetch_bytes: int
     fetch_records: int
-    changed: ObservedCondition = field(default_factory=ObservedCondition)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    #: `notify` also calls it, on any thread; must not block
+    listener: Callable[[], None] | None = None
     #: fetched pieces, in offset order per queue
     pieces: deque[Piece] = field(default_factory=deque)
     #: shard -> number of its pieces in `pieces`
@@ -68,6 +57,12 @@ class ReadState:
     #: why the topic cannot be read at all
     fatal: RayMQError | None = None
     closed: bool = False
+
+    def notify(self) -> None:
+        """Wake all waiting threads and call the listener. Needs the lock."""
+        self.changed.notify_all()
+        if self.listener is not None:
+            self.listener()
 
 
 class ShardReader(FetchThread):
@@ -118,7 +113,7 @@ class ShardReader(FetchThread):
             for part in found:
                 self._take(part, wanted)
             if found:
-                state.changed.notify_all()
+                state.notify()
         return True
 
     def _take(self, part: FetchSlice, wanted: dict[int, int]) -> None:
@@ -145,10 +140,10 @@ class ShardReader(FetchThread):
                 return False
             if error.retriable or moved(error):
                 state.down.setdefault(self.shard, (self._clock.monotonic_ms(), error))
-                state.changed.notify_all()
+                state.notify()
                 return True
             # Such a failure does not pass by itself: a wrong token, for example.
             state.fatal = error
-            state.changed.notify_all()
+            state.notify()
             state.changed.wait_for(lambda: state.closed)
             return False

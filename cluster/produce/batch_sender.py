@@ -90,9 +90,8 @@ class BatchSender:
         Raises: Rejected when the topic does not exist or the sender is closed; Unavailable.
         """
         route = self._routes.known(name)
-        return self._look_up(name) if route is None else route
-
-    def _look_up(self, name: str) -> TopicRoute:
+        if route is not None:
+            return route
         until_ms = self._clock.monotonic_ms() + self.config.max_block_ms
         while True:
             try:

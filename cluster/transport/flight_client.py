@@ -87,14 +87,10 @@ class ShardConnection:
         self._closed = False
         self._identity = {"cluster_id": cluster_id, "shard": shard}
         self._headers = [(flight_messages.AUTHORIZATION.encode(), flight_messages.bearer(token))]
+        location, roots = f"grpc://{endpoint}", None
         if endpoint.startswith(tls.TLS_PREFIX):
-            self._client = flight.FlightClient(
-                f"grpc+{endpoint}",
-                tls_root_certs=ca or tls.trusted(os.environ, Files()),
-                generic_options=_OPTIONS,
-            )
-        else:
-            self._client = flight.FlightClient(f"grpc://{endpoint}", generic_options=_OPTIONS)
+            location, roots = f"grpc+{endpoint}", ca or tls.trusted(os.environ, Files())
+        self._client = flight.FlightClient(location, tls_root_certs=roots, generic_options=_OPTIONS)
 
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
@@ -284,8 +280,9 @@ class FlightFetchStream(_Stream):
             if "error" in meta:
                 found.append(FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"])))
                 continue
-            ends = [meta[name] for name in flight_messages.SLICE_ENDS]
-            found.append(FetchSlice(queue_id, *ends, chunk.data.column(0), None))
+            ends = {name: meta[name] for name in flight_messages.SLICE_ENDS}
+            records = chunk.data.column(0)
+            found.append(FetchSlice(queue_id, **ends, records=records, error=None))
 
 
 class ReplicaStream(_Stream):

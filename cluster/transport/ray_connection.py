@@ -251,7 +251,8 @@ class RayFetchStream(_Stream):
 
 
 def _fetched(part: tuple[Any, ...]) -> FetchSlice:
-    *ends, data, error = part
-    if error is not None:
-        return FetchSlice(*ends, None, from_wire(error))
-    return FetchSlice(*ends, pa.ipc.read_record_batch(data, FETCH_SCHEMA).column(0), None)
+    fetched = FetchSlice(*part)
+    if part[-1] is not None:
+        return fetched._replace(error=from_wire(part[-1]))
+    records = pa.ipc.read_record_batch(fetched.records, FETCH_SCHEMA).column(0)
+    return fetched._replace(records=records)
