@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
+import raymq
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected
 from raymq.store.state import CLEANUP_POLICY, COMPACTION
@@ -20,10 +22,6 @@ from .unclosed import warn_unclosed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .consume.async_consumer import AsyncConsumer
-    from .consume.consumer import Consumer
-    from .produce.async_producer import AsyncProducer
-    from .produce.producer import Producer
     from .start import StopReport
     from .transport.connection import Connection, Transport
     from .transport.routes import Routes
@@ -44,6 +42,7 @@ _ABSENT = {"DOWN", "UNREACHABLE"}
 Resolver = Callable[[], dict[int, str]]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Cluster:
     """A running cluster. `raymq.start` and `raymq.connect` return it; programs do not call the constructor.
 
@@ -66,43 +65,31 @@ class Cluster:
         DeliveryUnknown: a shard did not answer within 30 s; the same call completes what it began.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        cluster_id: str,
-        shards: int,
-        token: str,
-        endpoints: dict[int, str],
-        resolver: Resolver | None = None,
-        data_dir: str | None = None,
-        ray_address: str | None = None,
-        stop_on_exit: bool = False,
-        ca: bytes | None = None,
-        placement: tuple[tuple[str, ...], ...] | None = None,
-        transport: Transport = "flight",
-    ) -> None:
-        #: the name given at the first start
-        self.name = name
-        #: 32 hexadecimal digits, fixed at the first start
-        self.cluster_id = cluster_id
-        #: number of shards
-        self.shards = shards
-        #: shard -> last known host:port (with TLS tls://host:port) of its leader
-        self.endpoints = dict(endpoints)
-        #: looks changed endpoints up; None: the shards themselves are asked
-        self.resolver = resolver
-        #: the data directory; None on other machines
-        self.data_dir = data_dir
-        #: what `ray.init(address=...)` takes, if known
-        self.ray_address = ray_address
-        self.token = token
-        #: PEM certificates that must have signed the shards' certificates; None: see `flight_client.ShardConnection`
-        self.ca = ca
-        #: shard -> node label of each replica, the leader's first; None: all on one machine
-        self.placement = placement
-        #: how shards are reached: "flight", or "ray" for programs that can reach only Ray's port
-        self.transport: Transport = transport
+    #: the name given at the first start
+    name: str
+    #: 32 hexadecimal digits, fixed at the first start
+    cluster_id: str
+    #: number of shards
+    shards: int
+    token: str
+    #: shard -> last known host:port (with TLS tls://host:port) of its leader
+    endpoints: dict[int, str]
+    #: looks changed endpoints up; None: the shards themselves are asked
+    resolver: Resolver | None = None
+    #: the data directory; None on other machines
+    data_dir: str | None = None
+    #: what `ray.init(address=...)` takes, if known
+    ray_address: str | None = None
+    stop_on_exit: InitVar[bool] = False
+    #: PEM certificates that must have signed the shards' certificates; None: see `flight_client.ShardConnection`
+    ca: bytes | None = None
+    #: shard -> node label of each replica, the leader's first; None: all on one machine
+    placement: tuple[tuple[str, ...], ...] | None = None
+    #: how shards are reached: "flight", or "ray" for programs that can reach only Ray's port
+    transport: Transport = "flight"
+
+    def __post_init__(self, stop_on_exit: bool) -> None:
+        self.endpoints = dict(self.endpoints)
         self._stop_on_exit = stop_on_exit
         self._lock = threading.Lock()
         self._connections: dict[int, Connection] = {}
@@ -322,32 +309,24 @@ class Cluster:
         }
 
     @takes_options_of(ProducerConfig)
-    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
+    def producer(self, **options: Unpack[ProducerOptions]) -> raymq.Producer:
         """A Producer of this cluster; `raymq.Producer` describes the options."""
-        from .produce.producer import Producer
-
-        return Producer(self, **options)
+        return raymq.Producer(self, **options)
 
     @takes_options_of(ConsumerConfig)
-    def consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> Consumer:
+    def consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> raymq.Consumer:
         """A `raymq.Consumer` of one topic, which explains the options."""
-        from .consume.consumer import Consumer
-
-        return Consumer(self, topic, **options)
+        return raymq.Consumer(self, topic, **options)
 
     @takes_options_of(ProducerConfig)
-    def async_producer(self, **options: Unpack[ProducerOptions]) -> AsyncProducer:
+    def async_producer(self, **options: Unpack[ProducerOptions]) -> raymq.AsyncProducer:
         """An AsyncProducer of this cluster; `raymq.AsyncProducer` describes the options."""
-        from .produce.async_producer import AsyncProducer
-
-        return AsyncProducer(self, **options)
+        return raymq.AsyncProducer(self, **options)
 
     @takes_options_of(ConsumerConfig)
-    def async_consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> AsyncConsumer:
+    def async_consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> raymq.AsyncConsumer:
         """A `raymq.AsyncConsumer` of one topic, with the options of `raymq.Consumer`."""
-        from .consume.async_consumer import AsyncConsumer
-
-        return AsyncConsumer(self, topic, **options)
+        return raymq.AsyncConsumer(self, topic, **options)
 
     def stop(self, *, timeout_s: float = 60.0) -> StopReport:
         """Stop the cluster and close this handle; data stays. `timeout_s` bounds the orderly end of all actors.

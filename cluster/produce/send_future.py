@@ -16,8 +16,7 @@ from raymq.store.errors import RayMQError
 from .queue_sequence import BatchReceipt, UnknownBatch
 
 if TYPE_CHECKING:
-    from .message_batcher import MessageBatcher
-    from .open_batch import OpenBatch
+    from .message_batcher import MessageBatcher, OpenBatch
     from .shard_sender import ShardSender
 
 

@@ -39,14 +39,10 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     """Serves one backend. Made by `serve`."""
 
     def __init__(
-        self,
-        backend: ShardBackend,
-        host: str,
-        port: int,
-        token: str,
-        identity: tls_files.ServerIdentity | None = None,
+        self, backend: ShardBackend, host: str, port: int, token: str, tls: bool = False
     ) -> None:
-        """Args: identity: serve with TLS and this certificate."""
+        """See `serve`."""
+        identity = tls_files.server_identity(os.environ, Files()) if tls else None
         super().__init__(
             f"{'grpc' if identity is None else 'grpc+tls'}://{host}:{port}",
             tls_certificates=None if identity is None else [identity],
@@ -273,5 +269,4 @@ def serve(backend: ShardBackend, *, host: str, port: int, token: str, tls: bool 
     With `tls` the certificate comes from Ray's certificate variables (tls.py). Raises: Rejected when they are missing
     or wrong.
     """
-    identity = tls_files.server_identity(os.environ, Files()) if tls else None
-    return Server(backend, host, port, token, identity)
+    return Server(backend, host, port, token, tls)

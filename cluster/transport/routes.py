@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.cluster.arguments import check_number
@@ -49,26 +50,20 @@ class TopicRoute(NamedTuple):
         return [queue_id for queue_id in range(self.queues) if self.shard_of(queue_id) == shard]
 
 
+@dataclass(eq=False, repr=False)
 class Routes:
     """shard -> endpoint, and the topics. Threads: any."""
 
-    def __init__(
-        self,
-        endpoints: Mapping[int, str],
-        token: str,
-        *,
-        cluster_id: str | None = None,
-        resolver: Resolver | None = None,
-        ca: bytes | None = None,
-        transport: Transport = "flight",
-    ) -> None:
-        #: shard -> last known host:port, or the name of its actor
-        self.endpoints = dict(endpoints)
-        self._token = token
-        self._ca = ca
-        self._transport: Transport = transport
-        self._cluster_id = cluster_id
-        self._resolver = resolver
+    #: shard -> last known host:port, or the name of its actor
+    endpoints: dict[int, str]
+    token: str
+    cluster_id: str | None = None
+    resolver: Resolver | None = None
+    ca: bytes | None = None
+    transport: Transport = "flight"
+
+    def __post_init__(self) -> None:
+        self.endpoints = dict(self.endpoints)
         self._topics: dict[str, TopicRoute] = {}
         self._lock = threading.Lock()
 
@@ -97,12 +92,12 @@ class Routes:
         if endpoint is None:
             raise Unavailable(f"shard {shard} does not serve yet; see `raymq status`", shard=shard)
         return open_connection(
-            self._transport,
+            self.transport,
             endpoint,
-            token=self._token,
-            cluster_id=self._cluster_id,
+            token=self.token,
+            cluster_id=self.cluster_id,
             shard=shard,
-            ca=self._ca,
+            ca=self.ca,
         )
 
     def fetch_stream(self, shard: int) -> FetchStream:
@@ -117,8 +112,8 @@ class Routes:
         Never raises: shards that do not answer keep their last known endpoints.
         """
         try:
-            if self._resolver is not None:
-                found = self._resolver()
+            if self.resolver is not None:
+                found = self.resolver()
             else:
                 answer = self.first("routes", {}, LOOKUP_TIMEOUT_S)
                 found = {int(key): str(place) for key, place in answer.items()}
@@ -185,7 +180,7 @@ class Routes:
         def call(shard: int) -> dict[str, Any]:
             return self.call_once(shard, op, args, timeout_s)
 
-        return first(shards, call, timeout_s=timeout_s, in_turn=self._transport == "ray")[1]
+        return first(shards, call, timeout_s=timeout_s, in_turn=self.transport == "ray")[1]
 
     def call_once(
         self, shard: int, op: str, args: dict[str, Any], timeout_s: float

@@ -581,6 +581,9 @@ class Shards(Cluster):
     def _routes(self) -> Routes:
         return RoutesOfTable.of(self)
 
+    def __del__(self) -> None:
+        """Its connections hold nothing open."""
+
     def answer(self, shard: int, op: str) -> dict[str, Any]:
         self.asked.append((shard, op))
         answer = self.answers.get((shard, op), Unavailable(f"shard {shard} is down"))
