@@ -239,7 +239,7 @@ def test_a_gap_that_the_server_sees_is_raised_once(
 def test_a_wrong_token_fails_at_once(make_sender: MakeSender, cluster: FakeCluster) -> None:
     routes = cluster.routes()
     routes.topic("t")
-    routes._token = "wrong"
+    routes.token = "wrong"
     with pytest.raises(Rejected) as refused:
         make_sender(routes=routes).send("t", 0, batch([b"x"])).result(10)
     assert refused.value.field == "token"
@@ -315,7 +315,7 @@ def test_a_refusal_after_a_break_does_not_call_a_batch_unstored_that_may_be_stor
     backend.hold()
     sent = sender.send("t", 0, batch(numbered(1, 1)))
     backend.wait_for(lambda: len(backend.puts) == 2)
-    routes._token = "wrong"
+    routes.token = "wrong"
     proxy.cut(refuse=True)
     pause = threading.Event()
     until(lambda: sender._senders[0]._stream is None, lambda: pause.wait(0.01))
@@ -328,7 +328,7 @@ def test_a_refusal_after_a_break_does_not_call_a_batch_unstored_that_may_be_stor
         waiting.result(10)
     assert refused.value.field == "token"
     # Then it goes on as a new producer: rows of the old one cannot be repeated by it.
-    routes._token = TOKEN
+    routes.token = TOKEN
     assert sender.send("t", 0, batch(numbered(3, 1))).result(10).first_offset == 2
     assert backend.bodies("t") == [b"0", b"1", b"3"]
 
@@ -339,11 +339,11 @@ def test_batches_of_a_refused_stream_leave_no_gap(
     routes = cluster.routes()
     sender = make_sender(routes=routes, producer_id=7)
     sender.topic("t")
-    routes._token = "wrong"
+    routes.token = "wrong"
     for number in range(2):
         with pytest.raises(Rejected):
             sender.send("t", 0, batch(numbered(number, 1))).result(10)
-    routes._token = TOKEN
+    routes.token = TOKEN
     assert sender.send("t", 0, batch(numbered(2, 1))).result(10).first_offset == 0
     assert [put.first_sequence for put in backend.puts] == [0]
 
