@@ -99,15 +99,13 @@ class Cluster:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        del state["_lock"], state["_connections"]
-        # A copy in another process did not start the cluster.
-        state["_stop_on_exit"] = False
+        del state["_lock"], state["_connections"], state["_stop_on_exit"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.Lock()
-        self._connections = {}
+        # A copy in another process did not start the cluster.
+        self.__post_init__(stop_on_exit=False)
 
     @classmethod
     def bootstrap(cls, url: str, *, token: str | None, ca: bytes | None = None) -> Cluster:

@@ -57,7 +57,9 @@ def key_properties(keys: pa.Array) -> pa.Array:
     """The encoded key property of each row of a binary column; null where the key is null."""
     text = _text_rows(keys)
     valid = keys.is_valid().to_numpy(zero_copy_only=False)
-    as_text = _joined("__SHARDINGKEY\x01", pc.if_else(pa.array(text), keys, _null()))
+    as_text = _joined(
+        "__SHARDINGKEY\x01", pc.if_else(pa.array(text), keys, pa.scalar(None, pa.binary()))
+    )
     binary = valid & ~text
     if not binary.any():
         return as_text
@@ -85,10 +87,6 @@ def keys_of(properties: pa.Array) -> pa.Array:
 def _value(properties: pa.Array, name: str) -> pa.Array:
     found = pc.extract_regex(properties, rf"(?:^|\x02){name}\x01(?P<v>[^\x02]+)")
     return pc.struct_field(found, 0)
-
-
-def _null() -> Any:
-    return pa.scalar(None, pa.binary())
 
 
 def _joined(name: str, values: pa.Array) -> pa.Array:
